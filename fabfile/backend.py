@@ -1,0 +1,106 @@
+"""What makes and remembers a stack: Pulumi's command, or the embedded engine where there is none.
+
+Everything goes through a command line; the operator's verbs import neither Pulumi nor the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+ROOT = Path(__file__).absolute().parent.parent
+USAGE = 2
+
+
+def default_stack() -> str:
+    """The stack that a verb works on when none is named."""
+    return os.environ.get("TRAINYARD_STACK", "local")
+
+
+def has_pulumi() -> bool:
+    return shutil.which("pulumi") is not None
+
+
+def environment() -> dict[str, str]:
+    """The environment that pulumi and our own modules run in: this Python, this checkout, no questions."""
+    env = dict(os.environ)
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env["PYTHONPATH"] = str(ROOT)
+    env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
+    if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
+        # The stacks keep no secrets; whoever adds some sets a passphrase.
+        env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")
+    return env
+
+
+def module(name: str, *args: str) -> list[str]:
+    """The command line of one of the program's modules."""
+    return [sys.executable, "-m", f"infra.{name}", *args]
+
+
+def ask(argv: Sequence[str]) -> str:
+    """Run a command that answers with its output; Exit with its code and what it said when it fails."""
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Exit(done.stderr.strip() or done.stdout.strip(), code=USAGE if done.returncode == USAGE else 1)
+    return done.stdout
+
+
+def follow(argv: Sequence[str]) -> int:
+    """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for."""
+    # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
+    # and hands it on: twice would make Pulumi give up at once, with work under way.
+    foreground = sys.stdin is not None and sys.stdin.isatty()
+    process = subprocess.Popen(argv, cwd=ROOT, env=environment(), start_new_session=not foreground)
+
+    def interrupt(signum: int, _frame: object) -> None:
+        if signum == signal.SIGTERM or not foreground:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+    before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return process.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def stack_output(stack: str) -> str:
+    """The stack's inventory, as JSON text; Exit 2 where it is not up."""
+    if not has_pulumi():
+        return ask(module("engine", "output", stack))
+    if not exists(stack):
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
+    outputs = json.loads(ask(["pulumi", "stack", "output", "--json", "--stack", stack]))
+    if "inventory" not in outputs:
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
+    found = outputs["inventory"]
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def exists(stack: str) -> bool:
+    """Whether Pulumi's backend knows the stack."""
+    names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
+    return stack in [name.rsplit("/", 1)[-1] for name in names]
+
+
+def resources(stack: str) -> list[str]:
+    """Names of the resources in the stack's state."""
+    if not has_pulumi():
+        return [entry["name"] for entry in json.loads(ask(module("engine", "export", stack)))["resources"]]
+    if not exists(stack):
+        return []
+    deployment = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"]
+    return [entry["urn"].rsplit("::", 1)[-1] for entry in deployment.get("resources") or []]

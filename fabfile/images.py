@@ -1,0 +1,30 @@
+"""`fab images` and `fab prune`: the golden images that stay on this machine between stacks."""
+
+from __future__ import annotations
+
+import json
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from fabfile import backend
+from fabfile.output import say, table
+
+
+@task
+def images(_c: Context) -> None:
+    """List the golden images that are baked on this machine."""
+    rows = json.loads(backend.ask(backend.module("images", "list")))
+    cells = [
+        (row["id"], row["profile"], row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
+        for row in rows
+    ]
+    say(table([("IMAGE", "PROFILE", "COLLECTIVES", "SIZE", "USED BY"), *cells]))
+    say("next: fab prune  (removes the images that no stack uses)")
+
+
+@task
+def prune(_c: Context) -> None:
+    """Remove the golden images that no stack uses; the next `up` bakes again."""
+    for line in json.loads(backend.ask(backend.module("images", "prune"))) or ["nothing: every image is in use"]:
+        say(f"removed {line}")

@@ -1,0 +1,59 @@
+"""Free the lock that a killed `pulumi up` leaves on a stack, and only that of a dead one.
+
+Pulumi's file backend keeps a JSON file per lock with the process and the host that hold it. Other backends do
+not say whether the holder lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from invoke.exceptions import Exit
+
+from fabfile import backend
+from fabfile.output import say
+
+
+def free(stack: str) -> None:
+    """Cancel the stack's lock when its holder is dead; Exit 1 names a holder that lives."""
+    held = _locks(stack)
+    if held is None:
+        say("the backend does not say who holds a lock: cancelling it as asked")
+        backend.ask(["pulumi", "cancel", "--yes", "--stack", stack])
+        return
+    for holder in held:
+        if holder["hostname"] != socket.gethostname():
+            raise Exit(
+                f"stack {stack}: locked by process {holder['pid']} on {holder['hostname']}; recover it there", code=1
+            )
+        if _is_alive(holder["pid"]):
+            raise Exit(f"stack {stack}: process {holder['pid']} is at work on it; wait for it, or stop it", code=1)
+        say(f"lock of process {holder['pid']}, which is dead: freed")
+    if held:
+        backend.ask(["pulumi", "cancel", "--yes", "--stack", stack])
+
+
+def _locks(stack: str) -> list[dict[str, Any]] | None:
+    """The holders of the stack's locks; None where the backend keeps no files here."""
+    about = json.loads(backend.ask(["pulumi", "about", "--json"]))
+    url = urlparse((about.get("backend") or {}).get("url", ""))
+    if url.scheme != "file":
+        return None
+    path = url.netloc + url.path
+    root = Path(path).expanduser() if path.startswith("~") else Path(path)
+    return [json.loads(file.read_text()) for file in sorted(root.glob(f".pulumi/locks/**/{stack}/*.json"))]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,24 @@
+"""The Pulumi program: reads the configuration, builds the cluster that it asks for, exports the inventory."""
+
+from __future__ import annotations
+
+import pulumi
+from pulumi.runtime.config import CONFIG
+
+from infra.clusters import local
+from infra.errors import UsageError
+from infra.settings import load
+
+
+def main() -> None:
+    project = f"{pulumi.get_project()}:"
+    raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}
+    try:
+        settings = load(pulumi.get_stack(), raw)
+        found = local.build(settings)
+    except UsageError as error:
+        raise pulumi.RunError(str(error)) from None
+    pulumi.export("inventory", found)
+
+
+main()

@@ -1,0 +1,82 @@
+"""The local cluster: a bridge, the golden image, and N machines booted from it."""
+
+from __future__ import annotations
+
+import os
+
+import pulumi
+
+from infra import inventory, user_data
+from infra.local import base, host
+from infra.local.image import Image
+from infra.local.network import Network
+from infra.local.nodes import Node
+from infra.settings import Settings
+
+
+def image_id(settings: Settings) -> str:
+    """The image that the nodes boot: the one asked for, or the one that the bootstrap makes today."""
+    return settings.image if settings.image != "bake" else user_data.image_key(settings, base.key())
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError when this machine cannot be the cluster. Changes nothing."""
+    host.check(settings, image_id(settings))
+
+
+def build(settings: Settings) -> pulumi.Output[str]:
+    """Declare the cluster; its inventory."""
+    check(settings)
+    image = image_id(settings)
+    stack, local = settings.stack, settings.local
+    network = Network("network", stack=stack, cidr=str(local.cidr), opts=pulumi.ResourceOptions())
+    golden = Image(
+        "image",
+        stack=stack,
+        image=image,
+        user_data=user_data.for_bake(settings, image) if settings.image == "bake" else "",
+        opts=pulumi.ResourceOptions(),
+    )
+    nodes = []
+    for index in range(settings.nodes):
+        name, role = _name(index), "head" if index == 0 else "worker"
+        node = Node(
+            name,
+            stack=stack,
+            name=name,
+            address=f"{settings.address(index)}/{local.cidr.prefixlen}",
+            bridge=network.bridge,
+            image=golden.image,
+            user_data=user_data.for_node(settings, image, name, role, baked=True),
+            cpus=local.cpus,
+            memory_mb=local.memory_mb,
+            opts=pulumi.ResourceOptions(),
+        )
+        nodes.append(node)
+    facts = [pulumi.Output.all(node.host_key, node.console) for node in nodes]
+    return pulumi.Output.all(*facts).apply(lambda known: _inventory(settings, known))
+
+
+def _name(index: int) -> str:
+    return f"node{index + 1}"
+
+
+def _inventory(settings: Settings, facts: list[list[str]]) -> str:
+    """The contract, from each node's [host_key, console]."""
+    identity = settings.identity_file
+    nodes = tuple(
+        inventory.Node(
+            name=_name(index),
+            role="head" if index == 0 else "worker",
+            private_ip=settings.address(index),
+            cores_per_slot=min(settings.local.cpus, os.cpu_count() or 1),
+            memory_gb=settings.local.memory_mb / 1024,
+            host_key=host_key,
+            console=console,
+        )
+        for index, (host_key, console) in enumerate(facts)
+    )
+    cluster = inventory.SshCluster(
+        name=settings.stack, nodes=nodes, identity_file=str(identity) if identity else "", interface="host0"
+    )
+    return inventory.to_json(cluster)

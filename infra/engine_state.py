@@ -1,0 +1,93 @@
+"""The embedded engine's state: one JSON file per stack, written anew after every change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.local import operation
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource; `pending` while it is being made, when nobody knows how far that got."""
+
+    name: str
+    id: str
+    outputs: dict[str, Any]
+    pending: bool = False
+
+
+class State:
+    """All resources of a stack in the order in which they were made. Safe for threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "state.json"
+        self._lock = threading.Lock()
+        self._resources: dict[str, Resource] = {}
+        self.outputs: dict[str, Any] = {}
+        if self._path.exists():
+            loaded = json.loads(self._path.read_text())
+            self._resources = {entry["name"]: Resource(**entry) for entry in loaded["resources"]}
+            self.outputs = loaded["outputs"]
+
+    @staticmethod
+    @contextmanager
+    def opened(stack: str, *, shared: bool) -> Iterator[State]:
+        """The stack's state, locked: a lock dies with its process, so a killed one leaves none behind."""
+        directory = Path.home() / ".trainyard" / "engine" / stack
+        try:
+            with operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0):
+                yield State(directory)
+        except operation.Busy:
+            raise UsageError(f"stack {stack}: another `up` or `destroy` is at work; wait for it, or stop it") from None
+        finally:
+            if directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()
+
+    def get(self, name: str) -> Resource | None:
+        return self._resources.get(name)
+
+    def put(self, resource: Resource) -> None:
+        with self._lock:
+            self._resources.pop(resource.name, None)  # made again: goes to the end of the order
+            self._resources[resource.name] = resource
+            self._write()
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            del self._resources[name]
+            self._write()
+
+    def set_outputs(self, outputs: dict[str, Any]) -> None:
+        with self._lock:
+            self.outputs = outputs
+            self._write()
+
+    def reversed(self) -> list[Resource]:
+        return list(reversed(self._resources.values()))
+
+    def forget(self) -> None:
+        """Remove the state of a stack that has no resources any more."""
+        shutil.rmtree(self._path.parent)
+
+    def text(self) -> str:
+        resources = [dataclasses.asdict(resource) for resource in self._resources.values()]
+        return json.dumps({"resources": resources, "outputs": self.outputs}, indent=1)
+
+    def _write(self) -> None:
+        temporary = self._path.with_suffix(".tmp")
+        with temporary.open("w") as file:
+            file.write(self.text())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)

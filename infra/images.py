@@ -1,0 +1,73 @@
+"""The cache of golden images: `python -m infra.images list|prune`.
+
+`list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `prune` removes the images, and then the
+bases, that no stack's node was booted from, and prints what it removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infra.local import image, paths
+
+
+def used() -> dict[str, list[str]]:
+    """Image id -> the stacks with a node that was booted from it."""
+    users: dict[str, set[str]] = {}
+    for spec in paths.home().glob("stacks/*/nodes/*/spec.json"):
+        users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
+    return {name: sorted(stacks) for name, stacks in users.items()}
+
+
+def listing() -> list[dict[str, Any]]:
+    users, rows = used(), []
+    for name in image.baked():
+        known = image.record(name) or {}
+        rows.append(
+            {
+                "id": name,
+                "profile": known.get("profile", "?"),
+                "collectives": known.get("collectives", "?"),
+                "gb": round(_size(paths.images() / name) / 2**30, 1),
+                "used_by": users.get(name, []),
+            }
+        )
+    return rows
+
+
+def prune() -> list[str]:
+    """Remove what no stack uses; a base stays as long as an image needs it."""
+    removed = []
+    for row in listing():
+        if not row["used_by"]:
+            image.remove(row["id"])
+            removed.append(f"image {row['id']} ({row['gb']} GiB)")
+    needed = {(image.record(name) or {}).get("base") for name in image.baked()}
+    for base in sorted((paths.home() / "base").glob("*")):
+        if base.name not in needed:
+            shutil.rmtree(base)
+            removed.append(f"base {base.name}")
+    return removed
+
+
+def _size(path: Path) -> int:
+    """Bytes on disk below a path."""
+    done = subprocess.run(["du", "-s", "--block-size=1", str(path)], capture_output=True, text=True, check=True)
+    return int(done.stdout.split()[0])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.images", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("verb", choices=("list", "prune"))
+    print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The base of every local image: a Debian or Ubuntu root file system, as the host's own archive has it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infra.local import command, paths
+
+PACKAGES = (
+    *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "udev", "netbase", "iproute2", "iputils-ping"),
+    *("cloud-init", "locales", "openssh-server", "sudo", "ca-certificates", "procps", "less", "rsync", "kmod"),
+    *("python3", "python3-venv", "libgomp1", "libtcmalloc-minimal4", "numactl"),
+)
+"""What a cloud's image has, and what the bootstrap's first step would add. `locales`: without it cloud-init
+reports an error at every boot."""
+
+UNUSED_UNITS = (
+    *("systemd-networkd-wait-online.service", "systemd-logind.service", "systemd-pstore.service"),
+    *("getty@tty1.service", "console-getty.service", "e2scrub_reap.service", "cloud-init-hotplugd.socket"),
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
+)
+"""Masked: a node on this machine has no use for them, and waiting for the network alone cost 13 s a boot."""
+
+FILES = {
+    # The provider says what is in reach; the network is systemd-networkd's, as cloud-init's own renderer has
+    # a race that left one node of three without an address.
+    "etc/cloud/cloud.cfg.d/90-trainyard.cfg": "datasource_list: [NoCloud, None]\nnetwork: {config: disabled}\n",
+    # The console is the only thing to look at when a machine does not come up.
+    "etc/systemd/journald.conf.d/trainyard.conf": "[Journal]\nForwardToConsole=yes\nStorage=volatile\n",
+}
+EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+
+
+def release() -> dict[str, str]:
+    """The host's /etc/os-release."""
+    lines = Path("/etc/os-release").read_text().splitlines()
+    return {key: value.strip('"') for key, _, value in (line.partition("=") for line in lines if "=" in line)}
+
+
+def sources() -> list[Path]:
+    """The host's own files that name its distribution's archive."""
+    etc = Path("/etc/apt")
+    names = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
+    return [etc / name for name in names if (etc / name).is_file() and _names_archive(etc / name)]
+
+
+def _names_archive(path: Path) -> bool:
+    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
+    return any(line.startswith(("deb ", "Types: deb")) for line in lines)
+
+
+def key() -> str:
+    """Name of the base that this host makes: over its release, the packages and what is set in it."""
+    parts = [release().get("VERSION_CODENAME", ""), *PACKAGES, *UNUSED_UNITS, *EXCLUDED, repr(sorted(FILES.items()))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def is_made(name: str) -> bool:
+    return (paths.base(name) / "rootfs").is_dir()
+
+
+def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]) -> None:
+    """Make the base in `work` and rename it into place, so that a part of one is never used."""
+    rootfs = work / "rootfs"
+    argv = [
+        *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
+        *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
+        *(f"--aptopt={line}" for line in _apt_options()),
+        *(release()["VERSION_CODENAME"], str(rootfs), *map(str, sources())),
+    ]
+    command.run_watched(argv, joins, timeout=900, check=check)
+    _configure(rootfs)
+    target = paths.base(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work.rename(target)
+
+
+def _apt_options() -> list[str]:
+    """The host's way to its archive: proxies and certificate authorities."""
+    wanted = ("Acquire::http", "Acquire::https", "Acquire::Check")
+    return [
+        line
+        for line in command.run(["apt-config", "dump"]).splitlines()
+        if line.startswith(wanted) and '""' not in line
+    ]
+
+
+def _configure(rootfs: Path) -> None:
+    for name, text in FILES.items():
+        path = rootfs / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    units = rootfs / "etc/systemd/system"
+    for unit in UNUSED_UNITS:
+        (units / unit).unlink(missing_ok=True)
+        (units / unit).symlink_to("/dev/null")
+    wants = units / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
+    for secret in (rootfs / "etc/ssh").glob("ssh_host_*"):
+        secret.unlink()
+    (rootfs / "etc/machine-id").write_text("")

@@ -1,0 +1,137 @@
+"""Control groups of the local machines: what they may use, and a handle to kill all of one at once.
+
+A machine is one group `trainyard/<stack>/<machine>`. On a host with the unified hierarchy alone that is one
+directory; on a hybrid host (controllers of version 1 beside the unified tree) it is one per controller, and
+the unified one is the handle.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+TOP = "trainyard"
+PERIOD_US = 100_000
+
+
+class CgroupError(Exception):
+    """The control groups of this host cannot be used as we need them."""
+
+
+def is_hybrid() -> bool:
+    """Whether controllers of version 1 stand beside the unified tree."""
+    return (ROOT / "unified" / "cgroup.procs").exists()
+
+
+def unified(*parts: str) -> Path:
+    """The directory of a group in the unified tree, the one that kills and counts."""
+    return (ROOT / "unified" if is_hybrid() else ROOT).joinpath(TOP, *parts)
+
+
+def _trees() -> list[Path]:
+    """The roots of all hierarchies that a machine's processes are put into."""
+    if not is_hybrid():
+        return [ROOT]
+    named = [ROOT / name for name in ("unified", "systemd", "memory", "cpu", "cpuacct", "pids")]
+    return [tree for tree in named if (tree / "cgroup.procs").exists()]
+
+
+def make(stack: str, machine: str) -> list[Path]:
+    """Make the machine's groups; the `cgroup.procs` files that a process joins them through."""
+    joins = []
+    for tree in _trees():
+        group = tree / TOP / stack / machine
+        group.mkdir(parents=True, exist_ok=True)
+        joins.append(group / "cgroup.procs")
+    if not is_hybrid():
+        for parent in (ROOT, ROOT / TOP, ROOT / TOP / stack):
+            (parent / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+    return joins
+
+
+def limit(stack: str, machine: str, *, cpus: int, memory_mb: int) -> None:
+    """Set what the machine may use; takes effect at once, also on a running one."""
+    quota, size = cpus * PERIOD_US, memory_mb * 1024 * 1024
+    if not is_hybrid():
+        group = ROOT / TOP / stack / machine
+        (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        (group / "memory.max").write_text(str(size))
+        if (group / "memory.swap.max").exists():
+            (group / "memory.swap.max").write_text("0")
+        return
+    cpu, memory = (ROOT / tree / TOP / stack / machine for tree in ("cpu", "memory"))
+    (cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+    (cpu / "cpu.cfs_quota_us").write_text(str(quota))
+    _limit_memory_v1(memory, size)
+
+
+def _limit_memory_v1(group: Path, size: int) -> None:
+    """memory.memsw must never be below memory.limit: which is written first depends on the direction."""
+    files = [name for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if (group / name).exists()]
+    growing = int((group / files[0]).read_text()) < size
+    for name in reversed(files) if growing else files:
+        (group / name).write_text(str(size))
+
+
+def processes(stack: str, *machine: str) -> list[int]:
+    """All process ids in a group and below it."""
+    pids: list[int] = []
+    for procs in unified(stack, *machine).rglob("cgroup.procs"):
+        with suppress(FileNotFoundError, OSError):  # the group went away while we looked
+            pids += [int(pid) for pid in procs.read_text().split()]
+    return sorted(pids)
+
+
+def is_populated(group: Path) -> bool:
+    """Whether a group, or one below it, has a living process."""
+    try:
+        return "populated 1" in (group / "cgroup.events").read_text()
+    except (FileNotFoundError, OSError):
+        return False
+
+
+def kill(group: Path, timeout: float) -> bool:
+    """Kill everything in a group and below; whether it was empty within `timeout` seconds."""
+    with suppress(FileNotFoundError):
+        (group / "cgroup.kill").write_text("1")
+    deadline = time.monotonic() + timeout
+    while is_populated(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def groups(stack: str) -> list[Path]:
+    """All directories of a stack's groups, in every hierarchy."""
+    return [group for tree in _trees() if (group := tree / TOP / stack).is_dir()]
+
+
+def remove(stack: str, *machine: str) -> None:
+    """Remove the groups of a machine, or of a stack; a group that still has a process is a CgroupError."""
+    for tree in _trees():
+        top = tree.joinpath(TOP, stack, *machine)
+        below = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True) if top.is_dir() else []
+        for group in [*below, *([top] if top.is_dir() else [])]:
+            _rmdir(group)
+        if not machine:
+            with suppress(OSError):  # other stacks are still in it
+                (tree / TOP).rmdir()
+
+
+def _rmdir(group: Path) -> None:
+    """A group can stay busy for a moment after its last process is gone."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise CgroupError(f"{group}: cannot be removed: {error.strerror}") from None
+            time.sleep(0.01)
+        else:
+            return

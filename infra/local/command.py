@@ -1,0 +1,80 @@
+"""Run a system command; a failure says which one and what it printed last."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+
+class CommandError(Exception):
+    """A system command that failed."""
+
+
+def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
+    """Run `argv` to its end and return what it wrote to standard output.
+
+    Raises CommandError for a command that is not there, fails, or takes longer than `timeout` seconds.
+    """
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except FileNotFoundError:
+        raise CommandError(f"{argv[0]}: command not found") from None
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{' '.join(argv)}: no end within {timeout:.0f} s") from None
+    if done.returncode != 0:
+        raise CommandError(_failure(argv, done.returncode, done.stderr.strip() or done.stdout.strip()))
+    return done.stdout
+
+
+def run_watched(argv: Sequence[str], joins: Sequence[Path], *, timeout: float, check: Callable[[], None]) -> None:
+    """Run a long `argv`, asking `check` again and again; when it raises, the command is killed with its children.
+
+    `joins` are the `cgroup.procs` files of the control groups that it runs in, so that also a killed parent
+    leaves a handle to it.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            in_groups(argv, joins), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        deadline = time.monotonic() + timeout
+        try:
+            while process.poll() is None:
+                check()
+                if time.monotonic() > deadline:
+                    raise CommandError(f"{argv[0]}: no end within {timeout:.0f} s")
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                _end(process)
+        if process.returncode != 0:
+            output.seek(0)
+            raise CommandError(_failure(argv[:1], process.returncode, output.read().strip()))
+
+
+def in_groups(argv: Sequence[str], joins: Sequence[Path]) -> list[str]:
+    """`argv` behind a shell that joins the control groups before it becomes the command: no process is ever outside."""
+    script = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo $$ > "$1"; shift; n=$((n - 1)); done; exec "$@"'
+    return ["sh", "-euc", script, "sh", str(len(joins)), *map(str, joins), *argv]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to the whole group first: mmdebstrap unmounts what it mounted on that."""
+    for signum, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+
+
+def _failure(argv: Sequence[str], code: int, said: str) -> str:
+    lines = (said or "it printed nothing").splitlines()
+    return f"{' '.join(argv)}: exit code {code}: {' / '.join(lines[-3:])}"

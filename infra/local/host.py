@@ -1,0 +1,81 @@
+"""What this machine must be for the local stack; found out before anything is touched."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import platform
+import shutil
+
+from infra.errors import UsageError
+from infra.local import base, cgroup, command, image, network, paths
+from infra.settings import Settings, SettingsError
+
+TOOLS = {
+    "systemd-nspawn": "systemd-container",
+    "ip": "iproute2",
+    "ssh-keygen": "openssh-client",
+    "mount": "mount",
+}
+BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}
+BAKE_GB = 16
+"""GiB that a bake needs: the default torch build brings 5 GB, and it is unpacked beside its download."""
+NODE_GB = 0.5
+"""GiB that a node's own files need, before its checkpoints."""
+
+
+def check(settings: Settings, image_id: str) -> None:
+    """Raise UsageError for the first thing that this machine lacks. Changes nothing."""
+    if platform.system() != "Linux":
+        raise UsageError(f"cluster = 'local': needs a Linux machine, and this is {platform.system()}")
+    if os.geteuid() != 0:
+        raise UsageError("cluster = 'local': boots machines, which only root can do; run it with sudo")
+    if shutil.which("apt-get") is None:
+        raise UsageError("cluster = 'local': needs Debian or Ubuntu, and this machine has no apt-get")
+    if not (cgroup.unified().parent / "cgroup.procs").exists():
+        raise UsageError("cluster = 'local': needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup")
+    must_bake = image.record(image_id) is None
+    if must_bake and settings.image != "bake":
+        known = ", ".join(image.baked()) or "none"
+        raise SettingsError("image", settings.image, f"'bake' or a baked image; there are: {known}")
+    _check_tools({**TOOLS, **BAKE_TOOLS} if must_bake else TOOLS)
+    if must_bake and not base.sources():
+        raise UsageError("cluster = 'local': /etc/apt names no archive of Debian or Ubuntu to bake from")
+    if settings.local.cpus > (os.cpu_count() or 1):
+        raise SettingsError(
+            "cpus", settings.local.cpus, f"a whole number from 1 to {os.cpu_count()}: this machine has no more"
+        )
+    _check_routes(settings)
+    _check_disk(BAKE_GB if must_bake else 0, settings.nodes)
+
+
+def _check_tools(tools: dict[str, str]) -> None:
+    missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+    if missing:
+        raise UsageError(f"cluster = 'local': tools are missing; install them: apt-get install {' '.join(missing)}")
+
+
+def _check_routes(settings: Settings) -> None:
+    own = network.bridge_name(settings.stack)
+    for route in json.loads(command.run(["ip", "-json", "-4", "route", "show", "table", "main"])):
+        if route["dst"] == "default" or route.get("dev") == own:
+            continue
+        if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.local.cidr):
+            where = f"{route['dst']} on {route.get('dev', 'a route without device')}"
+            raise SettingsError(
+                "cidr", str(settings.local.cidr), f"a network that this machine has no route to; it has {where}"
+            )
+
+
+def _check_disk(bake_gb: float, nodes: int) -> None:
+    directory = paths.home()
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free / 2**30
+    needed = bake_gb + NODE_GB * nodes
+    if free < needed:
+        raise UsageError(
+            f"{paths.home()}: {free:.1f} GiB free, and {needed:.1f} GiB are needed; "
+            "free some, or set TRAINYARD_HOME to another disk"
+        )

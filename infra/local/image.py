@@ -1,0 +1,122 @@
+"""The golden image as a resource, and the cache that images live in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider
+
+from infra.local import operation, paths
+from infra.local.bake import Bake
+from infra.local.report import say
+
+
+class ImageError(Exception):
+    """An image that is not there."""
+
+
+def record(image: str) -> dict[str, Any] | None:
+    """What is known of a baked image; None when there is none of that id."""
+    try:
+        loaded: dict[str, Any] = json.loads((paths.images() / image / "image.json").read_text())
+    except FileNotFoundError:
+        return None
+    return loaded
+
+
+def layers(image: str) -> list[Path]:
+    """The directories that a node's root is mounted over, the uppermost first."""
+    known = record(image)
+    if known is None:
+        raise ImageError(f"image {image} is not in {paths.images()}")
+    return [paths.images() / image / "layer", paths.base(known["base"]) / "rootfs"]
+
+
+def baked() -> list[str]:
+    """The ids of all images in the cache."""
+    return sorted(path.parent.name for path in paths.images().glob("*/image.json"))
+
+
+def remove(image: str) -> None:
+    """Take an image out of the cache; its record goes first, so that a part of one is never used."""
+    directory = paths.images() / image
+    (directory / "image.json").unlink(missing_ok=True)
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
+    """Two stacks that want the same image bake it once."""
+    paths.images().mkdir(parents=True, exist_ok=True)
+    handle = os.open(paths.images(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    say("image: another stack is baking; waiting for it")
+                waiting = True
+                watch.check()
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+class ImageProvider(ResourceProvider):
+    """Create bakes an image that is not in the cache; delete leaves the cache alone."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        stack, image = props["stack"], props["image"]
+        watch = operation.Watch()
+        with operation.lock(paths.stack(stack)):
+            if record(image) is None and not props["user_data"]:
+                raise ImageError(
+                    f"image = {image!r}: not in {paths.images()}; there are: {', '.join(baked()) or 'none'}"
+                )
+            if record(image) is None:
+                with _one_bake_at_a_time(watch):
+                    if record(image) is None:
+                        Bake(stack, image, props["user_data"], say, watch.check).run()
+        return CreateResult(id_=image, outs={**props, "software": _software(image)})
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        changed = olds["image"] != news["image"]
+        return DiffResult(changes=changed, replaces=["image"] if changed else [], delete_before_replace=False)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        if record(id_) is None:
+            return ReadResult(id_="", outs={})
+        return ReadResult(id_=id_, outs=props)
+
+    def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Nothing: other stacks may use it, and the next `up` will. `fab prune` empties the cache."""
+
+
+def _software(image: str) -> str:
+    known = record(image)
+    return json.dumps(known["versions"] if known else {}, sort_keys=True)
+
+
+class Image(Resource, module="local", name="Image"):
+    """A golden image, by the name of its content."""
+
+    image: pulumi.Output[str]
+    software: pulumi.Output[str]
+
+    def __init__(self, name: str, *, stack: str, image: str, user_data: str, opts: pulumi.ResourceOptions) -> None:
+        """`user_data` bakes it; empty: it must be there already."""
+        inputs = {"stack": stack, "image": image, "user_data": user_data, "software": None}
+        super().__init__(ImageProvider(), name, inputs, opts)

@@ -1,0 +1,112 @@
+"""What of a stack is on this machine, whatever any state says; and a sweep of what the state does not know.
+
+Everything of a stack carries its name: its control groups, its directory, the mounts below it, its bridge.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.local import bake, cgroup, network, operation, paths
+from infra.local.machine import NSPAWN_RUN, Machine
+
+NETWORK = "network"
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Something of a stack that exists. `owner` is the resource that it belongs to."""
+
+    kind: str
+    what: str
+    owner: str
+
+
+def find(stack: str) -> list[Thing]:
+    """Everything of a stack that exists on this machine."""
+    things = [*_machines(stack), *_mounts(stack), *_directories(stack), *_run_files(stack)]
+    if (link := network.bridge_name(stack)) in {entry["ifname"] for entry in network.links()}:
+        things.append(Thing("link", link, NETWORK))
+    return things
+
+
+def _machines(stack: str) -> list[Thing]:
+    things = []
+    for group in cgroup.groups(stack):
+        for path in sorted(group.iterdir()):
+            if path.is_dir():
+                things.append(Thing("cgroup", str(path), path.name))
+    for owner in sorted({thing.owner for thing in things}):
+        things += [Thing("process", _describe(pid), owner) for pid in cgroup.processes(stack, owner)]
+    return things
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = "(ended)"
+    return f"{pid} {command[:60]}"
+
+
+def _owner(stack: str, path: str) -> str:
+    """The machine that a path below the stack's directory belongs to."""
+    below = Path(path).relative_to(paths.stack(stack)).parts
+    return {"nodes": below[1], "build": bake.BUILDER}.get(below[0], below[0]) if len(below) > 1 else below[0]
+
+
+def _mounts(stack: str) -> list[Thing]:
+    top = f"{paths.stack(stack)}/"
+    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [Thing("mount", point, _owner(stack, point)) for point in points if point.startswith(top)]
+
+
+def _directories(stack: str) -> list[Thing]:
+    found = [*paths.stack(stack).glob("nodes/*"), *paths.stack(stack).glob("build/*")]
+    return [Thing("directory", str(path), _owner(stack, str(path))) for path in sorted(found)]
+
+
+def _run_files(stack: str) -> list[Thing]:
+    """What a killed systemd-nspawn leaves in /run, for the machines that the stack still has something else of."""
+    names = {path.name for path in paths.stack(stack).glob("nodes/*")} | {bake.BUILDER}
+    files = [(name, NSPAWN_RUN / "propagate" / f"{stack}-{name}") for name in sorted(names)]
+    return [Thing("file", str(path), name) for name, path in files if path.exists()]
+
+
+def sweep(stack: str, known: Collection[str]) -> list[Thing]:
+    """Remove everything of a stack whose owner is not among `known` resources; what it was.
+
+    Waits for operations that are still under way: those of a killed `up` end by themselves.
+    """
+    if not paths.stack(stack).exists() and not find(stack):
+        return []
+    with operation.lock(paths.stack(stack), alone=True, timeout=60.0):
+        swept = [thing for thing in find(stack) if thing.owner not in known]
+        for owner in sorted({thing.owner for thing in swept} - {NETWORK}):
+            for machine in _all_of(stack, owner):
+                machine.remove()
+        if NETWORK in {thing.owner for thing in swept}:
+            network.remove(stack)
+        _remove_empty_groups(stack)
+    paths.tidy(stack)
+    return swept
+
+
+def _all_of(stack: str, owner: str) -> list[Machine]:
+    """The machine of that name; for the builder one for each build directory."""
+    if owner != bake.BUILDER:
+        return [Machine(stack, owner, paths.node(stack, owner))]
+    builds = sorted((paths.stack(stack) / "build").glob("*"))
+    return [Machine(stack, owner, path) for path in builds] or [Machine(stack, owner, paths.build(stack, "none"))]
+
+
+def _remove_empty_groups(stack: str) -> None:
+    if not cgroup.processes(stack):
+        cgroup.remove(stack)
+
+
+def to_json(things: list[Thing]) -> str:
+    return json.dumps([vars(thing) for thing in things])

@@ -1,0 +1,26 @@
+"""Check a stack before anything is touched: `python -m infra.preflight STACK`.
+
+Exit code 2 and one line for what the user wrote or the machine lacks; 0 and nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from infra import stack_file
+from infra.clusters import local
+from infra.errors import UsageError
+from infra.settings import load
+
+
+def main() -> int:
+    try:
+        local.check(load(sys.argv[1], stack_file.read(sys.argv[1])))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""bootstrap/ and the settings, made into cloud-init user data. Values reach the scripts through one env file.
+
+A bare machine gets the scripts with it; a machine of a baked image has them, and gets only what is its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.errors import UsageError
+from infra.settings import Settings
+
+BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"
+ON_NODE = "/opt/trainyard/bootstrap"
+STATIC = "cloud-config.yaml"
+
+
+def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> str:
+    """Name of the image that these settings bake: 16 hexadecimal digits over everything that goes into it."""
+    digest = hashlib.sha256()
+    for part in (*base, settings.profile, settings.collectives):
+        digest.update(part.encode() + b"\0")
+    for name, content, mode in _scripts(bootstrap):
+        digest.update(f"{name} {mode}\0".encode() + content + b"\0")
+    digest.update((bootstrap / STATIC).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def for_bake(settings: Settings, image: str, *, bootstrap: Path = BOOTSTRAP) -> str:
+    """User data of the machine that an image is baked from: the scripts, and the order to run the image part."""
+    return _compose(settings, image, "bake", "builder", "builder", bootstrap, scripts=True)
+
+
+def for_node(settings: Settings, image: str, name: str, role: str, *, baked: bool, bootstrap: Path = BOOTSTRAP) -> str:
+    """User data of a node; `baked` says that its image already has the scripts and the software."""
+    return _compose(settings, image, "node" if baked else "both", name, role, bootstrap, scripts=not baked)
+
+
+def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bootstrap: Path, *, scripts: bool) -> str:
+    config = _static(bootstrap)
+    user = config["users"][0]
+    if mode != "bake":
+        user["ssh_authorized_keys"] = [settings.public_key]
+    values = {
+        "TRAINYARD_MODE": mode,
+        "TRAINYARD_STACK": settings.stack,
+        "TRAINYARD_NODE": name,
+        "TRAINYARD_ROLE": role,
+        "TRAINYARD_PROFILE": settings.profile,
+        "TRAINYARD_COLLECTIVES": settings.collectives,
+        "TRAINYARD_IMAGE": image,
+    }
+    env = "".join(f"{key}={value}\n" for key, value in values.items())
+    files = [{"path": "/etc/trainyard.env", "content": env}]
+    if scripts:
+        files += [_file(*script) for script in _scripts(bootstrap)]
+    config["write_files"] = [*config.get("write_files", []), *files]
+    return "#cloud-config\n" + yaml.safe_dump(config, sort_keys=False, width=1000)
+
+
+def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
+    # mtime=0: the same content is the same text, or every preview would show a change.
+    packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()
+    return {"path": f"{ON_NODE}/{name}", "encoding": "gz+b64", "permissions": mode, "content": packed}
+
+
+def _scripts(bootstrap: Path) -> list[tuple[str, bytes, str]]:
+    """(name, content, mode) of every file that goes to the machine, in a stable order."""
+    found = []
+    for path in sorted(bootstrap.rglob("*")):
+        if path.is_file() and path.name != STATIC and "__pycache__" not in path.parts:
+            content = path.read_bytes()
+            # The mode follows from the content: a checkout's umask or a zip must not change an image's name.
+            found.append((str(path.relative_to(bootstrap)), content, "0755" if content.startswith(b"#!") else "0644"))
+    return found
+
+
+def _static(bootstrap: Path) -> dict[str, Any]:
+    path = bootstrap / STATIC
+    try:
+        config: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"bootstrap/{STATIC}: not YAML: {' '.join(str(error).split())}") from None
+    users = config.get("users") if isinstance(config, dict) else None
+    if not isinstance(users, list) or not users or not isinstance(users[0], dict):
+        raise UsageError(f"bootstrap/{STATIC}: users: the first must be the user that the operator logs in as")
+    return config
