@@ -1,0 +1,91 @@
+"""verify.py VERSIONS_FILE: one of two ranks under mpirun. Imports what training imports and trains one step.
+
+Runs in the node's environment with runtime.env loaded, so what fails here would fail in the first job.
+"""
+
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = {
+    "torch": "torch",
+    "accelerate": "accelerate",
+    "tiktoken": "tiktoken",
+    "numpy": "numpy",
+    "impi": "impi-rt",
+}
+IPEX = {"ipex": "intel-extension-for-pytorch", "intel_openmp": "intel-openmp"}
+CCL = {"oneccl_bind_pt": "oneccl-bind-pt"}
+PROFILE, COLLECTIVES = os.environ["TRAINYARD_PROFILE"], os.environ["TRAINYARD_COLLECTIVES"]
+
+
+def preloaded() -> None:
+    """Every library that runtime.env preloads is mapped: the loader only warns about one that it cannot find."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    for library in os.environ["LD_PRELOAD"].split(":"):
+        if str(Path(library).resolve()) not in maps:
+            raise SystemExit(f"{library} is in LD_PRELOAD, but was not loaded")
+
+
+def train_one_step() -> float:
+    """One step of data parallel training, and the ranks' sum: what jobs import, imported, so that its bytecode is kept.
+
+    The environment belongs to root: a job's user could not keep any, and would compile all of torch at each start.
+    """
+    rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+    torch = importlib.import_module("torch")
+    dist = importlib.import_module("torch.distributed")
+    parallel = importlib.import_module("torch.nn.parallel")
+    importlib.import_module("accelerate")
+    importlib.import_module("tiktoken")
+    importlib.import_module("safetensors.torch")
+    if PROFILE == "ipex":
+        importlib.import_module("intel_extension_for_pytorch")
+    if COLLECTIVES == "ccl":
+        importlib.import_module("oneccl_bindings_for_pytorch")
+    dist.init_process_group(COLLECTIVES, init_method=os.environ["VERIFY_RENDEZVOUS"], rank=rank, world_size=size)
+    model = parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    total = torch.full((1,), float(rank + 1))
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total.item())
+
+
+def debian_version(pattern: str) -> str:
+    command = ["dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Version}\n", pattern]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    return next((line.split()[1] for line in lines if line.startswith("ii")), "")
+
+
+def versions() -> dict[str, str]:
+    wanted = PACKAGES | (IPEX if PROFILE == "ipex" else {}) | (CCL if COLLECTIVES == "ccl" else {})
+    found = {"python": platform.python_version()}
+    found |= {name: metadata.version(package) for name, package in wanted.items()}
+    return found | {"tcmalloc": debian_version("libtcmalloc-minimal4*"), "cloud-init": debian_version("cloud-init")}
+
+
+def main() -> None:
+    preloaded()
+    total = train_one_step()
+    if total != 3:  # ranks 0 and 1 gave 1 and 2
+        raise SystemExit(f"all_reduce over {COLLECTIVES} gave {total} instead of 3")
+    if os.environ["PMI_RANK"] == "0":
+        found = versions()
+        print(", ".join(f"{name} {version}" for name, version in found.items()))
+        Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
+    # Not through the interpreter's own end: after DDP over gloo a worker thread may still hold a tensor then, and every
+    # second run aborted there (pytorch/pytorch#179291). All that is verified is done.
+    sys.stdout.flush()
+    os._exit(0)

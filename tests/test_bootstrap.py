@@ -1,0 +1,312 @@
+"""bootstrap/: its scripts, its pins, and its runner under a root of its own. No root, no boot, no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+BOOTSTRAP = Path(__file__).parent.parent / "bootstrap"
+SETTINGS = {
+    "TRAINYARD_MODE": "both",
+    "TRAINYARD_NODE": "node1",
+    "TRAINYARD_ROLE": "worker",
+    "TRAINYARD_STACK": "local",
+    "TRAINYARD_PROFILE": "native",
+    "TRAINYARD_COLLECTIVES": "gloo",
+    "TRAINYARD_IMAGE": "key-1",
+}
+VERSIONS_STEP = """echo '{"torch": "2.13.0"}' > "$STATE/versions.json" """
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A copy of bootstrap/ with steps of its own, and the root it runs under."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        return self.root / "var/lib/trainyard"
+
+    def step(self, name: str, body: str) -> None:
+        path = self.root / "bootstrap/steps" / name
+        path.write_text(f'#!/usr/bin/env bash\nset -euo pipefail\n. "$BOOTSTRAP/lib.sh"\n{body}\n')
+        path.chmod(0o755)
+
+    def boot(self, **settings: str) -> subprocess.CompletedProcess[str]:
+        lines = [f"{key}={value}\n" for key, value in (SETTINGS | settings).items() if value]
+        (self.root / "etc/trainyard.env").write_text("".join(lines))
+        return self.run()
+
+    def run(self) -> subprocess.CompletedProcess[str]:
+        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        environment["TRAINYARD_PREFIX"] = str(self.root)
+        return subprocess.run(
+            [self.root / "bootstrap/bootstrap.sh"], env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    def record(self, kind: str) -> dict[str, object]:
+        other = {"ready": "failed", "failed": "ready"}[kind]
+        assert not (self.state / f"{other}.json").exists()
+        record = json.loads((self.state / f"{kind}.json").read_text())
+        assert isinstance(record, dict)
+        return record
+
+    def events(self) -> list[tuple[str, str]]:
+        lines = (self.state / "progress.jsonl").read_text().splitlines()
+        return [(event["step"], event["state"]) for event in map(json.loads, lines)]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    shutil.copytree(BOOTSTRAP, tmp_path / "bootstrap", ignore=shutil.ignore_patterns("steps", "__pycache__"))
+    for folder in ("etc", "bootstrap/steps/image", "bootstrap/steps/node"):
+        (tmp_path / folder).mkdir(parents=True)
+    machine = Machine(tmp_path)
+    machine.step("image/10-first", "echo one")
+    machine.step("image/20-second", VERSIONS_STEP)
+    machine.step("node/10-third", "echo three")
+    return machine
+
+
+def scripts() -> list[Path]:
+    return [*BOOTSTRAP.glob("*.sh"), *BOOTSTRAP.glob("steps/*/*")]
+
+
+def pins() -> dict[str, str]:
+    """versions.env as a shell reads it."""
+    command = f'set -a; . "{BOOTSTRAP}/versions.env"; env -0'
+    done = subprocess.run(["bash", "-c", command], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True)
+    pairs = (item.split("=", 1) for item in done.stdout.decode().rstrip("\0").split("\0"))
+    return {key: value for key, value in pairs if key.isupper() or "_" in key}
+
+
+def test_shellcheck_finds_nothing() -> None:
+    shellcheck = shutil.which("shellcheck") or Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, "-x", *scripts()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_scripts_run_and_stop_at_the_first_error() -> None:
+    for path in scripts():
+        if path.name != "lib.sh":
+            assert os.access(path, os.X_OK), f"{path} is not executable"
+            assert "set -euo pipefail" in path.read_text(), path
+
+
+def test_steps_are_numbered_uniquely_and_named_once() -> None:
+    names = [path.name for path in BOOTSTRAP.glob("steps/*/*")]
+    assert all(re.fullmatch(r"\d\d-[a-z]+", name) for name in names), names
+    assert len({name[3:] for name in names}) == len(names)
+
+
+def test_every_requirement_is_pinned() -> None:
+    values = pins()
+    lines = values["COMMON_REQUIREMENTS"].split("\n")[1:-1]
+    assert lines == sorted(lines)
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines), lines
+    for key, value in values.items():
+        if key.endswith("_VERSION") or key.startswith(("TORCH_n", "TORCH_i", "ACCELERATE_")):
+            assert re.fullmatch(r"[0-9]+(\.[0-9]+)+", value), key
+    assert re.fullmatch(r"[0-9a-f]{64}", values["IMPI_SHA256"])
+
+
+def test_no_step_installs_what_is_not_pinned() -> None:
+    for path in BOOTSTRAP.glob("steps/*/*"):
+        for package in re.findall(r'"([a-z][a-z0-9-]+)==([^"]*)"', path.read_text()):
+            assert package[1].startswith("$"), f"{path}: the version of {package[0]} belongs in versions.env"
+
+
+def test_cloud_config_is_static_and_says_the_essentials() -> None:
+    text = (BOOTSTRAP / "cloud-config.yaml").read_text()
+    assert text.startswith("#cloud-config\n")
+    assert not re.search(r"\{\{|\{%|\$\{|## template", text)
+    config = yaml.safe_load(text)
+    (user,) = config["users"]
+    assert user["name"] == "trainyard"
+    assert user["lock_passwd"] is True
+    assert "ssh_authorized_keys" not in user
+    assert (config["ssh_pwauth"], config["disable_root"], config["ssh_deletekeys"]) == (False, True, False)
+    assert config["package_upgrade"] is False
+    assert any("--no-block" in str(command) for command in config["runcmd"])
+
+
+def test_steps_run_in_order_and_leave_a_ready_record(machine: Machine) -> None:
+    done = machine.boot()
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [(step, state) for step in ("first", "second", "third") for state in ("start", "done")]
+    assert machine.events() == expected
+    ready = machine.record("ready")
+    assert ready["node"] == "node1"
+    assert ready["image"] == "key-1"
+    versions, seconds, cpu = ready["versions"], ready["seconds"], ready["cpu"]
+    assert isinstance(versions, dict) and isinstance(seconds, dict) and isinstance(cpu, dict)
+    assert versions["torch"] == "2.13.0"
+    assert versions["kernel"] == os.uname().release
+    assert list(seconds) == ["first", "second", "third"]
+    assert 1 <= cpu["cores"] <= cpu["threads"]
+    assert cpu["numa_nodes"] >= 1
+    assert isinstance(cpu["amx"], bool) and isinstance(cpu["avx512_bf16"], bool)
+    assert "three" in (machine.root / "var/log/trainyard-bootstrap.log").read_text()
+
+
+def test_second_boot_runs_the_node_part_alone(machine: Machine) -> None:
+    assert machine.boot().returncode == 0
+    assert machine.boot().returncode == 0
+    assert machine.events() == [("third", "start"), ("third", "done")]
+    assert machine.boot(TRAINYARD_IMAGE="key-2").returncode == 0
+    assert machine.record("ready")["image"] == "key-2"
+    assert ("first", "done") in machine.events()
+
+
+def test_bake_runs_the_image_part_alone(machine: Machine) -> None:
+    assert machine.boot(TRAINYARD_MODE="bake").returncode == 0
+    assert [step for step, _ in machine.events()] == ["first"] * 2 + ["second"] * 2
+    assert machine.record("ready")["mode"] == "bake"
+
+
+def test_failing_step_is_named_with_its_reason_and_log(machine: Machine) -> None:
+    machine.step("image/20-second", 'for i in {1..30}; do echo "line $i"; done; ls "/no/such \\"thing\\""')
+    done = machine.boot()
+    assert done.returncode == 1
+    assert "failed in step second" in done.stdout
+    failed = machine.record("failed")
+    assert (failed["node"], failed["mode"], failed["step"]) == ("node1", "both", "second")
+    reason, log = failed["reason"], failed["log"]
+    assert isinstance(reason, str) and isinstance(log, list)
+    assert "No such file" in reason and "exit code 2" in reason and "\n" not in reason
+    assert len(log) == 20 and "line 30" in log
+    assert machine.events()[-1] == ("second", "failed")
+    assert not (machine.root / "opt/trainyard/image.json").exists()
+
+
+def test_reason_of_a_step_that_knows_it(machine: Machine) -> None:
+    machine.step("image/10-first", 'fail "collectives need more"')
+    machine.boot()
+    assert machine.record("failed")["reason"] == "collectives need more"
+
+
+def test_rerun_after_a_mended_step_is_ready(machine: Machine) -> None:
+    machine.step("image/10-first", "exit 3")
+    assert machine.boot().returncode == 1
+    machine.step("image/10-first", "true")
+    assert machine.boot().returncode == 0
+    machine.record("ready")
+
+
+def test_hanging_step_ends_within_its_bound_with_all_its_children(machine: Machine) -> None:
+    pids = machine.root / "pids"
+    body = f'trap "" TERM; setsid sleep 301 & echo $! > {pids}; (sleep 302 & echo $! >> {pids}); sleep 303'
+    machine.step("image/10-first", body)
+    start = time.monotonic()
+    assert machine.boot(STEP_TIMEOUT="1").returncode == 1
+    assert time.monotonic() - start < 10
+    assert machine.record("failed")["reason"] == "did not end within 1 s and was killed"
+    for pid in pids.read_text().split():
+        status = Path(f"/proc/{pid}/status")  # a zombie that nobody reaped yet is dead too
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_stopped_from_outside_is_a_failure_with_a_record(machine: Machine) -> None:
+    # Between the step and the runner stands `timeout`.
+    machine.step("image/10-first", "read -r _ _ _ runner _ </proc/$PPID/stat; kill -TERM $runner; sleep 0.2")
+    assert machine.boot().returncode == 143
+    failed = machine.record("failed")
+    assert (failed["step"], failed["reason"]) == ("first", "the bootstrap itself ended with code 143")
+
+
+def test_two_runs_at_once_do_not_mix(machine: Machine) -> None:
+    machine.step("image/10-first", '"$BOOTSTRAP/bootstrap.sh" || echo "second run: $?"')
+    assert machine.boot().returncode == 0
+    log = (machine.root / "var/log/trainyard-bootstrap.log").read_text()
+    assert "another bootstrap is running\nsecond run: 1" in log
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"TRAINYARD_MODE": "cook"}, "TRAINYARD_MODE is 'cook' in /etc/trainyard.env, allowed: bake, node, both"),
+        ({"TRAINYARD_PROFILE": ""}, "TRAINYARD_PROFILE is '' in /etc/trainyard.env, allowed: native, ipex"),
+        ({"TRAINYARD_COLLECTIVES": "$(id)"}, "TRAINYARD_COLLECTIVES is '$(id)' in"),
+        ({"TRAINYARD_IMAGE": ""}, "TRAINYARD_IMAGE is missing"),
+        ({"TRAINYARD_NODE": ""}, "TRAINYARD_NODE is missing"),
+        ({"STEP_TIMEOUT": "soon"}, "STEP_TIMEOUT is 'soon'"),
+    ],
+)
+def test_bad_settings_are_refused_before_any_step(machine: Machine, settings: dict[str, str], reason: str) -> None:
+    assert machine.boot(**settings).returncode == 1
+    failed = machine.record("failed")
+    assert failed["step"] == "settings"
+    assert reason in str(failed["reason"])
+    assert machine.events() == []
+
+
+def test_missing_settings_file_is_a_failure_with_a_record(machine: Machine) -> None:
+    assert machine.run().returncode == 1
+    assert "/etc/trainyard.env is missing" in str(machine.record("failed")["reason"])
+
+
+def test_node_refuses_an_image_of_another_key(machine: Machine) -> None:
+    shutil.copy(BOOTSTRAP / "steps/node/10-image", machine.root / "bootstrap/steps/node/10-image")
+    assert machine.boot(TRAINYARD_MODE="node").returncode == 1
+    assert "never baked" in str(machine.record("failed")["reason"])
+    assert machine.boot(TRAINYARD_MODE="bake").returncode == 0
+    assert machine.boot(TRAINYARD_MODE="node").returncode == 0
+    assert machine.boot(TRAINYARD_MODE="node", TRAINYARD_IMAGE="key-2").returncode == 1
+    reason = str(machine.record("failed")["reason"])
+    assert "key-1" in reason and "key-2" in reason
+
+
+def test_collectives_that_the_profile_lacks_are_refused(machine: Machine) -> None:
+    shutil.copy(BOOTSTRAP / "steps/image/10-preflight", machine.root / "bootstrap/steps/image/10-preflight")
+    assert machine.boot(TRAINYARD_COLLECTIVES="ccl").returncode == 1
+    failed = machine.record("failed")
+    assert failed["step"] == "preflight"
+    assert "collectives 'ccl' cannot go with profile 'native'" in str(failed["reason"])
+
+
+def test_unreachable_index_is_the_reason(machine: Machine) -> None:
+    shutil.copy(BOOTSTRAP / "steps/image/10-preflight", machine.root / "bootstrap/steps/image/10-preflight")
+    versions = machine.root / "bootstrap/versions.env"
+    text = re.sub(r"INTEL_INDEX=.*", "INTEL_INDEX=http://127.0.0.1:9/us/", versions.read_text())
+    versions.write_text(text)
+    machine.boot(TRAINYARD_COLLECTIVES="ccl", TRAINYARD_PROFILE="ipex")
+    assert machine.record("failed")["reason"] == (
+        "collectives 'ccl' needs oneccl-bind-pt 2.8.0, which only Intel's wheel index has, and http://127.0.0.1:9/us/ "
+        "did not answer ([Errno 111] Connection refused); set collectives to gloo or open the way to it"
+    )
+
+
+def pip_settings(environment: dict[str, str]) -> dict[str, str]:
+    script = 'eval "$(python3 -I "$1")"; env -0'
+    command = ["bash", "-c", script, "-", str(BOOTSTRAP / "pip_settings.py")]
+    done = subprocess.run(command, env={"PATH": os.environ["PATH"]} | environment, capture_output=True, check=True)
+    return dict(item.split("=", 1) for item in done.stdout.decode().rstrip("\0").split("\0"))
+
+
+def test_pip_settings_reach_uv(tmp_path: Path) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text("[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c\n")
+    found = pip_settings(
+        {"PIP_CONFIG_FILE": str(config), "PIP_FIND_LINKS": "/no/such/folder", "PIP_PROXY": "http://p:1"}
+    )
+    assert found["UV_DEFAULT_INDEX"] == "https://a/simple"
+    assert found["UV_INDEX"] == "https://b https://c"
+    assert found["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert found["HTTPS_PROXY"] == "http://p:1"
+    assert "UV_FIND_LINKS" not in found
+
+
+def test_uv_own_settings_win_over_pips(tmp_path: Path) -> None:
+    found = pip_settings({"PIP_INDEX_URL": "https://a", "UV_DEFAULT_INDEX": "https://mine", "HOME": str(tmp_path)})
+    assert found["UV_DEFAULT_INDEX"] == "https://mine"
