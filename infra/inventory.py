@@ -215,5 +215,5 @@ def _check_type(key: str, value: object, hint: object, where: str) -> None:
         return  # Literals and the tuple of nodes are checked where their meaning is
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return
-    if not isinstance(value, hint) or isinstance(value, bool):  # type: ignore[arg-type]
-        raise InventoryError(f"{where}: {key} = {value!r}: must be {simple[hint]}")  # type: ignore[index]
+    if not isinstance(value, hint) or isinstance(value, bool):
+        raise InventoryError(f"{where}: {key} = {value!r}: must be {simple[hint]}")

@@ -1,0 +1,87 @@
+"""The host keys that the operator's SSH trusts, one file per cluster, written from the inventory.
+
+    ~/.trainyard/<cluster name>/known_hosts
+
+A node that is created again at the same address has a new key in the inventory, so the file changes with it:
+nothing prompts, and the old key is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import tempfile
+from pathlib import Path
+
+from infra.inventory import InventoryError, Node, SshCluster
+
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_FILES = ("known_hosts", "ssh_config")
+
+
+class SshError(Exception):
+    """A node that cannot be used over SSH: one line with its name, its address and the reason."""
+
+
+class HostKeyError(SshError):
+    """The far end is not known to be the node; trying again would not help."""
+
+
+class HostKeyMismatch(HostKeyError):
+    """Another key than the inventory's answers at a node's address."""
+
+
+class HostKeyUnknown(HostKeyError):
+    """Neither the inventory nor the operator's known_hosts has a key for this address."""
+
+
+def directory(name: str) -> Path:
+    """Where the operator keeps the files of one cluster; the name becomes a path, so it is checked."""
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise InventoryError(f"name = {name!r}: must be letters, digits, '.', '_' and '-', at most 63 of them")
+    return Path.home() / ".trainyard" / name
+
+
+def known_hosts(cluster: SshCluster) -> Path:
+    """The file with the keys of the cluster's nodes, written if the inventory has changed."""
+    path = directory(cluster.name) / "known_hosts"
+    lines = [line for node in cluster.nodes if node.host_key for line in _lines(node)]
+    write(path, "# Written by trainyard from the inventory; changes are overwritten.\n" + "\n".join([*lines, ""]))
+    return path
+
+
+def trusted_files(cluster: SshCluster, node: Node) -> list[Path]:
+    """The files that decide about one node: the inventory's word alone where there is one, else the operator's."""
+    ours = known_hosts(cluster)
+    return [ours] if node.host_key else [ours, Path.home() / ".ssh" / "known_hosts"]
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the operator's directory: whole or not at all, and only when it changes."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_file() and path.read_text() == text:
+        return
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        file.write(text)
+    Path(file.name).replace(path)
+
+
+def forget(name: str) -> None:
+    """Remove the operator's files of a cluster that is gone."""
+    folder = directory(name)
+    for file in _FILES:
+        (folder / file).unlink(missing_ok=True)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def fingerprint(blob: bytes) -> str:
+    """A key as OpenSSH shows it: SHA256:..."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def _lines(node: Node) -> list[str]:
+    # The plain names come last: behind a shared address with many ports, only [address]:port tells nodes apart.
+    names = [f"[{node.address}]:{node.ssh_port}"] if node.ssh_port != 22 else [node.address]
+    return [f"{name} {node.host_key}" for name in [*names, node.name]]

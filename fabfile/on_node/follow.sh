@@ -1,0 +1,47 @@
+#!/bin/bash
+# Tells how this node's bootstrap goes, as it happens, until its record is there or standard input ends.
+# Only shell built-ins in the loop: many nodes may share few cores, and all of them are busy booting.
+#   step <line of progress.jsonl>
+#   ready <record> | failed <record>
+#   unreadable <path>
+state=${TRAINYARD_PREFIX:-}/var/lib/trainyard
+booted=${TRAINYARD_PREFIX:-}/run/systemd/inaccessible/reg # made by this boot's init before anything else, and never touched again
+
+this_boot() { # a record from before a reboot says nothing about now
+    [[ -e $1 && ! (-e $booted && $1 -ot $booted) ]]
+}
+
+over() { # sets word and file
+    for word in failed ready; do
+        file=$state/$word.json
+        this_boot "$file" && return
+    done
+    return 1
+}
+
+steps() { # the lines of progress.jsonl that are new since the last call
+    local line lines progress=$state/progress.jsonl
+    this_boot "$progress" || return
+    mapfile -t lines <"$progress"
+    ((${#lines[@]} < seen)) && seen=0 # the bootstrap began again
+    for line in "${lines[@]:seen}"; do
+        [[ $line == *"}" ]] || break # half a line: it is still being written
+        echo "step $line"
+        ((seen += 1))
+    done
+}
+
+seen=0
+if ! over; then
+    until over; do
+        steps
+        read -r -t 0.3
+        (($? > 128)) || exit 0 # not a timeout: nobody listens any more
+    done
+    steps # those between the last look and the record
+fi # else all is over already, and the record alone tells it
+if text=$(<"$file"); then
+    echo "$word ${text//$'\n'/ }"
+else
+    echo "unreadable $file"
+fi

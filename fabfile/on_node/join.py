@@ -1,0 +1,141 @@
+"""Makes a node one of a cluster. Runs on the node with its own python3; the standard library only.
+
+    join.py gather        as the user: makes the node's own key if it has none; prints what the others need to know
+    join.py install JSON  as root: files so that names resolve and SSH between the nodes is trusted, both ways
+
+Only the lines between the marks are trainyard's; everything else in these files is kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BEGIN = "# BEGIN trainyard nodes"
+END = "# END trainyard nodes"
+
+
+def targets(root: Path, home: Path) -> dict[str, Path]:
+    return {
+        "hosts": root / "etc/hosts",
+        "known_hosts": root / "etc/ssh/ssh_known_hosts",
+        "authorized_keys": home / ".ssh/authorized_keys",
+        "ssh_config": home / ".ssh/config",
+    }
+
+
+def gather(root: Path, home: Path) -> dict[str, str]:
+    """Public key, the port sshd listens on here, and a digest of the blocks that are installed now."""
+    key = home / ".ssh/id_ed25519"
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (key.parent / ".trainyard.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two `fab wait` at once must not make two keys
+        if not key.exists():
+            command = [
+                "ssh-keygen",
+                "-q",
+                "-t",
+                "ed25519",
+                "-N",
+                "",
+                "-C",
+                f"trainyard@{os.uname().nodename}",
+                "-f",
+                str(key),
+            ]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    port = os.environ["SSH_CONNECTION"].split()[3]
+    public = key.with_suffix(".pub").read_text().strip()
+    return {"key": public, "port": port, "digest": digest(current(root, home))}
+
+
+def current(root: Path, home: Path) -> dict[str, str]:
+    return {name: block_of(read(path)) for name, path in targets(root, home).items()}
+
+
+def digest(blocks: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(blocks, sort_keys=True).encode()).hexdigest()
+
+
+def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) -> None:
+    paths = targets(root, home)
+    for name, path in paths.items():
+        old = read(path)
+        kept = without_block(old)
+        if name == "hosts":
+            kept = without_loopback_names(kept, names)
+        # OpenSSH takes the first value that it finds, and so does a resolver: there our lines come first.
+        new = blocks[name] + kept if name in ("hosts", "ssh_config") else with_newline(kept) + blocks[name]
+        if new != old:
+            write(path, new, like=home if path.is_relative_to(home) else root)
+
+
+def read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def block_of(text: str) -> str:
+    """Our lines, marks included; empty if there are none."""
+    if BEGIN not in text or END not in text:
+        return ""
+    return text[text.index(BEGIN) : text.index(END) + len(END) + 1]
+
+
+def without_block(text: str) -> str:
+    block = block_of(text)
+    return text.replace(block, "", 1) if block else text
+
+
+def with_newline(text: str) -> str:
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def without_loopback_names(text: str, names: list[str]) -> str:
+    """Debian's `127.0.1.1 node1`: a node that takes itself for 127.0.1.1 is not reached by the others."""
+    lines = []
+    for line in text.splitlines(keepends=True):
+        address, *aliases = line.split("#")[0].split() or [""]
+        if address.startswith("127.") or address == "::1":
+            left = [alias for alias in aliases if alias.split(".")[0] not in names]
+            if not left:
+                continue
+            if left != aliases:
+                line = f"{address} {' '.join(left)}\n"
+        lines.append(line)
+    return "".join(lines)
+
+
+def write(path: Path, text: str, like: Path) -> None:
+    """Whole or not at all; the owner is that of `like`, the mode that of the old file."""
+    mode = path.stat().st_mode & 0o777 if path.exists() else (0o600 if ".ssh" in path.parts else 0o644)
+    owner = like.stat()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fchmod(file.fileno(), mode)
+        os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+        os.fsync(file.fileno())
+    Path(temporary).replace(path)
+
+
+def main(argv: list[str]) -> None:
+    root = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
+    user = pwd.getpwuid(int(os.environ.get("SUDO_UID", os.getuid())))
+    home = root / user.pw_dir.lstrip("/")
+    if argv[0] == "gather":
+        print(json.dumps(gather(root, home)))
+    else:
+        order = json.loads(argv[1])
+        install(root, home, order["blocks"], order["names"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,100 @@
+"""What a node has to say of itself, as one line of JSON. Runs on the node; the standard library only.
+
+A node that is a container shares the kernel with others: then memory comes from its own cgroup, or from its processes
+where that is not readable, and the load is the whole machine's; `shared` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
+STATE = ROOT / "var/lib/trainyard"
+BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
+GIB = 1 << 30
+
+
+def main() -> None:
+    shared = Path("/run/systemd/container").exists()
+    disk = shutil.disk_usage("/")
+    told: dict[str, Any] = {
+        "ready": record("ready.json"),
+        "failed": record("failed.json"),
+        "step": last_step(),
+        "job": record("job.json", any_boot=True),
+        "load": os.getloadavg()[0],
+        "shared": shared,
+        "memory_used_gb": round(memory_used(shared) / GIB, 3),
+        "memory_total_gb": None if shared else round(meminfo()["MemTotal"] / GIB, 3),
+        "disk_free_gb": round(disk.free / GIB, 1),
+        "disk_total_gb": round(disk.total / GIB, 1),
+        "up_seconds": int(up_seconds()),
+    }
+    print(json.dumps(told))
+
+
+def record(name: str, *, any_boot: bool = False) -> Any:
+    """A record of this boot; None if there is none."""
+    path = STATE / name
+    if not path.exists() or not (any_boot or of_this_boot(path)):
+        return None
+    return json.loads(path.read_text())
+
+
+def of_this_boot(path: Path) -> bool:
+    return not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns
+
+
+def last_step() -> str:
+    path = STATE / "progress.jsonl"
+    if not path.exists() or not of_this_boot(path):
+        return ""
+    whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    return str(json.loads(whole[-1])["step"]) if whole else ""
+
+
+def memory_used(shared: bool) -> float:
+    if not shared:
+        info = meminfo()
+        return info["MemTotal"] - info["MemAvailable"]
+    for folder, usage, cache in (
+        ("/sys/fs/cgroup", "memory.current", "inactive_file"),
+        ("/sys/fs/cgroup/memory", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        path = Path(folder) / usage
+        if os.access(path, os.R_OK):
+            stat = dict(line.split() for line in (path.parent / "memory.stat").read_text().splitlines())
+            return int(path.read_text()) - int(stat[cache])  # what the kernel gives back first is not in use
+    return processes()
+
+
+def processes() -> float:
+    """Private memory of all processes; what they share is not counted."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/statm"):
+        try:
+            _, resident, file_backed = path.read_text().split()[:3]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        total += (int(resident) - int(file_backed)) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def meminfo() -> dict[str, float]:
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines}
+
+
+def up_seconds() -> float:
+    """Since this node's own init began; /proc/uptime alone is the machine's."""
+    after_name = Path("/proc/1/stat").read_text().rpartition(")")[2].split()
+    began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    return float(Path("/proc/uptime").read_text().split()[0]) - began
+
+
+if __name__ == "__main__":
+    main()

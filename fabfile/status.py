@@ -1,0 +1,128 @@
+"""`fab status`: one line per node, from one round trip per node, all at once."""
+
+from __future__ import annotations
+
+import json as json_text
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from fabfile.output import duration, gigabytes, interruptible, say, table
+from fabfile.remote import Result
+from fabfile.ssh import Fleet
+from fabfile.targets import load
+from infra.inventory import Node, SshCluster
+
+_PROGRAM = (Path(__file__).parent / "on_node" / "status.py").read_text()
+_REACH_SECONDS = 5.0
+_TIMEOUT = 20
+_HEADING = ["NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB", "PRICE", "AGE"]
+_FEATURES = ("amx", "avx512_bf16", "avx512")
+
+
+@task(
+    help={
+        "json": "print JSON, for programs",
+        "stack": "the stack",
+        "inventory": "an inventory file instead of a stack",
+    }
+)
+def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
+    """Show the nodes: state, software, load, memory, disk, job, price, age."""
+    cluster = load(stack, inventory)
+    with interruptible():
+        results = ask(cluster)
+    nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
+    if json:
+        say(json_text.dumps({"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "nodes": nodes}, indent=2))
+        return
+    say(table([_HEADING, *(_row(node) for node in nodes)]))
+    for node in nodes:
+        if node["reason"]:
+            say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
+    if any(node["load_is_shared"] for node in nodes):
+        say("LOAD and DISK are those of the machine that the nodes share")
+    say(_next(nodes))
+
+
+def ask(cluster: SshCluster) -> dict[str, Result]:
+    with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
+        return fleet.run(f"exec python3 -I -S -c {shlex.quote(_PROGRAM)}", timeout=_TIMEOUT)
+
+
+def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
+    """All that is known of a node, under the names that `--json` prints."""
+    told = json_text.loads(result.stdout) if result.ok else {}
+    state, reason = _state(result, told)
+    record = told.get("ready") or {}
+    cpu, job = record.get("cpu") or {}, told.get("job") or {}
+    return {
+        "name": node.name,
+        "role": node.role,
+        "address": node.address,
+        "port": node.ssh_port,
+        "state": state,
+        "reason": reason,
+        "profile": record.get("profile"),
+        "versions": record.get("versions") or {},
+        "cpu": cpu,
+        "load": told.get("load"),
+        "load_is_shared": bool(told.get("shared")),
+        "memory_used_gb": told.get("memory_used_gb"),
+        "memory_gb": node.memory_gb or told.get("memory_total_gb"),
+        "disk_free_gb": told.get("disk_free_gb"),
+        "disk_total_gb": told.get("disk_total_gb"),
+        "job": {"id": job.get("id"), "state": job.get("state")} if job else None,
+        "hourly_usd": round(cluster.hourly_usd / len(cluster.nodes), 4),
+        "up_seconds": told.get("up_seconds"),
+    }
+
+
+def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
+    """One of ready, failed, booting, unreachable, and what there is to say about it."""
+    if result.reason:
+        return "unreachable", result.reason
+    if not result.ok:
+        return "unknown", result.why
+    if told["failed"]:
+        return "failed", f"step {told['failed'].get('step')}: {told['failed'].get('reason')}"
+    if told["ready"] and told["ready"].get("mode") != "bake":
+        return "ready", ""
+    return "booting", f"step {told['step']}" if told["step"] else "the bootstrap has not begun"
+
+
+def _row(node: Mapping[str, Any]) -> list[str]:
+    torch = node["versions"].get("torch")
+    software = f"{node['profile']} torch {torch}" if torch else "-"
+    features = [name for name in _FEATURES if node["cpu"].get(name)]
+    cores = node["cpu"].get("cores")
+    used, limit = node["memory_used_gb"], node["memory_gb"]
+    memory = "-" if used is None else gigabytes(used) + (f"/{gigabytes(limit)}" if limit else "")
+    disk = "-" if node["disk_free_gb"] is None else f"{gigabytes(node['disk_free_gb'])} free"
+    job = f"{node['job']['id']} {node['job']['state']}" if node["job"] else "-"
+    return [
+        node["name"],
+        node["address"] if node["port"] == 22 else f"{node['address']}:{node['port']}",
+        node["state"],
+        software,
+        f"{cores}x {' '.join(features) or 'no amx'}" if cores else "-",
+        "-" if node["load"] is None else f"{node['load']:.2f}",
+        memory,
+        disk,
+        job,
+        f"${node['hourly_usd']:.2f}/h",
+        "-" if node["up_seconds"] is None else duration(node["up_seconds"]),
+    ]
+
+
+def _next(nodes: list[dict[str, Any]]) -> str:
+    for node in nodes:
+        if node["state"] == "failed":
+            return f"next: fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)"
+    if any(node["state"] != "ready" for node in nodes):
+        return "next: fab wait"
+    return "next: fab check"

@@ -1,0 +1,51 @@
+"""Which machines a verb works on: a stack's inventory, or a file's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from fabfile.known_hosts import directory
+from infra.inventory import InventoryError, Node, SshCluster, from_json
+
+
+def load(stack: str, inventory: str) -> SshCluster:
+    """The cluster in the inventory file, else that of the stack; what cannot be used ends fab with exit code 2."""
+    text, source = (_read(Path(inventory).expanduser()), inventory) if inventory else _stack_output(stack)
+    try:
+        cluster = from_json(text, source=source)
+        if not isinstance(cluster, SshCluster):
+            raise InventoryError(f"{source}: kind = {cluster.kind!r}: this verb works on nodes reached over SSH")
+    except InventoryError as error:
+        raise Exit(str(error), code=2) from None
+    try:
+        directory(cluster.name)
+    except InventoryError as error:
+        raise Exit(f"{source}: {error}", code=2) from None
+    return cluster
+
+
+def choose(cluster: SshCluster, names: str) -> list[Node]:
+    """The nodes of a comma-separated list; empty: all of them."""
+    try:
+        wanted = [cluster.node(name.strip()) for name in names.split(",")] if names else list(cluster.nodes)
+    except InventoryError as error:
+        raise Exit(str(error), code=2) from None
+    return list(dict.fromkeys(wanted))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Exit(f"{path}: {error.strerror}", code=2) from None
+    except UnicodeDecodeError:
+        raise Exit(f"{path}: not JSON: not even text", code=2) from None
+
+
+def _stack_output(stack: str) -> tuple[str, str]:
+    from fabfile import backend  # only here: with an inventory file no stack is needed, nor what makes one
+
+    stack = stack or backend.default_stack()
+    return backend.stack_output(stack), f"stack {stack}"

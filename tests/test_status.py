@@ -1,0 +1,126 @@
+"""`fab status`: the table, the JSON, and what it says of a node that it cannot see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sshd
+
+from fabfile.output import duration, gigabytes, prefixed, table
+from fabfile.remote import Result
+from fabfile.status import describe
+from infra.inventory import Node, SshCluster, to_json
+
+FAB = Path(sys.executable).with_name("fab")
+CLUSTER = SshCluster(
+    name="yard",
+    nodes=(
+        Node(name="node1", private_ip="10.0.0.1", role="head", memory_gb=4),
+        Node(name="node2", private_ip="10.0.0.2"),
+    ),
+    hourly_usd=3.0,
+)
+TOLD: dict[str, Any] = {
+    "ready": {"mode": "node", "profile": "native", "versions": {"torch": "2.13.0"}, "cpu": {"cores": 2, "amx": True}},
+    "failed": None,
+    "step": "names",
+    "job": {"id": "12", "state": "RUNNING"},
+    "load": 0.5,
+    "shared": True,
+    "memory_used_gb": 1.25,
+    "memory_total_gb": None,
+    "disk_free_gb": 60.0,
+    "disk_total_gb": 100.0,
+    "up_seconds": 61,
+}
+
+
+def state_of(**changes: object) -> tuple[str, str]:
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes})))
+    return node["state"], node["reason"]
+
+
+def test_states() -> None:
+    assert state_of() == ("ready", "")
+    failed = {"step": "torch", "reason": "no wheel"}
+    assert state_of(ready=None, failed=failed) == ("failed", "step torch: no wheel")
+    assert state_of(ready=None) == ("booting", "step names")
+    assert state_of(ready=None, step="") == ("booting", "the bootstrap has not begun")
+    assert state_of(ready={"mode": "bake"})[0] == "booting"
+    gone = describe(CLUSTER, CLUSTER.head, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
+    assert (gone["state"], gone["reason"]) == ("unreachable", "node1 (10.0.0.1:22): no answer")
+    odd = describe(CLUSTER, CLUSTER.head, Result("node1", 127, stderr="bash: python3: not found\n"))
+    assert (odd["state"], odd["reason"]) == ("unknown", "exit code 127: bash: python3: not found")
+
+
+def test_price_memory_and_job() -> None:
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps(TOLD)))
+    assert node["hourly_usd"] == 1.5
+    assert (node["memory_used_gb"], node["memory_gb"]) == (1.25, 4)
+    assert node["job"] == {"id": "12", "state": "RUNNING"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SshCluster, list[sshd.Sshd]]]:
+    sshd.require()
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    yard = sshd.Yard(tmp_path, [])
+    sshd.keygen(yard.identity)
+    port = sshd.free_port()
+    servers = [yard.start(f"127.0.0.{i + 2}", port) for i in range(2)]
+    lost = Node(name="node3", private_ip="127.0.0.77", ssh_port=port, host_key=servers[0].host_key)
+    yield yard.cluster(*(server.node(f"node{i + 1}") for i, server in enumerate(servers)), lost), servers
+    yard.stop()
+
+
+def fab_status(folder: Path, cluster: SshCluster, *more: str) -> str:
+    (folder / "inventory.json").write_text(to_json(cluster))
+    argv = [FAB, "status", "--inventory", folder / "inventory.json", *more]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -> None:
+    machines, servers = cluster
+    folder = servers[0].root / "var/lib/trainyard"
+    folder.mkdir(parents=True)
+    (folder / "ready.json").write_text(json.dumps(TOLD["ready"]))
+    (folder / "job.json").write_text(json.dumps(TOLD["job"]))
+    lines = fab_status(tmp_path, machines).splitlines()
+    assert lines[0].split() == "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE".split()  # noqa: SIM905
+    assert lines[1].split()[:6] == ["node1", f"127.0.0.2:{servers[0].port}", "ready", "native", "torch", "2.13.0"]
+    assert "12 RUNNING" in lines[1]
+    assert lines[2].split()[2] == "booting"
+    assert lines[3].split()[2] == "unreachable"
+    assert f"node3 is unreachable: (127.0.0.77:{servers[0].port}): Connection refused" in lines
+    assert lines[-1] == "next: fab wait"
+
+    read = json.loads(fab_status(tmp_path, machines, "--json"))
+    assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]
+    assert read["nodes"][0]["memory_used_gb"] > 0
+    assert read["nodes"][0]["up_seconds"] > 0
+    assert all(server.log.count("Accepted publickey") == 2 for server in servers)  # one connection per call
+
+
+def test_table_and_units() -> None:
+    assert table([["A", "LONGER"], ["wide", "x"]]) == "A     LONGER\nwide  x"
+    assert [duration(s) for s in (0, 59, 60, 3599, 3600, 12000, 86400, 172800)] == [
+        "0s",
+        "59s",
+        "1m",
+        "59m",
+        "1h00m",
+        "3h20m",
+        "24h00m",
+        "2d",
+    ]
+    assert [gigabytes(value) for value in (0.0, 0.4, 1.0, 3.25, 64)] == ["0M", "410M", "1G", "3.2G", "64G"]
+    assert prefixed("node2", "hello") == "[node2] hello"  # no colour: this is no terminal
