@@ -19,6 +19,7 @@ from invoke.exceptions import Exit
 
 ROOT = Path(__file__).absolute().parent.parent
 USAGE = 2
+INTERRUPTED = 130
 
 
 def default_stack() -> str:
@@ -62,16 +63,26 @@ def follow(argv: Sequence[str]) -> int:
     # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
     # and hands it on: twice would make Pulumi give up at once, with work under way.
     foreground = sys.stdin is not None and sys.stdin.isatty()
-    process = subprocess.Popen(argv, cwd=ROOT, env=environment(), start_new_session=not foreground)
+    process: subprocess.Popen[bytes] | None = None
+    got: list[int] = []
 
-    def interrupt(signum: int, _frame: object) -> None:
-        if signum == signal.SIGTERM or not foreground:
+    def hand_on(signum: int) -> None:
+        if process is not None and (signum == signal.SIGTERM or not foreground):
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
 
+    def interrupt(signum: int, _frame: object) -> None:
+        got.append(signum)
+        hand_on(signum)
+
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return process.wait()
+        started = subprocess.Popen(argv, cwd=ROOT, env=environment(), start_new_session=not foreground)
+        early, process = list(got), started
+        for signum in early:
+            hand_on(signum)
+        code = process.wait()
+        return INTERRUPTED if got and code != 0 else code
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -1,4 +1,4 @@
-"""Free the lock that a killed `pulumi up` leaves on a stack, and only that of a dead one.
+"""What a killed `pulumi up` leaves behind: its lock on the stack, and its language host.
 
 Pulumi's file backend keeps a JSON file per lock with the process and the host that hold it. Other backends do
 not say whether the holder lives.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -36,6 +38,18 @@ def free(stack: str) -> None:
         say(f"lock of process {holder['pid']}, which is dead: freed")
     if held:
         backend.ask(["pulumi", "cancel", "--yes", "--stack", stack])
+
+
+def end_language_hosts() -> None:
+    """End the language hosts whose pulumi is dead: by themselves they notice that after five minutes."""
+    ours = f"PYTHONPATH={backend.ROOT}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended while we looked, or is another user's
+            command = (entry / "cmdline").read_bytes().split(b"\0")[0]
+            if command.endswith(b"/pulumi-language-python") and ours in (entry / "environ").read_bytes().split(b"\0"):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if Path(f"/proc/{parent}/comm").read_text().strip() != "pulumi":
+                    os.kill(int(entry.name), signal.SIGTERM)
 
 
 def _locks(stack: str) -> list[dict[str, Any]] | None:

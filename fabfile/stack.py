@@ -26,7 +26,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     _must_be_answerable(yes)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        _finish(backend.follow(["pulumi", "up", "--refresh", "--stack", stack, *_pulumi_yes(yes)]), stack)
+        _finish(backend.follow(["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]), stack)
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
@@ -90,6 +90,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     if backend.has_pulumi():
         if backend.exists(stack):
             pulumi_lock.free(stack)
+            pulumi_lock.end_language_hosts()
             refreshing = ["pulumi", "refresh", "--clear-pending-creates", "--stack", stack, *_pulumi_yes(True)]
             _finish(backend.follow(refreshing), stack)
     else:

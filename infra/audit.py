@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from infra.local import command, leftovers, operation
-from infra.local.cgroup import CgroupError
-from infra.local.machine import MachineError
+from infra.errors import OperationError, UsageError
+from infra.local import leftovers
+from infra.settings import check_stack
 
 
 def main() -> int:
@@ -22,11 +22,15 @@ def main() -> int:
     args = parser.parse_args()
     known = set(filter(None, args.known.split(",")))
     try:
+        check_stack(args.stack)
         if args.sweep:
             found = leftovers.sweep(args.stack, known)
         else:
             found = [thing for thing in leftovers.find(args.stack) if thing.owner not in known]
-    except (command.CommandError, CgroupError, MachineError, operation.Busy, PermissionError) as error:
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (OperationError, PermissionError) as error:
         print(error, file=sys.stderr)
         return 1
     print(leftovers.to_json(found))

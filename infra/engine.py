@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import dill
@@ -32,14 +33,14 @@ from pulumi.runtime.stack import run_in_stack
 
 from infra import stack_file
 from infra.engine_state import Resource, State
-from infra.errors import UsageError
+from infra.errors import OperationError, UsageError
 from infra.local import operation
 from infra.local.report import say
 
 PROVIDER = "__provider"
 
 
-class EngineError(Exception):
+class EngineError(OperationError):
     """An operation that the engine could not finish."""
 
 
@@ -83,7 +84,10 @@ class Engine(Mocks):
             if not self.preview and diff.delete_before_replace:
                 provider.delete(known.id, known.outputs)
                 self.state.remove(name)
-            return self._create(name, provider, inputs, f"+- replace ({', '.join(diff.replaces)})")
+            made = self._create(name, provider, inputs, f"+- replace ({', '.join(diff.replaces)})")
+            if not self.preview and not diff.delete_before_replace:
+                provider.delete(known.id, known.outputs)
+            return made
         if diff.changes:
             return self._update(known, provider, inputs)
         return known.id, known.outputs
@@ -201,13 +205,19 @@ def preview(state: State, stack: str) -> None:
 
 
 def refresh(state: State, stack: str) -> None:
-    """Forget what is there no more; a resource whose making was cut off is deleted, as nobody knows how far it got."""
+    """Record what is really there; a resource whose making was cut off is deleted, as nobody knows how far it got."""
     for resource in state.reversed():
         if resource.pending:
             delete(state, resource)
-        elif not load_provider(resource.outputs).read(resource.id, resource.outputs).id:
+            continue
+        found = load_provider(resource.outputs).read(resource.id, resource.outputs)
+        if not found.id:
             say(f"  {resource.name}: is gone")
             state.remove(resource.name)
+        elif found.outs != resource.outputs:
+            changed = {key: value for key, value in found.outs.items() if resource.outputs.get(key) != value}
+            say(f"  {resource.name}: changed outside: {changed}")
+            state.put(Resource(resource.name, found.id, found.outs))
 
 
 def destroy(state: State, stack: str) -> None:
@@ -244,11 +254,11 @@ def _interrupt(signum: int, frame: object) -> None:
     operation.interrupted.set()
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.engine", description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("stack")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt)
     try:
@@ -260,6 +270,9 @@ def main() -> int:
     except operation.Cancelled as error:
         print(error, file=sys.stderr)
         return 130
+    except OperationError as error:
+        print(error, file=sys.stderr)
+        return 1
     except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
 from infra.local import operation
+from infra.settings import check_stack
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class State:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "state.json"
+        self._temporary = directory / "state.tmp"
         self._lock = threading.Lock()
         self._resources: dict[str, Resource] = {}
         self.outputs: dict[str, Any] = {}
@@ -44,22 +45,25 @@ class State:
     @contextmanager
     def opened(stack: str, *, shared: bool) -> Iterator[State]:
         """The stack's state, locked: a lock dies with its process, so a killed one leaves none behind."""
+        check_stack(stack)
         directory = Path.home() / ".trainyard" / "engine" / stack
-        try:
-            with operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0):
-                yield State(directory)
-        except operation.Busy:
-            raise UsageError(f"stack {stack}: another `up` or `destroy` is at work; wait for it, or stop it") from None
-        finally:
-            if directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()
+        with ExitStack() as held:
+            try:
+                held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
+            except operation.Busy as busy:
+                raise UsageError(
+                    f"stack {stack}: process {busy.holder} is at work on it; wait for it, or stop it"
+                ) from None
+            held.callback(_remove_if_empty, directory)
+            yield State(directory)
 
     def get(self, name: str) -> Resource | None:
         return self._resources.get(name)
 
     def put(self, resource: Resource) -> None:
         with self._lock:
-            self._resources.pop(resource.name, None)  # made again: goes to the end of the order
+            if resource.pending:
+                self._resources.pop(resource.name, None)  # made again: goes to the end of the order
             self._resources[resource.name] = resource
             self._write()
 
@@ -78,16 +82,21 @@ class State:
 
     def forget(self) -> None:
         """Remove the state of a stack that has no resources any more."""
-        shutil.rmtree(self._path.parent)
+        self._path.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
 
     def text(self) -> str:
         resources = [dataclasses.asdict(resource) for resource in self._resources.values()]
         return json.dumps({"resources": resources, "outputs": self.outputs}, indent=1)
 
     def _write(self) -> None:
-        temporary = self._path.with_suffix(".tmp")
-        with temporary.open("w") as file:
+        with self._temporary.open("w") as file:
             file.write(self.text())
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self._path)
+        self._temporary.replace(self._path)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):  # it holds a state, or another reader was faster
+        directory.rmdir()

@@ -8,7 +8,6 @@ imported: the pre-flight, the Pulumi program and the tests all read settings the
 from __future__ import annotations
 
 import base64
-import binascii
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from infra.errors import UsageError
 
+ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = ("local",)
 PROFILES = ("native", "ipex")
 COLLECTIVES = ("gloo", "ccl")
@@ -24,6 +24,7 @@ MAX_NODES = 64
 FIRST_HOST = 10
 """The head has the tenth address of the network: clouds keep the first ones, we keep the first for the bridge."""
 
+PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _IMAGE_ID = re.compile(r"[0-9a-f]{16}")
@@ -43,7 +44,8 @@ class SettingsError(UsageError):
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
         self.key = key
-        super().__init__(f"{key} = {_shown(value)}: must be {allowed}")
+        name = key if key.isprintable() and len(key) <= 60 else _shown(key)
+        super().__init__(f"{name} = {_shown(value)}: must be {allowed}")
 
 
 def _shown(value: object) -> str:
@@ -100,8 +102,7 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
 
     Raises SettingsError for the first key that cannot be used. Reads the public key's file; changes nothing.
     """
-    if not _STACK.fullmatch(stack):
-        raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-', as it names machines")
+    check_stack(stack)
     for key in raw:
         if key not in KEYS:
             raise SettingsError(key, raw[key], f"one of the known keys: {', '.join(KEYS)}")
@@ -126,6 +127,12 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
         image=_image(raw["image"]),
         local=local,
     )
+
+
+def check_stack(stack: str) -> None:
+    """Raise SettingsError for a stack's name that cannot name files and machines."""
+    if not _STACK.fullmatch(stack):
+        raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-' (not first or last), as it names machines")
 
 
 def _integer(raw: Mapping[str, str], key: str, least: int, most: int) -> int:
@@ -155,10 +162,8 @@ def _network(text: str, nodes: int) -> ipaddress.IPv4Network:
         network = ipaddress.IPv4Network(text)
     except ValueError:
         raise SettingsError("cidr", text, "an IPv4 network such as 10.77.0.0/24, without host bits") from None
-    if not network.is_private or network.is_loopback or network.is_link_local or network.is_unspecified:
-        raise SettingsError("cidr", text, "a private network (in 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16)")
-    if network.prefixlen < 8:
-        raise SettingsError("cidr", text, "a network of /8 or smaller")
+    if not any(network.subnet_of(private) for private in PRIVATE):
+        raise SettingsError("cidr", text, f"a private network (in {', '.join(map(str, PRIVATE))})")
     if network.num_addresses < FIRST_HOST + nodes + 1:
         most = max(network.num_addresses - FIRST_HOST - 1, 0)
         raise SettingsError(
@@ -168,14 +173,17 @@ def _network(text: str, nodes: int) -> ipaddress.IPv4Network:
 
 
 def _path(text: str) -> Path:
+    """The file; a relative path is the checkout's, as Pulumi and `fab` run the program in different directories."""
     try:
-        return Path(text).expanduser()
-    except RuntimeError:
+        return ROOT / Path(text).expanduser()
+    except (RuntimeError, ValueError):
         raise SettingsError("publicKey", text, "the path of a public key file") from None
 
 
 def _public_key(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():
+            raise SettingsError("publicKey", str(path), "a file")  # reading a pipe or a device might never end
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         raise SettingsError(
@@ -185,22 +193,33 @@ def _public_key(path: Path) -> str:
         raise SettingsError("publicKey", str(path), "a readable public key file") from None
     if "PRIVATE KEY" in text:
         raise SettingsError("publicKey", str(path), "the public half of the key (the file that ends in .pub)")
-    fields = text.split(maxsplit=2)
-    if "\n" in text or len(fields) < 2 or fields[0] not in _KEY_TYPES or not _is_key_body(fields[0], fields[1]):
+    if not _is_key_line(text):
         raise SettingsError(
             "publicKey", str(path), "a file with one line 'TYPE BASE64 [COMMENT]', as ssh-keygen writes it"
         )
     return text
 
 
+def _is_key_line(text: str) -> bool:
+    fields = text.split(maxsplit=2)
+    return len(text.splitlines()) == 1 and len(fields) > 1 and fields[0] in _KEY_TYPES and _is_key_body(*fields[:2])
+
+
 def _is_key_body(kind: str, body: str) -> bool:
-    """Whether the base64 half holds a key of the type that the line names (RFC 4253, section 6.6)."""
+    """Whether the base64 half is a whole key of the type that the line names.
+
+    It is fields of a length and as many bytes, the first of them the type (RFC 4253, section 6.6).
+    """
     try:
         blob = base64.b64decode(body, validate=True)
-    except binascii.Error:
+    except ValueError:
         return False
-    name = kind.encode()
-    return blob[:4] == len(name).to_bytes(4, "big") and blob[4 : 4 + len(name)] == name and len(blob) > 4 + len(name)
+    fields, at = [], 0
+    while at < len(blob):
+        end = at + 4 + int.from_bytes(blob[at : at + 4], "big")
+        fields.append(blob[at + 4 : end])
+        at = end
+    return at == len(blob) and len(fields) > 1 and fields[0] == kind.encode()
 
 
 def _image(text: str) -> str:

@@ -11,48 +11,53 @@ from typing import Any
 import yaml
 
 from infra.errors import UsageError
+from infra.settings import ROOT, SettingsError, check_stack
 
 PROJECT = "trainyard"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def read(stack: str, root: Path = ROOT) -> dict[str, str]:
     """The stack's keys as text, defaults filled in.
 
-    Raises UsageError for a file that is missing or not YAML, a key outside this project, or a secret (only
-    `pulumi` can open those).
+    Raises UsageError for a stack without a file, a file that is not YAML, and a value that is a list, a mapping
+    or a secret (only `pulumi` can open those).
     """
+    check_stack(stack)
     declared = _mapping(root / "Pulumi.yaml").get("config", {})
-    values = {key: _text(spec["default"]) for key, spec in declared.items() if "default" in spec}
+    values = {key: _text(key, spec["default"]) for key, spec in declared.items() if "default" in spec}
     path = root / "stacks" / f"Pulumi.{stack}.yaml"
-    for name, value in (_mapping(path).get("config") or {}).items():
-        key = str(name).removeprefix(f"{PROJECT}:")
-        if ":" in key:
-            continue  # a provider's own key, such as aws:region
-        if isinstance(value, dict):
-            raise UsageError(
-                f"{path.name}: {key}: must be plain text, not {'a secret' if 'secure' in value else 'a mapping'}"
-            )
-        values[key] = _text(value)
+    if not path.exists():
+        there = sorted(p.name.removeprefix("Pulumi.").removesuffix(".yaml") for p in path.parent.glob("Pulumi.*.yaml"))
+        raise SettingsError("stack", stack, f"one with a file stacks/Pulumi.<stack>.yaml, such as {', '.join(there)}")
+    config = _mapping(path).get("config") or {}
+    if not isinstance(config, dict):
+        raise UsageError(f"{path.name}: config: must be a mapping of keys and values")
+    for name, value in config.items():
+        key = name.removeprefix(f"{PROJECT}:")
+        if ":" not in key:  # else it is a provider's own key, such as aws:region
+            values[key] = _text(key, value)
     return values
 
 
-def _text(value: object) -> str:
-    """A YAML scalar as Pulumi hands it to a program: text, booleans in lower case."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value)
+def _text(key: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    is_secret = isinstance(value, dict) and "secure" in value
+    what = "a secret" if is_secret else "a list" if isinstance(value, list) else "a mapping"
+    raise SettingsError(key, what, "plain text")
 
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        names = sorted(p.name.removeprefix("Pulumi.").removesuffix(".yaml") for p in path.parent.glob("Pulumi.*.yaml"))
-        raise UsageError(f"{path}: there is no such file; stacks there are: {', '.join(names)}") from None
+        # The base loader leaves every scalar the text that the user wrote: nothing is a date or octal by surprise.
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{path.name}: not YAML: {' '.join(str(error).split())}") from None
-    if loaded is None:
+    except RecursionError:
+        raise UsageError(f"{path.name}: not YAML that can be read: nested too deeply") from None
+    if loaded in (None, ""):
         return {}
     if not isinstance(loaded, dict):
         raise UsageError(f"{path.name}: must be a mapping with the key `config`")

@@ -6,7 +6,7 @@ import os
 
 import pulumi
 
-from infra import inventory, user_data
+from infra import cloud_config, inventory, user_data
 from infra.local import base, host
 from infra.local.image import Image
 from infra.local.network import Network
@@ -21,6 +21,8 @@ def image_id(settings: Settings) -> str:
 
 def check(settings: Settings) -> None:
     """Raise UsageError when this machine cannot be the cluster. Changes nothing."""
+    host.check_machine()
+    cloud_config.read(user_data.BOOTSTRAP)
     host.check(settings, image_id(settings))
 
 

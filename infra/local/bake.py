@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.errors import OperationError
 from infra.local import base, cgroup, command, paths
 from infra.local.machine import Machine
 
@@ -56,7 +57,7 @@ SEALED = (
 """What makes one machine different from another, and what the bake borrowed from the host."""
 
 
-class BakeError(Exception):
+class BakeError(OperationError):
     """A bake that failed: names the step and the end of its log."""
 
 

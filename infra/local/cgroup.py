@@ -11,12 +11,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from infra.errors import OperationError
+
 ROOT = Path("/sys/fs/cgroup")
 TOP = "trainyard"
 PERIOD_US = 100_000
 
 
-class CgroupError(Exception):
+class CgroupError(OperationError):
     """The control groups of this host cannot be used as we need them."""
 
 
@@ -43,12 +45,21 @@ def make(stack: str, machine: str) -> list[Path]:
     joins = []
     for tree in _trees():
         group = tree / TOP / stack / machine
-        group.mkdir(parents=True, exist_ok=True)
+        _mkdir(group)
         joins.append(group / "cgroup.procs")
     if not is_hybrid():
         for parent in (ROOT, ROOT / TOP, ROOT / TOP / stack):
             (parent / "cgroup.subtree_control").write_text("+cpu +memory +pids")
     return joins
+
+
+def _mkdir(group: Path) -> None:
+    while True:
+        try:
+            group.mkdir(parents=True, exist_ok=True)
+            return
+        except FileNotFoundError:  # another stack, or machine, tidied up the empty parent just now
+            continue
 
 
 def limit(stack: str, machine: str, *, cpus: int, memory_mb: int) -> None:
@@ -116,9 +127,15 @@ def remove(stack: str, *machine: str) -> None:
         below = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True) if top.is_dir() else []
         for group in [*below, *([top] if top.is_dir() else [])]:
             _rmdir(group)
-        if not machine:
-            with suppress(OSError):  # other stacks are still in it
-                (tree / TOP).rmdir()
+    tidy(stack)
+
+
+def tidy(stack: str) -> None:
+    """Remove a stack's groups that no machine is in any more."""
+    for tree in _trees():
+        with suppress(OSError):  # not empty, or not there: whoever empties it tidies it
+            (tree / TOP / stack).rmdir()
+            (tree / TOP).rmdir()
 
 
 def _rmdir(group: Path) -> None:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from infra.errors import OperationError
 
-class CommandError(Exception):
+
+class CommandError(OperationError):
     """A system command that failed."""
 
 

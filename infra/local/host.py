@@ -25,8 +25,12 @@ NODE_GB = 0.5
 """GiB that a node's own files need, before its checkpoints."""
 
 
-def check(settings: Settings, image_id: str) -> None:
-    """Raise UsageError for the first thing that this machine lacks. Changes nothing."""
+DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
+"""Destinations that stand for everywhere; a VPN writes the two halves."""
+
+
+def check_machine() -> None:
+    """Raise UsageError when this machine cannot boot others, whatever the settings are."""
     if platform.system() != "Linux":
         raise UsageError(f"cluster = 'local': needs a Linux machine, and this is {platform.system()}")
     if os.geteuid() != 0:
@@ -35,6 +39,11 @@ def check(settings: Settings, image_id: str) -> None:
         raise UsageError("cluster = 'local': needs Debian or Ubuntu, and this machine has no apt-get")
     if not (cgroup.unified().parent / "cgroup.procs").exists():
         raise UsageError("cluster = 'local': needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup")
+
+
+def check(settings: Settings, image_id: str) -> None:
+    """Raise UsageError for the first thing that the stack needs and this machine lacks. Changes nothing."""
+    _check_home()
     must_bake = image.record(image_id) is None
     if must_bake and settings.image != "bake":
         known = ", ".join(image.baked()) or "none"
@@ -50,6 +59,13 @@ def check(settings: Settings, image_id: str) -> None:
     _check_disk(BAKE_GB if must_bake else 0, settings.nodes)
 
 
+def _check_home() -> None:
+    home = paths.home()
+    # overlayfs takes directories separated by colons, as one of the options that commas separate.
+    if not home.is_absolute() or home.is_file() or set(str(home)) & set(":,\\"):
+        raise SettingsError("TRAINYARD_HOME", str(home), "the absolute path of a directory, without ':', ',' and '\\'")
+
+
 def _check_tools(tools: dict[str, str]) -> None:
     missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
     if missing:
@@ -59,7 +75,7 @@ def _check_tools(tools: dict[str, str]) -> None:
 def _check_routes(settings: Settings) -> None:
     own = network.bridge_name(settings.stack)
     for route in json.loads(command.run(["ip", "-json", "-4", "route", "show", "table", "main"])):
-        if route["dst"] == "default" or route.get("dev") == own:
+        if route["dst"] in DEFAULTS or route.get("dev") == own:
             continue
         if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.local.cidr):
             where = f"{route['dst']} on {route.get('dev', 'a route without device')}"

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
+from infra.errors import OperationError
 from infra.local import operation, paths
 from infra.local.bake import Bake
+from infra.local.provider import LocalProvider
 from infra.local.report import say
 
 
-class ImageError(Exception):
+class ImageError(OperationError):
     """An image that is not there."""
 
 
@@ -75,7 +77,7 @@ def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
         os.close(handle)
 
 
-class ImageProvider(ResourceProvider):
+class ImageProvider(LocalProvider):
     """Create bakes an image that is not in the cache; delete leaves the cache alone."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:

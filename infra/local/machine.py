@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.errors import OperationError
 from infra.local import cgroup, command
 
 NSPAWN_RUN = Path("/run/systemd/nspawn")
 START_TIMEOUT = 10.0
 
 
-class MachineError(Exception):
+class MachineError(OperationError):
     """A machine that does not start or does not stop: names it and the end of its console."""
 
 
@@ -67,7 +68,9 @@ class Machine:
         joins = cgroup.make(self.stack, self.name)
         cgroup.limit(self.stack, self.name, cpus=cpus, memory_mb=memory_mb)
         nspawn = [
-            *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--console=pipe", "--link-journal=no"),
+            *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--link-journal=no"),
+            # With a pipe, the machine would have no /dev/console at all, and nobody would hear of a boot that fails.
+            *("--console=read-only", "--setenv=TERM=dumb"),
             # What a cloud's machine allows by itself: locked memory for the fabric, and many files.
             *("--rlimit=RLIMIT_MEMLOCK=infinity", "--rlimit=RLIMIT_NOFILE=1048576"),
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
@@ -90,6 +93,10 @@ class Machine:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise MachineError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
             time.sleep(0.01)
+
+    def is_there(self) -> bool:
+        """Whether there is anything of it, dead or alive."""
+        return self.directory.exists() or self.group.exists()
 
     def is_alive(self) -> bool:
         """Whether its init and its supervisor run."""
@@ -138,7 +145,8 @@ class Machine:
             text = self.console.read_text(errors="replace")
         except FileNotFoundError:
             return ""
-        return " / ".join(line.strip() for line in text.splitlines()[-lines:])
+        said = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+        return " / ".join(said[-lines:])
 
 
 def _lock_file(root: Path) -> Path:

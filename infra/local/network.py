@@ -11,12 +11,14 @@ import json
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
+from infra.errors import OperationError
 from infra.local import command, operation, paths
+from infra.local.provider import LocalProvider
 
 
-class NetworkError(Exception):
+class NetworkError(OperationError):
     """A link of our name that is not ours, or not as we need it."""
 
 
@@ -63,7 +65,7 @@ def _has_address(link: dict[str, Any], gateway: str) -> bool:
     return any(f"{info.get('local')}/{info.get('prefixlen')}" == gateway for info in link.get("addr_info", []))
 
 
-class NetworkProvider(ResourceProvider):
+class NetworkProvider(LocalProvider):
     """Create makes the bridge, or adopts the one that a killed `up` has left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, ResourceProvider, UpdateResult
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
+from infra.errors import OperationError
 from infra.local import bake, cgroup, command, image, operation, paths
 from infra.local.machine import Machine
+from infra.local.provider import LocalProvider
 
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
@@ -20,7 +22,7 @@ FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
 LIMITS = ("cpus", "memory_mb")
 
 
-class NodeError(Exception):
+class NodeError(OperationError):
     """A node that cannot be made, or stands in the way."""
 
 
@@ -28,12 +30,7 @@ def machine(stack: str, name: str) -> Machine:
     return Machine(stack, name, paths.node(stack, name))
 
 
-def exists(stack: str, name: str) -> bool:
-    """Whether the node runs."""
-    return machine(stack, name).is_alive()
-
-
-class NodeProvider(ResourceProvider):
+class NodeProvider(LocalProvider):
     """Create adopts the same running node of a killed `up`, and never touches one that is not the same."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
@@ -42,23 +39,28 @@ class NodeProvider(ResourceProvider):
             if not _adopt(node, props):
                 _boot(node, props)
             _limit(node, props)
-            outs = {**props, "host_key": _host_key(node), "console": str(node.console)}
+            outs = {**props, "host_key": _host_key(node), "console": str(node.console), "alive": True}
         return CreateResult(id_=node.unique_name, outs=outs)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         replaces = [key for key in FIXED if olds.get(key) != news[key]]
+        if not olds["alive"]:
+            replaces.append("alive")
         changes = replaces + [key for key in LIMITS if olds.get(key) != news[key]]
         return DiffResult(changes=bool(changes), replaces=replaces, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        alive = exists(props["stack"], props["name"])
-        return ReadResult(id_=id_ if alive else "", outs=props if alive else {})
+        """A node that died stays in the state, so that its remains are somebody's; `up` makes it anew."""
+        node = machine(props["stack"], props["name"])
+        if not node.is_there():
+            return ReadResult(id_="", outs={})
+        return ReadResult(id_=id_, outs={**props, "alive": node.is_alive()})
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
         node = machine(news["stack"], news["name"])
         with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
             _limit(node, news)
-        return UpdateResult(outs={**olds, **news, "host_key": olds["host_key"], "console": olds["console"]})
+        return UpdateResult(outs={**olds, **{key: news[key] for key in LIMITS}})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
         node = machine(props["stack"], props["name"])

@@ -6,11 +6,13 @@ Every create, update and delete holds the lock of the stack's directory shared, 
 Pulumi does not tell a Python dynamic provider that an update was cancelled: Cancel is empty there, and Ctrl-C
 waits for the operation to end by itself. A bake would go on for minutes. But on Ctrl-C the engine ends the
 program at once, and when the engine is killed the provider gets another parent; both can be seen from here.
+Nor does a killed engine end the provider's process: it would wait for requests for ever, so it ends itself.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import threading
 import time
@@ -18,20 +20,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infra.errors import OperationError
+
 PROGRAM = b"pulumi-language-python-exec"
 """The executable that Pulumi's language host runs a Python program with."""
+WRAPPER = b"pulumi-resource-pulumi-python"
+"""The shell script that stands between Pulumi and the provider's process, and outlives Pulumi."""
 
 
-class Cancelled(Exception):
+class Cancelled(OperationError):
     """The update that this operation belongs to was interrupted."""
 
 
-class Busy(Exception):
-    """The stack's lock is held by another operation."""
+class Busy(OperationError):
+    """The stack's lock is held by another operation; `holder` is its process, 0 where that cannot be told."""
+
+    def __init__(self, message: str, holder: int) -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 interrupted = threading.Event()
 """Set by the embedded engine on SIGINT and SIGTERM; under Pulumi it stays unset."""
+_under_way: set[int] = set()
+"""The open locks of this process."""
 
 
 @contextmanager
@@ -42,17 +54,41 @@ def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iter
     """
     deadline = time.monotonic() + timeout
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        handle = _open(directory)
         try:
             if _try_lock(handle, alone) and _is_still(directory, handle):
+                _under_way.add(handle)
                 yield
                 return
         finally:
+            _under_way.discard(handle)
             os.close(handle)
         if time.monotonic() > deadline:
-            raise Busy(f"{directory}: another operation has been at work for {timeout:.0f} s")
+            holder = _holder(directory)
+            raise Busy(f"{directory}: process {holder} has been at work on it for {timeout:.0f} s", holder)
         time.sleep(0.05)
+
+
+def _open(directory: Path) -> int:
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # tidied up by another operation just now
+            continue
+
+
+def _holder(directory: Path) -> int:
+    """The process that holds a directory's lock, as the kernel knows it; 0 when it was let go meanwhile."""
+    try:
+        inode = str(directory.stat().st_ino)
+    except FileNotFoundError:
+        return 0
+    for line in Path("/proc/locks").read_text().splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fe:00:1540102 0 EOF
+        if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+            return int(fields[4])
+    return 0
 
 
 def _try_lock(handle: int, alone: bool) -> bool:
@@ -75,17 +111,37 @@ class Watch:
     """Tells a long operation whether anybody still wants its result."""
 
     def __init__(self) -> None:
-        self._parent = os.getppid()
-        self._program = _descendant(self._parent, PROGRAM)
+        self._engine = _engine()
+        self._program = _descendant(self._engine, PROGRAM)
 
     def check(self) -> None:
         """Raise Cancelled when the update was interrupted or its engine is gone."""
         if interrupted.is_set():
             raise Cancelled("interrupted")
-        if os.getppid() != self._parent:
+        if _engine() != self._engine:
             raise Cancelled("the process that asked for this is gone")
         if self._program is not None and not Path(f"/proc/{self._program}").exists():
             raise Cancelled("the update was cancelled")
+
+
+@functools.cache
+def end_with_engine() -> None:
+    """From now on, end this process when its engine is gone and no operation is under way any more."""
+    threading.Thread(target=_outlive, args=(_engine(),), daemon=True).start()
+
+
+def _outlive(engine: int) -> None:
+    while _engine() == engine or _under_way:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+def _engine() -> int:
+    """The process that asks this one for operations: its parent, behind Pulumi's shell script."""
+    pid = os.getppid()
+    while WRAPPER in _command_of(pid):
+        pid = _parent_of(pid)
+    return pid
 
 
 def _descendant(root: int, name: bytes) -> int | None:
@@ -93,22 +149,26 @@ def _descendant(root: int, name: bytes) -> int | None:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            children.setdefault(_parent_of(entry), []).append(int(entry.name))
+            children.setdefault(_parent_of(int(entry.name)), []).append(int(entry.name))
     below = list(children.get(root, []))
     while below:
         pid = below.pop()
         below += children.get(pid, [])
-        try:
-            if name in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        except OSError:
-            continue  # it ended while we looked
+        if name in _command_of(pid):
+            return pid
     return None
 
 
-def _parent_of(entry: Path) -> int:
+def _command_of(pid: int) -> bytes:
     try:
-        stat = (entry / "stat").read_text()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""  # it ended while we looked
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return -1  # it ended while we looked
     return int(stat.rpartition(")")[2].split()[1])

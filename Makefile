@@ -1,0 +1,90 @@
+# The README's two commands, each with all of its own set-up on a bare Debian or Ubuntu machine.
+#
+#   make demo    a cluster of three real machines on this one, used and taken down again
+#   make test    lint, types, unit tests, and the acceptance tests on real machines
+#
+# Both need root for the machines: as another user they ask sudo once.
+
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test faults bench debian pulumi key clean
+
+PYTHON ?= python3
+VENV := .venv
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
+# pulumi's own installer puts it there
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin
+
+# Debian package: the command that it is for
+DEBIAN := systemd-container:systemd-nspawn mmdebstrap:mmdebstrap iproute2:ip openssh-client:ssh-keygen curl:curl git:git
+DEBIAN_TEST := openssh-server:sshd nftables:nft
+PULUMI_VERSION := 3.272.0
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: debian $(VENV)/.demo pulumi key
+	$(SUDO) $(VENV)/bin/fab demo
+
+test: DEBIAN += $(DEBIAN_TEST)
+test: debian $(VENV)/.test pulumi
+	$(SUDO) $(VENV)/bin/pytest $(PYTEST_ARGS)
+
+bench: debian $(VENV)/.test pulumi
+	for script in tests/bench/bench_*.py; do $(SUDO) $(VENV)/bin/python "$$script"; done
+
+# Installs what is missing, and asks the archive only then. An sshd is for the tests, which start their own:
+# it must not become a service of this machine.
+debian:
+	@missing=
+	for pair in $(DEBIAN); do
+	  PATH="$$PATH:/usr/sbin:/sbin" command -v "$${pair#*:}" >/dev/null || missing="$$missing $${pair%%:*}"
+	done
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"
+	if [ -n "$$missing" ]; then
+	  command -v apt-get >/dev/null || { echo "trainyard needs Debian or Ubuntu: there is no apt-get to install$$missing" >&2; exit 2; }
+	  echo "installing$$missing"
+	  if [ -d /run/systemd/system ] && [[ "$$missing" == *openssh-server* ]]; then $(SUDO) systemctl mask --quiet ssh.service ssh.socket; fi
+	  $(SUDO) apt-get update -qq
+	  DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -qq --no-install-recommends $$missing >/dev/null
+	fi
+
+$(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trainyard needs Python 3.11 or newer: set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(VENV)/bin/pip
+	@echo "installing the Python packages"
+	$(VENV)/bin/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.test: pyproject.toml | $(VENV)/bin/pip
+	@echo "installing the Python packages"
+	$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	touch $@ $(VENV)/.demo
+
+# Pulumi's command comes from its own installer. Where that is out of reach, the embedded engine runs the local stack.
+pulumi:
+	@if ! command -v pulumi >/dev/null; then
+	  echo "installing pulumi $(PULUMI_VERSION) into ~/.pulumi"
+	  installer=$$(mktemp)
+	  if curl -fsSL --connect-timeout 10 --max-time 60 -o "$$installer" https://get.pulumi.com \
+	    && sh "$$installer" --version $(PULUMI_VERSION) >/dev/null; then
+	    command -v pulumi
+	  else
+	    echo "pulumi's installer is out of reach: the embedded engine will run the local stack"
+	  fi
+	  rm -f "$$installer"
+	fi
+
+key:
+	@if [ ! -f ~/.ssh/id_ed25519.pub ]; then
+	  echo "making an SSH key, as you have none: ~/.ssh/id_ed25519"
+	  mkdir -p -m 700 ~/.ssh
+	  ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519
+	fi
+
+clean:
+	rm -rf $(VENV) *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,44 @@
+"""bootstrap/cloud-config.yaml, read and checked before anything is made from it."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.errors import UsageError
+
+NAME = "cloud-config.yaml"
+
+KEYS = (
+    *("apt", "bootcmd", "ca_certs", "disable_root", "final_message", "groups", "growpart", "keyboard", "locale"),
+    *("manage_etc_hosts", "mounts", "ntp", "output", "package_reboot_if_required", "package_update", "package_upgrade"),
+    *("packages", "power_state", "random_seed", "resize_rootfs", "rsyslog", "runcmd", "snap", "ssh", "ssh_deletekeys"),
+    *("ssh_genkeytypes", "ssh_publish_hostkeys", "ssh_pwauth", "swap", "timezone", "users", "write_files"),
+)
+"""The keys of cloud-init's that a machine of ours may have. Debian 12's `cloud-init schema` looks into the keys that it
+knows and lets others pass: a `runcmds` would boot, and start nothing."""
+
+
+def read(bootstrap: Path) -> dict[str, Any]:
+    """The file's keys. Raises UsageError for what is not YAML, an unknown key, or no user to log in as."""
+    name = f"bootstrap/{NAME}"
+    try:
+        config = yaml.safe_load((bootstrap / NAME).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{name}: must be a mapping of cloud-init's keys")
+    for key in config:
+        if key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(KEYS)}"
+            raise UsageError(f"{name}: unknown key {key!r}; {hint}")
+    if not isinstance(config.get("write_files", []), list):
+        raise UsageError(f"{name}: write_files: must be a list of files")
+    users = config.get("users")
+    if not isinstance(users, list) or not users or not isinstance(users[0], dict):
+        raise UsageError(f"{name}: users: the first must be the user that the operator logs in as")
+    return config
