@@ -1,0 +1,105 @@
+"""From what the nodes said to one verdict per fact. Pure: no connection, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fabfile.check import alone, among
+from fabfile.check.gather import UNREACHED, Fact
+from fabfile.check.verdict import Problem, Verdict, judge, some
+from infra.inventory import SshCluster
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How one fact is judged."""
+
+    check: str
+    good: Callable[[Values, str], str]
+    """(what the nodes said, `all 3 nodes`) -> what to say where nothing is wrong."""
+    find: Callable[[SshCluster, Values], Iterable[Problem]] = lambda _cluster, _values: ()
+
+
+def verdict(cluster: SshCluster, fact: Fact) -> Verdict:
+    """The line for one fact; a node that did not tell it is a problem too, unless `reach` has named it."""
+    by = JUDGES[fact.name]
+    if not fact.values and fact.name != "reach":
+        return Verdict(by.check, "warn", f"not tried: {next(iter(fact.missing.values()), 'no node')}", "fab status")
+    problems = []
+    for name, why in _in_order(cluster, fact.missing).items():
+        if fact.name == "reach" or why != UNREACHED:
+            mend = "fab status" if fact.name == "reach" else f"fab ssh {name}"
+            problems.append(Problem("fail", why if name in why else f"{name}: {why}", mend))
+    values = _in_order(cluster, fact.values)
+    problems += by.find(cluster, values)
+    if problems:
+        return judge(by.check, problems, "")
+    return Verdict(by.check, "pass", by.good(values, _where(len(values), len(cluster.nodes))))
+
+
+def _in_order(cluster: SshCluster, of_nodes: Mapping[str, Any]) -> dict[str, Any]:
+    return {node.name: of_nodes[node.name] for node in cluster.nodes if node.name in of_nodes}
+
+
+def _where(told: int, nodes: int) -> str:
+    if nodes == 1:
+        return "the node"
+    return f"all {nodes} nodes" if told == nodes else f"{told} of {nodes} nodes (the others are not reached)"
+
+
+def _good_clock(values: Values, where: str) -> str:
+    offsets = [offset for offset, _ in values.values()]
+    error = max(error for _, error in values.values())
+    return f"{where} and this machine within {max(map(abs, offsets)):.2f} s (+-{error:.2f} s)"
+
+
+def _good_versions(values: Values, where: str) -> str:
+    have = alone.flat(next(iter(values.values())))
+    listed = [f"{key} {have[key]}" for key in ("python", "torch", "profile", "kernel") if key in have]
+    image = f", image {have['image'][:12]}" if "image" in have else ""
+    return f"{', '.join(listed)}{image} on {where}"
+
+
+def _good_disk(values: Values, where: str) -> str:
+    free = {path: min(paths[path]["free_gb"] for paths in values.values()) for path in next(iter(values.values()))}
+    return f"{some((f'{least:.0f} GiB free in {path}' for path, least in free.items()), between=', ')} on {where}"
+
+
+def _good_memory(values: Values, where: str) -> str:
+    return f"{min(value['available_gb'] for value in values.values()):.1f} GiB available on {where}"
+
+
+def _good_tcmalloc(values: Values, where: str) -> str:
+    return f"{next(iter(values.values()))['library'].rpartition('/')[2]} is loaded on {where}"
+
+
+def _good_bf16(values: Values, where: str) -> str:
+    return f"computed by {alone.kind(next(iter(values.values())))} on {where}"
+
+
+def _good_ssh(values: Values, where: str) -> str:
+    links = len(values) * (len(values) - 1)
+    return f"{links} of {links} links between {where}, host keys verified" if links else "one node: no links to test"
+
+
+def _good_ports(values: Values, where: str) -> str:
+    return f"{where} can be reached at a free port from every other" if len(values) > 1 else "a free port can be opened"
+
+
+JUDGES = {
+    "reach": Judge("reach", lambda _values, where: f"SSH from here to {where}, host keys verified"),
+    "clock": Judge("clock", _good_clock, among.clock),
+    "record": Judge("versions", _good_versions, alone.versions),
+    "disk": Judge("disk", _good_disk, alone.disk),
+    "memory": Judge("memory", _good_memory, alone.memory),
+    "tcmalloc": Judge("tcmalloc", _good_tcmalloc, alone.tcmalloc),
+    "cpu": Judge("bf16", _good_bf16, alone.bf16),
+    "names": Judge("names", lambda _values, where: f"names and addresses of all nodes agree on {where}", among.names),
+    "ports": Judge("ports", _good_ports, among.ports),
+    "ssh": Judge("ssh", _good_ssh, among.ssh),
+}
+"""What gets a line of its own; `launch` is part of mpirun's."""

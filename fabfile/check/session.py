@@ -1,0 +1,187 @@
+"""Programs on a node: pushed by content over one strict connection, answering in lines of JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from fabfile.ssh import Fleet
+from infra.inventory import Node
+
+PROBES = Path(__file__).parent.parent / "probes"
+CACHE = ".cache/trainyard"
+"""Where probes lie on a node, under the home directory."""
+POLL_S = 0.05
+
+Event = dict[str, Any]
+
+
+class ProbeError(Exception):
+    """A program on a node that did not do its work: one line, without the node's name."""
+
+
+@dataclass
+class Running:
+    """A program that runs on a node until its events end, or until it is let go."""
+
+    channel: paramiko.Channel
+    deadline: float
+    quiet: float = float("inf")
+    """Seconds without an event after which it counts as hung."""
+    noise: str = ""
+    """The end of what it printed that is not an event."""
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def events(self) -> Iterator[Event]:
+        """Its lines of JSON as they come; ProbeError when it is late, breaks off, or complains."""
+        rest = b""
+        heard = time.monotonic()
+        while not self._stopped.is_set():
+            if time.monotonic() > self.deadline:
+                raise ProbeError("no answer within its time")
+            if time.monotonic() > heard + self.quiet:
+                raise ProbeError(f"silent for {self.quiet:.0f} s")
+            self._hear_errors()
+            # The order matters: what came before the end is read before the end is believed.
+            ended = self.channel.exit_status_ready()
+            if self.channel.recv_ready():
+                heard = time.monotonic()
+                *lines, rest = (rest + self.channel.recv(1 << 16)).split(b"\n")
+                yield from self._parse(lines)
+            elif ended or self.channel.closed:
+                yield from self._parse([rest])
+                self._hear_errors()
+                self._end()
+                return
+            else:
+                time.sleep(POLL_S)
+
+    def let_go(self) -> None:
+        """Close the program's stdin: it ends with everything that it started."""
+        with suppress(OSError, EOFError):  # the connection may be gone, and the program with it
+            self.channel.shutdown_write()
+
+    def stop(self) -> None:
+        """End the events too, from another thread."""
+        self.let_go()
+        self._stopped.set()
+
+    def _parse(self, lines: list[bytes]) -> Iterator[Event]:
+        for line in lines:
+            text = line.decode(errors="replace").strip()
+            try:
+                event = json.loads(text) if text.startswith("{") else None
+            except json.JSONDecodeError:
+                event = None
+            if isinstance(event, dict):
+                yield event
+            elif text:
+                self._hear(text)
+
+    def _hear_errors(self) -> None:
+        while self.channel.recv_stderr_ready():
+            self._hear(self.channel.recv_stderr(1 << 16).decode(errors="replace"))
+
+    def _hear(self, text: str) -> None:
+        self.noise = f"{self.noise}\n{text}"[-4000:]
+
+    def _end(self) -> None:
+        if not self.channel.exit_status_ready():
+            raise ProbeError("the connection broke")
+        code = self.channel.recv_exit_status()
+        if code != 0:
+            raise ProbeError(self.complaint() or f"ended with exit code {code}")
+
+    def complaint(self) -> str:
+        """What it said of its trouble: ssh's own word, else the last line (a traceback's is what it is about)."""
+        lines = [line.strip() for line in self.noise.splitlines() if line.strip()]
+        return next((line for line in lines if line.startswith("ssh:")), lines[-1] if lines else "")[:200]
+
+
+class Session:
+    """One open connection to a node."""
+
+    def __init__(self, fleet: Fleet, node: Node) -> None:
+        self.node = node
+        self._connection = fleet.connection(node)
+
+    def clock(self) -> tuple[float, float]:
+        """(seconds that the node is ahead of this machine, how far that may be off).
+
+        The node's clock is read at some moment of the round trip; its middle is off by half of it at most.
+        """
+        best = (0.0, float("inf"))
+        for _ in range(3):
+            before = time.time()
+            theirs = self.output("date +%s.%N", timeout=10).strip()
+            after = time.time()
+            if not re.fullmatch(r"\d+\.\d+", theirs):
+                raise ProbeError(f"says {theirs[:80]!r} when asked for the time")
+            best = min(best, (float(theirs) - (before + after) / 2, (after - before) / 2), key=lambda pair: pair[1])
+        return best
+
+    def output(self, command: str, *, timeout: float) -> str:
+        """A short command's output; ProbeError when it fails."""
+        channel = self._start(command, timeout)
+        with channel:
+            try:
+                text = b"".join(iter(lambda: channel.recv(1 << 16), b"")).decode(errors="replace")
+                code = channel.recv_exit_status()
+            except TimeoutError:
+                raise ProbeError(f"no answer in {timeout:.0f} s") from None
+        if code != 0:
+            raise ProbeError(f"{command.split()[0]} ended with exit code {code}")
+        return text
+
+    def push(self, name: str) -> str:
+        """Put a probe on the node; the path that it has there."""
+        path, content = probe(name)
+        self._feed(receive(path, content), content, timeout=20).close()
+        return path
+
+    def run(self, name: str, spec: Mapping[str, Any], *, timeout: float, prefix: str = "") -> Running:
+        """Put a probe on the node and start it; its stdin stays open until it is let go."""
+        path, content = probe(name)
+        command = f"{receive(path, content)} && exec {prefix} python3 {path}"
+        channel = self._feed(command, content + json.dumps(spec).encode() + b"\n", timeout=timeout, ends=False)
+        return Running(channel, time.monotonic() + timeout)
+
+    def _start(self, command: str, timeout: float) -> paramiko.Channel:
+        channel: paramiko.Channel = self._connection.create_session()
+        channel.settimeout(timeout)
+        channel.exec_command(command)
+        return channel
+
+    def _feed(self, command: str, data: bytes, *, timeout: float, ends: bool = True) -> paramiko.Channel:
+        channel = self._start(command, timeout)
+        channel.sendall(data)
+        if ends:
+            channel.shutdown_write()
+            if channel.recv_exit_status() != 0:
+                raise ProbeError(f"cannot write to ~/{CACHE}")
+        return channel
+
+
+def probe(name: str) -> tuple[str, bytes]:
+    """(path on the node, content) of a probe: the path names the content."""
+    content = (PROBES / f"{name}.py").read_bytes()
+    return f"{CACHE}/{name}-{hashlib.sha256(content).hexdigest()[:12]}.py", content
+
+
+def receive(path: str, content: bytes) -> str:
+    """Shell that takes a file from stdin, just its bytes, and gives it its name when it is whole."""
+    stem = Path(path).name.rpartition("-")[0]
+    # Old versions go, but not under the feet of another check that has just put its own there.
+    old = f"find {CACHE} -name {shlex.quote(stem + '-*.py*')} -mmin +60 -delete"
+    return f"mkdir -p {CACHE} && {old} && head -c {len(content)} > {path}.$$ && mv {path}.$$ {path}"

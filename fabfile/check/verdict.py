@@ -1,0 +1,70 @@
+"""What a check says: one line with its level, what was found, and on anything but a pass the way to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["pass", "warn", "fail"]
+Trouble = Literal["warn", "fail"]
+ORDER: tuple[Level, ...] = ("pass", "warn", "fail")
+SHOWN = 4
+"""Findings that a line names before it counts the rest."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of `fab check`."""
+
+    check: str
+    level: Level
+    found: str
+    mend: str = ""
+    """The command that mends it; empty only on a pass."""
+
+    def __post_init__(self) -> None:
+        if (self.level == "pass") != (not self.mend):
+            raise ValueError(f"{self.check}: a {self.level} with mend = {self.mend!r}")
+
+    def line(self) -> str:
+        text = f"{self.level}  {self.check:<10}  {' '.join(self.found.split())}"
+        return f"{text}; mend: {self.mend}" if self.mend else text
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong; the worst of a check's problems makes its level and its mend."""
+
+    level: Trouble
+    text: str
+    mend: str
+
+
+def judge(check: str, problems: Sequence[Problem], good: str) -> Verdict:
+    """The verdict on a check with these problems; `good` is what was found where there are none."""
+    if not problems:
+        return Verdict(check, "pass", good)
+    worst = max(problems, key=lambda problem: ORDER.index(problem.level))  # the first of the worst
+    ranked = [worst, *(problem for problem in problems if problem is not worst)]
+    return Verdict(check, worst.level, some(problem.text for problem in ranked), worst.mend)
+
+
+def some(texts: Iterable[str], *, between: str = "; ") -> str:
+    """The first few, and how many more there are."""
+    listed = list(texts)
+    more = len(listed) - SHOWN
+    if more <= 1:  # "and 1 more" is no shorter than the one
+        return between.join(listed)
+    return f"{between.join(listed[:SHOWN])}{between}and {more} more"
+
+
+def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
+    counts = [f"{sum(v.level == level for v in verdicts)} {level}" for level in ORDER]
+    return f"{', '.join(counts)} in {seconds:.1f} s"
+
+
+def next_step(verdicts: Sequence[Verdict]) -> str:
+    """The first failure's mend before anything else: later failures are often its consequence."""
+    failed = [verdict for verdict in verdicts if verdict.level == "fail"]
+    return failed[0].mend if failed else "fab run hostname"

@@ -1,0 +1,194 @@
+"""What one node finds of the others: their names, their ports, their SSH with a verified host key.
+
+Runs on every node at the same time, with the standard library only. Reads one line of JSON from stdin,
+
+    {"name": "node1", "token": "...", "ports": [40001, ...], "peers": [{"name": ..., "ip": ...}, ...]}
+
+(all nodes, this one among them), and prints one line of JSON per fact. The end of stdin means that the
+operator is gone: everything here ends at once.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+AT_A_TIME = 4
+"""SSH connections a node opens at once: sshd's MaxStartups drops some from the tenth unauthenticated one on."""
+SSH_S = 8
+"""ConnectTimeout of one SSH connection, its key exchange included."""
+PORTS_S = 10
+"""How long the others have to open their ports: they start within moments of this one."""
+NAMES_S = 5
+
+Peer = dict[str, str]
+
+
+def main() -> None:
+    spec = json.loads(sys.stdin.readline())
+    operator = threading.Thread(target=end_with_stdin, daemon=True)
+    operator.start()
+    me = next(peer for peer in spec["peers"] if peer["name"] == spec["name"])
+    here = spec["peers"].index(me)
+    # The next in the ring first: no node is everybody's first, and each sshd has as many callers as any other.
+    others = spec["peers"][here + 1 :] + spec["peers"][:here]
+    try:
+        port = listen(me["ip"], spec["ports"], spec["token"])
+        own = {"port": port, "error": ""}
+    except OSError as error:
+        own = {"port": 0, "error": f"no port can be opened at {me['ip']}: {error.strerror}"}
+    say("names", {"hostname": socket.gethostname(), "wrong": names(spec["peers"])})
+    say("ports", {**own, "wrong": each(others, lambda peer: reach(peer, spec["ports"], spec["token"]), len(others))})
+    say("ssh", {"wrong": each(others, ssh, AT_A_TIME)})
+    operator.join()  # the port stays open until the operator has heard from every node
+
+
+def say(fact: str, value: dict[str, Any]) -> None:
+    print(json.dumps({"fact": fact, "value": value}), flush=True)
+
+
+def end_with_stdin() -> None:
+    """Die with everything started here when the operator's end of the connection closes."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+def each(peers: list[Peer], test: Callable[[Peer], str], at_a_time: int) -> dict[str, str]:
+    """Test every peer; what is wrong, by name."""
+    if not peers:
+        return {}
+    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
+        results = pool.map(test, peers)
+        return {peer["name"]: wrong for peer, wrong in zip(peers, results, strict=True) if wrong}
+
+
+def names(peers: list[Peer]) -> dict[str, str]:
+    """Look every name and address up, with one deadline for all: a resolver that hangs is a finding too."""
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, len(peers)))
+    pending = {peer["name"]: pool.submit(resolve, peer) for peer in peers}
+    deadline = time.monotonic() + NAMES_S
+    wrong = {}
+    for name, future in pending.items():
+        try:
+            found = future.result(timeout=max(0.0, deadline - time.monotonic()))
+        except concurrent.futures.TimeoutError:
+            found = f"the resolver is silent for {NAMES_S} s"
+        if found:
+            wrong[name] = found
+    pool.shutdown(wait=False, cancel_futures=True)
+    return wrong
+
+
+def resolve(peer: Peer) -> str:
+    try:
+        addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(peer["name"], None)})
+    except OSError:
+        return "the name is not known"
+    if peer["ip"] not in addresses or any(address.startswith("127.") for address in addresses):
+        return f"the name is {' and '.join(addresses)}, not {peer['ip']}"
+    try:
+        canonical, aliases, _ = socket.gethostbyaddr(peer["ip"])
+    except OSError:
+        return f"{peer['ip']} has no name"
+    found = [canonical, *aliases]
+    if peer["name"] not in {part for name in found for part in (name, name.partition(".")[0])}:
+        return f"{peer['ip']} is called {canonical}"
+    return ""
+
+
+def listen(ip: str, ports: list[int], token: str) -> int:
+    """Answer `token` at the first of the agreed ports that is free here, for as long as this program runs."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    for port in ports:
+        server = socket.socket(family)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((ip, port))
+        except OSError as error:
+            server.close()
+            if port == ports[-1] or error.errno != 98:  # EADDRINUSE: the next may be free
+                raise
+            continue
+        server.listen(128)
+        threading.Thread(target=answer, args=(server, token), daemon=True).start()
+        return port
+    raise OSError(98, "none of the agreed ports is free")
+
+
+def answer(server: socket.socket, token: str) -> None:
+    while True:
+        client, _ = server.accept()
+        with client:
+            client.sendall(token.encode())
+
+
+def reach(peer: Peer, ports: list[int], token: str) -> str:
+    """Find the peer's listener; refused means that it is not up yet or sits at the next port."""
+    deadline = time.monotonic() + PORTS_S
+    wrong = ""
+    while time.monotonic() < deadline:
+        for port in ports:
+            try:
+                with socket.create_connection(
+                    (peer["ip"], port), timeout=max(0.1, deadline - time.monotonic())
+                ) as link:
+                    link.settimeout(2)
+                    if link.recv(256) == token.encode():
+                        return ""
+                wrong = f"port {port} is answered by another program"
+            except TimeoutError:
+                return f"port {port}: no answer (dropped on the way?)"
+            except OSError as error:
+                wrong = f"port {port}: {error.strerror or error}"
+        time.sleep(0.1)
+    return wrong
+
+
+def ssh(peer: Peer) -> str:
+    """Log in as the launcher will; once more when sshd was only too busy to answer."""
+    wrong = ""
+    for _ in range(2):
+        wrong = ssh_once(peer["name"])
+        if not any(sign in wrong for sign in ("kex_exchange_identification", "Connection closed", "reset by peer")):
+            break
+        time.sleep(0.5)
+    return wrong
+
+
+def ssh_once(name: str) -> str:
+    strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", f"ConnectTimeout={SSH_S}"]
+    # N^2 handshakes: the default's post-quantum exchange takes most of a handshake's time. Only the order changes.
+    strict.append("KexAlgorithms=^curve25519-sha256")
+    command = ["ssh", "-n", "-T", *[part for option in strict for part in ("-o", option)], name, "true"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2 * SSH_S, check=False
+        )
+    except FileNotFoundError:
+        return "no ssh command here"
+    except subprocess.TimeoutExpired:
+        return f"no answer in {2 * SSH_S} s"
+    return "" if done.returncode == 0 else reason(done.stderr) or f"ssh ended with exit code {done.returncode}"
+
+
+def reason(stderr: str) -> str:
+    """The line of ssh's complaint that says why."""
+    if "Host key verification failed" in stderr:
+        changed = "IDENTIFICATION HAS CHANGED" in stderr
+        return "the host key is not the known one" if changed else "the host key is not known"
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+if __name__ == "__main__":
+    main()
