@@ -26,7 +26,10 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     _must_be_answerable(yes)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        _finish(backend.follow(["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]), stack)
+        _finish(
+            backend.follow(["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]),
+            stack,
+        )
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
@@ -72,11 +75,11 @@ def destroy(_c: Context, stack: str = "", yes: bool = False) -> None:
             _finish(backend.follow(["pulumi", "destroy", "--stack", stack, *_pulumi_yes(True)]), stack)
     else:
         _finish(backend.follow(backend.module("engine", "destroy", stack)), stack)
-    known_hosts.forget(stack)
     found = _leftovers(stack, [])
     if found:
         _show(found)
         raise Exit(f"{len(found)} things of stack {stack} are left; remove them: fab recover{_flag(stack)}", code=1)
+    known_hosts.forget(stack)
     say(f"audit: nothing of stack {stack} is left")
 
 
@@ -137,7 +140,7 @@ def _pulumi_yes(yes: bool) -> list[str]:
 
 def _must_be_answerable(yes: bool) -> None:
     """A question that nobody can answer would hang: said before anything is done."""
-    if not yes and not sys.stdin.isatty():
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise Exit("this asks before it changes anything, and there is no terminal to ask on: add --yes", code=2)
 
 

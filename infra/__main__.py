@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pulumi
 from pulumi.runtime.config import CONFIG
 
@@ -11,6 +13,9 @@ from infra.settings import load
 
 
 def main() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Ctrl-C under Pulumi ends this process; Python's own handler would show a traceback for it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     project = f"{pulumi.get_project()}:"
     raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}
     try:

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import base64
 import logging
+import os
 import runpy
 import signal
 import sys
@@ -280,4 +281,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # The SDK leaves an event loop in each of its threads, which complain on stderr when the interpreter ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

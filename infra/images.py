@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from infra.local import image, paths
+from infra.errors import OperationError
+from infra.local import image, operation, paths
 
 
 def used() -> dict[str, list[str]]:
@@ -42,17 +43,18 @@ def listing() -> list[dict[str, Any]]:
 
 
 def prune() -> list[str]:
-    """Remove what no stack uses; a base stays as long as an image needs it."""
+    """Remove what no stack uses; a base stays as long as an image needs it. Raises Busy while a stack is baking."""
     removed = []
-    for row in listing():
-        if not row["used_by"]:
-            image.remove(row["id"])
-            removed.append(f"image {row['id']} ({row['gb']} GiB)")
-    needed = {(image.record(name) or {}).get("base") for name in image.baked()}
-    for base in sorted((paths.home() / "base").glob("*")):
-        if base.name not in needed:
-            shutil.rmtree(base)
-            removed.append(f"base {base.name}")
+    with operation.lock(paths.images(), alone=True, timeout=1.0):  # a bake holds it: its base has no image yet
+        for row in listing():
+            if not row["used_by"]:
+                image.remove(row["id"])
+                removed.append(f"image {row['id']} ({row['gb']} GiB)")
+        needed = {(image.record(name) or {}).get("base") for name in image.baked()}
+        for base in sorted((paths.home() / "base").glob("*")):
+            if base.name not in needed:
+                shutil.rmtree(base)
+                removed.append(f"base {base.name}")
     return removed
 
 
@@ -65,7 +67,11 @@ def _size(path: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.images", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("verb", choices=("list", "prune"))
-    print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
+    try:
+        print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
+    except (OperationError, PermissionError) as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

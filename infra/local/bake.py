@@ -43,16 +43,11 @@ INIT = ("systemd.mask=ssh.service", "systemd.mask=systemd-networkd.service", "sy
 
 SEALED = (
     *("etc/trainyard.env", HOST_ENV, "etc/ssh/ssh_host_*", "etc/apt/sources.list", "etc/apt/sources.list.d/*"),
+    *("etc/hostname", "etc/resolv.conf", "etc/pip.conf", "root/.config"),
     *("var/lib/trainyard/*", "var/lib/cloud/*", "var/lib/dbus/machine-id", "var/lib/systemd/random-seed"),
-    *(
-        "var/log/*.log",
-        "var/log/journal/*",
-        "var/lib/apt/lists/*",
-        "var/cache/apt/*.bin",
-        "root/.cache",
-        "root/.bash_history",
-    ),
-    *("home/*/.ssh", "home/*/.cache", "home/*/.bash_history", "tmp/*", "var/tmp/*", "etc/hostname", "etc/resolv.conf"),
+    *("var/lib/apt/lists/*", "var/cache/apt/*.bin", "var/log/*.log", "var/log/journal/*", "var/log/wtmp"),
+    *("root/.ssh", "root/.cache", "root/.bash_history", "home/*/.ssh", "home/*/.cache", "home/*/.bash_history"),
+    *("tmp/*", "var/tmp/*"),
 )
 """What makes one machine different from another, and what the bake borrowed from the host."""
 

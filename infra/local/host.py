@@ -23,8 +23,6 @@ BAKE_GB = 16
 """GiB that a bake needs: the default torch build brings 5 GB, and it is unpacked beside its download."""
 NODE_GB = 0.5
 """GiB that a node's own files need, before its checkpoints."""
-
-
 DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
 """Destinations that stand for everywhere; a VPN writes the two halves."""
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local import bake, cgroup, network, operation, paths
+from infra.local import bake, cgroup, firewall, network, operation, paths
 from infra.local.machine import NSPAWN_RUN, Machine
 
 NETWORK = "network"
@@ -30,6 +30,8 @@ def find(stack: str) -> list[Thing]:
     things = [*_machines(stack), *_mounts(stack), *_directories(stack), *_run_files(stack)]
     if (link := network.bridge_name(stack)) in {entry["ifname"] for entry in network.links()}:
         things.append(Thing("link", link, NETWORK))
+    if firewall.is_open(link):
+        things.append(Thing("firewall rule", f"iptables FORWARD {link}", NETWORK))
     return things
 
 

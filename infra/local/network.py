@@ -14,7 +14,7 @@ import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra.errors import OperationError
-from infra.local import command, operation, paths
+from infra.local import command, firewall, operation, paths
 from infra.local.provider import LocalProvider
 
 
@@ -52,6 +52,7 @@ def find(stack: str) -> dict[str, Any] | None:
 
 def remove(stack: str) -> None:
     """Remove the stack's bridge; not there is fine."""
+    firewall.close_for(bridge_name(stack))
     if find(stack) is not None:
         command.run(["ip", "link", "delete", bridge_name(stack)])
 
@@ -81,6 +82,7 @@ class NetworkProvider(LocalProvider):
             if not _has_address(link, gateway):
                 command.run(["ip", "address", "add", gateway, "dev", name])
             command.run(["ip", "link", "set", name, "alias", alias(stack), "up"])
+            firewall.open_for(name)
         return CreateResult(id_=name, outs={**props, "bridge": name})
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:

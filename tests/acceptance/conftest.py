@@ -1,0 +1,77 @@
+"""Fixtures of the acceptance tests: real machines, real verbs, real faults."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from project import Project
+
+ENGINES = ("pulumi", "embedded")
+_numbers = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 40)
+
+
+def why_not(engine: str) -> str:
+    """Why the real thing cannot run here; empty when it can."""
+    if os.geteuid() != 0:
+        return "booting machines needs root"
+    for tool in ("systemd-nspawn", "mmdebstrap", "apt-get"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool} on this machine"
+    if engine == "pulumi" and shutil.which("pulumi") is None:
+        return "there is no pulumi command on this machine (its installer's host is out of reach?)"
+    return ""
+
+
+@contextmanager
+def projects(parent: Path) -> Iterator[Callable[..., Project]]:
+    """A function that makes projects below `parent`; each is cleaned at the end, and must leave nothing."""
+    made: list[Project] = []
+
+    def make(engine: str = "embedded") -> Project:
+        if reason := why_not(engine):
+            pytest.skip(reason)
+        number = next(_numbers)
+        stack = f"t{os.getpid() % 10000}-{number}"
+        directory = parent / stack
+        # By process: two test runs on one machine must not want the same network.
+        cidr = f"10.{64 + os.getpid() % 190}.{number}.0/24"
+        made.append(Project(directory / "trainyard", stack, engine, cidr))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for project in made:
+            project.clean()
+
+
+@pytest.fixture
+def make_project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
+    """Makes projects for one test."""
+    with projects(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_shared_project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Project]]:
+    """Makes projects that the tests of a file share."""
+    with projects(tmp_path_factory.mktemp("shared")) as make:
+        yield make
+
+
+@pytest.fixture
+def project(make_project: Callable[..., Project]) -> Project:
+    """One project on the embedded engine: for what does not depend on the engine."""
+    return make_project()
+
+
+@pytest.fixture(params=ENGINES)
+def any_project(request: pytest.FixtureRequest, make_project: Callable[..., Project]) -> Project:
+    """One project on each engine."""
+    return make_project(request.param)

