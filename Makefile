@@ -26,11 +26,11 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: debian $(VENV)/.demo pulumi key
-	$(SUDO) $(VENV)/bin/fab demo
+	@$(SUDO) $(VENV)/bin/fab demo
 
 test: DEBIAN += $(DEBIAN_TEST)
 test: debian $(VENV)/.test pulumi
-	$(SUDO) $(VENV)/bin/pytest $(PYTEST_ARGS)
+	@$(SUDO) $(VENV)/bin/pytest $(PYTEST_ARGS)
 
 bench: debian $(VENV)/.test pulumi
 	for script in tests/bench/bench_*.py; do $(SUDO) $(VENV)/bin/python "$$script"; done
@@ -53,17 +53,17 @@ debian:
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trainyard needs Python 3.11 or newer: set PYTHON=python3.12, say")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/pip
 	@echo "installing the Python packages"
-	$(VENV)/bin/pip install --quiet --editable .
-	touch $@
+	@$(VENV)/bin/pip install --quiet --editable .
+	@touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/bin/pip
 	@echo "installing the Python packages"
-	$(VENV)/bin/pip install --quiet --editable '.[dev]'
-	touch $@ $(VENV)/.demo
+	@$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
 
 # Pulumi's command comes from its own installer. Where that is out of reach, the embedded engine runs the local stack.
 pulumi:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,16 @@ def prefixed(node: str, line: str, *, file: TextIO | None = None) -> str:
     """`[node2] line`; a node keeps its colour."""
     name = _NODE_COLOURS[sum(node.encode()) % len(_NODE_COLOURS)]
     return f"{colour(f'[{node}]', name, file=file)} {line}"
+
+
+def next_command(command: str) -> str:
+    """The line that says what to do next, on the same stack or inventory that this command was given."""
+    target = ""
+    for word, value in itertools.pairwise([*sys.argv, ""]):
+        flag, equals, inline = word.partition("=")
+        if flag in ("-s", "--stack", "-i", "--inventory"):
+            target = f" {flag} {shlex.quote(inline if equals else value)}"
+    return f"next: {command}{target}"
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

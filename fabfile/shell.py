@@ -11,7 +11,7 @@ from invoke.tasks import task
 
 from fabfile.known_hosts import directory, write
 from fabfile.openssh import jump_node, options, quoted, settings
-from fabfile.output import interruptible, prefixed, say
+from fabfile.output import interruptible, next_command, prefixed, say
 from fabfile.ssh import run_all
 from fabfile.targets import choose, load
 from infra.inventory import Node, SshCluster
@@ -61,7 +61,7 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
     for result in bad:
         say(prefixed(result.node, result.reason or f"exit code {result.exited}", file=sys.stderr), file=sys.stderr)
     # Not on stdout, which is the commands' alone.
-    say(f"next: fab ssh {bad[0].node}" if bad else "next: fab status", file=sys.stderr)
+    say(next_command(f"fab ssh {bad[0].node}" if bad else "fab status"), file=sys.stderr)
     if bad:
         raise Exit(code=max(result.exited for result in bad))
 

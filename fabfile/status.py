@@ -11,7 +11,7 @@ from typing import Any
 from invoke.context import Context
 from invoke.tasks import task
 
-from fabfile.output import duration, gigabytes, interruptible, say, table
+from fabfile.output import duration, gigabytes, interruptible, next_command, say, table
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
 from fabfile.targets import load
@@ -122,7 +122,7 @@ def _row(node: Mapping[str, Any]) -> list[str]:
 def _next(nodes: list[dict[str, Any]]) -> str:
     for node in nodes:
         if node["state"] == "failed":
-            return f"next: fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)"
+            return next_command(f"fab ssh {node['name']}") + "   (log: /var/log/trainyard-bootstrap.log)"
     if any(node["state"] != "ready" for node in nodes):
-        return "next: fab wait"
-    return "next: fab check"
+        return next_command("fab wait")
+    return next_command("fab check")

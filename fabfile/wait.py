@@ -20,7 +20,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.join import join
-from fabfile.output import colour, interruptible, say
+from fabfile.output import colour, interruptible, next_command, say
 from fabfile.remote import follow
 from fabfile.ssh import Fleet, HostKeyError, SshError
 from fabfile.targets import load
@@ -50,7 +50,7 @@ def wait(_c: Context, timeout: float = 600.0, stack: str = "", inventory: str = 
             say(f"joined: every node knows the others' names, addresses and host keys ({len(joined)} changed)")
         count = len(cluster.nodes)
         say(f"{count} node{'s' * (count > 1)} of {cluster.name} ready in {time.monotonic() - began:.1f} s")
-        say("next: fab check")
+        say(next_command("fab check"))
 
 
 @dataclass
@@ -222,7 +222,11 @@ def _failure(progress: Progress) -> str:
     log = record.get("log") or []
     head = f"{progress.node.name}  failed at step {record.get('step')}: {record.get('reason')}"
     return "\n".join(
-        [colour(head, "red", file=sys.stderr), *(f"    {line}" for line in log), f"next: fab ssh {progress.node.name}"]
+        [
+            colour(head, "red", file=sys.stderr),
+            *(f"    {line}" for line in log),
+            next_command(f"fab ssh {progress.node.name}"),
+        ]
     )
 
 
@@ -232,7 +236,7 @@ def _silent(nodes: Mapping[str, Progress], timeout: float) -> str:
     for progress in late:
         lines.append(f"{progress.node.name}  last seen: {progress.seen}")
         lines += [f"    {line}" for line in _console_tail(progress.node)]
-    return "\n".join([*lines, "next: fab status"])
+    return "\n".join([*lines, next_command("fab status")])
 
 
 def _console_tail(node: Node) -> list[str]:

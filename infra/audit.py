@@ -30,7 +30,7 @@ def main() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    except (OperationError, PermissionError) as error:
+    except (OperationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     print(leftovers.to_json(found))

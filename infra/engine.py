@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import functools
+import itertools
 import logging
 import os
 import runpy
@@ -21,6 +23,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dill
@@ -188,10 +191,9 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
 def up(state: State, stack: str) -> None:
     refresh(state, stack)
     engine, outputs = run_program(state, stack, preview=False)
-    for resource in state.reversed():
-        if resource.name not in engine.declared:
-            delete(state, resource)
-            engine.changes += 1
+    gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
+    delete_all(state, gone)
+    engine.changes += len(gone)
     state.set_outputs(outputs)
     say(f"  {engine.changes} changes" if engine.changes else "  no changes")
 
@@ -222,14 +224,20 @@ def refresh(state: State, stack: str) -> None:
 
 
 def destroy(state: State, stack: str) -> None:
-    for resource in state.reversed():
-        if operation.interrupted.is_set():
-            raise operation.Cancelled("interrupted; `fab destroy` goes on where this stopped")
-        delete(state, resource)
+    delete_all(state, state.reversed())
     state.forget()
 
 
+def delete_all(state: State, resources: list[Resource]) -> None:
+    """Delete in the order given, those of one kind at once: only different kinds need one another."""
+    for _, alike in itertools.groupby(resources, key=lambda resource: str(resource.outputs[PROVIDER])):
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(functools.partial(delete, state), alike))
+
+
 def delete(state: State, resource: Resource) -> None:
+    if operation.interrupted.is_set():
+        raise operation.Cancelled("interrupted; run the same verb again: it goes on where this stopped")
     began = time.monotonic()
     load_provider(resource.outputs).delete(resource.id, resource.outputs)
     state.remove(resource.name)

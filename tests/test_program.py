@@ -21,7 +21,8 @@ from pulumi.runtime.settings import configure
 from pulumi.runtime.stack import run_in_stack
 
 from infra import inventory, stack_file, user_data
-from infra.local import base, host
+from infra.clusters.local import image_id
+from infra.local import host
 from infra.settings import KEYS, ROOT, load
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
@@ -166,7 +167,7 @@ def test_a_node_needs_the_network_and_the_image_and_no_other_node(program: Progr
 def test_a_node_is_told_its_own_name_and_role(program: Program) -> None:
     ran = program(nodes=2)
     settings = load("local", ran.raw)
-    image = user_data.image_key(settings, base.key())
+    image = image_id(settings)
     assert ran.monitor.inputs["image"]["image"] == image
     for index, (name, role) in enumerate((("node1", "head"), ("node2", "worker"))):
         wanted = user_data.for_node(settings, image, name, role, baked=True)

@@ -32,7 +32,7 @@ def check(_c: Context, stack: str = "", inventory: str = "") -> None:
             verdicts.append(one)
             output.say(output.colour(one.level, COLOURS[one.level]) + one.line()[len(one.level) :])
     output.say(summary(verdicts, time.monotonic() - started))
-    output.say(f"next: {next_step(verdicts)}")
+    output.say(output.next_command(next_step(verdicts)))
     if any(one.level == "fail" for one in verdicts):
         raise Exit(code=1)
 

@@ -7,7 +7,7 @@ import os
 import pulumi
 
 from infra import cloud_config, inventory, user_data
-from infra.local import base, host
+from infra.local import bake, base, host
 from infra.local.image import Image
 from infra.local.network import Network
 from infra.local.nodes import Node
@@ -16,7 +16,10 @@ from infra.settings import Settings
 
 def image_id(settings: Settings) -> str:
     """The image that the nodes boot: the one asked for, or the one that the bootstrap makes today."""
-    return settings.image if settings.image != "bake" else user_data.image_key(settings, base.key())
+    if settings.image != "bake":
+        return settings.image
+    # What is sealed makes another image too: one that was sealed worse must not be used again.
+    return user_data.image_key(settings, base.key(), *bake.SEALED)
 
 
 def check(settings: Settings) -> None:

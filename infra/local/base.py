@@ -70,7 +70,7 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
         *(f"--aptopt={line}" for line in _apt_options()),
         *(release()["VERSION_CODENAME"], str(rootfs), *map(str, sources())),
     ]
-    command.run_watched(argv, joins, timeout=900, check=check)
+    command.run_watched(argv, joins, work, timeout=900, check=check)
     _configure(rootfs)
     target = paths.base(name)
     target.parent.mkdir(parents=True, exist_ok=True)

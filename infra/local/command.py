@@ -36,15 +36,23 @@ def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
     return done.stdout
 
 
-def run_watched(argv: Sequence[str], joins: Sequence[Path], *, timeout: float, check: Callable[[], None]) -> None:
+def run_watched(
+    argv: Sequence[str], joins: Sequence[Path], scratch: Path, *, timeout: float, check: Callable[[], None]
+) -> None:
     """Run a long `argv`, asking `check` again and again; when it raises, the command is killed with its children.
 
-    `joins` are the `cgroup.procs` files of the control groups that it runs in, so that also a killed parent
-    leaves a handle to it.
+    However it ends, also by SIGKILL with this process, nothing of it is out of reach: `joins` are the
+    `cgroup.procs` files of the control groups that it runs in, `scratch` is where it has its temporary files, and
+    what it mounts is in a namespace of its own.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
-            in_groups(argv, joins), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            in_groups(["unshare", "--mount", *argv], joins),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            start_new_session=True,
         )
         deadline = time.monotonic() + timeout
         try:

@@ -89,7 +89,8 @@ class Machine:
 
     def _wait_for_init(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        while not cgroup.is_populated(self.group / "payload"):
+        # Not the init alone: systemd-nspawn joins its own group a moment later, and until then it looks dead.
+        while not self.is_alive():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise MachineError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
             time.sleep(0.01)
