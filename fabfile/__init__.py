@@ -3,6 +3,8 @@
 from fabfile.check import check
 from fabfile.demo import demo
 from fabfile.images import images, prune
+from fabfile.jobs import fetch, jobs, logs, sample, stop, train
+from fabfile.jobs.options import accept_overrides
 from fabfile.shell import run, ssh, ssh_config
 from fabfile.stack import audit, destroy, preview, recover, refresh, up
 from fabfile.status import status
@@ -13,15 +15,23 @@ __all__ = [
     "check",
     "demo",
     "destroy",
+    "fetch",
     "images",
+    "jobs",
+    "logs",
     "preview",
     "prune",
     "recover",
     "refresh",
     "run",
+    "sample",
     "ssh",
     "ssh_config",
     "status",
+    "stop",
+    "train",
     "up",
     "wait",
 ]
+
+accept_overrides()

@@ -9,11 +9,11 @@ from pathlib import Path
 from infra.local import command, paths
 
 PACKAGES = (
-    *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "udev", "netbase", "iproute2", "iputils-ping"),
+    *("systemd", "systemd-sysv", "dbus", "udev", "netbase", "iproute2", "iputils-ping"),
     *("cloud-init", "locales", "openssh-server", "sudo", "ca-certificates", "procps", "less", "rsync", "kmod"),
     *("python3", "python3-venv", "libgomp1", "libtcmalloc-minimal4", "numactl"),
 )
-"""What a cloud's image has, and what the bootstrap's first step would add. `locales`: without it cloud-init
+"""What a cloud's image has, and what the bootstrap's first step would add. Without `locales` cloud-init
 reports an error at every boot."""
 
 UNUSED_UNITS = (

@@ -1,0 +1,66 @@
+"""What goes to the nodes, as bytes that depend on the files alone: the wheel of training/, and the programs of a job.
+
+A wheel of pure Python is a zip with four lines of metadata, so it is made here, in milliseconds and without a network;
+`pip wheel training/` makes the same one from training/pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+_LAUNCH_MAIN = "import sys\n\nfrom fabfile.on_node.job.main import main\n\nsys.exit(main())\n"
+
+
+def wheel(source: Path) -> tuple[str, bytes]:
+    """(file name, content) of the wheel of a folder that is a package with its pyproject.toml."""
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    name, version = str(project["name"]).replace("-", "_"), str(project["version"])
+    info = f"{name}-{version}.dist-info"
+    files = {f"{source.name}/{path.relative_to(source)}": path.read_bytes() for path in _package(source)}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: trainyard\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = "".join(f"{path},{_digest(content)},{len(content)}\n" for path, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    return f"{name}-{version}-py3-none-any.whl", archive(files)
+
+
+def launch(root: Path) -> bytes:
+    """Everything that runs on a node for a job, as a program: `python3 launch VERB`."""
+    modules = [root / "infra" / "inventory.py", root / "fabfile" / "on_node" / "scope.py"]
+    for package in ("fabfile/launchers", "fabfile/on_node/job"):
+        modules += sorted((root / package).glob("*.py"))
+    files = {str(path.relative_to(root)): path.read_bytes() for path in modules}
+    return archive({**files, "__main__.py": _LAUNCH_MAIN.encode()})
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    """A zip that is the same whenever and wherever it is made."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _LONG_AGO)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, content)
+    return out.getvalue()
+
+
+def _package(source: Path) -> list[Path]:
+    """The package's own files: what a tool has left there stays here."""
+    hidden = [path for path in source.rglob("*") if path.is_file() and path.suffix in (".py", ".toml")]
+    return sorted(
+        path
+        for path in hidden
+        if path.name != "pyproject.toml" and not any(part.startswith(".") for part in path.relative_to(source).parts)
+    )
+
+
+def _digest(content: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
