@@ -1,0 +1,160 @@
+"""What this machine itself knows of a stack, looked up without the code that is tested: processes, control groups,
+mounts, links, namespaces, files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from project import Project
+
+from infra.local import paths
+
+RUN = Path("/run/systemd/nspawn")
+NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup")
+
+
+def until(what: Callable[[], object], seconds: float, message: str) -> None:
+    """Ask again and again until `what` is true."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"{message}: not within {seconds:.0f} s"
+        time.sleep(0.02)
+
+
+def processes(project: Project, *words: str) -> list[int]:
+    """Processes that the project's verbs started, directly or not, whose command line holds all of `words`.
+
+    What runs on a node is not among them, as its environment is its own; the node's systemd-nspawn is.
+    """
+    ours, found = f"PYTHONPATH={project.root}".encode(), []
+    for pid in _all_processes():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it ended while we looked
+        if ours in environment and command and all(word in command for word in words):
+            found.append(pid)
+    return found
+
+
+def groups(stack: str) -> list[Path]:
+    """The stack's control groups, and those of its machines, in every hierarchy."""
+    root = Path("/sys/fs/cgroup")
+    return [group for tree in (root, *root.iterdir()) if (group := tree / "trainyard" / stack).is_dir()]
+
+
+def members(stack: str, machine: str = "", below: str = "") -> list[int]:
+    """The processes in the control groups of a stack, or of one of its machines, or of a part of that."""
+    files = [
+        file
+        for group in groups(stack)
+        if (top := group / machine / below).is_dir()
+        for file in top.rglob("cgroup.procs")
+    ]
+    return sorted({int(pid) for file in files for pid in _lines(file)})
+
+
+def boots(stack: str) -> dict[str, tuple[int, int]]:
+    """Machine -> (process id, start time) of its init: another pair is another boot."""
+    names = {path.name for group in groups(stack) for path in group.iterdir() if path.is_dir()}
+    found = {}
+    for name in sorted(names):
+        for pid in members(stack, name, "payload"):
+            try:
+                status = Path(f"/proc/{pid}/status").read_text()
+                start = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+            except OSError:
+                continue  # it ended while we looked
+            inside = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+            if len(inside) == 2 and inside[1] == "1":
+                assert name not in found, f"two inits of {name}: {found[name]} and {pid}"
+                found[name] = (pid, start)
+    return found
+
+
+@dataclass
+class Traces:
+    """What was seen of a stack while it was there, to look for afterwards."""
+
+    project: Project
+    namespaces: set[str] = field(default_factory=set)
+    locks: set[Path] = field(default_factory=set)
+
+    def note(self) -> None:
+        """Remember the namespaces and systemd-nspawn's locks of what runs now."""
+        own = set(_namespaces("self"))
+        for pid in members(self.project.stack):
+            self.namespaces |= set(_namespaces(str(pid))) - own
+        for root in (line.split()[4] for line in _mounts() if f"/stacks/{self.project.stack}/" in line):
+            try:
+                status = Path(root).stat()
+            except OSError:
+                continue  # unmounted while we looked
+            self.locks.add(RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}")
+
+    def left(self) -> list[str]:
+        """Everything of the stack that is still there."""
+        stack, home = self.project.stack, self.project.home
+        living = {name for pid in _all_processes() for name in _namespaces(str(pid))}
+        files = [
+            *([paths.stack(stack)] if paths.stack(stack).exists() else []),
+            *(file for kind in ("propagate", "unix-export") for file in (RUN / kind).glob(f"{stack}-*")),
+            *(lock for lock in self.locks if lock.exists()),
+            *(file for file in (home / ".trainyard").rglob("*") if file.is_file()),
+            *(home / ".trainyard" / "engine").glob("*"),
+            *(home / "state" / ".pulumi" / "locks").rglob("*.json"),
+        ]
+        return [
+            *(f"process {pid}" for pid in processes(self.project)),
+            *(f"process {pid} in a control group" for pid in members(stack)),
+            *(f"control group {group}" for group in groups(stack)),
+            *(f"mount {line.split()[4]}" for line in _mounts() if f"/stacks/{stack}/" in line),
+            *(f"link {name}" for name in _links(stack)),
+            *(f"namespace {name}" for name in sorted(self.namespaces & living)),
+            *(f"file {file}" for file in files),
+        ]
+
+    def check_nothing_is_left(self) -> None:
+        """The kernel takes a moment to end a network namespace with its link, and Pulumi's helpers to notice."""
+        deadline = time.monotonic() + 20
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == []
+
+
+def _all_processes() -> Iterator[int]:
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def _namespaces(pid: str) -> list[str]:
+    try:
+        return [str(Path(f"/proc/{pid}/ns/{kind}").readlink()) for kind in NAMESPACES]
+    except OSError:
+        return []  # it ended while we looked
+
+
+def _mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+def _links(stack: str) -> list[str]:
+    """Links with the stack's mark, and the host's ends of its machines' links."""
+    found = []
+    for link in json.loads(subprocess.check_output(["ip", "-json", "link", "show"], text=True)):
+        names = [link["ifname"], *link.get("altnames", [])]
+        if link.get("ifalias") == f"trainyard:{stack}" or any(name.startswith(f"vb-{stack}-") for name in names):
+            found.append(link["ifname"])
+    return found
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []  # the group went away while we looked

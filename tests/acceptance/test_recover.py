@@ -1,0 +1,156 @@
+"""Verbs that are killed or interrupted at random moments: `fab recover` and `fab destroy` leave nothing.
+
+The moments are drawn from a seed, which a failure prints; TRAINYARD_SEED=... draws the same ones again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+from on_host import Traces, boots, processes, until
+from project import Project
+
+from infra.local import paths
+
+SEED = int(os.environ.get("TRAINYARD_SEED", time.time_ns() % 1_000_000))
+NODES = 3
+SLOW_STEP = "bootstrap/steps/image/00-slow"
+VICTIMS = {
+    "fab": ("/fab ",),
+    "pulumi": ("pulumi ", "--stack"),
+    "provider": ("-m pulumi.dynamic",),
+    "program": ("pulumi-language-python-exec",),
+    "engine": ("-m infra.engine",),
+}
+
+# Engine, what it is doing, and what of it is killed at once. The rest goes on, or ends by itself.
+KILLS = [
+    ("pulumi", "starting", ["pulumi"]),
+    ("pulumi", "baking", ["pulumi", "fab"]),
+    ("pulumi", "booting", ["pulumi", "fab", "program"]),
+    ("pulumi", "booting", ["provider"]),
+    ("pulumi", "destroying", ["pulumi"]),
+    ("embedded", "starting", ["engine", "fab"]),
+    ("embedded", "baking", ["engine"]),
+    ("embedded", "booting", ["engine", "fab"]),
+    ("embedded", "booting", ["engine"]),
+    ("embedded", "destroying", ["engine", "fab"]),
+]
+
+
+@pytest.mark.parametrize(("number", "engine", "phase", "victims"), [(n, *kill) for n, kill in enumerate(KILLS)])
+def test_killed_verb_is_recovered(
+    number: int, engine: str, phase: str, victims: list[str], make_project: Callable[..., Project]
+) -> None:
+    # Three nodes are made in little more than a tenth of a second.
+    delay = random.Random(SEED + number).uniform(0, 0.1 if phase == "booting" else 0.6)
+    print(f"TRAINYARD_SEED={SEED}: killed {delay:.3f} s into {phase}")
+    project = make_project(engine)
+    project.configure(nodes=NODES)
+    traces = Traces(project)
+    running = start(project, phase)
+    time.sleep(delay)
+    for pid in {pid for victim in victims for pid in processes(project, *VICTIMS[victim])}:
+        os.kill(pid, signal.SIGKILL)
+    traces.note()
+    running.communicate(timeout=60)
+    project.fab("recover", "--yes")
+    traces.note()
+    assert set(boots(project.stack)) <= known_nodes(project), "nothing runs that the state does not know"
+    if phase == "booting":
+        project.fab("up", "--yes")
+        assert set(boots(project.stack)) == {"node1", "node2", "node3"}
+        project.fab("wait")
+        traces.note()
+    project.fab("destroy", "--yes")
+    traces.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ["pulumi", "embedded"])
+def test_interrupted_up_needs_no_recover(engine: str, make_project: Callable[..., Project]) -> None:
+    """During a bake, where it also holds others off, and while nodes are made."""
+    project = make_project(engine)
+    project.configure(nodes=NODES)
+    traces = Traces(project)
+    baking = start(project, "baking")
+    traces.note()
+    check_others_are_refused(project)
+    interrupt(baking)
+    project.fab("destroy", "--yes")
+    traces.check_nothing_is_left()
+
+    (project.root / SLOW_STEP).unlink()
+    delay = random.Random(SEED).uniform(0, 0.05)
+    print(f"TRAINYARD_SEED={SEED}: interrupted {delay:.3f} s into booting")
+    booting = start(project, "booting")
+    time.sleep(delay)
+    traces.note()
+    interrupt(booting)
+    project.fab("up", "--yes")
+    assert set(boots(project.stack)) == {"node1", "node2", "node3"}
+    traces.note()
+    destroying = start(project, "destroying")
+    interrupt(destroying)
+    project.fab("destroy", "--yes")
+    traces.check_nothing_is_left()
+    again = project.fab("destroy", "--yes").stdout
+    assert not re.search(r"- (\d+ )?deleted", again), "the second is a no-op"
+    traces.check_nothing_is_left()
+
+
+def check_others_are_refused(project: Project) -> None:
+    """While an `up` is at work, another one and a recover say so, and say who it is."""
+    holder = str(processes(project, *VICTIMS["pulumi" if project.engine == "pulumi" else "engine"])[0])
+    before = project.left()
+    for verb in ("up", "recover", "destroy"):
+        refused = project.fab(verb, "--yes", code=None)
+        said = refused.stdout + refused.stderr
+        assert refused.returncode == (1 if project.engine == "pulumi" else 2), said
+        assert holder in said and "Traceback" not in said, said
+    assert [thing for thing in before if thing not in project.left() and thing.kind != "process"] == []
+
+
+def start(project: Project, phase: str) -> subprocess.Popen[str]:
+    """Start the verb that gets into a phase; returns when that has begun."""
+    if phase == "destroying":
+        project.fab("up", "--yes", timeout=600)
+        verb = project.start("destroy", "--yes")
+        until(lambda: len(boots(project.stack)) < NODES, 60, "the first node is being removed")
+        return verb
+    if phase == "baking":
+        # A new image, whose bake lasts: it never ends well, so that nobody can take it for one.
+        step = project.root / SLOW_STEP
+        step.write_text(f"#!/bin/sh\n# {project.stack}\nsleep 120\nexit 1\n")
+        step.chmod(0o755)
+    verb = project.start("up", "--yes")
+    signs = {
+        "starting": lambda: processes(project, *VICTIMS["pulumi" if project.engine == "pulumi" else "engine"]),
+        "baking": lambda: "builder" in boots(project.stack),
+        "booting": lambda: list(paths.stack(project.stack).glob("nodes/*")),
+    }
+    until(signs[phase], 600, f"{phase} has begun")
+    return verb
+
+
+def interrupt(verb: subprocess.Popen[str]) -> None:
+    """SIGINT to `fab` alone, as a job's runner sends it; it ends soon, and without a traceback."""
+    began = time.monotonic()
+    verb.send_signal(signal.SIGINT)
+    said, _ = verb.communicate(timeout=60)
+    assert time.monotonic() - began < 30, said
+    assert verb.returncode in (0, 1, 130), said  # 0: it was done by then
+    assert "Traceback" not in said, said
+
+
+def known_nodes(project: Project) -> set[str]:
+    """The nodes in the stack's state."""
+    code = f"from fabfile import backend; print(*backend.resources({project.stack!r}))"
+    names = subprocess.check_output(["python", "-c", code], cwd=project.root, env=project.env, text=True).split()
+    return {name for name in names if name.startswith("node")}
