@@ -35,7 +35,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     # Copied to a node and run there, alone.
     "fabfile.on_node": (),
+    "fabfile.on_node.job": ("fabfile.on_node", "fabfile.launchers", "infra.inventory"),  # copied together
     "fabfile.probes": ("torch",),
+    "fabfile.probes.launch": ("fabfile.on_node.scope",),
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
         *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),

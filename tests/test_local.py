@@ -350,7 +350,9 @@ def test_a_watched_command_ends_when_nobody_wants_it(tmp_path: Path) -> None:
             raise operation.Cancelled("interrupted")
 
     with pytest.raises(operation.Cancelled):
-        command.run_watched(["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], [], timeout=60, check=check)
+        command.run_watched(
+            ["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], [], tmp_path, timeout=60, check=check
+        )
     child = Path("/proc") / (tmp_path / "pid").read_text().strip()
     assert not child.exists() or "Z" in (child / "stat").read_text(), "nor do its children go on"
 

@@ -101,7 +101,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert lines[2].split()[2] == "booting"
     assert lines[3].split()[2] == "unreachable"
     assert f"node3 is unreachable: (127.0.0.77:{servers[0].port}): Connection refused" in lines
-    assert lines[-1] == "next: fab wait"
+    assert lines[-1].startswith("next: fab wait --inventory ")
 
     read = json.loads(fab_status(tmp_path, machines, "--json"))
     assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]

@@ -1,0 +1,149 @@
+"""training.prepare against the usual way (datasets.map, tiktoken, concatenate), and its memory.
+
+    python tests/bench/bench_prepare.py [--megabytes 20] [--rounds 3]
+
+Both read the same JSON lines, made of the standard library's source, with the same vocabulary, on all cores, in turns
+in one run; the best of the rounds counts. Once in documents of the published job's size, once in whole files, where the
+usual way pays its cost of a row less often. Imports are left out of both, and so is training the vocabulary. The memory
+is the process' own peak (there is only one), for corpora of one and of four times the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KINDS = {"5 KB documents, as OpenWebText's": 5000, "whole files, 17 KB": 1 << 30}  # characters of a document at most
+CORES = len(os.sched_getaffinity(0))
+
+OURS = """
+import sys, time
+from training import prepare
+began = time.perf_counter()
+if prepare.main(["--quiet", *sys.argv[1:]]):
+    sys.exit(1)
+print(time.perf_counter() - began)
+"""
+
+USUAL = """
+import dataclasses, sys, time
+import numpy, tiktoken, datasets
+from pathlib import Path
+from tiktoken_ext.openai_public import r50k_pat_str
+from training import vocabulary
+out, ranks, corpus, cores = sys.argv[1:]
+Path(out).mkdir()
+datasets.disable_progress_bars()
+encoding = dataclasses.replace(vocabulary.read(Path(ranks)), pattern=r50k_pat_str).encoding()
+end = encoding.n_vocab - 1
+def encode(row):
+    ids = encoding.encode_ordinary(row["text"])
+    ids.append(end)
+    return {"ids": ids, "len": len(ids)}
+began = time.perf_counter()
+rows = datasets.load_dataset("json", data_files=corpus, split="train", cache_dir=out + "/cache")
+splits = rows.train_test_split(test_size=0.01, seed=1337)
+coded = splits.map(encode, remove_columns=["text"], num_proc=int(cores))
+for name, part in coded.items():
+    total = sum(part["len"])
+    file = numpy.memmap(f"{out}/{name}.bin", dtype=numpy.uint16, mode="w+", shape=(total,))
+    at, shards = 0, min(64, len(part))
+    for number in range(shards):
+        shard = part.shard(num_shards=shards, index=number, contiguous=True).with_format("numpy")
+        joined = numpy.concatenate(shard["ids"])
+        file[at : at + len(joined)] = joined
+        at += len(joined)
+    file.flush()
+print(time.perf_counter() - began)
+"""
+
+
+def library(longest: int) -> Iterator[str]:
+    """The source of the standard library, again and again, in documents of this size at most."""
+    home = Path(sysconfig.get_path("stdlib"))
+    while True:
+        for path in sorted(home.rglob("*.py")):
+            if "site-packages" not in path.parts:
+                try:
+                    text = path.read_text(encoding="utf-8")
+                except UnicodeDecodeError:
+                    continue
+                yield from (text[at : at + longest] for at in range(0, len(text), longest))
+
+
+def corpus(path: Path, megabytes: int, longest: int) -> int:
+    """Bytes of text in the JSON lines that are there now."""
+    size = 0
+    with path.open("w") as file:
+        for document in library(longest):
+            file.write(json.dumps({"text": document}) + "\n")
+            size += len(document.encode())
+            if size >= megabytes * 1_000_000:
+                return size
+    raise AssertionError("the library has no end")
+
+
+def child(script: str, *arguments: object) -> tuple[float, float]:
+    """Seconds that it says it took, peak memory in MB (of the first process)."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        said = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"bench: a child ended with {process.returncode}")
+    return float(said.split()[-1]), usage.ru_maxrss / 1024
+
+
+def speed(home: Path, kind: str, longest: int, ranks: Path, options: argparse.Namespace) -> None:
+    path = home / f"{longest}.jsonl"
+    size = corpus(path, options.megabytes, longest)
+    seconds: dict[str, list[float]] = {"ours": [], "usual": []}
+    for turn in range(options.rounds):
+        usual = child(USUAL, home / f"usual{longest}-{turn}", ranks, path, CORES)[0]
+        ours = child(OURS, "--out", home / f"ours{longest}-{turn}", "--ranks", ranks, path)[0]
+        seconds["usual"].append(usual)
+        seconds["ours"].append(ours)
+    ours, usual = (size / 1e6 / min(seconds[way]) for way in ("ours", "usual"))
+    print(f"  {kind:34} {ours:8.1f} MB/s {usual:8.1f} MB/s {ours / usual:8.2f}", flush=True)
+
+
+def memory(home: Path, name: str, wish: list[object], options: argparse.Namespace) -> None:
+    peaks = [child(OURS, "--out", home / f"{name}{scale}", *wish, home / f"{scale}x.jsonl")[1] for scale in (1, 4)]
+    print(f"  {name:34} {peaks[0]:8.0f} MB   {peaks[1]:8.0f} MB   {peaks[1] / peaks[0]:8.2f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        for scale in (1, 4):
+            corpus(home / f"{scale}x.jsonl", scale * options.megabytes, 5000)
+        learn: list[object] = ["--train-vocab", 8192, "--vocab-sample", 8]
+        child(OURS, "--out", home / "v", *learn, home / "1x.jsonl")
+        ranks = home / "v" / "vocab.tiktoken"
+        print(f"prepare, {options.megabytes} MB of Python source, {CORES} cores, best of {options.rounds}, in turns")
+        print(f"  {'':34} {'prepare':>13} {'usual':>13} {'ratio':>8}   goal >= 3")
+        for kind, longest in KINDS.items():
+            speed(home, kind, longest, ranks, options)
+        small, large = options.megabytes, 4 * options.megabytes
+        print(f"  {'peak memory':34} {small:>8} MB   {large:>8} MB   {'ratio':>8}   goal: flat")
+        memory(home, "--ranks", ["--ranks", ranks], options)
+        memory(home, "--train-vocab", learn, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the benches of training/ share: GPT-2 124M on made-up tokens, started as a job is."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCABULARY = 50257
+
+
+def made_up_tokens(folder: Path, count: int = 400_000) -> Path:
+    import numpy as np
+
+    from training import tokens
+
+    random = np.random.default_rng(0)
+    train, val = random.integers(0, VOCABULARY, count), random.integers(0, VOCABULARY, 5000)
+    tokens.write(folder, train=train, val=val, vocab_size=VOCABULARY, encoding={"name": "gpt2"})
+    return folder
+
+
+def environment() -> dict[str, str]:
+    """As on a node: tcmalloc where this machine has it."""
+    values = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if "tcmalloc" in values.get("LD_PRELOAD", ""):
+        return values
+    library = ctypes.util.find_library("tcmalloc_minimal") or ctypes.util.find_library("tcmalloc")
+    if library:
+        values["LD_PRELOAD"] = library
+    else:
+        print("no tcmalloc on this machine: a node has it", file=sys.stderr)
+    return values
+
+
+def train(run: Path, data: Path, overrides: Sequence[str]) -> str:
+    """One rank of the published model; returns what it printed."""
+    job = ROOT / "training" / "jobs" / "gpt2-124m-openwebtext.toml"
+    places = [f"data.path={data}", f"run.directory={run}"]
+    command = [sys.executable, "-m", "training.train", str(job), *places, *overrides]
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

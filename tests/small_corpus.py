@@ -1,0 +1,35 @@
+"""Words that documents of tests are made of, and how tests prepare and read back."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training import prepare, text, tokens
+
+WORDS = ["def ", "return", "self", "()", "\n    ", "né ", "漢字", "don't ", "x", "0", "12345 ", "  ", "\t", "!?\n"]
+
+
+def words(draw: random.Random, count: int) -> str:
+    return "".join(draw.choices(WORDS, k=count))
+
+
+def run(*arguments: Any) -> int:
+    return prepare.main([str(argument) for argument in arguments])
+
+
+def documents_of(opened: tokens.TokenSet, split: str) -> list[bytes]:
+    """The split as text again, cut at the separators."""
+    encoding = text.load(opened.encoding, opened.path)
+    array = getattr(opened, split)
+    ends = np.flatnonzero(array == text.separator(encoding))
+    parts = np.split(array, ends + 1)
+    assert not len(parts[-1])  # every document is closed
+    return [encoding.decode_bytes(part[:-1].tolist()) for part in parts[:-1]]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

@@ -1,0 +1,241 @@
+"""A job: what to train, on what data, how. One TOML file, read into frozen dataclasses.
+
+    python -m training.job check job.toml [section.key=value ...] [--ranks N] [--without-data]
+
+Every problem is a JobError: one line that names section.key, the value and what is allowed. `check` exits with 2
+and that line before any rank is started. Imports the standard library only, so it runs where torch is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    path: str = key("", "the folder of a token set, see training.prepare", bool)
+    """The token set's folder, the same on every node."""
+    source: str = text("")
+    """What `fab prepare` makes it from where it is not there yet; the trainer itself does not read this."""
+    encoding: str = text("gpt2", "gpt2, another of tiktoken's encodings, or a .tiktoken rank file")
+    train_vocab: int = at_least(0, 0)
+    """Above 0: a byte-level BPE of this size is trained on the source, in place of `encoding`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    n_layer: int = at_least(1, 12)
+    n_head: int = at_least(1, 12)
+    n_embd: int = at_least(1, 768)
+    block_size: int = at_least(2, 1024)
+    """Tokens of context."""
+    vocab_size: int = at_least(0, 0)
+    """0: the token set's own."""
+    dropout: float = fraction(0.0)
+    bias: bool = key(True, "true | false", lambda value: True)
+    """Biases in the linear layers and norms, as GPT-2 has them."""
+    init_from: str = text("", "a folder with model.safetensors in Hugging Face's GPT-2 layout")
+    """Start from these weights; empty: at random, by `train.seed`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    steps: int = at_least(1, 1000)
+    """Optimizer steps in all."""
+    global_batch_tokens: int = at_least(1, 98_304)
+    """Tokens of one optimizer step over all ranks: kept whatever the number of nodes."""
+    micro_batch: int = at_least(1, 4)
+    """Windows that a rank takes at once; the rest of its share comes by accumulation."""
+    lr: float = positive(6e-4)
+    min_lr: float = not_negative(6e-5)
+    """Where the cosine ends, at the last step."""
+    warmup: int = at_least(0, 0)
+    weight_decay: float = not_negative(0.1)
+    """On matrices only: never on biases and norms."""
+    beta1: float = fraction(0.9)
+    beta2: float = fraction(0.95)
+    clip: float = not_negative(1.0)
+    """Largest gradient norm; 0: no clipping."""
+    eval_every: int = at_least(0, 0)
+    """Steps between validations; 0: only after the last step."""
+    eval_windows: int = at_least(1, 64)
+    """Windows of the validation split that one validation reads, over all ranks."""
+    seed: int = at_least(0, 1337)
+    precision: str = one_of("auto", "fp32", "bf16", "fp16")
+    """auto: whichever a short measurement on the nodes finds faster."""
+    compile: bool = key(False, "true | false", lambda value: True)
+    timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
+    """How long a rank waits for the others before the job is given up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    every: int = at_least(1, 50)
+    """Steps between checkpoints; there is always one after the last step."""
+    keep: int = at_least(2, 2)
+    """How many verified checkpoints stay; at least two, so that one is left when the newest is damaged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: _is_name(value))
+    directory: str = text("")
+    """Run directory; empty: $RUN_DIR, and where that is not set runs/<name>."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    data: Data
+    model: Model = Model()
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    run: Run = Run()
+
+    @property
+    def windows(self) -> int:
+        """Windows of one optimizer step, over all ranks."""
+        return self.train.global_batch_tokens // self.model.block_size
+
+    def to_toml(self) -> str:
+        """The same job as a file: every key, defaults included."""
+        lines: list[str] = []
+        for name, values in dataclasses.asdict(self).items():
+            lines += [f"[{name}]", *(f"{item} = {json.dumps(value)}" for item, value in values.items()), ""]
+        return "\n".join(lines)
+
+
+_SECTIONS: dict[str, Any] = {"data": Data, "model": Model, "train": Train, "checkpoint": Checkpoint, "run": Run}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """The job of a file, with `section.key=value` overrides over it."""
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise JobError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: not TOML: {error}") from None
+    for override in overrides:
+        _override(tables, override)
+    known("", tables, list(_SECTIONS))
+    job = Job(**{name: section(name, cls, tables.get(name, {})) for name, cls in _SECTIONS.items()})
+    _check_together(job)
+    return job
+
+
+def share(windows: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The part [first, last) of a batch's windows that a rank takes: contiguous, as even as it goes."""
+    return windows * rank // ranks, windows * (rank + 1) // ranks
+
+
+def check_ranks(job: Job, ranks: int) -> None:
+    """Every rank must have a window of each step, or it would have no gradient to average."""
+    if job.windows < ranks:
+        raise JobError(
+            f"train.global_batch_tokens = {job.train.global_batch_tokens}: {job.windows} windows of"
+            f" {job.model.block_size} tokens for {ranks} ranks; allowed: at least {ranks * job.model.block_size}"
+        )
+
+
+def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
+    """The token set fits the model: `tokens` is how many each split has."""
+    if 0 < job.model.vocab_size < vocab_size:
+        raise JobError(
+            f"model.vocab_size = {job.model.vocab_size}: {job.data.path} has a vocabulary of {vocab_size};"
+            f" allowed: 0 or at least {vocab_size}"
+        )
+    for split, count in tokens.items():
+        if count <= job.model.block_size:
+            raise JobError(
+                f"model.block_size = {job.model.block_size}: the {split} split of {job.data.path} has {count} tokens;"
+                f" allowed: at most {count - 1}"
+            )
+
+
+def _is_name(value: str) -> bool:
+    return bool(value) and value.strip(".") != "" and all(c.isascii() and (c.isalnum() or c in "-_.") for c in value)
+
+
+def _override(tables: dict[str, Any], override: str) -> None:
+    where, equals, given = override.partition("=")
+    table, dot, name = where.partition(".")
+    if not (equals and dot and table and name):
+        raise JobError(f"{override}: not an override; allowed: section.key=value, train.steps=100 say")
+    known("", {table: None}, list(_SECTIONS))
+    try:
+        value = tomllib.loads(f"value = {given}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = given  # a plain word, as data.path=/data/owt
+    tables.setdefault(table, {})[name] = value
+
+
+def _check_together(job: Job) -> None:
+    """What no key can tell alone."""
+    model, train = job.model, job.train
+    if model.n_embd % model.n_head:
+        raise JobError(f"model.n_embd = {model.n_embd}; allowed: a multiple of model.n_head = {model.n_head}")
+    if train.global_batch_tokens % model.block_size:
+        down = train.global_batch_tokens // model.block_size * model.block_size
+        near = f"{down} or {down + model.block_size}" if down else f"{model.block_size}"
+        raise JobError(
+            f"train.global_batch_tokens = {train.global_batch_tokens};"
+            f" allowed: a multiple of model.block_size = {model.block_size}, {near} say"
+        )
+    if train.min_lr > train.lr:
+        raise JobError(f"train.min_lr = {train.min_lr}; allowed: at most train.lr = {train.lr}")
+    if train.warmup >= train.steps and train.warmup:
+        raise JobError(f"train.warmup = {train.warmup}; allowed: less than train.steps = {train.steps}")
+
+
+def _describe(job: Job, ranks: int) -> str:
+    shares = [last - first for first, last in (share(job.windows, rank, ranks) for rank in range(ranks))]
+    return (
+        f"{job.run.name}: {job.train.steps} steps of {job.windows} windows of {job.model.block_size} tokens;"
+        f" {ranks} {'rank' if ranks == 1 else 'ranks'} with {'+'.join(map(str, shares))} windows,"
+        f" {job.train.micro_batch} at a time"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.job", description="Check a job before it is started.")
+    parser.add_argument("command", choices=["check"])
+    parser.add_argument("job", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--without-data", action="store_true", help="the token set is not on this machine")
+    args = parser.parse_intermixed_args(argv)
+    try:
+        job = load(args.job, args.overrides)
+        check_ranks(job, args.ranks)
+        if not args.without_data:
+            _open_data(job)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(_describe(job, args.ranks))
+    return 0
+
+
+def _open_data(job: Job) -> None:
+    """Reads the token set's sizes, as every rank will. numpy only here: the rest needs nothing."""
+    from training import tokens
+
+    try:
+        data = tokens.open(Path(job.data.path))
+    except (OSError, ValueError) as error:
+        raise JobError(f"data.path = {job.data.path}: {error}") from None
+    check_data(job, data.manifest["vocab_size"], {"train": len(data.train), "val": len(data.val)})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

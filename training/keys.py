@@ -1,0 +1,72 @@
+"""Keys of a TOML file: what each may be, and one plain line for whatever is not allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import Any, TypeVar, get_type_hints
+
+_Section = TypeVar("_Section")
+
+
+class JobError(ValueError):
+    """A job that cannot be run: one line that says where and what is allowed."""
+
+
+def key(default: Any, allowed: str, ok: Callable[[Any], bool]) -> Any:
+    """A dataclass field with its default and what it may be, in words and as a test."""
+    return field(default=default, metadata={"allowed": allowed, "ok": ok})
+
+
+def at_least(least: int, default: int) -> Any:
+    return key(default, f"a whole number of at least {least}", lambda value: value >= least)
+
+
+def fraction(default: float, *, allowed: str = "a number from 0 up to, but not including, 1") -> Any:
+    return key(default, allowed, lambda value: 0 <= value < 1)
+
+
+def positive(default: float) -> Any:
+    return key(default, "a finite number above 0", lambda value: 0 < value < math.inf)
+
+
+def not_negative(default: float) -> Any:
+    return key(default, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
+
+
+def text(default: str, allowed: str = "any text") -> Any:
+    return key(default, allowed, lambda value: bool(default == "" or value))
+
+
+def one_of(*choices: str) -> Any:
+    return key(choices[0], " | ".join(choices), lambda value: value in choices)
+
+
+def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
+    for name in given:
+        if name not in allowed:
+            close = difflib.get_close_matches(name, allowed, 1)
+            hint = f" (did you mean {prefix}{close[0]}?)" if close else ""
+            raise JobError(f"{prefix}{name}: no such key{hint}; allowed: {', '.join(allowed)}")
+
+
+def section(section: str, cls: type[_Section], table: Any) -> _Section:
+    if not isinstance(table, dict):
+        raise JobError(f"{section} = {table!r}: not a section; allowed: [{section}] with keys under it")
+    types = get_type_hints(cls)
+    known(f"{section}.", table, list(types))
+    values = {}
+    for item in dataclasses.fields(cls):  # type: ignore[arg-type]
+        value = table.get(item.name, item.default)
+        if types[item.name] is float and type(value) is int:
+            value = float(value)
+        if type(value) is not types[item.name] or not item.metadata["ok"](value):
+            kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}[types[item.name]]
+            shown = "not given" if value == "" else json.dumps(value, default=str)
+            raise JobError(f"{section}.{item.name} = {shown}; allowed: {item.metadata['allowed']} ({kind})")
+        values[item.name] = value
+    return cls(**values)

@@ -1,0 +1,240 @@
+"""The training loop: step, validation, checkpoint, until the job is done or somebody asks for its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from training import agreement, checkpoint, manifest, metrics, optim, order, precision, tokens
+from training import job as jobs
+from training import state as states
+from training.distributed import Ranks, sees_first_ranks_disk
+from training.heartbeat import Heartbeat, Phase
+from training.job import Job
+from training.keys import JobError
+from training.saver import Saver
+from training.wrapping import Wrapped
+
+
+class Failed(RuntimeError):
+    """What ends the job on every rank at once: one line, the same on each."""
+
+
+class Stop(Protocol):
+    asked: bool
+    step: int
+
+
+class Loop:
+    def __init__(self, job: Job, run: Path, ranks: Ranks, stop: Stop) -> None:
+        self.job, self.run_directory, self.ranks, self.stop = job, run, ranks, stop
+        run.mkdir(parents=True, exist_ok=True)
+        self.heart = Heartbeat(run, ranks.rank, ranks.node)
+        self._beat(0, "load")
+        self.data = _open_data(job)
+        shared = sees_first_ranks_disk(ranks, run)
+        self.writes = ranks.is_first or (ranks.leads_node and not shared)
+        self.state = states.fresh(job, self.data, ranks.device)
+        states.resume(self.state, run, ranks, self.data, shared)
+        wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
+        self.choice = precision.choose(wanted, self.state.model.shape, ranks.device, ranks.maximum)
+        self.state.precision = self.choice.name
+        self.wrapped = Wrapped(job, self.state, ranks, self.choice.mixed)
+        states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
+        self.saver = Saver(run, job.checkpoint.keep)
+        self.clock = metrics.Clock()
+        self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
+        if self.writes:
+            manifest.publish(run / "job.toml", job.to_toml())
+            self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
+        if self.state.step:
+            self.saver.known_whole(self.state.step)
+        self._say_start()
+
+    def run(self) -> bool:
+        """True when all steps are done, False when it was stopped before."""
+        if self.ranks.is_first:
+            self.wrapped.accelerator.log_with = metrics.trackers(self.run_directory)
+            self.wrapped.accelerator.init_trackers("trainyard")
+        stopping = False
+        while self.state.step < self.job.train.steps and not stopping:
+            stopping = self._step()
+        self._finish_saves()
+        if self.writes:
+            self.lines.close()
+        for tracker in self.wrapped.accelerator.trackers:
+            tracker.finish()
+        self.stop.step = self.state.step
+        return self.state.step >= self.job.train.steps
+
+    def _step(self) -> bool:
+        """One optimizer step and what follows it; True when the job is to end."""
+        step = self.state.step + 1
+        self._beat(step, "train")
+        start = time.perf_counter()
+        rate = optim.learning_rate(self.job.train, step)
+        optim.set_learning_rate(self.state.optimizer, rate)
+        with self.clock.time("data"):
+            batch = self._batch(self.data.train, self._windows(step))
+        loss, norm = self._train(batch)
+        facts = self._exchange(loss)
+        if not math.isfinite(facts["loss"]):
+            help_ = "a lower train.lr or train.precision = fp32 may help"
+            raise Failed(f"step {step}: the loss is {facts['loss']}; {help_}")
+        self.state.step = step
+        line = self._line(rate, norm, facts, time.perf_counter() - start)
+        stopping = bool(facts["stop"])
+        ended = stopping or step == self.job.train.steps
+        improved = self._validate(line) if self._due(self.job.train.eval_every, ended and not stopping) else False
+        self._save(line, due=self._due(self.job.checkpoint.every, ended), best=improved)
+        return stopping
+
+    def _train(self, batch: Tensor) -> tuple[Tensor, float]:
+        """The gradients of this rank's windows, averaged over all ranks so that each token of the global batch has the
+        same weight, and the update."""
+        self.wrapped.model.train()
+        scale = self.ranks.size / (self.job.windows * self.job.model.block_size)  # DDP divides by the number of ranks
+        micro = batch.split(self.job.train.micro_batch)
+        loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
+        with self.clock.time("compute"):
+            for number, windows in enumerate(micro):
+                there = windows.to(self.ranks.device, non_blocking=True)
+                last = number == len(micro) - 1
+                loss += self.wrapped.micro_step(there[:, :-1], there[:, 1:], scale, last=last)
+            self.clock.move(self.wrapped.exposed(), "compute", "communication")
+            norm = self.wrapped.update()
+        return loss / self.ranks.size, norm
+
+    def _exchange(self, loss: Tensor) -> dict[str, Any]:
+        """The one message a step: the loss, the wish to stop, failed saves, and how long each rank computed."""
+        size, rank = self.ranks.size, self.ranks.rank
+        values = torch.zeros(2 + 2 * size, dtype=torch.float64)
+        values[0], values[1] = float(loss), float(self.stop.asked)
+        values[2 + rank] = self.clock.seconds["compute"]
+        values[2 + size + rank] = float(bool(self.saver.check()))
+        with self.clock.time("communication"):
+            values = self.ranks.sum(values)
+        if values[2 + size :].any():
+            raise Failed(self.ranks.one_failed(self.saver.check()))
+        return {"loss": float(values[0]), "stop": float(values[1]), "rank_seconds": values[2 : 2 + size].tolist()}
+
+    def _line(self, rate: float, norm: float, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
+        done = self.state.model.flops_per_token() * (self.last - self.first) * self.job.model.block_size
+        return {
+            "step": self.state.step,
+            "loss": facts["loss"],
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens": self.state.step * self.job.train.global_batch_tokens,
+            "tokens_per_s": self.job.train.global_batch_tokens / seconds,
+            "peak_share": done / seconds / self.choice.matmul_flops,
+            "rank_seconds": [round(value, 4) for value in facts["rank_seconds"]],
+        }
+
+    def _validate(self, line: dict[str, Any]) -> bool:
+        """Adds the validation loss to the step's line; True when it is the lowest so far."""
+        self._beat(self.state.step, "eval")
+        block = self.job.model.block_size
+        starts = order.evaluation_windows(len(self.data.val), block, self.job.train.eval_windows)
+        first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
+        self.state.model.eval()
+        total = torch.zeros(1, dtype=torch.float64)
+        with self.clock.time("eval"):
+            for start in range(first, last, self.job.train.micro_batch):
+                some = starts[start : min(last, start + self.job.train.micro_batch)]
+                there = self._batch(self.data.val, some).to(self.ranks.device)
+                with torch.no_grad():
+                    total += float(self.state.model(there[:, :-1], there[:, 1:]))
+            line["val_loss"] = float(self.ranks.sum(total)) / (len(starts) * block)
+        bytes_per_token = self.data.bytes_per_token("val")
+        if bytes_per_token:
+            line["val_bits_per_byte"] = line["val_loss"] / math.log(2) / bytes_per_token
+        improved = bool(line["val_loss"] < self.state.best)
+        self.state.best = min(self.state.best, line["val_loss"])
+        return improved
+
+    def _save(self, line: dict[str, Any], *, due: bool, best: bool) -> None:
+        """Ends the step: its line, and a checkpoint where one is due. The line is written before the checkpoint can be
+        on disk, so a run that is gone on with has the lines of all its steps."""
+        ready = None
+        if due or best:
+            self._beat(self.state.step, "save")
+            with self.clock.time("checkpoint"):
+                ready = self._capture(due=due)
+        self._write(line)
+        if ready is not None and self.writes:
+            with self.clock.time("checkpoint"):
+                self.lines.sync()
+                self.saver.save(*ready, step=self.state.step if due else None, best=best)
+
+    def _capture(self, *, due: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.state.scaler = self.wrapped.scaler_state()
+        files, written = states.capture(self.state, self.ranks, self.data, whole=due)
+        if due:
+            try:
+                written["parameters"] = agreement.compare(self.ranks, self.state.model, self.state.step)
+            except agreement.DisagreementError as error:
+                raise Failed(str(error)) from None
+        return files, written
+
+    def _write(self, line: dict[str, Any]) -> None:
+        line |= {"seconds": self.clock.take(), "time": round(time.time(), 3)}
+        if self.writes:
+            self.lines.write(line)
+        if self.ranks.is_first:
+            self.wrapped.accelerator.log(metrics.flat(line), step=self.state.step)
+            print(metrics.progress(line, self.job.train.steps, self.job.train.global_batch_tokens), flush=True)
+
+    def _finish_saves(self) -> None:
+        reason = ""
+        try:
+            self.saver.finish()
+        except checkpoint.CheckpointError as error:
+            reason = str(error)
+        if failed := self.ranks.one_failed(reason):
+            raise Failed(failed)
+
+    def _windows(self, step: int) -> Any:
+        job = self.job
+        starts = order.batch_windows(len(self.data.train), job.model.block_size, job.windows, job.train.seed, step - 1)
+        return starts[self.first : self.last]
+
+    def _batch(self, split: Any, starts: Any) -> Tensor:
+        return torch.from_numpy(order.crops(split, starts, self.job.model.block_size))
+
+    def _due(self, every: int, ended: bool) -> bool:
+        return ended or (every > 0 and self.state.step % every == 0)
+
+    def _beat(self, step: int, phase: Phase) -> None:
+        self.heart.beat(step, phase)
+        if self.ranks.peers is not None:
+            self.ranks.peers.progress = f"step {step} ({phase})"
+
+    def _say_start(self) -> None:
+        if not self.ranks.is_first:
+            return
+        nodes, model = len(set(self.ranks.nodes)), self.state.model
+        millions = sum(p.numel() for p in model.parameters()) / 1e6
+        print(
+            f"{self.job.run.name}: {millions:.1f} M parameters, {self.ranks.size} rank(s) on {nodes} node(s) over"
+            f" {self.ranks.backend}, torch {torch.__version__}{' with IPEX' if self.wrapped.uses_ipex else ''},"
+            f" {torch.get_num_threads()} threads a rank",
+            flush=True,
+        )
+        print(self.choice, flush=True)
+        if self.state.step:
+            print(f"going on from step {self.state.step}, verified on disk", flush=True)
+
+
+def _open_data(job: Job) -> tokens.TokenSet:
+    try:
+        data = tokens.open(Path(job.data.path))
+    except (OSError, ValueError) as error:
+        raise JobError(f"data.path = {job.data.path}: {error}") from None
+    jobs.check_data(job, data.vocab_size, {"train": len(data.train), "val": len(data.val)})
+    return data

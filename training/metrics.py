@@ -1,0 +1,123 @@
+"""What a run measures of itself: metrics.jsonl, a line a step, and the trackers of accelerate.
+
+    {"step": 40, "loss": 3.21, "lr": 5.9e-4, "grad_norm": 0.8, "tokens": 655360, "tokens_per_s": 12345.6,
+     "peak_share": 0.71, "seconds": {"data": ..., "compute": ..., "communication": ..., "eval": ..., "checkpoint": ...},
+     "rank_seconds": [compute of each rank], "time": unix, "val_loss": ..., "val_bits_per_byte": ...}
+
+`communication` is what the step waits for after its own last gradient is ready: what overlaps with the backward pass
+costs nothing. `val_*` are there on the steps that were followed by a validation. Losses are in nats per token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.keys import JobError
+
+
+class Clock:
+    """Where the seconds of a step go. What is timed inside something else is taken off the outer."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._inner = 0.0
+
+    @contextlib.contextmanager
+    def time(self, what: str) -> Iterator[None]:
+        outer, self._inner = self._inner, 0.0
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            whole = time.perf_counter() - start
+            self.seconds[what] = self.seconds.get(what, 0.0) + whole - self._inner
+            self._inner = outer + whole
+
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """What turned out to be something else, as the wait at the end of a backward pass."""
+        self.seconds[source] = self.seconds.get(source, 0.0) - seconds
+        self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """The seconds since the last time."""
+        taken, self.seconds = self.seconds, {}
+        return {name: round(value, 6) for name, value in taken.items()}
+
+
+class Lines:
+    """metrics.jsonl. Opened at a step, it loses what a killed run wrote after it: every step is there once."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        if path.exists():
+            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+            temporary.replace(path)
+        self._file = path.open("a", buffering=1)
+
+    def write(self, values: Mapping[str, Any]) -> None:
+        """One line, handed to the system at once: a kill of the process loses none."""
+        self._file.write(json.dumps(values) + "\n")
+
+    def sync(self) -> None:
+        """On disk, before the checkpoint that stands for the same steps is."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # the torn last line of a run that was killed
+
+
+def trackers(run: Path) -> list[Any]:
+    """accelerate's trackers: TensorBoard events under run/tensorboard, Weights & Biases where its key is set."""
+    from accelerate.tracking import TensorBoardTracker, WandBTracker
+
+    found: list[Any] = []
+    if importlib.util.find_spec("tensorboard"):
+        found.append(TensorBoardTracker("tensorboard", logging_dir=run))
+    else:
+        print("no TensorBoard events: the tensorboard package is not installed here", flush=True)
+    if os.environ.get("WANDB_API_KEY"):
+        if not importlib.util.find_spec("wandb"):
+            raise JobError("WANDB_API_KEY is set in the environment, but the wandb package is not installed here")
+        found.append(WandBTracker("trainyard", dir=str(run), name=run.name))
+    return found
+
+
+def flat(line: Mapping[str, Any]) -> dict[str, float]:
+    """The line's numbers, under one name each, as trackers take them."""
+    numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
+    return {**numbers, **{f"seconds/{name}": value for name, value in line.get("seconds", {}).items()}}
+
+
+def progress(line: Mapping[str, Any], steps: int, tokens: int) -> str:
+    """`step 40/200 loss 3.214 lr 5.9e-04 12345 tok/s 1.2 s/step eta 3m`"""
+    seconds = tokens / line["tokens_per_s"]
+    validation = f" val {line['val_loss']:.3f}" if "val_loss" in line else ""
+    if "val_bits_per_byte" in line:
+        validation += f" ({line['val_bits_per_byte']:.3f} bits per byte)"
+    return (
+        f"step {line['step']}/{steps} loss {line['loss']:.3f} lr {line['lr']:.1e} {line['tokens_per_s']:.0f} tok/s"
+        f" {seconds:.2g} s/step eta {_duration(seconds * (steps - line['step']))}{validation}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f}s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f}m"
+    return f"{seconds / 3600:.1f}h"

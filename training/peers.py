@@ -1,0 +1,133 @@
+"""When a rank is lost: find out which one, and say it on all the others in one line.
+
+A collective that fails names a socket at best, and after a time-out nothing. So each rank has a thread that answers
+roll calls at rank 0's store, also while its training waits for a message that will never come. The first rank whose
+collective fails calls the roll; who is silent is dead, stopped or cut off. Its verdict goes to the store, and every
+thread that reads it there ends its process with it: nobody waits for a time-out of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+import torch.distributed as dist
+
+POLL = 0.5
+"""Seconds between two looks at the store."""
+ROLL_CALL = 2.0
+"""Seconds to answer in; all of finding out stays within 5."""
+
+_COLLECTIVE = re.compile(r"gloo|nccl|ccl|process group|connection|socket|timed out|broken pipe", re.IGNORECASE)
+
+
+class Peers:
+    def __init__(self, rank: int, names: Sequence[str]) -> None:
+        self.rank = rank
+        self.names = names
+        self.progress = "start"
+        """What this rank is doing, for the roll call."""
+        self._store = _own_connection()
+        self._stopped = threading.Event()
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Before a regular end: from now on a store that is gone means nothing."""
+        self._stopped.set()
+        self._thread.join(2 * POLL)
+
+    def explain(self, error: BaseException) -> str:
+        """One line for whatever ended this rank's part, agreed with the others as far as they can be reached."""
+        self._stopped.set()
+        found: list[str] = []
+        asking = threading.Thread(target=lambda: found.append(self._verdict(error)), daemon=True)
+        asking.start()
+        asking.join(ROLL_CALL + 1.5)
+        if self.rank == 0:
+            time.sleep(3 * POLL)  # the store ends with this process: the others read it first
+        if found:
+            return found[0]
+        if is_collective(error) and self.rank:
+            return f"{self.names[0]} does not answer ({plain(error)})"
+        return f"{self.names[self.rank]} failed: {plain(error)}"
+
+    def _verdict(self, error: BaseException) -> str:
+        store = _own_connection()
+        if not is_collective(error):
+            return self._publish(store, f"{self.names[self.rank]} failed: {plain(error)}")
+        store.set("roll", "1")
+        store.set(f"here/{self.rank}", self.progress)
+        others = [rank for rank in range(len(self.names)) if rank != self.rank]
+        end = time.monotonic() + ROLL_CALL
+        while time.monotonic() < end:
+            if store.check(["verdict"]):
+                return str(store.get("verdict").decode())
+            silent = [rank for rank in others if not store.check([f"here/{rank}"])]
+            if not silent:
+                break
+            time.sleep(0.1)
+        if silent:
+            named = ", ".join(self.names[rank] for rank in silent)
+            return self._publish(store, f"{named} {'do' if len(silent) > 1 else 'does'} not answer ({plain(error)})")
+        states = ", ".join(f"{name} {store.get(f'here/{rank}').decode()}" for rank, name in enumerate(self.names))
+        return self._publish(store, f"ranks lost touch, though all answer ({plain(error)}): {states}")
+
+    def _publish(self, store: dist.Store, verdict: str) -> str:
+        """The first verdict stands; this returns the one that does."""
+        return str(store.compare_set("verdict", "", verdict).decode()) or verdict
+
+    def _watch(self) -> None:
+        answered = False
+        while not self._stopped.wait(POLL):
+            try:
+                if self._store.check(["verdict"]):
+                    self._end(self._store.get("verdict").decode())
+                if not answered and self._store.check(["roll"]):
+                    self._store.set(f"here/{self.rank}", self.progress)
+                    answered = True
+            except RuntimeError as error:
+                if not self._stopped.is_set():
+                    self._end(f"{self.names[0]} does not answer ({plain(error)})")
+
+    def _end(self, verdict: str) -> None:
+        """Ends the process from this thread: the training's own may be waiting in a collective for ever."""
+        with self._ending:
+            if self._stopped.is_set():
+                return
+            print(f"error: {verdict}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            if self.rank == 0:
+                time.sleep(3 * POLL)
+            os._exit(1)
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether an exception is another rank's doing, as far as its text shows."""
+    return isinstance(error, ConnectionError | dist.DistError) or (
+        isinstance(error, RuntimeError) and bool(_COLLECTIVE.search(str(error)))
+    )
+
+
+def plain(error: BaseException) -> str:
+    """The reason without file names and line numbers of the library."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if timed_out := re.search(r"[Tt]imed out waiting (\d+) ?ms", text):
+        return f"no message for {int(timed_out[1]) / 1000:g} s"
+    if closed := re.search(r"Connection (closed|reset) by peer( \[[^\]]*\])?", text):
+        return f"connection {closed[1]} by peer{closed[2] or ''}"
+    text = re.sub(r"^\[[^\]]*\.(cc|cpp|h):\d+\]\s*", "", text)
+    return text[:200]
+
+
+def _own_connection() -> dist.Store:
+    """To rank 0's store, apart from the process group's: a call that hangs there must not hold this one up."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.PrefixStore("peers", dist.TCPStore(host, port, is_master=False, wait_for_workers=False))

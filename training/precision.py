@@ -1,0 +1,114 @@
+"""Which precision to train in, found by measuring it, and the matmul peak that the training speed is compared with.
+
+A processor's flags do not tell: without native bf16 instructions autocast costs 2.7 times fp32's time, and torch says
+"bf16 is supported" all the same. So each rank times one of the model's own blocks, forward and backward, and all ranks
+take what is faster on the slowest of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.keys import JobError
+from training.model import Block, Shape
+
+WORTH = 1.05
+"""How much faster a lower precision must be to be chosen."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Choice:
+    name: str
+    times: dict[str, float]
+    """Seconds of one block, forward and backward, on the slowest rank; empty where nothing had to be measured."""
+    matmul_flops: float
+    """Measured peak of this rank in this precision, floating-point operations a second."""
+
+    @property
+    def mixed(self) -> str:
+        """accelerate's word for it."""
+        return "no" if self.name == "fp32" else self.name
+
+    def __str__(self) -> str:
+        measured = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in self.times.items())
+        how = f"measured on one block, slowest rank: {measured}" if measured else "as the job says"
+        return f"precision {self.name} ({how}); matmul peak {self.matmul_flops / 1e9:.0f} GFLOP/s"
+
+
+def candidates(device: torch.device) -> list[str]:
+    """What this device could use, before it is known what is faster. bf16 needs sm_80; V100 is sm_70."""
+    if device.type != "cuda":
+        return ["fp32", "bf16"]
+    return ["fp32", "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"]
+
+
+def choose(wanted: str, shape: Shape, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> Choice:
+    """`slowest` takes the maximum over all ranks, so that every rank comes to the same choice."""
+    if wanted == "fp16" and device.type != "cuda":
+        raise JobError(f"train.precision = fp16; allowed on a {device.type.upper()}: auto, fp32, bf16")
+    if wanted == "bf16" and device.type == "cuda" and "bf16" not in candidates(device):
+        raise JobError("train.precision = bf16; allowed on a GPU older than sm_80: auto, fp32, fp16")
+    times: dict[str, float] = {}
+    if wanted == "auto":
+        names = candidates(device)
+        measured = slowest(torch.tensor([time_block(name, shape, device) for name in names], dtype=torch.float64))
+        times = dict(zip(names, measured.tolist(), strict=True))
+        wanted = names[1] if times[names[1]] * WORTH < times["fp32"] else "fp32"
+    return Choice(wanted, times, matmul_peak(wanted, shape, device))
+
+
+def time_block(name: str, shape: Shape, device: torch.device) -> float:
+    """Seconds of a forward and a backward pass through one block of this shape."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        block = Block(shape, 0.0).to(device)
+        x = torch.randn(1, shape.block_size, shape.n_embd, device=device, requires_grad=True)
+
+    def once() -> None:
+        mixed = torch.autocast(device.type, DTYPES[name]) if name != "fp32" else contextlib.nullcontext()
+        with mixed:
+            y = block(x)
+        y.float().sum().backward()
+
+    return best_time(once, device, seconds=0.4)
+
+
+def matmul_peak(name: str, shape: Shape, device: torch.device) -> float:
+    """Floating-point operations a second of the MLP's matmul, by far the most frequent, at the best of several."""
+    rows, width = max(shape.block_size, 1024), shape.n_embd
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        a = torch.randn(rows, width, device=device).to(DTYPES[name])
+        b = torch.randn(4 * width, width, device=device).to(DTYPES[name])
+    out = torch.empty(rows, 4 * width, device=device, dtype=DTYPES[name])
+
+    def once() -> None:
+        torch.mm(a, b.t(), out=out)
+
+    return 2 * rows * width * 4 * width / best_time(once, device, seconds=0.3)
+
+
+def best_time(once: Callable[[], None], device: torch.device, *, seconds: float) -> float:
+    """The shortest of as many runs as fit (at least 3): what the machine can do while nothing else disturbs it."""
+    once()  # the first run sets up kernels and memory
+    best, end = float("inf"), time.perf_counter() + seconds
+    runs = 0
+    while runs < 3 or time.perf_counter() < end:
+        _wait(device)
+        start = time.perf_counter()
+        once()
+        _wait(device)
+        best = min(best, time.perf_counter() - start)
+        runs += 1
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

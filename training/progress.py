@@ -1,0 +1,60 @@
+"""How far, how fast, how long still: a bar on a terminal, a plain line now and then anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+BAR = 30  # characters
+REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
+
+
+class Progress:
+    def __init__(self, total: int, done: int = 0, out: TextIO | None = None, quiet: bool = False) -> None:
+        """`total` and `done` in bytes of the source; a total of 0 is one that nobody knows."""
+        self.total, self.done, self.first = total, done, done
+        self.text = 0
+        self.out = out or sys.stderr
+        self.quiet = quiet
+        self.bar = self.out.isatty()
+        self.began = self.shown = time.monotonic()
+
+    def advance(self, cost: int, text: int) -> None:
+        self.done += cost
+        self.text += text
+        now = time.monotonic()
+        if now - self.shown >= (REDRAW if self.bar else LINE):
+            self.shown = now
+            self.show()
+
+    def show(self) -> None:
+        if self.quiet:
+            return
+        line = self.line(time.monotonic() - self.began)
+        self.out.write(f"\r{line}\x1b[K" if self.bar else f"prepare: {line}\n")
+        self.out.flush()
+
+    def finish(self) -> None:
+        """The last word: what it came to."""
+        self.show()
+        if self.bar and not self.quiet:
+            self.out.write("\n")
+
+    def line(self, seconds: float) -> str:
+        speed = f"{self.text / 1e6 / max(seconds, 1e-9):.1f} MB/s"
+        if not self.total:
+            return f"{self.done / 1e6:.1f} MB  {speed}"
+        share = min(1.0, self.done / self.total)
+        left = (self.total - self.done) * seconds / max(1, self.done - self.first)
+        bar = f"[{'#' * int(share * BAR):{BAR}}] " if self.bar else ""
+        return f"{share:4.0%} {bar}of {self.total / 1e6:.1f} MB  {speed}  ETA {duration(max(0.0, left))}"
+
+
+def duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,194 @@
+"""One file to documents: plain text, JSON lines, parquet. Memory is bounded by a document, never by the file.
+
+A document longer than WHOLE comes as passages, cut where the tokens on both sides are the same as without the cut:
+between a letter or digit and the white space after it, which no pattern of tiktoken's encodings reaches across.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+WHOLE = 1 << 20  # characters: a longer document comes as passages
+PASSAGE = 1 << 16  # characters of a passage, a little more where there is no white space
+LINE = 1 << 28  # bytes: no document is that long on one line; a file without line ends might be
+SAFE = re.compile(r"[^\W_](?=[ \t\r\n])")
+FAIR = re.compile(r"\S(?=\s)")  # for text without a letter before white space: at worst one token differs
+LONE = re.compile("[\ud800-\udfff]")  # half a surrogate pair: no character
+INVALID = ("stop", "skip", "replace")
+
+
+class SourceError(ValueError):
+    """Input that cannot be read; the message is one line for the user."""
+
+
+class Document(NamedTuple):
+    text: bytes  # UTF-8
+    ends: bool  # False: a passage, and the next one goes on with the same document
+    cost: int  # bytes of the source that were read for it
+
+
+@dataclass
+class Skipped:
+    """Documents that the last reading left out: how many, and which came first."""
+
+    count: int = 0
+    first: str = ""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read, and what was left out."""
+
+    text_key: str = "text"
+    invalid: str = "stop"
+    """What to do with text that is not UTF-8: stop, skip the document, or put U+FFFD there."""
+    skipped: Skipped = field(default_factory=Skipped)
+
+    def refuse(self, where: str, reason: str) -> None:
+        if self.invalid != "skip":
+            raise SourceError(
+                f"{where}: not UTF-8 ({reason}); "
+                "--invalid skip leaves such documents out, --invalid replace puts U+FFFD there"
+            )
+        self.skipped.count += 1
+        self.skipped.first = self.skipped.first or where
+
+
+def read(path: Path, reading: Reading) -> Iterator[Document]:
+    kinds = {".jsonl": json_lines, ".ndjson": json_lines, ".parquet": parquet}
+    try:
+        if not path.is_file():
+            raise SourceError(f"{path}: not a regular file")
+        yield from kinds.get(path.suffix.lower(), plain)(path, reading)
+    except OSError as error:
+        raise SourceError(f"{path}: {error.strerror or error}") from error
+
+
+def plain(path: Path, reading: Reading) -> Iterator[Document]:
+    if reading.invalid == "skip":
+        reason = broken(path)
+        if reason:
+            reading.refuse(str(path), reason)
+            return
+    errors = "replace" if reading.invalid == "replace" else "strict"
+    with path.open(encoding="utf-8", errors=errors, newline="") as file:
+        try:
+            for text, ends in passages(file):
+                raw = text.encode()
+                yield Document(raw, ends, len(raw))
+        except UnicodeDecodeError as error:
+            reading.refuse(str(path), error.reason)
+
+
+def broken(path: Path) -> str:
+    """Why the file is not UTF-8: asked before the first passage of it is given away."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            while file.read(WHOLE):
+                pass
+    except UnicodeDecodeError as error:
+        return error.reason
+    return ""
+
+
+def json_lines(path: Path, reading: Reading) -> Iterator[Document]:
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LINE + 1):
+            number += 1
+            where = f"{path}:{number}"
+            if len(line) > LINE:
+                raise SourceError(f"{where}: the line is longer than {LINE >> 20} MiB")
+            if line.strip():
+                yield from row(json_text(line, where, reading), len(line), where, reading)
+
+
+def json_text(line: bytes, where: str, reading: Reading) -> str:
+    try:
+        value = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: not a line of JSON ({error})") from error
+    text = value.get(reading.text_key) if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise SourceError(f'{where}: no text under "{reading.text_key}" (--text-key names another)')
+    return text
+
+
+def parquet(path: Path, reading: Reading) -> Iterator[Document]:
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise SourceError(f"{path}: reading parquet needs the package pyarrow: pip install pyarrow") from error
+    size, done = path.stat().st_size, 0
+    try:
+        # a small buffer per column and few rows at a time, or a row group of any size would be held whole
+        with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            if reading.text_key not in file.schema_arrow.names:
+                raise SourceError(f'{path}: no column "{reading.text_key}" (--text-key names another)')
+            rows = max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(batch_size=64, columns=[reading.text_key], use_threads=False):
+                for value in batch.column(0).to_pylist():
+                    done += 1
+                    where = f"{path}: row {done}"
+                    cost = size * done // rows - size * (done - 1) // rows
+                    yield from row(column_text(value, where, reading), cost, where, reading)
+    except pyarrow.ArrowException as error:
+        raise SourceError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from error
+
+
+def column_text(value: Any, where: str, reading: Reading) -> str:
+    if not isinstance(value, str):
+        raise SourceError(f'{where}: "{reading.text_key}" is not text (--text-key names another)')
+    return value
+
+
+def row(text: str, cost: int, where: str, reading: Reading) -> Iterator[Document]:
+    """A text that came from a row of something, whole or as passages."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:  # from JSON's \\ud800, or from a byte that is not UTF-8 (surrogateescape)
+        if reading.invalid != "replace":
+            reading.refuse(where, "a byte or half a character that stands alone")
+            return
+        text = LONE.sub("\ufffd", text)
+        raw = text.encode()
+    if len(text) <= WHOLE:
+        yield Document(raw, True, cost)
+        return
+    for passage, ends in passages(io.StringIO(text, newline="")):
+        yield Document(passage.encode(), ends, cost)
+        cost = 0
+
+
+def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
+    """The text of the file, whole or in passages; True with the last."""
+    text, at = file.read(WHOLE + 1), 0
+    if len(text) <= WHOLE:
+        yield text, True
+        return
+    while True:
+        while len(text) - at > 2 * PASSAGE:
+            end = cut(text, at + PASSAGE)
+            yield text[at:end], False
+            at = end
+        more = file.read(WHOLE)
+        if not more:
+            yield text[at:], True
+            return
+        text, at = text[at:] + more, 0
+
+
+def cut(text: str, at: int) -> int:
+    """The first place from `at` on, within half a passage, where a cut changes no token."""
+    for pattern in (SAFE, FAIR):
+        found = pattern.search(text, at, at + PASSAGE // 2)
+        if found:
+            return found.end()
+    return at

@@ -1,0 +1,111 @@
+"""Text from a trained model, as it is made.
+
+python -m training.sample RUN_OR_CHECKPOINT --prompt "def main" --tokens 100 --temperature 0.8 --top-k 50 --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from training import checkpoint, text
+from training.model import GPT, Cache, Shape
+
+
+def load(folder: Path) -> GPT:
+    """The model of a verified checkpoint, ready to sample from."""
+    model = GPT(Shape(**checkpoint.read_state(folder)["shape"]))
+    model.load_state_dict(checkpoint.read_tensors(folder / "model.safetensors"))
+    model.eval()
+    return model
+
+
+def generate(
+    model: GPT, prompt: Sequence[int], count: int, *, temperature: float, top_k: int, seed: int, cached: bool = True
+) -> Iterator[int]:
+    """`count` tokens after the prompt, one at a time. Temperature 0 takes the likeliest each time.
+
+    Each token is read once, its keys and values stay in the cache. When the context is full the older half of it is
+    dropped and the rest read again at its new positions. `cached=False` reads all of it for each token: the same
+    tokens, slowly.
+    """
+    device = model.tokens.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    context = list(prompt)[-model.shape.block_size :]
+    cache, unread = None, list(context)
+    for _ in range(count):
+        if len(context) > model.shape.block_size:
+            context = context[-(model.shape.block_size // 2 + 1) :]
+            cache, unread = None, list(context)
+        if cached and cache is None:
+            cache = Cache(model.shape, 1, device, model.tokens.weight.dtype)
+        with torch.inference_mode():
+            logits = model.logits(torch.tensor([unread if cached else context], device=device), cache)
+        token = int(_choose(logits[0].float(), temperature, top_k, generator))
+        yield token
+        context.append(token)
+        unread = [token]
+
+
+def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return logits.argmax()
+    logits = logits / temperature
+    if 0 < top_k < logits.numel():
+        least = logits.topk(top_k).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    return torch.multinomial(torch.softmax(logits, 0), 1, generator=generator)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m training.sample", description="Text from a trained model.")
+    parser.add_argument("source", type=Path, help="a run directory or a checkpoint in one")
+    parser.add_argument("--prompt", default="\n")
+    parser.add_argument("--tokens", type=_at_least(1, int), default=100)
+    parser.add_argument("--temperature", type=_at_least(0, float), default=0.8, help="0: the likeliest token each time")
+    parser.add_argument("--top-k", type=_at_least(0, int), default=200, help="choose among so many; 0: all")
+    parser.add_argument("--seed", type=_at_least(0, int), default=1337)
+    return parser
+
+
+def _at_least(least: int, kind: type[int] | type[float]) -> Callable[[str], float]:
+    def number(given: str) -> float:
+        value = kind(given)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{given}; allowed: at least {least}")
+        return value
+
+    number.__name__ = "whole number" if kind is int else "number"  # argparse shows it in its message
+    return number
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        folder = checkpoint.find(args.source)
+        encoding = text.load(checkpoint.read_state(folder)["encoding"], folder)
+        model = load(folder)
+    except (checkpoint.CheckpointError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    prompt = text.encode(encoding, args.prompt) or [text.separator(encoding)]
+    sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    sys.stdout.write(args.prompt)
+    try:
+        for piece in text.stream(encoding, sampled):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    except KeyboardInterrupt:
+        print()
+        return 130
+    print()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

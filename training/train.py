@@ -1,0 +1,103 @@
+"""One rank of a training job; the same program on every kind of cluster.
+
+    python -m training.train job.toml [section.key=value ...]
+    torchrun --nproc-per-node 2 -m training.train job.toml train.steps=100
+    mpirun -n 3 -ppn 1 python -m training.train job.toml          (MASTER_ADDR and MASTER_PORT set)
+
+A run directory that has checkpoints is gone on with. SIGTERM or SIGUSR1 to any rank ends the job on all of them after
+the step, with a checkpoint. Exit codes: 0 done or stopped, 1 failed, 2 the job makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training import job as jobs
+from training.job import Job
+from training.keys import JobError
+
+os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.wrapping does it, before the gradients are hooked up
+
+
+def run_directory(job: Job) -> Path:
+    return Path(job.run.directory or os.environ.get("RUN_DIR") or f"runs/{job.run.name}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
+    parser.add_argument("job", type=Path)
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    args = parser.parse_args(argv)
+    try:
+        job = jobs.load(args.job, args.overrides)
+        return _run(job)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+
+
+def _run(job: Job) -> int:
+    """Joins the other ranks, trains, and turns whatever ends that into one line and an exit code."""
+    from training import distributed  # torch takes seconds to import: a bad job is refused before
+
+    stop = StopRequest()
+    try:
+        ranks = distributed.join(job.train.timeout)
+    except ConnectionError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    from training.loop import Failed, Loop
+
+    try:
+        jobs.check_ranks(job, ranks.size)
+        done = Loop(job, run_directory(job), ranks, stop).run()
+        ranks.close()
+    except JobError as error:
+        ranks.explain(error)  # where it is this node's alone, its data say, the others hear whose
+        raise
+    except Failed as error:  # agreed by all ranks, and the same on each
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        ranks.leave()
+        return 1
+    except Exception as error:  # noqa: BLE001 (the last resort: whatever it is, the other ranks must hear of it)
+        _report(error, ranks.explain(error))
+        return 1
+    if ranks.is_first:
+        print("done" if done else f"stopped: step {stop.step} is in the checkpoint", flush=True)
+    return 0
+
+
+def _report(error: Exception, line: str) -> None:
+    from training.checkpoint import CheckpointError
+    from training.peers import is_collective
+
+    if not is_collective(error) and not isinstance(error, CheckpointError):
+        # A fault of the program, or of the machine: its place helps.
+        import traceback
+
+        traceback.print_exc()
+    print(f"error: {line}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(1)  # threads of a process group that is broken would wait for their time-out
+
+
+class StopRequest:
+    """SIGTERM or SIGUSR1: end after this step, with a checkpoint."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.step = 0
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
