@@ -41,8 +41,8 @@ if __name__ == "__main__":
     threading.Thread(target=beat, daemon=True).start()
 
 # Not at the top: the import takes seconds on a busy node, and the rank should be heard meanwhile.
-import torch  # type: ignore[import-not-found]  # noqa: E402
-import torch.distributed as dist  # type: ignore[import-not-found]  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 KIB, MIB = 2**10, 2**20
 FIRST = 256 * KIB

@@ -17,13 +17,14 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+
+from fabfile.on_node import scope
 
 VENV = Path("/opt/trainyard/venv/bin")
 RUNTIME = Path("/etc/trainyard/runtime.env")
@@ -73,10 +74,12 @@ def command(spec: Spec, folder: Path) -> str:
         "I_MPI_JOB_TIMEOUT": str(spec["seconds"]),
     }
     if len(spec["hosts"]) > 1:
-        environment["I_MPI_HYDRA_IFACE"] = spec["interface"] or interface(spec["toward"])
+        environment["I_MPI_HYDRA_IFACE"] = spec["interface"] or scope.interface(spec["toward"])
     program = list(spec["program"])
     if spec["network_test"]:
-        program.append(json.dumps({**spec["network_test"], "port": free_port(spec["network_test"]["addresses"][0])}))
+        program.append(
+            json.dumps({**spec["network_test"], "port": scope.free_port(spec["network_test"]["addresses"][0])})
+        )
     count = str(len(spec["hosts"]))
     mpirun = ["mpirun", "-n", count, "-ppn", "1", "-hostfile", str(hosts), *program]
     exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
@@ -85,36 +88,8 @@ def command(spec: Spec, folder: Path) -> str:
 
 
 def ssh_in_scope(spec: Spec, folder: Path) -> Path:
-    """The SSH command for mpirun: strict, and what it starts on the other node is in that node's scope."""
-    lease = spec["seconds"] + 5
-    scope = f"sudo -n systemd-run --quiet --scope --collect --unit={spec['unit']} --property=RuntimeMaxSec={lease}"
-    # In single quotes: whose id it is, is asked on the other node.
-    owner = '\'--property=KillSignal=SIGKILL --uid="$(id -u)" --gid="$(id -g)" --\''
-    options = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "ConnectTimeout=8", "LogLevel=ERROR")
-    strict = " ".join(f"-o {option}" for option in options)
-    wrapper = folder / "ssh"
-    wrapper.write_text(
-        "#!/bin/sh\n"
-        'while [ "${1#-}" != "$1" ]; do shift; done  # the options that mpirun has for ssh\n'
-        "host=$1; shift\n"
-        f'exec ssh -n -x {strict} "$host" {scope} {owner} "$@"\n'
-    )
-    wrapper.chmod(0o700)
-    return wrapper
-
-
-def interface(address: str) -> str:
-    """The interface that the route to an address goes through."""
-    found = subprocess.run(
-        ["ip", "-j", "route", "get", address], capture_output=True, text=True, timeout=10, check=True
-    )
-    return str(json.loads(found.stdout)[0]["dev"])
-
-
-def free_port(address: str) -> int:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
-        server.bind((address, 0))
-        return int(server.getsockname()[1])
+    """The SSH command for mpirun; the scope ends by itself soon after the job should have."""
+    return scope.ssh_in_scope(folder, spec["unit"], [f"RuntimeMaxSec={spec['seconds'] + 5}"])
 
 
 if __name__ == "__main__":

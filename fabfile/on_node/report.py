@@ -1,0 +1,226 @@
+"""What runs have to say of themselves, as one line of JSON. Runs on the head (and here, on a folder that was fetched);
+the standard library only.
+
+    report.py RUNS UNIT_PREFIX ID [ID ...]
+
+An ID is a run's name or its number. A line of metrics that is torn or no JSON object is counted, not believed. A long
+run is thinned to about LIMIT points: the mean of the loss, the largest gradient norm, sums of the seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+LIMIT = 1500
+NOTES = 40
+_STEP = re.compile(r"step-(\d{6,})")
+# The launcher's own lines have no rank; of the ranks' lines these tell how the run went, the steps are in the metrics.
+_TOLD = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
+
+_OVER = re.compile(r"(SUCCEEDED|FAILED|CANCELLED)\b")
+
+Record = dict[str, Any]
+
+
+def main(argv: list[str]) -> int:
+    runs = Path.home() / argv[1]
+    there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
+    told: list[Record] = []
+    for wanted in argv[3:]:
+        found = [name for name in there if wanted == name or (wanted.isdigit() and name.endswith(f"-{wanted}"))]
+        if len(found) != 1:
+            print(json.dumps({"unknown": wanted, "there": there}))
+            return 0
+        told.append({**collect(runs / found[0]), "active": is_active(f"{argv[2]}{found[0]}.service")})
+    print(json.dumps({"runs": told}))
+    return 0
+
+
+def collect(run: Path) -> Record:
+    """Everything of a run that its report shows."""
+    return {
+        "id": run.name,
+        "now": time.time(),
+        "state": record(run / "state.json"),
+        "spec": record(run / "spec.json"),
+        "job_toml": text(run / "job.toml"),
+        "metrics": metrics(run / "metrics.jsonl"),
+        "log": log(run / "log"),
+        "checkpoints": checkpoints(run),
+    }
+
+
+def is_active(unit: str) -> bool:
+    """Whether the job's launcher is alive: one that is gone without a word has failed, whatever its record says."""
+    shown = ["systemctl", "show", "--property=ActiveState", "--value", unit]
+    done = subprocess.run(shown, capture_output=True, text=True, check=False)
+    return done.stdout.strip() in ("active", "activating", "deactivating", "reloading")
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+
+
+def record(path: Path) -> Record:
+    """A record; empty when there is none, or none that can be read."""
+    found = parsed(text(path))
+    return found or {}
+
+
+def parsed(line: str) -> Record | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def number(value: object) -> float | None:
+    """A finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def metrics(path: Path) -> Record:
+    """The lines as points; where steps were done again after a restart, the later ones count."""
+    with_step = sum(1 for _ in lines_of(path))
+    width = max(1, math.ceil(with_step / LIMIT))
+    points: list[Record] = []
+    validations: list[Record] = []
+    totals: dict[str, float] = {}
+    group: list[Record] = []
+    read = 0
+    for line in lines_of(path):
+        read += 1
+        while validations and validations[-1]["step"] >= line["step"]:
+            validations.pop()
+        if group and (line["step"] <= group[-1]["step"] or len(group) == width or ranks(line) != ranks(group[0])):
+            points.append(merged(group))
+            group = []
+        while points and points[-1]["step"] >= line["step"]:
+            points.pop()
+        group.append(line)
+        for name, value in seconds_of(line).items():
+            totals[name] = totals.get(name, 0.0) + value
+        if number(line.get("val_loss")) is not None:
+            validations.append({key: line.get(key) for key in ("step", "val_loss", "val_bits_per_byte")})
+    points += [merged(group)] if group else []
+    keep = max(1, math.ceil(len(validations) / LIMIT))
+    thinned = validations[::-keep][::-1]
+    best = min(validations, key=lambda one: one["val_loss"], default=None)
+    skipped = sum(1 for raw in raw_lines(path) if raw.strip()) - read
+    shown = {"points": points, "validations": thinned, "best": best, "totals": totals}
+    return {**shown, "width": width, "skipped": skipped}
+
+
+def raw_lines(path: Path) -> Iterator[str]:
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            yield from file
+
+
+def lines_of(path: Path) -> Iterator[Record]:
+    """The lines that have a step."""
+    for raw in raw_lines(path):
+        line = parsed(raw)
+        if line is not None and number(line.get("step")) is not None:
+            yield line
+
+
+def ranks(line: Record) -> int:
+    found = line.get("rank_seconds")
+    return len(found) if isinstance(found, list) else 0
+
+
+def seconds_of(line: Record) -> dict[str, float]:
+    found = line.get("seconds")
+    items = found.items() if isinstance(found, dict) else ()
+    return {str(name): value for name, raw in items if (value := number(raw)) is not None}
+
+
+def merged(group: list[Record]) -> Record:
+    """Several steps as one point."""
+
+    def values(key: str) -> list[float]:
+        return [value for line in group if (value := number(line.get(key))) is not None]
+
+    inverse = [1 / value for value in values("tokens_per_s") if value > 0]
+    columns = zip(*(line["rank_seconds"] for line in group), strict=True) if ranks(group[0]) else ()
+    last = group[-1]
+    return {
+        "step": last["step"],
+        "steps": len(group),
+        "time": number(last.get("time")),
+        "tokens": number(last.get("tokens")),
+        "loss": mean(values("loss")),
+        "lr": mean(values("lr")),
+        "grad_norm": max(values("grad_norm"), default=None),
+        "tokens_per_s": 1 / average if (average := mean(inverse)) else None,
+        "peak_share": mean(values("peak_share")),
+        "rank_seconds": [mean(number(value) for value in column) for column in columns],
+    }
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def log(path: Path) -> Record:
+    """Of `time node rank text` lines: when the first and the last were, and the ones that tell how the run went."""
+    notes: list[list[Any]] = []
+    ends: list[float] = []
+    first = last = None
+    said: set[str] = set()
+    for raw in raw_lines(path):
+        words = raw.rstrip("\n").split(" ", 3)
+        try:
+            when = number(float(words[0]))
+        except ValueError:
+            continue
+        if len(words) < 4 or when is None:
+            continue
+        first, last = first or when, when
+        own = words[2] == "-"
+        if own or (_TOLD.match(words[3]) and words[3] not in said):  # what all ranks say, once
+            said |= set() if own else {words[3]}
+            notes.append([when, words[1], words[2], words[3][:400]])
+            if own and words[3].startswith("attempt "):
+                said.clear()
+            if own and _OVER.match(words[3].removeprefix(f"{path.parent.name} ")):
+                ends.append(when)
+    attempts = [note for note in notes if note[2] == "-" and note[3].startswith("attempt ")]
+    kept = notes if len(notes) <= NOTES else [*notes[: NOTES // 2], *notes[-NOTES // 2 :]]
+    return {
+        "first": first,
+        "last": last,
+        "attempts": attempts,
+        "ends": ends,
+        "notes": kept,
+        "left_out": len(notes) - len(kept),
+    }
+
+
+def checkpoints(run: Path) -> Record:
+    """The steps whose checkpoints are still there, and that of the best model."""
+    there = (run / "checkpoints").iterdir() if (run / "checkpoints").is_dir() else ()
+    steps = sorted(int(match[1]) for path in there if (match := _STEP.fullmatch(path.name)))
+    newest = record(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json") if steps else {}
+    best = record(run / "best" / "state.json")
+    return {"steps": steps, "best": number(best.get("step")), "newest": newest}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,127 @@
+"""Numbers as a person would write them: 1.2 M, 3 m 20 s, $0.00."""
+
+from __future__ import annotations
+
+import datetime
+import math
+
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+NOTHING = "\N{EN DASH}"
+_TIMES, _MINUS = "\N{MULTIPLICATION SIGN}", "\N{MINUS SIGN}"
+
+
+def count(value: float | None) -> str:
+    """9,830 as it is; 98.3 k, 1.2 M, 9.0 B above."""
+    if value is None:
+        return NOTHING
+    for size, unit in _UNITS:
+        if abs(value) >= size * 0.9995:
+            scaled = value / (1e3 if unit == "k" else size)
+            return f"{scaled:.{0 if abs(scaled) >= 99.95 else 1}f} {unit}"
+    return plain(value)
+
+
+def plain(value: float | None) -> str:
+    """At most four digits after which nobody would ask, thousands apart: 12,345; 3.25; 0.71."""
+    if value is None:
+        return NOTHING
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 1 else small(value)
+
+
+def small(value: float | None) -> str:
+    """Learning rates: 0.01, and powers of ten below."""
+    if value is None:
+        return NOTHING
+    if value == 0 or abs(value) >= 0.00995:
+        return f"{value:.3g}"
+    mantissa, _, exponent = f"{value:.1e}".partition("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    return f"{mantissa.removesuffix('.0')}{_TIMES}{power}"
+
+
+def fixed(value: float | None) -> str:
+    """Losses: 3.214."""
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def span(seconds: float | None) -> str:
+    """1.2 ms, 0.42 s, 42 s, 3 m 20 s, 3 h 20 m, 2 d 4 h."""
+    if seconds is None:
+        return NOTHING
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.2g} ms" if seconds > 0 else "0 s"
+    if seconds < 59.5:
+        return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 10 else 0}f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60} s"
+    minutes = round(seconds / 60)
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} m"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def money(dollars: float | None) -> str:
+    if dollars is None:
+        return "not known"
+    if 0 < dollars < 0.005:
+        return "under $0.01"
+    return f"${dollars:,.2f}"
+
+
+def percent(share: float | None) -> str:
+    """71 %, 0.4 %, under 0.1 %."""
+    if share is None:
+        return NOTHING
+    if 0 < share < 0.0005:
+        return "under 0.1 %"
+    return f"{share * 100:.{0 if share >= 0.0995 or share == 0 else 1}f} %"
+
+
+def change(before: float | None, after: float | None) -> str:
+    """From one to the other: +12 %, -3.4 %, 8.1 times."""
+    if before is None or after is None or before <= 0 or after <= 0:
+        return ""
+    ratio = after / before
+    if ratio >= 2:
+        return f"{_TIMES}{ratio:.3g}"
+    if round(abs(ratio - 1), 4) == 0:
+        return "same"
+    return f"{'+' if ratio > 1 else _MINUS}{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.0995 else 1}f} %"
+
+
+def moment(unix: float | None) -> str:
+    """2025-11-21 09:08 UTC; a clock's nonsense is no reason to have no report."""
+    if unix is None or not 0 <= unix < 1e11:
+        return NOTHING
+    return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def axis(values: list[float]) -> list[str]:
+    """The values of an axis, all in one unit: 0, 5 k, 10 k; 0, 2x10^-4, 4x10^-4."""
+    top = max(map(abs, values), default=0.0)
+    for size, unit in _UNITS:
+        if top >= size:
+            scale = 1e3 if unit == "k" else size
+            return [f"{value / scale:g} {unit}" if value else "0" for value in values]
+    if 0 < top < 0.00995:
+        power = math.floor(math.log10(top))
+        exponent = str(power).translate(_SUPERSCRIPTS)
+        return [f"{value / 10.0**power:.3g}{_TIMES}10{exponent}" if value else "0" for value in values]
+    return [f"{value:,.10g}" for value in values]
+
+
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round values from `low` or below to `high` or above, about `wanted` intervals."""
+    if high <= low:
+        room = abs(low) * 0.1 or 1.0
+        low, high = low - room, high + room
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough * 0.999), power * 10)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(index * step, 12 - math.floor(math.log10(step))) for index in range(first, last + 1)]

@@ -1,0 +1,177 @@
+"""From what a head told of a run to its facts. Nothing told is believed to be there, or of the type it should be."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fabfile.on_node.job.paths import OVER
+from fabfile.on_node.report import number
+from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_of
+
+_TO_START = 30.0
+"""Seconds from a job's creation to its launcher being there."""
+
+
+def run_of(
+    told: Mapping[str, Any],
+    machines: Sequence[Machine] = (),
+    slots: Mapping[str, int] | None = None,
+    node_usd: float | None = None,
+) -> Run:
+    """`told` is what on_node/report.py says of a run; `node_usd` is what a node costs an hour."""
+    state, spec, log = dict_of(told, "state"), dict_of(told, "spec"), dict_of(told, "log")
+    metrics, disk = dict_of(told, "metrics"), dict_of(told, "checkpoints")
+    points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
+    attempts = _attempts(log, points)
+    asked = dict_of(spec, "cluster").get("nodes")
+    nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
+    ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
+    name, reason = _state(state, told)
+    over = name in OVER or name == "UNKNOWN"
+    last = first_number(log.get("last"), points[-1].time if points else None)
+    # A folder that was fetched tells how it was then.
+    now = first_number(told.get("now") if "active" in told else None, last, told.get("now"))
+    best = _validations([metrics.get("best")])
+    job_toml = str(told.get("job_toml") or "")
+    return Run(
+        id=str(told.get("id")),
+        state=name,
+        reason=reason,
+        nodes=nodes,
+        all_nodes=tuple(ever),
+        slots={**_seen_slots(disk), **(slots or {}), **_slots(asked)},
+        started=first_number(state.get("started"), log.get("first"), points[0].time if points else None),
+        ended=first_number(state.get("ended"), last) if over else None,
+        now=now or 0.0,
+        hourly_usd=first_number(state.get("price_per_hour"), None if node_usd is None else node_usd * len(nodes)),
+        paused=_paused(log),
+        job_toml=job_toml,
+        config=_flat(job_toml),
+        points=points,
+        validations=_validations(metrics.get("validations")),
+        best=best[0] if best else None,
+        totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
+        width=int(number(metrics.get("width")) or 1),
+        skipped=int(number(metrics.get("skipped")) or 0),
+        attempts=attempts,
+        notes=tuple(_note(note) for note in _rows(log.get("notes"))),
+        notes_left_out=int(number(log.get("left_out")) or 0),
+        on_disk=tuple(step for step in disk.get("steps") or () if isinstance(step, int)),
+        best_on_disk=number(disk.get("best")),
+        precision=str(dict_of(disk, "newest").get("precision") or ""),
+        command=_command(spec, told, names_in(asked) or nodes),
+        machines=tuple(machine for machine in machines if machine.name in ever or not ever),
+    )
+
+
+def names_in(value: object) -> tuple[str, ...]:
+    """Names of nodes, from a list of names or of records with one each."""
+    entries = value if isinstance(value, list) else []
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def first_number(*values: object) -> float | None:
+    return next((found for value in values if (found := number(value)) is not None), None)
+
+
+def _state(state: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str]:
+    """As recorded; but a job whose launcher is gone without a word has failed, once it had the time to start."""
+    name = str(state.get("state") or "UNKNOWN")
+    age = (number(told.get("now")) or 0.0) - (number(state.get("created")) or 0.0)
+    if name != "UNKNOWN" and name not in OVER and told.get("active") is False and age > _TO_START:
+        return "FAILED", "its launcher on the head is gone"
+    return name, str(state.get("reason") or "")
+
+
+def _point(entry: Mapping[str, Any]) -> Point:
+    plain = ("time", "tokens", "loss", "lr", "grad_norm", "tokens_per_s", "peak_share")
+    each = entry.get("rank_seconds")
+    return Point(
+        step=number(entry.get("step")) or 0.0,
+        steps=int(number(entry.get("steps")) or 1),
+        rank_seconds=tuple(number(value) for value in each) if isinstance(each, list) else (),
+        **{name: number(entry.get(name)) for name in plain},
+    )
+
+
+def _validations(entries: object) -> tuple[Validation, ...]:
+    return tuple(
+        Validation(number(entry.get("step")) or 0.0, loss, number(entry.get("val_bits_per_byte")))
+        for entry in _dicts(entries)
+        if (loss := number(entry.get("val_loss"))) is not None
+    )
+
+
+def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
+    """From `attempt 2: 2 ranks on node1, node3`. It went on from the last step before it that is still in the metrics:
+    what it did again has replaced the rest."""
+    found: list[Attempt] = []
+    for row in _rows(log.get("attempts")):
+        when, text = number(row[0]) or 0.0, row[3]
+        before = [point.step for point in points if point.time is not None and point.time < when]
+        after = any(point.time is not None and point.time >= when for point in points)
+        nodes = tuple(name for name in re.split(r",\s*", text.rpartition(" on ")[2]) if name)
+        found.append(Attempt(when, nodes, before[-1] if found and before and after else None))
+    return tuple(found)
+
+
+def _paused(log: Mapping[str, Any]) -> float:
+    """From each end to the attempt that went on from it."""
+    starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
+    ends = [end for raw in log.get("ends") or () if (end := number(raw)) is not None]
+    return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
+
+
+def _rows(value: object) -> list[tuple[Any, str, str, str]]:
+    rows = value if isinstance(value, list) else []
+    return [(row[0], str(row[1]), str(row[2]), str(row[3])) for row in rows if isinstance(row, list) and len(row) == 4]
+
+
+def _note(row: tuple[Any, str, str, str]) -> tuple[float, str, str]:
+    when, node, rank, text = row
+    return number(when) or 0.0, node if rank == "-" else f"{node} rank={rank}", text
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _slots(value: object) -> dict[str, int]:
+    return {
+        entry["name"]: entry["slots"]
+        for entry in _dicts(value)
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("slots"), int)
+    }
+
+
+def _seen_slots(disk: Mapping[str, Any]) -> dict[str, int]:
+    """From the newest checkpoint, which lists the node of every rank."""
+    ranks = dict_of(disk, "newest").get("ranks")
+    return dict(Counter(name for name in ranks if isinstance(name, str))) if isinstance(ranks, list) else {}
+
+
+def _flat(job_toml: str) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(job_toml)
+    except tomllib.TOMLDecodeError:
+        return {}  # the text is shown all the same
+    return {
+        f"{section}.{key}": value
+        for section, values in tables.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+
+
+def _command(spec: Mapping[str, Any], told: Mapping[str, Any], nodes: Sequence[str]) -> str:
+    """What does the same again: the resolved job, which the page offers as a file, on as many nodes."""
+    launcher = spec.get("launcher")
+    other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
+    words = ["fab", "train", f"{told.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
+    return shlex.join(words)
