@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from project import Project
+
+pytest.register_assert_rewrite("on_host", "project")
+
+from project import Project  # noqa: E402
 
 ENGINES = ("pulumi", "embedded")
 _numbers = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 40)

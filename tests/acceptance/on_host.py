@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from project import Project
 
-from infra.local import paths
+from infra.local import cgroup, paths
 
 RUN = Path("/run/systemd/nspawn")
 NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup")
@@ -78,6 +78,27 @@ def boots(stack: str) -> dict[str, tuple[int, int]]:
     return found
 
 
+def _locks(mounts: Iterable[str]) -> set[Path]:
+    """systemd-nspawn's locks of machines' roots, each a line of mountinfo."""
+    found = set()
+    for root in (line.split()[4] for line in mounts):
+        try:
+            status = Path(root).stat()
+        except OSError:
+            continue  # unmounted while we looked
+        found.add(RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}")
+    return found
+
+
+def _is_another(pid: int, stack: str) -> bool:
+    """Whether a process belongs to a machine of another stack."""
+    try:
+        groups_of = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False  # it ended while we looked
+    return f"/{cgroup.TOP}/" in groups_of and f"/{cgroup.TOP}/{stack}/" not in groups_of
+
+
 @dataclass
 class Traces:
     """What was seen of a stack while it was there, to look for afterwards."""
@@ -91,21 +112,18 @@ class Traces:
         own = set(_namespaces("self"))
         for pid in members(self.project.stack):
             self.namespaces |= set(_namespaces(str(pid))) - own
-        for root in (line.split()[4] for line in _mounts() if f"/stacks/{self.project.stack}/" in line):
-            try:
-                status = Path(root).stat()
-            except OSError:
-                continue  # unmounted while we looked
-            self.locks.add(RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}")
+        self.locks |= _locks(line for line in _mounts() if f"/stacks/{self.project.stack}/" in line)
 
     def left(self) -> list[str]:
         """Everything of the stack that is still there."""
         stack, home = self.project.stack, self.project.home
-        living = {name for pid in _all_processes() for name in _namespaces(str(pid))}
+        # The kernel gives the numbers of what is gone to what comes next: another stack's machine is not ours.
+        living = {name for pid in _all_processes() if not _is_another(pid, stack) for name in _namespaces(str(pid))}
+        others = _locks(line for line in _mounts() if "/stacks/" in line and f"/stacks/{stack}/" not in line)
         files = [
             *([paths.stack(stack)] if paths.stack(stack).exists() else []),
             *(file for kind in ("propagate", "unix-export") for file in (RUN / kind).glob(f"{stack}-*")),
-            *(lock for lock in self.locks if lock.exists()),
+            *(lock for lock in self.locks - others if lock.exists()),
             *(file for file in (home / ".trainyard").rglob("*") if file.is_file()),
             *(home / ".trainyard" / "engine").glob("*"),
             *(home / "state" / ".pulumi" / "locks").rglob("*.json"),

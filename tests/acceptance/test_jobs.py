@@ -1,0 +1,296 @@
+"""Jobs on real machines: followed, lost sight of, stopped, resumed, and killed in every part; nothing is ever left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from on_host import Traces, members, until
+from project import Project
+
+JOB = """
+[data]
+path = "data"
+[model]
+n_layer = 1
+n_head = 2
+n_embd = 16
+block_size = 16
+[train]
+steps = 12
+global_batch_tokens = 384
+micro_batch = 8
+precision = "fp32"
+timeout = 15
+[checkpoint]
+every = 5
+[run]
+name = "job"
+"""
+ENDLESS = "train.steps=1000000"
+# A folder as nanoGPT writes it: tokens and nothing else.
+DATA = (
+    "import array, os, random; os.makedirs('data', exist_ok=True); r = random.Random(1)\n"
+    "for name, count in (('train', 20000), ('val', 2000)):\n"
+    "    open(f'data/{name}.bin', 'wb').write(array.array('H', [r.randrange(50) for _ in range(count)]).tobytes())"
+)
+GONE_SECONDS = 10.0
+"""After any fault: how long until no process of the job is left on a node that can be reached."""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    project = make_shared_project()
+    project.configure(nodes=3)
+    project.fab("up", "--yes", timeout=600)
+    project.fab("wait")
+    (project.root / "job.toml").write_text(JOB)
+    missing = project.fab("train", "job.toml", code=2)
+    assert re.search(r"node\d: data\.path = data", missing.stderr) and json.loads(listed(project)) == []
+    project.fab("run", f'cd && python3 -c "{DATA}"')
+    yield project
+    project.fab("destroy", "--yes")
+    Traces(project).check_nothing_is_left()
+
+
+def listed(project: Project) -> str:
+    return project.fab("jobs", "--json").stdout
+
+
+@dataclass
+class Job:
+    """A job under way, followed by a `fab train`."""
+
+    project: Project
+    id: str
+    fab: subprocess.Popen[str]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = next(one for one in json.loads(listed(self.project)) if one["id"] == self.id)
+        return found
+
+    def reaches(self, step: int, seconds: float = 90) -> None:
+        def there() -> bool:
+            assert self.fab.poll() is None or f"step {step}/" in self.text(), self.text()
+            return f"step {step}/" in self.text()
+
+        until(there, seconds, f"step {step} of {self.id}")
+
+    def ends(self, seconds: float = 60) -> int:
+        return self.fab.wait(seconds)
+
+
+@pytest.fixture
+def start(cluster: Project, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts jobs, each followed; what a test leaves running is ended."""
+    started: list[Job] = []
+
+    def one(*argv: str, step: int = 3) -> Job:
+        log = tmp_path / f"{len(started)}.log"
+        with log.open("w") as file:
+            fab = subprocess.Popen(
+                ["fab", "train", "job.toml", *argv],
+                **{"cwd": cluster.root, "env": cluster.env, "stdin": subprocess.DEVNULL},
+                **{"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True},
+            )
+        until(lambda: re.match(r"\S+-\d+:", log.read_text()) or fab.poll() is not None, 30, "the job has a number")
+        job = Job(cluster, log.read_text().partition(":")[0], fab, log)
+        started.append(job)
+        if step:
+            job.reaches(step)
+        return job
+
+    yield one
+    for job in started:
+        if job.state()["state"] in ("RUNNING", "PENDING"):
+            cluster.fab("stop", job.id, "--now")
+        job.fab.kill()
+        job.fab.wait()
+
+
+def parts(project: Project, job: str, *nodes: str) -> list[int]:
+    """Processes of a job on these nodes, as this machine sees them."""
+    found = []
+    for node in nodes or ("node1", "node2", "node3"):
+        for pid in members(project.stack, node):
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue  # it ended while we looked
+            if f"TRAINYARD_JOB={job}".encode() in environment or f"trainyard-job-{job}".encode() in command:
+                found.append(pid)
+    return found
+
+
+def process(project: Project, node: str, words: str) -> int:
+    """The one process of a node whose command line begins so."""
+    found = []
+    for pid in members(project.stack, node):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        if re.match(words, command):
+            found.append(pid)
+    assert len(found) == 1, f"{words} on {node}: {found}"
+    return found[0]
+
+
+RANK = r"/opt/trainyard/venv/bin/python -u -m training\.train "
+
+
+def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., Job], tmp_path: Path) -> None:
+    job = start(step=0)
+    assert job.ends(120) == 0, job.text()
+    text = job.text()
+    assert "[node1 rank=0] step 12/12 loss" in text and "[node2 rank=1] on node2: 1 threads" in text
+    state = job.state()
+    assert (state["state"], state["exit_code"], state["attempt"]) == ("SUCCEEDED", 0, 1)
+    assert parts(cluster, job.id) == []
+    again = cluster.fab("logs", job.id)
+    assert [line for line in again.stdout.splitlines() if "step" in line] == [
+        line for line in text.splitlines() if "step" in line
+    ]
+    assert set(re.findall(r"rank=(\d)", cluster.fab("logs", job.id, "--rank", "2").stdout)) == {"2"}
+    cluster.fab("fetch", job.id, "--to", str(tmp_path / "fetched"))
+    assert (tmp_path / "fetched/checkpoints/step-000012/manifest.json").exists()
+    assert len((tmp_path / "fetched/metrics.jsonl").read_text().splitlines()) == 12
+    # Every node keeps the checkpoint, so that each may be lost.
+    there = cluster.fab("run", f"ls runs/{job.id}/checkpoints").stdout
+    assert sorted(re.findall(r"\[(node\d)\] step-000012", there)) == ["node1", "node2", "node3"]
+
+
+def test_bad_input_starts_nothing(cluster: Project) -> None:
+    before = listed(cluster)
+    for argv, line in (
+        (["train.lrr=1"], "train.lrr: no such key"),
+        (["train.steps=no"], "train.steps = "),
+        (["train.global_batch_tokens=100"], "train.global_batch_tokens = 100"),
+        (["--nodes", "4"], "--nodes 4"),
+        (["--launcher", "torchrun"], "torchrun is for one node"),
+        (["--resume", "job-999"], "no job 'job-999'"),
+        (["data.path=elsewhere"], "node1: data.path = elsewhere"),
+    ):
+        done = cluster.fab("train", "job.toml", *argv, code=2)
+        assert done.stderr.startswith(line) and "Traceback" not in done.stderr, done.stderr
+    assert listed(cluster) == before
+
+
+def test_a_dry_run_touches_nothing(cluster: Project) -> None:
+    before = listed(cluster)
+    shown = cluster.fab("train", "job.toml", "--dry-run").stdout
+    assert "mpirun -n 3 -ppn 1" in shown and "node3:1" in shown and listed(cluster) == before
+
+
+def kill_rank(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node2", RANK), signal.SIGKILL)
+    return "rank 1 on node2 was killed by SIGKILL"
+
+
+def stop_rank(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node3", RANK), signal.SIGSTOP)
+    return r"rank 2 on node3 is stopped \(SIGSTOP"
+
+
+def kill_mpirun(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node1", r"mpiexec\.hydra "), signal.SIGKILL)
+    return "mpirun was killed by SIGKILL"
+
+
+def kill_launcher(project: Project, job: Job) -> str:
+    project.ssh("node1", f"sudo systemctl kill --signal=KILL trainyard-job-{job.id}.service")
+    return "its launcher on the head was killed by SIGKILL"
+
+
+def kill_keeper(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node2", r"/usr/bin/python3 -I \S+/launch keep"), signal.SIGKILL)
+    return r"node2 \(rank 1\) is cut off"
+
+
+@pytest.mark.parametrize("fault", [kill_rank, stop_rank, kill_mpirun, kill_launcher, kill_keeper])
+def test_a_fault_ends_the_job_everywhere(
+    cluster: Project, start: Callable[..., Job], fault: Callable[[Project, Job], str]
+) -> None:
+    job = start(ENDLESS)
+    reason = fault(cluster, job)
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    assert job.ends() == 1
+    state = job.state()
+    assert (state["state"], state["exit_code"]) == ("FAILED", 1) and re.match(reason, state["reason"]), state
+    assert re.search(rf"\] {job.id} FAILED: {reason}", job.text())
+
+
+def test_a_node_that_is_cut_off_ends_its_part_by_itself(cluster: Project, start: Callable[..., Job]) -> None:
+    job = start(ENDLESS)
+    link = f"vb-{cluster.stack}-node3"
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    try:
+        until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left, on node3 neither")
+        assert job.ends() == 1
+    finally:
+        subprocess.run(["ip", "link", "set", link, "up"], check=True)
+    assert job.state()["reason"].startswith("node3 (rank 2) is cut off")
+
+
+def test_a_lost_laptop_loses_nothing_and_a_stopped_job_goes_on(cluster: Project, start: Callable[..., Job]) -> None:
+    job = start(ENDLESS)
+    os.killpg(job.fab.pid, signal.SIGKILL)
+    busy = cluster.fab("train", "job.toml", code=1)
+    assert f"busy with {job.id}" in busy.stderr
+    queued = cluster.fab("train", "job.toml", "--queue", "--detach").stdout.partition(":")[0]
+    assert "RUNNING" in cluster.fab("status").stdout
+    stopped = cluster.fab("stop", job.id).stdout
+    step = int(re.search(r"stopped: step (\d+) is in the checkpoint", stopped)[1])  # type: ignore[index]
+    assert f"nothing of {job.id} is left on 3 nodes" in stopped and job.state()["state"] == "CANCELLED"
+    waited = cluster.fab("logs", queued, "--follow").stdout
+    assert f"waiting for {job.id}" in waited and f"{queued} SUCCEEDED" in waited
+    resumed = start(f"train.steps={step + 3}", "--resume", job.id, step=0)
+    assert resumed.ends(90) == 0 and f"going on from step {step}" in resumed.text()
+    lines = [int(n) for n in re.findall(r"rank=0\] step (\d+)/", cluster.fab("logs", job.id).stdout)]
+    assert sorted(set(lines)) == list(range(1, step + 4)), "no line of the time without a laptop is missing"
+
+
+def test_ctrl_c_only_lets_go(cluster: Project, start: Callable[..., Job]) -> None:
+    job = start(ENDLESS, "--nodes", "1", "--launcher", "torchrun")
+    job.fab.send_signal(signal.SIGINT)
+    assert job.ends(10) == 130
+    assert "goes on without you" in job.text() and job.state()["state"] == "RUNNING"
+    assert "Traceback" not in job.text()
+
+
+def test_launch_and_stop_again_and_again(cluster: Project) -> None:
+    def ports() -> list[str]:
+        return sorted(cluster.fab("run", "ss -Htln | wc -l").stdout.splitlines())
+
+    before = ports()
+    for cycle in range(int(os.environ.get("TRAINYARD_CYCLES", "3"))):
+        job = cluster.fab("train", "job.toml", ENDLESS, "--detach").stdout.partition(":")[0]
+        time.sleep(cycle % 5)  # in every phase of a start
+        assert "CANCELLED" in cluster.fab("stop", job, *(["--now"] if cycle % 2 else [])).stdout
+        assert parts(cluster, job) == []
+    assert ports() == before
+
+
+def test_a_dead_node_is_left_out_of_the_next_attempt(cluster: Project, start: Callable[..., Job]) -> None:
+    job = start(ENDLESS, "--restarts", "1", step=8)
+    for pid in members(cluster.stack, "node3", "payload"):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: "attempt 2: 2 ranks on node1, node2" in job.text(), 40, "another attempt")
+    until(lambda: "going on from step" in job.text(), 60, "it goes on")
+    state = job.state()
+    assert (state["state"], state["nodes"], state["attempt"]) == ("RUNNING", ["node1", "node2"], 2)
+    assert "node3" in cluster.fab("stop", job.id, code=1).stdout  # whether anything is left there, nobody can tell
+    assert parts(cluster, job.id, "node1", "node2") == []
+    cluster.fab("up", "--yes")
+    cluster.fab("wait")

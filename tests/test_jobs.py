@@ -1,0 +1,448 @@
+"""Jobs: who is to blame for a job's end, numbers and states, the wrapper around a rank, the log, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from invoke.exceptions import Exit
+
+from fabfile.jobs.job_file import resolve
+from fabfile.jobs.listing import row
+from fabfile.jobs.logs import seconds
+from fabfile.jobs.options import rewritten
+from fabfile.jobs.train import choose, dry
+from fabfile.launchers import Launch
+from fabfile.on_node.job import jobs, keep, left, log, paths
+from fabfile.on_node.job.watch import GRACE, START, Verdict, Watch
+from infra.inventory import Node, SshCluster
+
+ROOT = Path(__file__).resolve().parent.parent
+NODES = ["node1", "node2", "node3"]
+TIMEOUT = 10.0
+
+# --- the verdict ---
+
+
+class Story:
+    """An attempt of three ranks, told second by second."""
+
+    def __init__(self) -> None:
+        self.watch = Watch(list(NODES), TIMEOUT, 100.0)
+        self.now = 100.0
+        for number, node in enumerate(NODES):
+            self.tell(node, event="rank", rank=number, state="running")
+
+    def tell(self, node: str, **event: Any) -> None:
+        self.watch.told(node, event, self.now)
+
+    def steps(self, *steps: int, age: float = 0.0) -> None:
+        for number, step in enumerate(steps):
+            self.tell(NODES[number], event="step", rank=number, step=step, phase="train", age=age)
+
+    def ended(self, number: int, code: int, last: str = "") -> None:
+        self.tell(NODES[number], event="rank", rank=number, state="exited", code=code, last=last)
+
+    def beat(self, *nodes: str) -> None:
+        for node in nodes or NODES:
+            self.tell(node, event="beat")
+
+    def until_verdict(self, seconds: float, beats: Callable[[], None] | None = None) -> Verdict | None:
+        end = self.now + seconds
+        while self.now <= end:
+            verdict = self.watch.verdict(self.now)
+            if verdict:
+                return verdict
+            self.now += 0.1
+            (beats or self.beat)()
+        return None
+
+
+def test_all_ranks_done_is_a_good_end_also_when_mpirun_does_not_go() -> None:
+    story = Story()
+    for number in range(3):
+        story.ended(number, 0, "done")
+    assert story.watch.verdict(story.now) is None  # mpirun has a moment
+    assert story.until_verdict(15) == Verdict(0, "done")
+    story = Story()
+    for number in range(3):
+        story.ended(number, 0, "done")
+    story.watch.mpirun_ended(0, story.now)
+    assert story.watch.verdict(story.now) == Verdict(0, "done")
+
+
+def test_the_killed_rank_is_to_blame_and_not_those_that_complain_first() -> None:
+    story = Story()
+    story.steps(5, 5, 5)
+    story.ended(0, 1, "rank 1 (node2) does not answer")
+    story.ended(2, 1, "rank 1 (node2) does not answer")
+    story.now += 1
+    story.ended(1, -signal.SIGKILL)
+    assert story.until_verdict(GRACE + 1) == Verdict(1, "rank 1 on node2 was killed by SIGKILL")
+
+
+def test_what_mpirun_kills_because_of_a_rank_is_not_to_blame() -> None:
+    story = Story()
+    story.tell("node1", event="rank", rank=0, state="lost")
+    story.ended(2, -signal.SIGSEGV)
+    assert story.until_verdict(2) == Verdict(1, "rank 2 on node3 was killed by SIGSEGV")
+
+
+def test_a_rank_that_fails_is_named_with_its_last_word() -> None:
+    story = Story()
+    story.ended(2, 1, "the disk is full (0.00 GB left)")
+    expected = Verdict(1, "rank 2 on node3 ended with exit code 1: the disk is full (0.00 GB left)")
+    assert story.until_verdict(2) == expected
+
+
+def test_what_all_ranks_have_agreed_on_is_the_reason() -> None:
+    story = Story()
+    for number in range(3):
+        story.ended(number, 1, "rank 1 (node2): checkpoints/step-000040: the disk is full")
+    assert story.watch.verdict(story.now) == Verdict(1, "rank 1 (node2): checkpoints/step-000040: the disk is full")
+
+
+def test_bad_input_is_exit_code_2() -> None:
+    story = Story()
+    for number in range(3):
+        story.ended(number, 2, "data.path = /d: no such folder")
+    verdict = story.watch.verdict(story.now)
+    assert verdict and verdict.code == 2 and "no such folder" in verdict.reason
+
+
+def test_a_stopped_rank_is_named() -> None:
+    story = Story()
+    story.tell("node2", event="stopped", rank=1)
+    assert story.until_verdict(2) == Verdict(1, "rank 1 on node2 is stopped (SIGSTOP, or a debugger)")
+
+
+def test_a_node_without_a_word_is_cut_off_and_the_complaints_of_others_do_not_count() -> None:
+    story = Story()
+    story.now += 3
+    story.beat("node1", "node2")
+    story.ended(0, 1, "connection reset")
+    story.watch.gone = {}
+    verdict = story.until_verdict(10, lambda: story.beat("node1", "node2"))
+    assert verdict and verdict.reason.startswith("rank 0 on node1")  # it said so before the silence was long enough
+    story = Story()
+    verdict = story.until_verdict(10, lambda: story.beat("node1", "node2"))
+    assert verdict == Verdict(1, "node3 (rank 2) is cut off: no word for 6 s")
+
+
+def test_mpirun_killed_or_failed_is_named() -> None:
+    story = Story()
+    story.watch.mpirun_ended(-signal.SIGKILL, story.now)
+    assert story.until_verdict(2) == Verdict(1, "mpirun was killed by SIGKILL")
+    story = Story()
+    story.watch.noise = "node2: unknown host"
+    story.watch.mpirun_ended(1, story.now)
+    assert story.until_verdict(2) == Verdict(1, "mpirun ended with exit code 1: node2: unknown host")
+
+
+def test_the_rank_that_is_furthest_behind_is_the_silent_one() -> None:
+    story = Story()
+    story.steps(7, 6, 7)
+    verdict = story.until_verdict(TIMEOUT + 10)
+    assert verdict and verdict.reason.startswith("rank 1 on node2 is silent for 1") and "step 6" in verdict.reason
+    assert story.now < 100 + TIMEOUT + 6
+
+
+def test_loading_may_take_longer_than_a_step() -> None:
+    story = Story()
+    assert story.until_verdict(START - 5) is None
+    verdict = story.until_verdict(10)
+    assert verdict and "before its first step" in verdict.reason
+
+
+@given(st.lists(st.sampled_from(["beat", "step", "ok", "fail", "kill", "stop", "lost", "cut"]), max_size=30), st.data())
+def test_every_story_with_a_failure_ends_with_one(words: list[str], data: st.DataObject) -> None:
+    """Whatever the order: a bad sign ends the attempt, non-zero, within the grace; without one it does not fail."""
+    story, bad, over = Story(), False, set()
+    for word in words:
+        number = data.draw(st.integers(0, 2))
+        node = NODES[number]
+        if word in ("ok", "fail", "kill", "lost"):
+            if number in over:
+                continue
+            over.add(number)
+        if word == "step":
+            story.steps(1, 1, 1)
+        elif word in ("ok", "fail", "kill"):
+            story.ended(number, {"ok": 0, "fail": 1, "kill": -9}[word])
+        elif word == "lost":
+            story.tell(node, event="rank", rank=number, state="lost")
+        elif word == "stop":
+            story.tell(node, event="stopped", rank=number)
+        elif word == "cut":
+            story.watch.cut_off(node, "gone", story.now)
+        bad = bad or word in ("fail", "kill", "lost", "stop", "cut")
+    verdict = story.until_verdict(GRACE + 0.5)
+    assert (verdict is not None and verdict.code != 0) == bad
+    if verdict and verdict.code:
+        assert "node" in verdict.reason
+
+
+# --- numbers and states ---
+
+
+def test_numbers_count_up_over_all_names_and_nobody_gets_the_same(tmp_path: Path) -> None:
+    (tmp_path / "demo-7").mkdir()
+    taken: list[str] = []
+    threads = [threading.Thread(target=lambda: taken.append(jobs.take(tmp_path, "smoke"))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(taken)) == 20 and min(jobs.number_of(job) for job in taken) == 8
+
+
+def record(run_dir: Path, **changes: Any) -> dict[str, Any]:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    state = {"id": run_dir.name, "state": "RUNNING", "reason": "", "nodes": NODES, "created": 0.0, "queued": False}
+    paths.write(run_dir / "state.json", {**state, **changes})
+    return {**state, **changes}
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Jobs whose service runs."""
+    names: set[str] = set()
+    monkeypatch.setattr(jobs, "is_active", names.__contains__)
+    return names
+
+
+def test_a_job_whose_launcher_is_gone_has_failed_and_is_in_nobodys_way(tmp_path: Path, active: set[str]) -> None:
+    record(tmp_path / "a-1")
+    assert jobs.state_of(tmp_path / "a-1")["state"] == "FAILED"
+    assert jobs.in_the_way(tmp_path, set(NODES)) == []
+    active.add("a-1")
+    assert [state["id"] for state in jobs.in_the_way(tmp_path, {"node3", "node9"})] == ["a-1"]
+    assert jobs.in_the_way(tmp_path, {"node9"}) == []
+
+
+def test_who_queues_waits_for_those_before_it_and_not_for_those_after_it(tmp_path: Path, active: set[str]) -> None:
+    for number in (2, 3, 10):
+        record(tmp_path / f"a-{number}", state="PENDING", queued=True)
+        active.add(f"a-{number}")
+    assert [state["id"] for state in jobs.in_the_way(tmp_path, set(NODES), "a-3")] == ["a-2"]
+    assert [state["id"] for state in jobs.every(tmp_path)] == ["a-2", "a-3", "a-10"]
+
+
+def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, full = Path.write_text, [True, True]
+
+    def write(path: Path, text: str, *args: Any, **options: Any) -> int:
+        if full and full.pop():
+            raise OSError(28, "No space left on device")
+        return real(path, text, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", write)
+    paths.write(tmp_path / "state.json", {"state": "FAILED"})
+    assert paths.read(tmp_path / "state.json") == {"state": "FAILED"}
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+# --- a rank and its keeper ---
+
+
+def wrapped(tmp_path: Path, program: str, **environment: str) -> subprocess.Popen[str]:
+    """A rank under its wrapper, as a launcher starts it."""
+    code = "import sys; from fabfile.on_node.job.main import main; sys.exit(main())"
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(tmp_path),
+        "RUN_DIR": str(tmp_path),
+        "TRAINYARD_NODES": "node1=127.0.0.1=1=1",
+        "TRAINYARD_JOB": f"test-{tmp_path.name}-1",
+        "PMI_RANK": "0",
+        **environment,
+    }
+    argv = [sys.executable, "-c", code, "rank", "--", sys.executable, "-u", "-c", program]
+    return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
+    program = "import sys; print('a\\rb'); print('error: no room'); print('half', end=''); sys.exit(3)"
+    wrapper = wrapped(tmp_path, program)
+    state = until(lambda: ended(tmp_path))
+    assert (state["code"], state["last"], state["node"]) == (3, "no room", "node1")
+    lines = [line.split(" ", 1)[1] for line in (tmp_path / "nodes/node1/rank-0.log").read_text().splitlines()]
+    assert lines[1:] == ["b", "error: no room", "half"] and lines[0].startswith("on node1: 1 threads")
+    wrapper.kill()
+    wrapper.communicate()
+
+
+def ended(tmp_path: Path) -> dict[str, Any]:
+    found = paths.read(tmp_path / "nodes/node1/rank-0.json")
+    return found if found.get("state") == "exited" else {}
+
+
+def test_a_rank_dies_with_its_wrapper(tmp_path: Path) -> None:
+    wrapper = wrapped(tmp_path, "import time; time.sleep(60)")
+    pid = until(lambda: paths.read(tmp_path / "nodes/node1/rank-0.json")).get("pid")
+    job = f"test-{tmp_path.name}-1"
+    assert len(left.processes(job)) == 2
+    wrapper.kill()
+    wrapper.communicate()
+    until(lambda: keep._state(pid) == "")
+    until(lambda: left.processes(job) == [])
+
+
+def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep, "STOPPED_SECONDS", 0.2)
+    program = (
+        "import json,os,signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('hello')\n"
+        "beat = {'step': 4, 'time': time.time(), 'phase': 'train', 'pid': os.getpid()}\n"
+        f"open('{tmp_path}/heartbeat/rank-0.json', 'w').write(json.dumps(beat)); time.sleep(60)"
+    )
+    (tmp_path / "heartbeat").mkdir()
+    wrapper = wrapped(tmp_path, program)
+    path = tmp_path / "nodes/node1/rank-0.json"
+    until(path.exists)
+    rank, events = keep.Rank(0, path, tmp_path), []
+
+    def told(kind: str) -> Any:
+        events.extend(rank.news())
+        return [event for event in events if event["event"] == kind]
+
+    until(lambda: "hello" in [event["text"] for event in told("log")])
+    step = until(rank.step)
+    assert (step["step"], step["phase"]) == (4, "train") and step["age"] < 30
+    pid = paths.read(path)["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert until(lambda: told("stopped")) == [{"event": "stopped", "rank": 0}]
+    os.kill(pid, signal.SIGCONT)
+    rank.term()
+    assert until(lambda: [event for event in told("rank") if event["state"] == "exited"])[0]["code"] == 0
+    assert wrapper.wait(10) == 0
+    wrapper.communicate()
+
+
+# --- the log ---
+
+
+def test_a_log_is_read_back_by_offset_rank_and_time_without_half_a_line(tmp_path: Path) -> None:
+    written = log.Log(tmp_path / "log", "node1")
+    for when, rank in ((100.0, "0"), (200.0, "1"), (300.0, "0")):
+        written.add(when, "node2", rank, f"line {when:.0f}")
+    lines, offset = log.read(tmp_path / "log", 0, log.Wanted("", 0.0))
+    assert [line[3] for line in lines] == ["line 100", "line 200", "line 300"]
+    with (tmp_path / "log").open("a") as file:
+        file.write("400.000 node3 2 hal")
+    assert log.read(tmp_path / "log", offset, log.Wanted("", 0.0)) == ([], offset)
+    with (tmp_path / "log").open("a") as file:
+        file.write("f\n")
+    assert log.read(tmp_path / "log", offset, log.Wanted("", 0.0))[0] == [["400.000", "node3", "2", "half"]]
+    assert [line[3] for line in log.read(tmp_path / "log", 0, log.Wanted("0", 150.0))[0]] == ["line 300"]
+
+
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, real, full = log.Log(tmp_path / "log", "node1"), os.write, [True]
+
+    def write(file: int, data: bytes) -> int:
+        if full:
+            full.pop()
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    written.say("first")
+    assert (tmp_path / "log").read_text() == ""
+    written.say("second")
+    assert [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "second"]
+
+
+# --- the command line ---
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("train j.toml train.steps=3 --nodes 2", "train j.toml --set train.steps=3 --nodes 2"),
+        ("train j.toml --set train.lr=1 data.path=/a", "train j.toml --set train.lr=1 --set data.path=/a"),
+        ("train ./a.b/j.toml --inventory x=y.json", "train ./a.b/j.toml --inventory x=y.json"),
+        ("run train.steps=3", "run train.steps=3"),
+        ("", ""),
+    ],
+)
+def test_overrides_stand_where_a_person_puts_them(words: str, expected: str) -> None:
+    assert rewritten(words.split()) == expected.split()
+
+
+@pytest.mark.parametrize(("text", "value"), [("", 0), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400)])
+def test_since(text: str, value: float) -> None:
+    assert seconds(text) == value
+
+
+@pytest.mark.parametrize("text", ["5", "m", "5 m", "-5m", "5w"])
+def test_since_that_makes_no_sense(text: str) -> None:
+    with pytest.raises(Exit, match="must be a number with") as error:
+        seconds(text)
+    assert error.value.code == 2
+
+
+def cluster() -> SshCluster:
+    nodes = [
+        Node(name=name, private_ip=f"10.0.0.{i}", role="head" if i == 1 else "worker")
+        for i, name in enumerate(NODES, 1)
+    ]
+    return SshCluster(name="test", nodes=tuple(nodes))
+
+
+def test_the_head_is_always_among_the_nodes() -> None:
+    assert [node.name for node in choose(cluster(), 2)] == ["node1", "node2"]
+    assert len(choose(cluster(), 0)) == 3
+    with pytest.raises(Exit, match="--nodes 4: test has 3"):
+        choose(cluster(), 4)
+
+
+def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
+    resolved = resolve("smoke", ["train.steps=7", "train.warmup=1"], 3)
+    assert resolved.name == "smoke" and "steps = 7" in resolved.text
+    for words, line in (
+        (["train.stepps=7"], "train.stepps: no such key"),
+        (["run.directory=/tmp/x"], "run.directory = /tmp/x"),
+    ):
+        with pytest.raises(Exit) as error:
+            resolve("smoke", words, 3)
+        assert error.value.code == 2 and str(error.value.message).startswith(line)
+        assert "\n" not in str(error.value.message)
+    with pytest.raises(Exit, match="for 99 ranks"):
+        resolve("smoke", [], 99)
+
+
+def test_a_dry_run_shows_hostfile_environment_command_and_job() -> None:
+    launch = Launch(id="smoke-N", nodes=cluster().nodes, run_dir="~/runs/smoke-N", code="~/code")
+    text = dry("mpirun", launch, resolve("smoke", [], 3))
+    for part in ("node3:1", "I_MPI_HYDRA_BOOTSTRAP=ssh", "mpirun -n 3 -ppn 1", "$MASTER_PORT", "[checkpoint]"):
+        assert part in text
+
+
+def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:
+    state = {
+        **{"id": "demo-3", "state": "FAILED", "reason": "r" * 80, "nodes": NODES, "attempt": 2},
+        **{"created": 1000.0, "started": 1000.0, "ended": 4600.0, "price_per_hour": 1.5},
+    }
+    assert row(state, 8200.0)[:7] == ["demo-3", "FAILED", "3", "2", "2h00m", "1h00m", "$1.50"]
+    assert len(row(state, 8200.0)[7]) == 60
+    assert json.dumps(row({**state, "started": None, "ended": None}, 8200.0)).count('"-"') == 1
