@@ -12,6 +12,8 @@ SHELL := /bin/bash
 .PHONY: help demo test faults bench debian pulumi key clean
 
 PYTHON ?= python3
+# Machines boot and wait: three workers use the time. The tests of a file share a cluster, and stay together.
+PYTEST_ARGS ?= --numprocesses 3 --dist loadscope
 VENV := .venv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
 # pulumi's own installer puts it there
