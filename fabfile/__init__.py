@@ -5,6 +5,9 @@ from fabfile.demo import demo
 from fabfile.images import images, prune
 from fabfile.jobs import fetch, jobs, logs, sample, stop, train
 from fabfile.jobs.options import accept_overrides
+from fabfile.prepare import prepare
+from fabfile.report import report
+from fabfile.report.words import accept_second
 from fabfile.shell import run, ssh, ssh_config
 from fabfile.stack import audit, destroy, preview, recover, refresh, up
 from fabfile.status import status
@@ -19,10 +22,12 @@ __all__ = [
     "images",
     "jobs",
     "logs",
+    "prepare",
     "preview",
     "prune",
     "recover",
     "refresh",
+    "report",
     "run",
     "sample",
     "ssh",
@@ -35,3 +40,4 @@ __all__ = [
 ]
 
 accept_overrides()
+accept_second()

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backend
+from fabfile.deploy import deploy
+from fabfile.launchers import VENV
 from fabfile.output import say
+from fabfile.ssh import Fleet
+from fabfile.targets import load
 
 STACK = "demo"
+JOB = "demo"
+DATA = "/data/stdlib"
 STORY = (
     ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
     ("follow their boot until all are ready", ["wait"]),
     ("is everything as training needs it?", ["check"]),
-    ("a command on all nodes at once", ["run", "hostname"]),
+    (
+        "a text that every machine has, the source of Python's standard library, as tokens on every node",
+        ["prepare", JOB],
+    ),
+    ("a small GPT, trained by all three in step", ["train", JOB]),
+    ("what it has learned", ["sample", f"{JOB}-1", "--prompt", "def ", "--tokens", "120"]),
 )
 
 
 @task
 def demo(_c: Context) -> None:
-    """Stand up a cluster on this machine, check it, use it, and leave nothing behind."""
+    """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
     began = time.monotonic()
     try:
         for why, argv in STORY:
             _tell(why, argv)
+        figures = _figures()
     except BaseException:
         say("\nthe demo did not finish: taking its cluster down")
         _verb(["destroy", "--yes"])
         raise
     _tell("and nothing stays", ["destroy", "--yes"])
-    say(f"\nthe demo took {time.monotonic() - began:.0f} s and cost $0.00")
+    say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
+    say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
     say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
 
 
@@ -48,3 +64,44 @@ def _tell(why: str, argv: list[str]) -> None:
 def _verb(argv: list[str]) -> int:
     fab = str(Path(sys.executable).parent / "fab")
     return backend.follow([fab, *argv, "--stack", STACK])
+
+
+def _figures() -> list[tuple[str, str]]:
+    """What the run's own files say, beside gzip on the same held-out text."""
+    with tempfile.TemporaryDirectory() as folder:
+        backend.ask([str(Path(sys.executable).parent / "fab"), "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
+        steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        newest = int((Path(folder) / "checkpoints" / "latest").read_text())
+        state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())
+        job = json.loads((Path(folder) / "state.json").read_text())
+    return _rows(steps, state, job, _marks())
+
+
+def _rows(
+    steps: list[dict[str, Any]], state: dict[str, Any], job: dict[str, Any], marks: dict[str, float]
+) -> list[tuple[str, str]]:
+    first, last = steps[0], steps[-1]
+    seconds = last["time"] - first["time"]
+    speed = (last["tokens"] - first["tokens"]) / seconds
+    compared = ", ".join(f"{name} {value:.3f}" for name, value in marks.items())
+    cost = job["price_per_hour"] * (job["ended"] - job["started"]) / 3600
+    return [
+        ("nodes", ", ".join(job["nodes"])),
+        ("steps", f"{last['step']} in {seconds:.0f} s, {speed:,.0f} tokens/s"),
+        ("loss", f"{first['loss']:.3f} -> {last['loss']:.3f}, validation {last['val_loss']:.3f}"),
+        ("bits per byte", f"{last['val_bits_per_byte']:.3f} on files that it never saw ({compared})"),
+        ("ranks in step", f"{len(state['ranks'])} of {len(job['nodes'])}, all with parameters {state['parameters']}"),
+        ("cost", f"${cost:.2f}"),
+    ]
+
+
+def _marks() -> dict[str, float]:
+    cluster = load(STACK, "")
+    with Fleet(cluster) as fleet:
+        folder = deploy(fleet, [cluster.head])[cluster.head.name].folder
+        command = f"PYTHONPATH={folder} {VENV}/python -m training.marks {DATA}"
+        result = fleet.run(command, nodes=[cluster.head], timeout=120)[cluster.head.name]
+    if not result.ok:
+        raise Exit(f"{result.node}: {result.why}", code=1)
+    marks: dict[str, float] = json.loads(result.stdout)
+    return marks

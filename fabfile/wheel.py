@@ -11,11 +11,12 @@ import hashlib
 import io
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_ROOT = Path(__file__).absolute().parent.parent
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-_LAUNCH_MAIN = "import sys\n\nfrom fabfile.on_node.job.main import main\n\nsys.exit(main())\n"
+_LAUNCH_MAIN = b"import sys\n\nfrom fabfile.on_node.job.main import main\n\nsys.exit(main())\n"
 
 
 def wheel(source: Path) -> tuple[str, bytes]:
@@ -31,13 +32,18 @@ def wheel(source: Path) -> tuple[str, bytes]:
     return f"{name}-{version}-py3-none-any.whl", archive(files)
 
 
-def launch(root: Path) -> bytes:
+def launch() -> bytes:
     """Everything that runs on a node for a job, as a program: `python3 launch VERB`."""
-    modules = [root / "infra" / "inventory.py", root / "fabfile" / "on_node" / "scope.py"]
+    modules = ["infra/inventory.py", "fabfile/on_node/scope.py"]
     for package in ("fabfile/launchers", "fabfile/on_node/job"):
-        modules += sorted((root / package).glob("*.py"))
-    files = {str(path.relative_to(root)): path.read_bytes() for path in modules}
-    return archive({**files, "__main__.py": _LAUNCH_MAIN.encode()})
+        modules += [str(path.relative_to(_ROOT)) for path in (_ROOT / package).glob("*.py")]
+    return program(_LAUNCH_MAIN, modules)
+
+
+def program(main: bytes, modules: Sequence[str]) -> bytes:
+    """A program and the modules of this project that it needs, as one file that Python runs."""
+    empty = {f"{folder}/__init__.py": b"" for name in modules for folder in Path(name).parents if str(folder) != "."}
+    return archive({**empty, **{name: (_ROOT / name).read_bytes() for name in modules}, "__main__.py": main})
 
 
 def archive(files: Mapping[str, bytes]) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 from fabfile.check.gather import TROUBLE
 from fabfile.check.links import ENOUGH
 from fabfile.check.session import Event, Running, Session, probe
+from fabfile.on_node import scope
 from infra.inventory import SshCluster
 
 PYTHON = "/opt/trainyard/venv/bin/python"
@@ -91,13 +92,10 @@ def _launch(
         "network_test": network_test or {},
     }
     # The lease: should nobody be left to end it, the head's own systemd does.
-    scope = (
-        f"sudo -n systemd-run --quiet --scope --collect --unit={unit} --property=RuntimeMaxSec={seconds + 5} "
-        '--property=KillSignal=SIGKILL --uid="$(id -u)" --gid="$(id -g)" --'
-    )
+    within = scope.in_scope(unit, [f"RuntimeMaxSec={seconds + 5}"])
     run = Run()
     try:
-        running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10, prefix=scope)
+        running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10, prefix=within)
         running.quiet = QUIET_S
         try:
             _follow(running, run, ranks=len(cluster.nodes), beats=bool(network_test))

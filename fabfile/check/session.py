@@ -16,6 +16,7 @@ from typing import Any
 
 import paramiko
 
+from fabfile import wheel
 from fabfile.ssh import Fleet
 from infra.inventory import Node
 
@@ -23,6 +24,8 @@ PROBES = Path(__file__).parent.parent / "probes"
 CACHE = ".cache/trainyard"
 """Where probes lie on a node, under the home directory."""
 POLL_S = 0.05
+_NEEDS = {"launch": ["fabfile/on_node/scope.py"]}
+"""Modules that a probe takes along; it is a zip then, which Python runs as it runs a text."""
 
 Event = dict[str, Any]
 
@@ -176,6 +179,8 @@ class Session:
 def probe(name: str) -> tuple[str, bytes]:
     """(path on the node, content) of a probe: the path names the content."""
     content = (PROBES / f"{name}.py").read_bytes()
+    if name in _NEEDS:
+        content = wheel.program(content, _NEEDS[name])
     return f"{CACHE}/{name}-{hashlib.sha256(content).hexdigest()[:12]}.py", content
 
 

@@ -25,7 +25,7 @@ def main() -> None:
         "ready": record("ready.json"),
         "failed": record("failed.json"),
         "step": last_step(),
-        "job": record("job.json", any_boot=True),
+        "job": record("job.json"),
         "load": os.getloadavg()[0],
         "shared": shared,
         "memory_used_gb": round(memory_used(shared) / GIB, 3),
@@ -37,10 +37,10 @@ def main() -> None:
     print(json.dumps(told))
 
 
-def record(name: str, *, any_boot: bool = False) -> Any:
+def record(name: str) -> Any:
     """A record of this boot; None if there is none."""
     path = STATE / name
-    if not path.exists() or not (any_boot or of_this_boot(path)):
+    if not path.exists() or not of_this_boot(path):
         return None
     return json.loads(path.read_text())
 

@@ -1,0 +1,62 @@
+"""The programs of a job on the head, asked from here."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import paramiko
+from invoke.exceptions import Exit
+
+from fabfile.deploy import deploy
+from fabfile.remote import Result, follow
+from fabfile.ssh import Fleet
+from infra.inventory import SshCluster
+
+TIMEOUT = 60.0
+
+
+class Head:
+    """The head of a cluster, with this checkout's programs on it."""
+
+    def __init__(self, fleet: Fleet, folder: str = "") -> None:
+        self.fleet, self.cluster = fleet, fleet.cluster
+        self.node = self.cluster.head
+        self.folder = folder or deploy(fleet, [self.node])[self.node.name].folder
+
+    def start(self, *argv: str) -> paramiko.Channel:
+        """One of the programs, its stdin and output open."""
+        channel: paramiko.Channel = self.fleet.connection(self.node).create_session()
+        channel.exec_command(f"exec python3 -I {shlex.join([f'{self.folder}/launch', *argv])}")
+        return channel
+
+    def ask(self, *argv: str, told: object = None) -> Any:
+        """Its answer in JSON to something told."""
+        channel: Any = self.start(*argv)
+        with channel:
+            if told is not None:
+                channel.sendall(json.dumps(told).encode() + b"\n")
+            channel.shutdown_write()
+            result = follow(self.node.name, channel, timeout=TIMEOUT)
+        if not result.ok:
+            raise Exit(f"{self.node.name}: {result.why}", code=1)
+        return json.loads(result.stdout)
+
+    def run(self, command: str, timeout: float = TIMEOUT) -> Result:
+        return self.fleet.run(command, nodes=[self.node], timeout=timeout)[self.node.name]
+
+
+def runs(cluster: SshCluster) -> str:
+    """Where the jobs' directories are, on every node: relative to the home, or shared."""
+    return f"{cluster.shared_dir}/runs" if cluster.shared_dir else "runs"
+
+
+def state(head: Head, job: str) -> dict[str, Any]:
+    """A job's state; Exit 2 with the jobs that there are."""
+    every: list[dict[str, Any]] = head.ask("jobs", runs(head.cluster))
+    for one in every:
+        if one["id"] == job:
+            return one
+    names = ", ".join(one["id"] for one in every[-8:]) or "none"
+    raise Exit(f"no job {job!r} on {head.cluster.name}; there are: {names}", code=2)

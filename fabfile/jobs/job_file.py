@@ -1,0 +1,53 @@
+"""The job's file, checked and resolved by the trainer's own code, which needs the standard library alone for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from fabfile.backend import ROOT
+
+_JOBS = ROOT / "training" / "jobs"
+# A program of its own: fabfile does not import the trainer, and what is wrong with it is not wrong with fab.
+_RESOLVE = """
+import sys
+from pathlib import Path
+from training import job as jobs
+try:
+    job = jobs.load(Path(sys.argv[1]), sys.argv[3:])
+    jobs.check_ranks(job, int(sys.argv[2]))
+except jobs.JobError as error:
+    sys.exit(f"{error}")
+print(job.to_toml())
+"""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    text: str
+    """The whole job, defaults included, as the nodes get it."""
+    name: str
+    timeout: int
+
+
+def resolve(given: str, overrides: Sequence[str], ranks: int) -> Resolved:
+    """The job of a file, or one of training/jobs by its name; Exit 2 with one line for whatever is wrong with it."""
+    path = Path(given).expanduser()
+    published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
+    if not path.exists() and "/" not in given and published.exists():
+        path = published
+    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), *overrides]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Exit(done.stderr.strip().splitlines()[-1], code=2)
+    job = tomllib.loads(done.stdout)
+    # Every node has its run directory where the launcher says.
+    if job["run"]["directory"]:
+        raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
+    return Resolved(done.stdout, str(job["run"]["name"]), int(job["train"]["timeout"]))

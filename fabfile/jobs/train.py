@@ -1,0 +1,184 @@
+"""`fab train`: a job from its file to its end, on all nodes or some."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile import launchers
+from fabfile.deploy import Deployed, deploy, package
+from fabfile.jobs.follow import Wanted, follow
+from fabfile.jobs.head import Head, runs, state
+from fabfile.jobs.job_file import Resolved, resolve
+from fabfile.launchers import Found, Launch, LaunchError, plans
+from fabfile.output import interruptible, next_command, say
+from fabfile.ssh import Fleet
+from fabfile.targets import load
+from infra.inventory import Node, SshCluster, to_json
+
+INTERRUPTED = 130
+_OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
+
+
+@task(
+    iterable=["set_"],
+    help={
+        "job": "a job's TOML file, or the name of one in training/jobs",
+        "set": "section.key=value, over the file; also without --set",
+        "nodes": "how many nodes, the head among them; default: all",
+        "resume": "go on with this job, from its last checkpoint",
+        "detach": "do not follow the job",
+        "queue": "wait for nodes that another job has",
+        "dry-run": "print what would run, and touch nothing",
+        "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
+        "launcher": "mpirun, or torchrun for one node",
+        "stack": "the stack",
+        "inventory": "an inventory file instead of a stack",
+    },
+)
+def train(
+    _c: Context,
+    job: str,
+    set_: Sequence[str] | None = None,
+    nodes: int = 0,
+    resume: str = "",
+    detach: bool = False,
+    queue: bool = False,
+    dry_run: bool = False,
+    restarts: int = 0,
+    launcher: str = "",
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Train on the cluster: JOB.toml section.key=value ...; follows the job, which goes on without you."""
+    cluster = load(stack, inventory)
+    launcher = launcher or cluster.launcher
+    chosen = choose(cluster, nodes)
+    resolved = resolve(job, set_ or (), sum(node.slots for node in chosen))
+    name = resume or f"{resolved.name}-N"
+    launch = Launch(
+        id=name,
+        nodes=chosen,
+        run_dir=f"~/{runs(cluster)}/{name}",
+        code=f"~/.cache/trainyard/code/{package().hash}",
+        interface=cluster.interface,
+    )
+    check(launcher, launch, restarts)
+    if dry_run:
+        say(dry(launcher, launch, resolved))
+        return
+    with interruptible(), Fleet(cluster) as fleet:
+        if resume:
+            state(Head(fleet), resume)  # there is such a job
+        id_ = start(fleet, launcher, launch, resolved, resume=resume, queue=queue, restarts=restarts)
+        if detach:
+            say(next_command(f"fab logs {id_} --follow") + f"   (stop: fab stop {id_})")
+            return
+        watch(Head(fleet), id_)
+
+
+def choose(cluster: SshCluster, count: int) -> tuple[Node, ...]:
+    """The first `count` nodes; the head is among them, as it starts the job."""
+    if not 0 <= count <= len(cluster.nodes):
+        raise Exit(f"--nodes {count}: {cluster.name} has {len(cluster.nodes)}", code=2)
+    return cluster.nodes[: count or len(cluster.nodes)]
+
+
+def check(launcher: str, launch: Launch, restarts: int) -> None:
+    """What can be known to be wrong before anything is asked of a node."""
+    if launcher not in launchers.NAMES:
+        raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
+    if restarts < 0:
+        raise Exit(f"--restarts {restarts}: must be 0 or more", code=2)
+    try:
+        plans.plan(launcher, launch, Found())
+    except LaunchError as error:
+        raise Exit(str(error), code=2) from None
+
+
+def dry(launcher: str, launch: Launch, resolved: Resolved) -> str:
+    """Exactly what would run; what only the head can tell when it starts stands as a variable."""
+    plan = plans.plan(launcher, launch, Found())
+    return "\n".join(
+        [
+            launchers.shown(plan),
+            "",
+            "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
+            "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
+            "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
+            "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",
+            "",
+            f"# {launch.run_dir}/job.toml",
+            resolved.text.rstrip(),
+        ]
+    )
+
+
+def start(
+    fleet: Fleet, launcher: str, launch: Launch, resolved: Resolved, *, resume: str, queue: bool, restarts: int
+) -> str:
+    """The programs on the nodes, the job checked against their data, its number, its service; the job's id."""
+    cluster = fleet.cluster
+    answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
+    refuse(answers, queue=queue)
+    folder = answers[cluster.head.name].folder
+    price = cluster.hourly_usd * len(launch.nodes) / len(cluster.nodes)
+    spec = {
+        "name": resolved.name,
+        "job": resolved.text,
+        "runs": runs(cluster),
+        "code": folder,
+        "launcher": launcher,
+        "cluster": json.loads(to_json(dataclasses.replace(cluster, nodes=launch.nodes))),
+        "timeout": resolved.timeout,
+        "restarts": restarts,
+        "resume": resume,
+        "queue": queue,
+        "price_per_hour": round(price, 6),
+    }
+    answer: dict[str, Any] = Head(fleet, folder).ask("create", told=spec)
+    if "refused" in answer:
+        raise Exit(f"{answer['refused']}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
+    names = ", ".join(node.name for node in launch.nodes)
+    say(f"{answer['id']}: {launch.ranks} rank{'s' * (launch.ranks > 1)} on {names}")
+    return str(answer["id"])
+
+
+def refuse(answers: dict[str, Deployed], *, queue: bool) -> None:
+    """A job that the nodes' data do not fit, or nodes that another job has."""
+    for name, answer in answers.items():
+        if answer.problem:
+            raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}", code=2)
+    busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
+    if busy and not queue:
+        ids = ", ".join(sorted(set(busy.values())))
+        line = f"{', '.join(busy)}: busy with {ids}"
+        raise Exit(f"{line}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
+
+
+def watch(head: Head, job: str) -> None:
+    """Follow the job; Ctrl-C leaves it running, its end is this program's end."""
+    try:
+        ended = follow(head, Wanted(job))
+    except KeyboardInterrupt:
+        raise Exit(
+            f"\n{job} goes on without you\n{next_command(f'fab logs {job} --follow')}   (stop: fab stop {job})",
+            code=INTERRUPTED,
+        ) from None
+    end(ended)
+
+
+def end(ended: dict[str, Any]) -> None:
+    """What to do next; the job's exit code is the verb's."""
+    job = ended["id"]
+    if ended["state"] == "SUCCEEDED":
+        say(next_command(f"fab sample {job} --prompt ...") + f"   (files: fab fetch {job})")
+        return
+    again = f"   (go on: fab train JOB.toml --resume {job})"
+    raise Exit(next_command(f"fab logs {job}") + again, code=ended["exit_code"] or 1)

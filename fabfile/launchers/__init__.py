@@ -1,0 +1,133 @@
+"""Launchers: pure functions from (a job on nodes, what was found at its start) to hostfile, environment and argv.
+
+The same functions run in `fab train --dry-run` and on the head, where a job is started: what the one prints is what
+the other does. Nothing here opens a file or a connection.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+
+from infra.inventory import Node
+
+VENV = "/opt/trainyard/venv/bin"
+RUNTIME = "/etc/trainyard/runtime.env"
+SYSTEM_PYTHON = "/usr/bin/python3"
+NAMES = ("mpirun", "torchrun")
+
+
+class LaunchError(ValueError):
+    """A job that this launcher cannot start: one line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A job and the nodes of one attempt at it."""
+
+    id: str
+    nodes: tuple[Node, ...]
+    """The head first; rank 0 is there."""
+    run_dir: str
+    """The job's directory, the same path on every node."""
+    code: str
+    """The folder with the package `training` and with launch, the same path on every node."""
+    program: tuple[str, ...] = ("-m", "training.train")
+    """What the environment's Python runs on every rank; job.toml is its first argument."""
+    interface: str = ""
+    """For the collectives; empty: each node looks where its route to the others goes."""
+    attempt: int = 1
+
+    @property
+    def ranks(self) -> int:
+        return sum(node.slots for node in self.nodes)
+
+    def on(self, nodes: tuple[Node, ...], attempt: int) -> Launch:
+        """The same job on these nodes."""
+        return replace(self, nodes=nodes, attempt=attempt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What only the head can tell, when the job starts."""
+
+    port: str = "$MASTER_PORT"
+    """A free one."""
+    interface: str = "$INTERFACE"
+    """That of the route to the other nodes."""
+    folder: str = "$FOLDER"
+    """Where this attempt's hostfile and SSH command lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What runs on the head: the shell line, and the files that it needs."""
+
+    argv: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    """The launcher's own environment; that of the ranks is in argv or, for torchrun, here too."""
+    hostfile: str = ""
+
+    @property
+    def shell(self) -> str:
+        """runtime.env first, then what this job needs to be so. tcmalloc is for the ranks, which preload it
+        themselves: the launcher and all its helpers need none."""
+        exports = "; ".join(f"export {key}={_quoted(value)}" for key, value in self.environment.items())
+        return f"set -a; . {RUNTIME}; set +a; unset LD_PRELOAD; {exports}; exec {_joined(self.argv)}"
+
+
+def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
+    """What every rank is told. Its node adds what only it knows: see on_node/job/rank.py."""
+    nodes = ",".join(f"{node.name}={node.private_ip}={node.slots}={node.cores_per_slot}" for node in launch.nodes)
+    environment = {
+        "TRAINYARD_JOB": launch.id,
+        "TRAINYARD_NODES": nodes,
+        "TRAINYARD_ATTEMPT": str(launch.attempt),
+        "RUN_DIR": launch.run_dir,
+        "PYTHONPATH": launch.code,
+        "PYTHONUNBUFFERED": "1",  # a line is to be seen when it is printed, not when the job ends
+        "MASTER_ADDR": launch.nodes[0].private_ip,
+        "MASTER_PORT": found.port,
+        "OMP_NUM_THREADS": str(min(node.cores_per_slot for node in launch.nodes)),
+    }
+    if launch.interface:
+        environment["TRAINYARD_INTERFACE"] = launch.interface
+    if not any(node.gpus for node in launch.nodes):
+        environment["ACCELERATE_USE_CPU"] = "true"
+    return environment
+
+
+def rank_argv(launch: Launch) -> list[str]:
+    """What the launcher starts for each rank: our wrapper, and in it the program."""
+    job = str(PurePosixPath(launch.run_dir) / "job.toml")
+    wrapper = [SYSTEM_PYTHON, "-I", f"{launch.code}/launch", "rank", "--"]
+    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job]
+
+
+def shown(plan: Plan) -> str:
+    """A plan for a person to read."""
+    lines = ["# the launcher's environment on the head, after " + RUNTIME]
+    lines += [f"{key}={_quoted(value)}" for key, value in plan.environment.items()]
+    if plan.hostfile:
+        lines += ["", "# hostfile", plan.hostfile.rstrip()]
+    return "\n".join([*lines, "", "# what runs", *_broken(plan.argv)])
+
+
+def _broken(argv: list[str]) -> list[str]:
+    """argv over several lines, one option with its values on each, ready to be pasted."""
+    rows: list[list[str]] = [[]]
+    for word in argv:
+        if rows[-1] and (word.startswith("-genv") or word == SYSTEM_PYTHON):
+            rows.append([])
+        rows[-1].append(word)
+    return [_joined(row) + (" \\" if index < len(rows) - 1 else "") for index, row in enumerate(rows)]
+
+
+def _joined(argv: list[str]) -> str:
+    return " ".join(_quoted(word) for word in argv)
+
+
+def _quoted(text: str) -> str:
+    """For a shell, but with what is only known at the start left as the variable that it is."""
+    return text if text.startswith(("$", "~/")) else shlex.quote(text)

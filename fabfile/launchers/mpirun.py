@@ -1,0 +1,52 @@
+"""Intel MPI's mpirun: starts one rank per slot on every node, over strict SSH.
+
+    mpirun -n 3 -ppn 1 -hostfile HOSTS -genv OMP_NUM_THREADS 8 ... python3 launch rank -- python -m training.train
+
+mpirun is asked for processes on nodes and for nothing else: it does not end them (it leaves survivors), it does not
+carry their output (a killed mpirun takes the last lines with it), and it does not pin them. It would pin every
+program it starts, also on nodes that share one machine, where all ranks would end up on the same core; the ranks'
+wrapper pins them, under torchrun too, to the cores of a NUMA node that nobody else uses.
+"""
+
+from __future__ import annotations
+
+from fabfile.launchers import VENV, Found, Launch, Plan, rank_argv, rank_environment
+from infra.inventory import Node
+
+_TREE = 16
+"""mpirun's own default for how many nodes one starts; more, and it starts them through others."""
+
+
+def plan(launch: Launch, found: Found) -> Plan:
+    return Plan(argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.nodes))
+
+
+def hostfile(nodes: tuple[Node, ...]) -> str:
+    """`node1:2`: a line per node, with its slots."""
+    return "".join(f"{node.name}:{node.slots}\n" for node in nodes)
+
+
+def environment(launch: Launch, found: Found) -> dict[str, str]:
+    """For mpirun itself and its helper on each node."""
+    values = {
+        "PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin",
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{found.folder}/ssh",
+        # The SSH command is on the head alone, so the head starts every node itself instead of a tree of nodes.
+        "I_MPI_HYDRA_BRANCH_COUNT": str(max(_TREE, len(launch.nodes))),
+        "I_MPI_PIN": "0",
+    }
+    if len(launch.nodes) > 1:
+        values["I_MPI_HYDRA_IFACE"] = launch.interface or found.interface
+    return values
+
+
+def argv(launch: Launch, found: Found) -> list[str]:
+    words = ["mpirun", "-n", str(launch.ranks)]
+    slots = {node.slots for node in launch.nodes}
+    if len(slots) == 1:  # else the hostfile alone says how many
+        words += ["-ppn", str(slots.pop())]
+    words += ["-hostfile", f"{found.folder}/hostfile"]
+    for name, value in rank_environment(launch, found).items():
+        words += ["-genv", name, value]
+    return [*words, *rank_argv(launch)]

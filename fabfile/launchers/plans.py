@@ -1,0 +1,11 @@
+"""The plan of a launcher by its name."""
+
+from __future__ import annotations
+
+from fabfile.launchers import Found, Launch, Plan, mpirun, torchrun
+
+_PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan}
+
+
+def plan(launcher: str, launch: Launch, found: Found) -> Plan:
+    return _PLANS[launcher](launch, found)

@@ -1,0 +1,22 @@
+"""torchrun: the ranks of one node, without MPI and without SSH."""
+
+from __future__ import annotations
+
+from fabfile.launchers import VENV, Found, Launch, LaunchError, Plan, rank_argv, rank_environment
+
+
+def plan(launch: Launch, found: Found) -> Plan:
+    if len(launch.nodes) != 1:
+        raise LaunchError(f"torchrun is for one node, not for {len(launch.nodes)}: add --nodes 1, or use mpirun")
+    return Plan(argv=argv(launch, found), environment=environment(launch, found))
+
+
+def environment(launch: Launch, found: Found) -> dict[str, str]:
+    return {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
+
+
+def argv(launch: Launch, found: Found) -> list[str]:
+    address = launch.nodes[0].private_ip
+    where = ["--nnodes", "1", "--nproc-per-node", str(launch.ranks)]
+    meet = ["--master-addr", address, "--master-port", found.port]
+    return [f"{VENV}/python", "-m", "torch.distributed.run", *where, *meet, "--no-python", *rank_argv(launch)]

@@ -1,0 +1,195 @@
+"""One attempt at a job, on the head: keepers on all nodes, the launcher, and a watch until all has ended everywhere."""
+
+from __future__ import annotations
+
+import queue
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fabfile.launchers import Found, Launch, plans
+from fabfile.on_node import scope
+from fabfile.on_node.job import paths
+from fabfile.on_node.job.link import Link, Told
+from fabfile.on_node.job.log import Log
+from fabfile.on_node.job.watch import Verdict, Watch
+
+KEEPERS = 25.0
+"""Seconds for all nodes to answer."""
+END = 8.0
+"""Seconds for all nodes to kill what they have and to look."""
+POLL = 0.1
+
+Asked = Callable[[], str]
+"""What somebody wants of the job by now: "", "stop" (with a checkpoint) or "now"."""
+
+
+class Attempt:
+    def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked) -> None:
+        self._launcher, self._launch, self._log, self._asked = launcher, launch, log, asked
+        self._unit = paths.unit_of(launch.id)
+        self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._links: dict[str, Link] = {}
+        placement = [node.name for node in launch.nodes for _ in range(node.slots)]
+        self._watch = Watch(placement, timeout, time.monotonic())
+        self._mpirun: subprocess.Popen[bytes] | None = None
+        self._beat = 0.0
+        self.stopping = ""
+        """What was asked for and has been passed on."""
+        self._stop_by = float("inf")
+        self.first_step = 0.0
+        """When a rank had its first step behind it."""
+        self.left: dict[str, list[str]] = {}
+        """What could not be ended, by node."""
+        self.unknown: list[str] = []
+        """Nodes that have not said whether all is gone."""
+
+    def run(self) -> Verdict:
+        """To its end, and to the end of all of its processes."""
+        try:
+            with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
+                verdict = self._keepers()
+                if verdict is None:
+                    self._start(Path(folder))
+                    verdict = self._follow()
+        finally:
+            self._end()
+        return verdict
+
+    def _keepers(self) -> Verdict | None:
+        """All nodes answer and hold their lease; else who does not."""
+        job = (paths.absolute(self._launch.run_dir) / "job.toml").read_text()
+        spec = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job, "lease": paths.LEASE}
+        code = f"{self._launch.code}/launch"
+        for node in self._launch.nodes:
+            self._links[node.name] = Link(node.name, {**spec, "node": node.name}, code, self._events)
+        missing = set(self._links)
+        deadline = time.monotonic() + KEEPERS
+        while missing:
+            if time.monotonic() > deadline:
+                first = min(missing)
+                return Verdict(1, f"{first} does not answer: {self._why(first)}")
+            if self._asked() == "now":
+                return self._stopped()
+            self._tick()
+            for name, event in self._heard():
+                if event is None:
+                    return Verdict(1, f"{name} cannot be used: {self._why(name)}")
+                if event["event"] == "refused":
+                    return Verdict(1, f"{name} cannot be used: {event['reason']}")
+                missing.discard(name)
+        self._watch.began = time.monotonic()
+        self._watch.heard = dict.fromkeys(self._watch.heard, self._watch.began)
+        return None
+
+    def _start(self, folder: Path) -> None:
+        launch = self._launch
+        address = launch.nodes[0].private_ip
+        toward = launch.nodes[-1].private_ip
+        interface = launch.interface or (scope.interface(toward) if len(launch.nodes) > 1 else "")
+        found = Found(port=str(scope.free_port(address)), interface=interface, folder=str(folder))
+        plan = plans.plan(self._launcher, launch, found)
+        bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
+        (folder / "hostfile").write_text(plan.hostfile)
+        scope.ssh_in_scope(folder, self._unit, [*bound, "TimeoutStopSec=2"])
+        self._log.say(f"attempt {launch.attempt}: {launch.ranks} ranks on {', '.join(n.name for n in launch.nodes)}")
+        line = f"exec {scope.in_scope(self._unit, [*bound, 'TimeoutStopSec=2'])} sh -c {shlex.quote(plan.shell)}"
+        self._mpirun = subprocess.Popen(
+            ["sh", "-c", line], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        threading.Thread(target=self._hear_mpirun, args=(self._mpirun,), daemon=True).start()
+
+    def _follow(self) -> Verdict:
+        while True:
+            self._tick()
+            for node, event in self._heard():
+                self._take(node, event)
+            assert self._mpirun
+            code = self._mpirun.poll()
+            if code is not None and self._watch.mpirun is None:
+                self._watch.mpirun_ended(128 - code if code > 128 else code, time.monotonic())
+            now = time.monotonic()
+            asked = self._asked()
+            if asked == "now" or now > self._stop_by:
+                return self._stopped()
+            if asked and not self._watch.all_beat():
+                return self._stopped()  # nothing is trained yet, and a rank that still loads does not hear it
+            if asked and not self.stopping:
+                self.stopping, self._stop_by = asked, now + self._watch.timeout + 30
+                self._log.say("stopping: a checkpoint first")
+                self._say("term")
+            verdict = self._watch.verdict(now)
+            if verdict is not None:
+                return verdict
+
+    def _take(self, node: str, event: dict[str, Any] | None) -> None:
+        now = time.monotonic()
+        if event is None:
+            self._watch.cut_off(node, self._why(node), now)
+            return
+        if event["event"] == "log":
+            self._log.add(event["time"], node, str(event["rank"]), event["text"])
+        if event["event"] == "step" and event["step"] > 0:
+            self.first_step = self.first_step or time.time()
+        self._watch.told(node, event, now)
+
+    def _stopped(self) -> Verdict:
+        self.stopping = self.stopping or "now"
+        return Verdict(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
+
+    def _end(self) -> None:
+        """Everything of this attempt, on every node that can be reached, and a look that it is so."""
+        self._say("end")
+        waiting, deadline = set(self._links) - set(self._watch.gone), time.monotonic() + END
+        while waiting and time.monotonic() < deadline:
+            for node, event in self._heard():
+                if event is None:
+                    self._watch.gone.setdefault(node, self._why(node))
+                    waiting.discard(node)
+                elif event["event"] == "clean":
+                    waiting.discard(node)
+                    self.left |= {node: event["left"]} if event["left"] else {}
+                elif event["event"] == "log":
+                    self._take(node, event)
+        self.unknown = sorted({*waiting, *self._watch.gone})
+        for link in self._links.values():
+            link.cut()
+        if self._mpirun is not None:
+            self._mpirun.kill()
+            self._mpirun.wait()
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._beat > 1.0:
+            self._beat = time.monotonic()
+            self._say("beat")
+
+    def _say(self, word: str) -> None:
+        for link in self._links.values():
+            link.say(word)
+
+    def _heard(self) -> list[Told]:
+        """What has come, or comes within a moment."""
+        told: list[Told] = []
+        with suppress(queue.Empty):
+            told.append(self._events.get(timeout=POLL))
+            while True:
+                told.append(self._events.get_nowait())
+        return told
+
+    def _why(self, node: str) -> str:
+        return self._links[node].complaint or "its keeper ended"
+
+    def _hear_mpirun(self, mpirun: subprocess.Popen[bytes]) -> None:
+        """What mpirun itself has to say. The ranks' lines go another way."""
+        assert mpirun.stdout
+        for raw in mpirun.stdout:
+            line = raw.decode(errors="replace").strip()
+            if line:
+                self._watch.noise = line
+                self._log.say(line)

@@ -1,0 +1,53 @@
+"""Which cores a rank may use: those of a NUMA node of its own, one thread a core. Runs on a node."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+Core = tuple[int, int, int]
+"""(processor, physical core, NUMA node)"""
+
+
+def is_shared() -> bool:
+    """Whether other machines run on the same processor: then the kernel spreads the load, and a fixed choice, which
+    each of them would make alike, would put all of them on the same core."""
+    return Path("/run/systemd/container").exists()
+
+
+def topology() -> list[Core]:
+    """The first thread of each physical core that this process may use."""
+    told = subprocess.run(["lscpu", "-p=CPU,CORE,NODE"], capture_output=True, text=True, timeout=10, check=True)
+    return parse(told.stdout)
+
+
+def parse(text: str) -> list[Core]:
+    first: dict[int, Core] = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            cpu, core, node = (int(word or 0) for word in line.split(",")[:3])
+            first.setdefault(core, (cpu, core, node))
+    return sorted(first.values(), key=lambda core: (core[2], core[0]))
+
+
+def share(cores: list[Core], slots: int, local_rank: int, shared: bool) -> list[int]:
+    """The processors of one of a node's ranks; empty: it is not pinned.
+
+    Sorted by NUMA node and cut evenly, so that with a rank per NUMA node each has one for itself. Memory follows: the
+    kernel gives it from the node of the core that first writes to it.
+    """
+    if shared or len(cores) < slots:
+        return []
+    first, last = len(cores) * local_rank // slots, len(cores) * (local_rank + 1) // slots
+    return sorted(cpu for cpu, _, _ in cores[first:last])
+
+
+def ranges(numbers: list[int]) -> str:
+    """0-3,8: as taskset writes it."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

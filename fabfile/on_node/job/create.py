@@ -1,0 +1,89 @@
+"""Gives a job its number, its directory and its service; refuses nodes that another one has. Runs on the head.
+
+stdin: a line of JSON, see fabfile/jobs/train.py; stdout: {"id": ...} or {"refused": why}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fabfile.launchers import SYSTEM_PYTHON
+from fabfile.on_node.job import jobs, left, paths
+from fabfile.on_node.job.paths import Record
+
+STOP_SECONDS = 20
+
+
+def main(argv: list[str]) -> int:
+    spec: Record = json.loads(sys.stdin.readline())
+    runs = paths.absolute(spec["runs"])
+    names = [node["name"] for node in spec["cluster"]["nodes"]]
+    with jobs.alone(runs):
+        refused = _refused(runs, spec, names)
+        if refused:
+            print(json.dumps({"refused": refused}), flush=True)
+            return 0
+        job = spec["resume"] or jobs.take(runs, spec["name"])
+        run_dir = runs / job
+        before = paths.read(run_dir / "state.json")
+        (run_dir / "stop.json").unlink(missing_ok=True)
+        (run_dir / "job.toml").write_text(spec["job"])
+        paths.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
+        paths.write(run_dir / "state.json", _pending(spec, job, names, before))
+        _start(spec, job, run_dir)
+    print(json.dumps({"id": job}), flush=True)
+    return 0
+
+
+def _refused(runs: Path, spec: Record, names: list[str]) -> str:
+    if spec["resume"]:
+        state = jobs.state_of(runs / spec["resume"])
+        if not state:
+            return f"there is no job {spec['resume']}"
+        if state["state"] not in paths.OVER:
+            return f"{spec['resume']} is {state['state']} already"
+    if spec["queue"]:
+        return ""
+    for other in jobs.in_the_way(runs, set(names)):
+        busy = [name for name in names if name in other["nodes"]]
+        return f"{', '.join(busy)}: busy with {other['id']}"
+    # Another cluster's inventory may have the same head.
+    others = left.busy_with("")
+    return f"{names[0]}: busy with {others[0]}" if others else ""
+
+
+def _pending(spec: Record, job: str, names: list[str], before: Record) -> Record:
+    return {
+        "id": job,
+        "state": "PENDING",
+        "reason": "",
+        "exit_code": None,
+        "nodes": names,
+        "created": time.time(),
+        "started": before.get("started"),
+        "ended": None,
+        "attempt": before.get("attempt", 0),
+        "price_per_hour": spec["price_per_hour"],
+        "queued": spec["queue"],
+    }
+
+
+def _start(spec: Record, job: str, run_dir: Path) -> None:
+    """The job's service. Whatever ends it, its last act is to look after what it left."""
+    code = f"{spec['code']}/launch"
+    properties = [
+        "KillMode=control-group",
+        f"TimeoutStopSec={STOP_SECONDS}",
+        "Nice=-5",
+        "OOMScoreAdjust=-900",
+        f"ExecStopPost={SYSTEM_PYTHON} -I {code} aftermath {run_dir}",
+    ]
+    options = [f"--property={item}" for item in properties]
+    who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={paths.unit_of(job)}.service"]
+    program = [SYSTEM_PYTHON, "-I", code, "supervise", str(run_dir)]
+    subprocess.run(["sudo", "-n", "systemd-run", "--quiet", "--collect", *who, *options, "--", *program], check=True)

@@ -1,0 +1,96 @@
+"""The jobs of a cluster, on its head: their numbers, their states, and which of them are under way."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fabfile.on_node.job import paths
+from fabfile.on_node.job.paths import Record
+
+_TO_START = 5.0
+"""Seconds from a job's record to its service."""
+
+
+@contextmanager
+def alone(runs: Path) -> Iterator[None]:
+    """Only one program at a time gives out numbers and nodes."""
+    runs.mkdir(parents=True, exist_ok=True)
+    with (runs / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def take(runs: Path, name: str) -> str:
+    """A new id, and its directory. Whatever else counts there: mkdir gives a name to one only."""
+    number = max((number_of(path.name) for path in runs.iterdir() if path.is_dir()), default=0)
+    while True:
+        number += 1
+        try:
+            (runs / f"{name}-{number}").mkdir()
+        except FileExistsError:
+            continue
+        return f"{name}-{number}"
+
+
+def number_of(job: str) -> int:
+    number = job.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
+
+
+def every(runs: Path) -> list[Record]:
+    """All jobs' states, in the order of their numbers."""
+    found = [state_of(path) for path in runs.iterdir() if (path / "state.json").exists()] if runs.is_dir() else []
+    return sorted(found, key=lambda state: number_of(state["id"]))
+
+
+def state_of(run_dir: Path) -> Record:
+    """A job's state. One whose launcher is gone without a word has failed, whatever its record says."""
+    state = paths.read(run_dir / "state.json")
+    if not state or time.time() - state["created"] < _TO_START:
+        return state
+    if state["state"] not in paths.OVER and not is_active(state["id"]):
+        state = paths.read(run_dir / "state.json")  # it may have ended between the two looks
+        if state["state"] not in paths.OVER:
+            return {**state, "state": "FAILED", "reason": "its launcher on the head is gone", "exit_code": 1}
+    return state
+
+
+def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
+    """Jobs that have some of these nodes, or wait for them in front of this one."""
+    return [
+        state
+        for state in every(runs)
+        if state["state"] not in paths.OVER
+        and state["id"] != job
+        and nodes & set(state["nodes"])
+        and not (state.get("queued") and job and number_of(state["id"]) > number_of(job))
+    ]
+
+
+def set_state(run_dir: Path, **changes: object) -> Record:
+    state = {**paths.read(run_dir / "state.json"), **changes}
+    paths.write(run_dir / "state.json", state)
+    return state
+
+
+def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
+    return set_state(run_dir, state=state, reason=reason, exit_code=code, ended=time.time())
+
+
+def is_active(job: str) -> bool:
+    unit = f"{paths.unit_of(job)}.service"
+    argv = ["systemctl", "show", "--property=ActiveState", "--value", unit]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return told.stdout.strip() in ("active", "activating", "deactivating", "reloading")
+
+
+def main(argv: list[str]) -> int:
+    """`jobs RUNS`: all of them, as JSON."""
+    print(json.dumps(every(paths.absolute(argv[1]))), flush=True)
+    return 0

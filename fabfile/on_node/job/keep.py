@@ -1,0 +1,210 @@
+"""On every node of a job: holds the node's lease, and tells the head how its ranks are.
+
+Runs as the systemd service ID-keeper.service with the head's SSH as its stdin and stdout. The scope that the ranks
+run in is bound to that service: when this program ends, of whatever, systemd kills them. It ends when the head says
+so, when the connection closes, and when the head has not been heard for the length of the lease.
+
+stdin    a line of JSON: {"id", "node", "run_dir", "job", "lease"}; then words: beat, term, kill, end
+stdout   lines of JSON: {"event": "ready" | "beat" | "rank" | "step" | "stopped" | "log" | "clean", ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fabfile.on_node.job import left, paths
+
+POLL = 0.2
+BEAT = 1.0
+STOPPED_SECONDS = 2.0
+"""A rank that is stopped (SIGSTOP, a debugger) for so long is reported."""
+
+Event = dict[str, Any]
+
+
+def main() -> int:
+    spec: Event = json.loads(sys.stdin.readline())
+    return Keeper(spec).run()
+
+
+class Keeper:
+    def __init__(self, spec: Event) -> None:
+        self.id, self.node, self.lease = spec["id"], spec["node"], float(spec["lease"])
+        self.run_dir = paths.absolute(spec["run_dir"])
+        self.folder = self.run_dir / "nodes" / self.node
+        self._job = spec["job"]
+        self._words: list[str] = []
+        self._over = threading.Event()
+        self._ranks: dict[int, Rank] = {}
+        self._told = 0.0
+
+    def run(self) -> int:
+        others = left.busy_with(self.id)
+        if others:
+            tell({"event": "refused", "reason": f"busy with {others[0]}"})
+            return 1
+        self._prepare()
+        threading.Thread(target=self._listen, daemon=True).start()
+        tell({"event": "ready"})
+        while not self._over.wait(POLL):
+            self._obey()
+            self._look()
+        self._end()
+        return 0
+
+    def _prepare(self) -> None:
+        """The run directory, and in it nothing of an earlier attempt that could be taken for this one's."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self._job:
+            temporary = self.run_dir / f"job.toml.{self.node}"
+            temporary.write_text(self._job)
+            temporary.replace(self.run_dir / "job.toml")
+        (self.run_dir / "heartbeat").mkdir(exist_ok=True)
+        record = json.dumps({"id": self.id, "state": "RUNNING"})
+        write = 'cat > "$1.new" && mv "$1.new" "$1"'
+        subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(paths.JOB)], input=record, text=True, check=True)
+
+    def _listen(self) -> None:
+        """The head's words, until it has none any more."""
+        rest = b""
+        while select.select([0], [], [], self.lease)[0]:
+            data = os.read(0, 4096)
+            if not data:
+                break
+            *words, rest = (rest + data).split(b"\n")
+            self._words += [word.decode() for word in words]
+            if b"end" in words:
+                self._over.set()
+                return
+        # Nobody hears how it goes on, and telling might block: the ranks end now, and this program with them.
+        left.kill(self.id)
+        os._exit(3)
+
+    def _obey(self) -> None:
+        while self._words:
+            word = self._words.pop(0)
+            for rank in self._ranks.values():
+                if word == "term":
+                    rank.term()
+            if word == "kill":
+                left.kill(self.id)
+
+    def _look(self) -> None:
+        for path in self.folder.glob("rank-*.json"):
+            number = int(path.stem.rpartition("-")[2])
+            if number not in self._ranks:
+                self._ranks[number] = Rank(number, path, self.run_dir)
+        for rank in self._ranks.values():
+            for event in rank.news():
+                tell(event)
+        if time.monotonic() - self._told > BEAT:
+            self._told = time.monotonic()
+            tell({"event": "beat"})
+            for rank in self._ranks.values():
+                if step := rank.step():
+                    tell(step)
+
+    def _end(self) -> None:
+        """Kill what is left, send the last lines, and see that nothing is there any more."""
+        left.kill(self.id)
+        self._look()
+        tell({"event": "clean", "left": left.wait(self.id, seconds=5.0)})
+
+
+class Rank:
+    """One rank of this node, as its wrapper and its heartbeat tell of it."""
+
+    def __init__(self, number: int, path: Path, run_dir: Path) -> None:
+        self.number, self.path = number, path
+        self._log = path.with_suffix(".log")
+        self._heartbeat = run_dir / "heartbeat" / f"rank-{number}.json"
+        self._offset = 0
+        self._record: Event = {}
+        self._stopped_since: float | None = None
+        self._over = False
+
+    def news(self) -> list[Event]:
+        """Everything new: its lines first, so that its last word is there before its end."""
+        record = paths.read(self.path)
+        events = self._lines()
+        if self._over:
+            return events
+        if record != self._record:
+            self._record = record
+            self._over = record["state"] == "exited"
+            events.append({**record, "event": "rank"})
+        elif _state(record["wrapper"]) == "" and paths.read(self.path) == record:
+            self._over = True
+            events.append({**record, "event": "rank", "state": "lost"})
+        elif self._is_stopped():
+            events.append({"event": "stopped", "rank": self.number})
+        return events
+
+    def step(self) -> Event | None:
+        """Where it is, and how long ago it said so; by this node's own clock, on which both times are."""
+        beat = paths.read(self._heartbeat)
+        if not beat or beat["pid"] != self._record.get("pid"):  # of an earlier attempt
+            return None
+        age = time.time() - beat["time"]
+        return {
+            "event": "step",
+            "rank": self.number,
+            "step": beat["step"],
+            "phase": beat["phase"],
+            "age": round(age, 2),
+        }
+
+    def term(self) -> None:
+        """Ask it for a checkpoint and its end."""
+        if not self._over and self._record:
+            with suppress(ProcessLookupError):
+                os.kill(self._record["pid"], signal.SIGTERM)
+
+    def _is_stopped(self) -> bool:
+        """True once, when it has been stopped for a while."""
+        if _state(self._record["pid"]) not in ("T", "t"):
+            self._stopped_since = None
+            return False
+        if self._stopped_since is None:
+            self._stopped_since = time.monotonic()
+        if time.monotonic() - self._stopped_since < STOPPED_SECONDS:
+            return False
+        self._stopped_since = float("inf")
+        return True
+
+    def _lines(self) -> list[Event]:
+        events: list[Event] = []
+        with self._log.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                when, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
+                events.append({"event": "log", "rank": self.number, "time": float(when), "text": text})
+        return events
+
+
+def _state(pid: int) -> str:
+    """A process' state letter; empty: it is gone."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return "" if state in "ZX" else state
+
+
+def tell(event: Event) -> None:
+    print(json.dumps(event), flush=True)

@@ -1,0 +1,80 @@
+"""What is left of a job on this node, and its end. Two looks that do not know of each other: systemd's scope, and the
+environment of every process, which says what job it belongs to wherever it may have gone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from fabfile.on_node.job import paths
+
+MARK = "TRAINYARD_JOB"
+
+
+def main(argv: list[str]) -> int:
+    """`left ID`: kill what is there of it, and say what could not be killed."""
+    job = argv[1]
+    found = processes(job)
+    kill(job)
+    subprocess.run(["sudo", "-n", "systemctl", "stop", f"{paths.unit_of(job)}-keeper.service"], capture_output=True)
+    print(json.dumps({"found": found, "left": wait(job, seconds=5.0)}), flush=True)
+    return 0
+
+
+def kill(job: str) -> None:
+    """The scope as a whole. That there is none any more is the good case."""
+    scope = f"{paths.unit_of(job)}.scope"
+    subprocess.run(["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", scope], capture_output=True, check=False)
+
+
+def wait(job: str, seconds: float) -> list[str]:
+    """Until nothing is there any more; else what is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = processes(job)
+        if not found and not _is_active(f"{paths.unit_of(job)}.scope"):
+            return []
+        if time.monotonic() > deadline:
+            return found or [f"{paths.unit_of(job)}.scope"]
+        time.sleep(0.05)
+
+
+def processes(job: str) -> list[str]:
+    """`PID command` of every process of this node whose environment names the job."""
+    wanted = f"{MARK}={job}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                found.append(f"{entry.name} {command[:120]}")
+        except OSError:
+            continue  # it ended meanwhile, or is somebody else's
+    return found
+
+
+def busy_with(job: str) -> list[str]:
+    """Other jobs that have a scope or a keeper here."""
+    listed = subprocess.run(
+        ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", "trainyard-job-*"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    units = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
+    names = [unit.removeprefix("trainyard-job-") for unit in units if unit.endswith((".scope", "-keeper.service"))]
+    ids = {name.removesuffix(".scope").removesuffix("-keeper.service") for name in names}
+    return sorted(ids - {job})
+
+
+def _is_active(unit: str) -> bool:
+    return subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

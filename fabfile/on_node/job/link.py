@@ -1,0 +1,82 @@
+"""The head's connections to the keepers: one SSH each, words to it, events from it. Runs on the head."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+from contextlib import suppress
+from typing import Any
+
+from fabfile.launchers import SYSTEM_PYTHON
+from fabfile.on_node.job import paths
+from fabfile.on_node.scope import STRICT
+
+Event = dict[str, Any]
+Told = tuple[str, Event | None]
+"""(node, event); None: the connection has ended."""
+
+
+class Link:
+    """One node's keeper, for one attempt."""
+
+    def __init__(self, node: str, spec: Event, code: str, events: queue.SimpleQueue[Told]) -> None:
+        self.node = node
+        self._events = events
+        self.complaint = ""
+        self._process = subprocess.Popen(
+            ["ssh", "-x", *STRICT, node, _command(spec["id"], code)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        self.say(json.dumps(spec))
+        threading.Thread(target=self._hear, daemon=True).start()
+        threading.Thread(target=self._hear_errors, daemon=True).start()
+
+    def say(self, word: str) -> None:
+        """A word to the keeper. That it cannot be reached any more is heard at the other end of the connection."""
+        assert self._process.stdin
+        with suppress(OSError, ValueError):
+            self._process.stdin.write(word + "\n")
+            self._process.stdin.flush()
+
+    def cut(self) -> None:
+        """End the connection: a keeper that can still hear ends its ranks, one that cannot does so by its lease."""
+        with suppress(OSError, ValueError):
+            assert self._process.stdin
+            self._process.stdin.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _hear(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            try:
+                event = json.loads(line)
+            except json.JSONDecodeError:
+                self.complaint = line.strip() or self.complaint
+                continue
+            self._events.put((self.node, event))
+        self._events.put((self.node, None))
+
+    def _hear_errors(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self.complaint = line.strip() or self.complaint
+
+
+def _command(job: str, code: str) -> str:
+    """The keeper as a service: whatever ends it, systemd ends the scope that is bound to it, and the record goes.
+
+    A rank that takes all of a node's time or memory must not be taken for a node that is gone.
+    """
+    unit = f"{paths.unit_of(job)}-keeper"
+    return (
+        f"exec sudo -n systemd-run --quiet --collect --pipe --wait --unit={unit} --uid=$(id -u) --gid=$(id -g)"
+        f" --property=Nice=-5 --property=OOMScoreAdjust=-900 --property=TimeoutStopSec=5"
+        f' --property="ExecStopPost=+/bin/rm -f {paths.JOB}" -- {SYSTEM_PYTHON} -I {code} keep'
+    )

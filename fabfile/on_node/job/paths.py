@@ -1,0 +1,67 @@
+"""Where a job's files are, and its records: written whole or not at all.
+
+runs/ID/ on every node
+    job.toml             the resolved job
+    checkpoints/, heartbeat/, metrics.jsonl ...: the trainer's
+    nodes/NODE/          rank-N.log and rank-N.json of the ranks of that node
+runs/ID/ on the head, too
+    spec.json            what was asked for: see fabfile/jobs/train.py
+    state.json           how it is: see STATES
+    log                  every line of every rank: time, node, rank, text
+    stop.json            there: somebody wants it stopped
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
+OVER = STATES[2:]
+LEASE = 6.0
+"""Seconds without a word from the head after which a node ends its part, and the other way round."""
+JOB = Path("/var/lib/trainyard/job.json")
+"""On a node: which job it is busy with. `fab status` shows it."""
+_FULL_DISK_SECONDS = 5.0
+
+Record = dict[str, Any]
+
+
+def absolute(run_dir: str) -> Path:
+    return Path.home() / run_dir
+
+
+def unit_of(job: str) -> str:
+    """The name of the job's units: .service on the head, .scope on every node, and -keeper.service beside that."""
+    return f"trainyard-job-{job}"
+
+
+def read(path: Path) -> Record:
+    """A record; empty when there is none."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return {}
+    record: Record = json.loads(text)
+    return record
+
+
+def write(path: Path, record: Record) -> None:
+    """Renamed into place. On a full disk it is tried for a while: whoever filled it with half a checkpoint takes
+    that away again, and a job's end must be known."""
+    deadline = time.monotonic() + _FULL_DISK_SECONDS
+    while True:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(json.dumps(record))
+            temporary.replace(path)
+            return
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)

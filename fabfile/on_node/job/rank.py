@@ -1,0 +1,165 @@
+"""Around each rank: gives it what only its node knows, keeps its lines, and remembers how it ended.
+
+    mpirun ... python3 launch rank -- python -u -m training.train job.toml
+
+Its lines go to a file on this node, from where the node's keeper sends them to the head: so the last ones are there
+whatever becomes of mpirun. How it ended (its signal, say) is written beside them, before anyone is told.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from fabfile.launchers import RUNTIME
+from fabfile.on_node import scope
+from fabfile.on_node.job import cores, paths
+
+READY = Path("/var/lib/trainyard/ready.json")
+LONGEST = 16384
+"""Bytes of a line that are kept."""
+LINGER = 4.0
+"""Seconds from a rank's bad end to that of its wrapper, at which the launcher kills all others: by then the head has
+heard what they have to say of it, and has ended them itself."""
+_PR_SET_PDEATHSIG = 1
+
+
+class Place:
+    """Which rank this is, and where."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.rank = int(environment.get("PMI_RANK") or environment.get("RANK") or 0)
+        rows = [row.split("=") for row in environment["TRAINYARD_NODES"].split(",")]
+        places = [(row, local) for row in rows for local in range(int(row[2]))]
+        (self.node, address, slots, cores_per_slot), self.local_rank = places[self.rank]
+        self.slots, self.cores = int(slots), int(cores_per_slot)
+        self.others = [row[1] for row in rows if row[1] != address]
+
+
+def main(argv: list[str]) -> int:
+    place = Place(os.environ)
+    folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
+    folder.mkdir(parents=True, exist_ok=True)
+    log = Log(folder / f"rank-{place.rank}.log")
+    environment = {**os.environ, **from_node(place, log)}
+    # The others of its process group get a launcher's SIGTERM too; the wrapper stays to tell how it ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen(
+        argv[1:],
+        env=environment,
+        cwd=Path.home(),  # relative paths in a job start there, on every node
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=_prepare,
+        close_fds=False,  # MPI reaches its launcher through one that it has inherited
+    )
+    record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid(), "pid": child.pid}
+    paths.write(folder / f"rank-{place.rank}.json", {**record, "state": "running"})
+    assert child.stdout
+    with child.stdout as output:
+        log.take(output.fileno())
+    code = child.wait()
+    ended = {"state": "exited", "code": code, "last": log.complaint(), "time": time.time()}
+    paths.write(folder / f"rank-{place.rank}.json", {**record, **ended})
+    if code != 0:
+        time.sleep(LINGER)
+    return code if code >= 0 else 128 - code
+
+
+def _prepare() -> None:
+    """In the child, before it becomes the rank: it dies with its wrapper, and SIGTERM means something to it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def from_node(place: Place, log: Log) -> dict[str, str]:
+    """The part of the environment that differs from node to node."""
+    environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
+    ready = paths.read(READY)
+    collectives = ready.get("collectives") or "gloo"
+    environment["TRAINYARD_NODE"] = place.node
+    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else each rank warns that addresses have no names
+    environment["TRAINYARD_COLLECTIVES"] = collectives
+    if ready.get("profile") == "ipex":
+        environment["ACCELERATE_USE_IPEX"] = "true"
+    interface = os.environ.get("TRAINYARD_INTERFACE") or (scope.interface(place.others[0]) if place.others else "lo")
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"):
+        environment[name] = interface
+    every = [cores.share(cores.topology(), place.slots, rank, cores.is_shared()) for rank in range(place.slots)]
+    mine = every[place.local_rank]
+    workers = collectives == "ccl"
+    compute = mine[:-1] if workers and len(mine) > 1 else mine
+    if mine:
+        os.sched_setaffinity(0, compute)
+    environment["OMP_NUM_THREADS"] = str(threads(place.cores, workers))
+    if workers:
+        environment |= ccl(every)
+    pinned = f"cores {cores.ranges(compute)}" if mine else "any core, as this machine is shared"
+    log.line(f"on {place.node}: {environment['OMP_NUM_THREADS']} threads on {pinned}; {collectives} over {interface}")
+    return environment
+
+
+def threads(cores_per_slot: int, workers: bool) -> int:
+    """Threads for computing: one a core, but for the core of oneCCL's worker."""
+    return max(1, cores_per_slot - workers)
+
+
+def ccl(every: list[list[int]]) -> dict[str, str]:
+    """One worker of oneCCL a rank, on the last of the rank's cores, where no thread computes. oneCCL wants the list
+    of all ranks of the node."""
+    environment = {"CCL_WORKER_COUNT": "1", "CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}
+    if all(len(cores) > 1 for cores in every):
+        environment["CCL_WORKER_AFFINITY"] = ",".join(str(cores[-1]) for cores in every)
+    return environment
+
+
+class Log:
+    """A rank's lines, each with its time, on this node's disk; on a full disk to stdout, and so over mpirun."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._last = ""
+        self._error = ""
+
+    def take(self, output: int) -> None:
+        """All lines until the end. A progress bar's earlier states, each ended by a carriage return, are left out."""
+        rest = b""
+        while data := os.read(output, 1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self.line(_text(line))
+            rest = rest[-LONGEST:]
+        if rest:
+            self.line(_text(rest))
+
+    def line(self, text: str) -> None:
+        if text.strip():
+            self._last = text
+        if text.startswith("error: ") and not self._error:
+            self._error = text
+        data = f"{time.time():.3f} {text}\n".encode()
+        try:
+            if os.write(self._file, data) != len(data):
+                raise OSError
+        except OSError:
+            with suppress(OSError):
+                print(text, flush=True)
+
+    def complaint(self) -> str:
+        """What it said of its trouble: its own word for it, else the last line."""
+        return (self._error or self._last).removeprefix("error: ")[:400]
+
+
+def _text(line: bytes) -> str:
+    return line[-LONGEST:].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []

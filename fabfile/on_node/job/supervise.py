@@ -1,0 +1,175 @@
+"""The job's service on the head: waits for its nodes, then attempt after attempt until the job has ended.
+
+Whatever ends this program, `aftermath` runs after it: it ends what is left on the nodes, and says so in state.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from subprocess import TimeoutExpired, run
+from typing import Any
+
+from fabfile.launchers import SYSTEM_PYTHON, Launch
+from fabfile.on_node.job import jobs, paths
+from fabfile.on_node.job.attempt import Attempt
+from fabfile.on_node.job.log import Log
+from fabfile.on_node.job.watch import Verdict, signal_name
+from fabfile.on_node.scope import STRICT
+from infra.inventory import SshCluster, from_json
+
+QUEUE_POLL = 0.5
+STOPPED = "stopped"
+"""How the trainer's last line begins when it has ended because it was asked to; it may just have been done."""
+SWEEP = 5.0
+"""Seconds for a node to end what it has of a job."""
+
+
+class Supervisor:
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.spec = paths.read(run_dir / "spec.json")
+        cluster = from_json(json.dumps(self.spec["cluster"]))
+        assert isinstance(cluster, SshCluster)
+        self.log = Log(run_dir / "log", cluster.head.name)
+        self._now = False
+        self.launch = Launch(
+            id=self.spec["id"],
+            nodes=cluster.nodes,
+            run_dir=str(run_dir),
+            code=self.spec["code"],
+            interface=cluster.interface,
+        )
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, self._terminated)
+        if not self._wait_for_nodes():
+            self._over("CANCELLED", "stopped before it started", 1)
+            return
+        before = paths.read(self.run_dir / "state.json")
+        launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
+        restarts = int(self.spec["restarts"])
+        while True:
+            self._running(launch)
+            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked)
+            verdict = attempt.run()
+            out_of_reach = self._tell(verdict, attempt)
+            nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach)
+            if verdict.code != 1 or attempt.stopping or not restarts or launch.nodes[0] not in nodes:
+                break
+            restarts -= 1
+            launch = launch.on(nodes, launch.attempt + 1)
+            self.log.say(f"restart from the last checkpoint on {len(nodes)} nodes; {restarts} more allowed")
+        if attempt.stopping and (verdict.code or verdict.reason.startswith(STOPPED)):
+            self._over("CANCELLED", verdict.reason, 1)
+        elif verdict.code == 0:
+            self._over("SUCCEEDED", "", 0)
+        else:
+            self._over("FAILED", verdict.reason, verdict.code)
+
+    def asked(self) -> str:
+        """What somebody wants: "", "stop" or "now"."""
+        if self._now:
+            return "now"
+        return str(paths.read(self.run_dir / "stop.json").get("how", ""))
+
+    def _terminated(self, _signal: int, _frame: object) -> None:
+        self._now = True
+
+    def _wait_for_nodes(self) -> bool:
+        """In the order of numbers; False: stopped while it waited."""
+        names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
+        while self.spec["queue"] and not self.asked():
+            with jobs.alone(runs):
+                before = jobs.in_the_way(runs, names, self.launch.id)
+                if not before:
+                    jobs.set_state(self.run_dir, queued=False)
+                    break
+            if said != before[0]["id"]:
+                said = before[0]["id"]
+                self.log.say(f"waiting for {said}")
+            time.sleep(QUEUE_POLL)
+        return not self.asked()
+
+    def _running(self, launch: Launch) -> None:
+        state = paths.read(self.run_dir / "state.json")
+        jobs.set_state(
+            self.run_dir,
+            state="RUNNING",
+            attempt=launch.attempt,
+            nodes=[node.name for node in launch.nodes],
+            started=state["started"] or time.time(),
+        )
+
+    def _tell(self, verdict: Verdict, attempt: Attempt) -> set[str]:
+        """Put down how the attempt ended; the nodes that another one has to do without."""
+        if verdict.code:
+            self.log.say(f"error: {verdict.reason}")
+        if attempt.first_step:
+            jobs.set_state(self.run_dir, first_step=attempt.first_step)
+        # Their keepers have not said that all is gone: what is there to be reached says so now.
+        left = sweep(self.launch.id, attempt.unknown, f"{self.launch.code}/launch") if attempt.unknown else {}
+        warn(self.log, {**attempt.left, **left})
+        return set(left)
+
+    def _over(self, state: str, reason: str, code: int) -> None:
+        self.log.say(f"{self.launch.id} {state}{': ' + reason if reason else ''}")
+        self.log.flush(5.0)
+        jobs.over(self.run_dir, state, reason, code)
+
+
+def warn(log: Log, left: dict[str, list[str]]) -> None:
+    for node, what in left.items():
+        log.say(f"warning: left on {node}: {'; '.join(what)}")
+
+
+def main(argv: list[str]) -> int:
+    Supervisor(Path(argv[1])).run()
+    return 0
+
+
+def aftermath(argv: list[str]) -> int:
+    """After the service, whatever ended it: nothing stays on any node, and the record says how it ended."""
+    run_dir = Path(argv[1])
+    if paths.read(run_dir / "state.json")["state"] in paths.OVER:
+        return 0
+    spec = paths.read(run_dir / "spec.json")
+    found = sweep(spec["id"], [node["name"] for node in spec["cluster"]["nodes"]], f"{spec['code']}/launch")
+    reason = f"its launcher on the head {_how()}"
+    log = Log(run_dir / "log", spec["cluster"]["nodes"][0]["name"])
+    log.say(f"error: {reason}")
+    warn(log, found)
+    log.say(f"{spec['id']} FAILED: {reason}")
+    jobs.over(run_dir, "FAILED", reason, 1)
+    return 0
+
+
+def _how() -> str:
+    """How systemd saw the service end."""
+    status = os.environ.get("EXIT_STATUS", "")
+    if os.environ.get("EXIT_CODE") in ("killed", "dumped"):
+        name = signal_name(int(status)) if status.isdigit() else f"SIG{status.removeprefix('SIG')}"
+        return f"was killed by {name}"
+    return f"ended with exit code {status}; why: journalctl -u trainyard-job-*"
+
+
+def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
+    """End what is there of a job on all nodes at once; what could not be ended, by node."""
+
+    def one(node: str) -> list[str]:
+        argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} left {job}"]
+        try:
+            told = run(argv, capture_output=True, text=True, timeout=SWEEP)
+        except TimeoutExpired:
+            return ["not known: it does not answer"]
+        if told.returncode != 0:
+            return [f"not known: {(told.stderr.strip() or 'no answer').splitlines()[-1]}"]
+        answer: dict[str, Any] = json.loads(told.stdout)
+        return list(answer["left"])
+
+    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
+        return {node: what for node, what in zip(nodes, pool.map(one, nodes), strict=True) if what}

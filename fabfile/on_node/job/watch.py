@@ -1,0 +1,190 @@
+"""From what the nodes tell to a verdict: who ended the attempt, and why. Pure: no connection, no clock of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fabfile.on_node.job.paths import LEASE
+
+GRACE = 1.5
+"""Seconds from the first sign of a failure to the verdict: the one who is to blame may be heard after its victims."""
+START = 300.0
+"""Seconds from a rank's start to its first heartbeat: libraries from a cold disk, and a checkpoint of gigabytes."""
+SLACK = 5.0
+MPIRUN = 10.0
+"""Seconds that mpirun has to end after all ranks have."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an attempt ended."""
+
+    code: int
+    """0 done, 1 failed, 2 bad input: of the job."""
+    reason: str = ""
+    """Why it failed; of a good end rank 0's last line."""
+
+
+@dataclass
+class Rank:
+    node: str
+    started: float = 0.0
+    """0: not yet."""
+    code: int | None = None
+    """None: it runs. Negative: the signal that killed it."""
+    ended: float = 0.0
+    last: str = ""
+    step: int = -1
+    """-1: no heartbeat yet."""
+    beat: float = 0.0
+    phase: str = ""
+    stopped: bool = False
+    lost: bool = False
+
+
+@dataclass
+class Watch:
+    """One attempt."""
+
+    placement: list[str]
+    """The node of each rank."""
+    timeout: float
+    """Seconds without a heartbeat after which a rank counts as hung."""
+    began: float
+    lease: float = LEASE
+    ranks: list[Rank] = field(default_factory=list)
+    heard: dict[str, float] = field(default_factory=dict)
+    """Node -> when it was last heard."""
+    gone: dict[str, str] = field(default_factory=dict)
+    """Node -> why its connection ended."""
+    mpirun: int | None = None
+    noise: str = ""
+    """The last line that mpirun itself said."""
+    _first_sign: float = 0.0
+    _mpirun_ended: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.ranks = [Rank(node) for node in self.placement]
+        self.heard = dict.fromkeys(self.placement, self.began)
+
+    def told(self, node: str, event: Mapping[str, Any], now: float) -> None:
+        """An event of a node's keeper."""
+        self.heard[node] = now
+        kind = event["event"]
+        if kind == "rank":
+            self._rank(self.ranks[event["rank"]], event, now)
+        elif kind == "step":
+            rank = self.ranks[event["rank"]]
+            rank.step, rank.phase, rank.beat = event["step"], event["phase"], now - event["age"]
+        elif kind == "stopped":
+            self.ranks[event["rank"]].stopped = True
+            self._sign(now)
+
+    def cut_off(self, node: str, why: str, now: float) -> None:
+        """The connection to a node's keeper has ended."""
+        self.gone[node] = why
+        self._sign(now)
+
+    def mpirun_ended(self, code: int, now: float) -> None:
+        self.mpirun, self._mpirun_ended = code, now
+        if code != 0:
+            self._sign(now)
+
+    def verdict(self, now: float) -> Verdict | None:
+        """None: it goes on."""
+        for node, heard in self.heard.items():
+            if now - heard > self.lease and node not in self.gone:
+                self.cut_off(node, f"no word for {now - heard:.0f} s", now)
+        if self._first_sign and (now - self._first_sign > GRACE or self._all_ended()):
+            return self._blame()
+        if all(rank.code == 0 for rank in self.ranks):
+            if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
+                return None
+            # mpirun that does not end by itself is ended with its scope.
+            return Verdict(0, self.ranks[0].last)
+        if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
+            return Verdict(1, "mpirun ended before the ranks did")
+        return self._silent(now)
+
+    def all_beat(self) -> bool:
+        """Whether every rank has told of itself."""
+        return all(rank.step >= 0 for rank in self.ranks)
+
+    def name(self, number: int) -> str:
+        return f"rank {number} on {self.ranks[number].node}"
+
+    def _rank(self, rank: Rank, event: Mapping[str, Any], now: float) -> None:
+        if event["state"] == "running":
+            rank.started = rank.beat = now
+            return
+        rank.lost = event["state"] == "lost"
+        rank.code, rank.last, rank.ended = event.get("code", -signal.SIGKILL), event.get("last", ""), now
+        if rank.code != 0:
+            self._sign(now)
+
+    def _sign(self, now: float) -> None:
+        self._first_sign = self._first_sign or now
+
+    def _all_ended(self) -> bool:
+        return all(rank.code is not None for rank in self.ranks)
+
+    def _silent(self, now: float) -> Verdict | None:
+        """A rank whose heartbeat has stopped. When one stops, the others soon wait for it: the one that is furthest
+        behind is to blame, and of several the one that fell silent first."""
+        late = [number for number, rank in enumerate(self.ranks) if now - rank.beat > self._patience(rank)]
+        if not late:
+            return None
+        number = min(late, key=lambda number: (self.ranks[number].step, self.ranks[number].beat))
+        rank = self.ranks[number]
+        where = f"after step {rank.step} ({rank.phase})" if rank.step >= 0 else "before its first step"
+        return Verdict(1, f"{self.name(number)} is silent for {now - rank.beat:.0f} s, {where}")
+
+    def _patience(self, rank: Rank) -> float:
+        """Seconds that a rank may be silent; for ever when it has not started yet, or has ended."""
+        if rank.code is not None or not rank.started:
+            return float("inf")
+        return START if rank.step < 0 else self.timeout + SLACK
+
+    def _blame(self) -> Verdict:
+        """Whoever was stopped, cut off or killed, rather than those who complain about it."""
+        for number, rank in enumerate(self.ranks):
+            if rank.stopped:
+                return Verdict(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")
+        if self.gone:
+            node, why = next(iter(self.gone.items()))
+            numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
+            return Verdict(1, f"{node} (rank {', '.join(numbers)}) is cut off: {why}")
+        ended = sorted(
+            (number for number, rank in enumerate(self.ranks) if rank.code),
+            key=lambda number: self.ranks[number].ended,
+        )
+        # One that is lost may have been ended by mpirun, because of another.
+        killed = [number for number in ended if (self.ranks[number].code or 0) < 0 and not self.ranks[number].lost]
+        refused = [number for number in ended if self.ranks[number].code == 2]
+        if self.mpirun is not None and self.mpirun < 0 and not killed:
+            return Verdict(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
+        if not ended:
+            return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'it said nothing'}")
+        told = [number for number in ended if not self.ranks[number].lost]
+        return self._of_rank((killed or refused or told or ended)[0])
+
+    def _of_rank(self, number: int) -> Verdict:
+        rank, name = self.ranks[number], self.name(number)
+        code = rank.code or 0
+        if rank.lost:
+            return Verdict(1, f"{name} is gone, with the program that watched it")
+        if code < 0:
+            return Verdict(1, f"{name} was killed by {signal_name(-code)}")
+        if rank.last.startswith("rank "):
+            return Verdict(1, rank.last)  # agreed by all ranks: it names the one that it is about
+        return Verdict(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'it said nothing'}")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
