@@ -100,4 +100,9 @@ class StopRequest:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Not through the interpreter's end: gloo's threads may still hold tensors, and torch 2.13 then aborts a rank that
+    # has done all of its work (pytorch#179291).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

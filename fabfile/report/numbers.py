@@ -117,8 +117,9 @@ def axis(values: list[float]) -> list[str]:
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     """Round values from `low` or below to `high` or above, about `wanted` intervals."""
-    if high <= low:
-        room = abs(low) * 0.1 or 1.0
+    size = max(abs(low), abs(high))
+    if high - low <= max(size * 1e-9, 1e-300):  # the same, as far as a double's digits can tell ticks apart
+        room = size * 0.1 if size > 1e-290 else 1.0
         low, high = low - room, high + room
     rough = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(rough))

@@ -135,7 +135,8 @@ def start(project: Project, phase: str) -> subprocess.Popen[str]:
         "baking": lambda: "builder" in boots(project.stack),
         "booting": lambda: list(paths.stack(project.stack).glob("nodes/*")),
     }
-    until(signs[phase], 600, f"{phase} has begun")
+    until(lambda: signs[phase]() or verb.poll() is not None, 600, f"{phase} has begun")
+    assert verb.poll() is None, verb.stdout.read() if verb.stdout else ""
     return verb
 
 
