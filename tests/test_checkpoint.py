@@ -23,6 +23,8 @@ from training.checkpoint import CheckpointError
 from training.distributed import Ranks
 from training.saver import Saver
 
+pytestmark = pytest.mark.faults
+
 
 def files(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:
     torch.manual_seed(int(value))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import shelf
-from conftest import without_stack
+from inputs import without_stack
 
 from infra import engine
 from infra.engine_state import State

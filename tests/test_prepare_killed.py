@@ -18,6 +18,8 @@ from small_corpus import contents, run
 from training import prepare, tokens
 from training.manifest import NAME, WORK, TokenError
 
+pytestmark = pytest.mark.faults
+
 pytest_plugins = ["corpus_fixtures"]
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from bad_settings import BAD, OBVIOUS, TEXT, as_text, assert_names
-from conftest import public_key
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from inputs import public_key
 
 from infra.settings import KEYS, ROOT, SettingsError, load
 

@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 import torch
 from ranks import TINY, Group, lines, losses, start, tiny_tokens, wait_for
 
+pytestmark = pytest.mark.faults
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:

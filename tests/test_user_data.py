@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import public_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inputs import public_key
 
 from infra import user_data
 from infra.errors import UsageError

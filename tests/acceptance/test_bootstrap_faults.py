@@ -17,6 +17,8 @@ from project import ROOT, Project
 
 from infra.local import cgroup, image
 
+pytestmark = pytest.mark.faults
+
 FAILING = "#!/bin/bash\necho about to look\nls /no/such/thing\n"
 HANGING = "#!/bin/bash\necho about to hang\nsleep infinity\n"
 ON_NODES = """#!/bin/bash
@@ -87,14 +89,14 @@ def fault(shared: Project) -> Iterator[Fault]:
 
 def failed_up(project: Project, *, code: int = 1, bound: float = 90) -> str:
     """`up` fails within `bound` seconds, and nothing of a builder is left; what it said."""
-    began, images = time.monotonic(), image.baked()
+    began = time.monotonic()
     done = project.fab("up", "--yes", code=code, timeout=bound)
     print(f"up ended after {time.monotonic() - began:.1f} s")
     said = done.stdout + done.stderr
     # Pulumi's own server of dynamic providers shows every failure with its traceback; the message is its end.
     assert "Traceback" not in said
     assert [thing for thing in project.left() if thing.owner != "network"] == []
-    assert image.baked() == images, "a bake that fails leaves no image"
+    assert not set(re.findall(r"image ([0-9a-f]{16})", said)) & set(image.baked()), "a bake that fails leaves no image"
     return said
 
 

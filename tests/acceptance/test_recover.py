@@ -19,6 +19,8 @@ from project import Project
 
 from infra.local import paths
 
+pytestmark = pytest.mark.faults
+
 SEED = int(os.environ.get("TRAINYARD_SEED", time.time_ns() % 1_000_000))
 NODES = 3
 SLOW_STEP = "bootstrap/steps/image/00-slow"

@@ -17,6 +17,8 @@ import pytest
 from on_host import Traces, members, until
 from project import Project
 
+pytestmark = pytest.mark.faults
+
 JOB = """
 [data]
 path = "data"
