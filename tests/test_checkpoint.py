@@ -205,7 +205,7 @@ def test_killed_during_saves_it_goes_on_bit_for_bit(job: Path, tmp_path: Path) -
         size = choose.randrange(1, 5)
         wait_for(
             lambda group=group, size=size: (
-                not group.alive() or any(len(list(path.iterdir())) >= size for path in listed(run) if path.exists())
+                not group.alive() or any(len(list(path.iterdir())) >= size for path in listed(run) if path.is_dir())
             )
         )
         group.kill()

@@ -7,6 +7,7 @@ the unified one is the handle.
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -89,10 +90,15 @@ def _limit_memory_v1(group: Path, size: int) -> None:
 def processes(stack: str, *machine: str) -> list[int]:
     """All process ids in a group and below it."""
     pids: list[int] = []
-    for procs in unified(stack, *machine).rglob("cgroup.procs"):
-        with suppress(FileNotFoundError, OSError):  # the group went away while we looked
-            pids += [int(pid) for pid in procs.read_text().split()]
+    for group in _below(unified(stack, *machine)):
+        with suppress(OSError):  # the group went away while we looked
+            pids += [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
     return sorted(pids)
+
+
+def _below(top: Path) -> list[Path]:
+    """A group and all below it, the deepest first; not there: none. os.walk bears groups that go away meanwhile."""
+    return [Path(path) for path, _, _ in os.walk(top, topdown=False)]
 
 
 def is_populated(group: Path) -> bool:
@@ -123,9 +129,7 @@ def groups(stack: str) -> list[Path]:
 def remove(stack: str, *machine: str) -> None:
     """Remove the groups of a machine, or of a stack; a group that still has a process is a CgroupError."""
     for tree in _trees():
-        top = tree.joinpath(TOP, stack, *machine)
-        below = sorted((path for path in top.rglob("*") if path.is_dir()), reverse=True) if top.is_dir() else []
-        for group in [*below, *([top] if top.is_dir() else [])]:
+        for group in _below(tree.joinpath(TOP, stack, *machine)):
             _rmdir(group)
     tidy(stack)
 

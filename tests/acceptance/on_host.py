@@ -4,6 +4,7 @@ mounts, links, namespaces, files."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -51,12 +52,9 @@ def groups(stack: str) -> list[Path]:
 
 def members(stack: str, machine: str = "", below: str = "") -> list[int]:
     """The processes in the control groups of a stack, or of one of its machines, or of a part of that."""
-    files = [
-        file
-        for group in groups(stack)
-        if (top := group / machine / below).is_dir()
-        for file in top.rglob("cgroup.procs")
-    ]
+    # os.walk bears groups that go away while it looks.
+    tops = [group / machine / below for group in groups(stack)]
+    files = [Path(path) / "cgroup.procs" for top in tops for path, _, _ in os.walk(top)]
     return sorted({int(pid) for file in files for pid in _lines(file)})
 
 
