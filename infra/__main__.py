@@ -7,7 +7,7 @@ import signal
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from infra.clusters import local
+from infra import clusters
 from infra.errors import UsageError
 from infra.settings import load
 
@@ -20,7 +20,7 @@ def main() -> None:
     raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}
     try:
         settings = load(pulumi.get_stack(), raw)
-        found = local.build(settings)
+        found = clusters.of(settings).build(settings)
     except UsageError as error:
         raise pulumi.RunError(str(error)) from None
     pulumi.export("inventory", found)

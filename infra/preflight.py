@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from infra import stack_file
-from infra.clusters import local
+from infra import clusters, stack_file
 from infra.errors import UsageError
 from infra.settings import load
 
 
 def main() -> int:
     try:
-        local.check(load(sys.argv[1], stack_file.read(sys.argv[1])))
+        settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
+        clusters.of(settings).check(settings)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

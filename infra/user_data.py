@@ -5,6 +5,8 @@ A bare machine gets the scripts with it; a machine of a baked image has them, an
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,11 @@ def for_node(settings: Settings, image: str, name: str, role: str, *, baked: boo
     return _compose(settings, image, "node" if baked else "both", name, role, bootstrap, scripts=not baked)
 
 
+def packed(text: str) -> str:
+    """User data as the clouds' interfaces take it: gzip, then base64. The same text is the same bytes."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bootstrap: Path, *, scripts: bool) -> str:
     config = cloud_config.read(bootstrap)
     user = config["users"][0]
@@ -53,6 +60,9 @@ def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bo
         "TRAINYARD_PROFILE": settings.profile,
         "TRAINYARD_COLLECTIVES": settings.collectives,
         "TRAINYARD_IMAGE": image,
+        "TRAINYARD_CLUSTER": settings.cluster,
+        "TRAINYARD_MAX_HOURS": str(settings.max_hours),
+        "TRAINYARD_IDLE_MINUTES": str(settings.idle_minutes),
     }
     env = "".join(f"{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]

@@ -43,7 +43,12 @@ OTHER_TYPES = st.one_of(
 
 def _not(pattern: str) -> st.SearchStrategy[object]:
     """Any text and any other type, except what reads like the pattern."""
-    return (STRANGE | TEXT | OTHER_TYPES).filter(lambda value: not re.fullmatch(pattern, str(value)))
+    return (STRANGE | TEXT | OTHER_TYPES).filter(lambda value: not re.fullmatch(pattern, as_text(value)))
+
+
+BOOLEAN = (st.sampled_from(["True", "yes", "1", "on", "true ", "falsee"]) | STRANGE | TEXT | st.floats()).filter(
+    lambda value: str(value) not in ("true", "false")
+)
 
 
 def _number(least: int, most: int) -> st.SearchStrategy[object]:
@@ -97,6 +102,25 @@ BAD: dict[str, st.SearchStrategy[object]] = {
         ["BAKE", "bake ", "0123456789abcde", "0123456789ABCDEF", "٣" * 16, "a" * 17, "../../etc/passwd"]
     )
     | _not("bake|[0-9a-f]{16}"),
+    "maxHours": _number(0, 24 * 31),
+    "idleMinutes": _number(0, 24 * 60),
+    "region": _not("[a-z0-9-]*"),
+    "zone": _not("[a-z0-9-]*"),
+    "instanceType": _not(r"[A-Za-z0-9._-]*"),
+    "spot": BOOLEAN,
+    "diskGb": _number(30, 16 * 1024),
+    "baseImage": _not(r"[A-Za-z0-9._:-]*"),
+    "publicNodes": _choice(("head", "all")),
+    "adminCidr": st.sampled_from(
+        ["0.0.0.0/0", "::/0", "*", "Internet", "any", "10.0.0.0/8", "203.0.113.7/1", "2001:db8::/64"]
+    )
+    | _not(r"[0-9./]*"),
+    "owner": _not(r"[A-Za-z0-9.@_-]*"),
+    "alertEmail": _not(r"[A-Za-z0-9._%+@-]*"),
+    "budgetUsd": _number(1, 10_000_000),
+    "keepData": BOOLEAN,
+    "flowLogs": BOOLEAN,
+    "replaceNodes": BOOLEAN,
 }
 """For every key: values of which none may be used."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
+from bad_settings import as_text
 from google.protobuf import empty_pb2
 from pulumi.runtime import rpc
 from pulumi.runtime.config import set_all_config
@@ -25,6 +26,8 @@ from infra.clusters.local import image_id
 from infra.local import host
 from infra.settings import KEYS, ROOT, load
 
+OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
+"""What a cloud's stack file leaves to its user."""
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
@@ -210,14 +213,14 @@ def test_pulumi_declares_the_keys_of_the_settings_in_their_order() -> None:
 
 
 def test_every_default_has_its_type_and_can_be_used(key_file: Path) -> None:
-    types = {"string": str, "integer": int}
+    types = {"string": str, "integer": int, "boolean": bool}
     for key, spec in declared().items():
         assert type(spec["default"]) is types[spec["type"]], key
-    defaults = {key: str(spec["default"]) for key, spec in declared().items()}
+    defaults = {key: as_text(spec["default"]) for key, spec in declared().items()}
     load("local", {**defaults, "publicKey": str(key_file)})
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "stacks").glob("Pulumi.*.yaml")), ids=lambda path: path.name)
 def test_every_stack_of_ours_can_be_used(path: Path, key_file: Path) -> None:
     stack = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    load(stack, {**stack_file.read(stack), "publicKey": str(key_file)})
+    load(stack, {**stack_file.read(stack), "publicKey": str(key_file), **OWN})

@@ -51,7 +51,7 @@ def test_an_obvious_mistake_names_its_key(keys: dict[str, object], named: str, g
 def test_an_unknown_key_is_refused(key: str) -> None:
     assume(key not in KEYS)
     line = refusal({key: "1"})
-    assert len(line.splitlines()) == 1 and "publicKey, image" in line
+    assert len(line.splitlines()) == 1 and "publicKey, image, maxHours" in line
     assert key in line or repr(key)[:57] in line
 
 
@@ -180,7 +180,7 @@ def test_good_settings_come_back_as_written(
     found = load("a-stack-2", {**good, **written, **words})
     assert (found.stack, found.nodes, found.image) == ("a-stack-2", nodes, image)
     assert (found.profile, found.collectives) == software
-    assert (found.local.cidr, found.local.cpus, found.local.memory_mb) == (network, cpus, memory)
+    assert (found.cidr, found.local.cpus, found.local.memory_mb) == (network, cpus, memory)
     addresses = [ipaddress.IPv4Address(found.address(index)) for index in range(nodes)]
     assert len({*addresses, network[0], network[1], network[-1]}) == nodes + 3, "none is the bridge's or everybody's"
     assert all(address in network for address in addresses)

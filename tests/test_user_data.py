@@ -79,6 +79,9 @@ def test_values_reach_the_scripts_through_one_file(wanted: Settings) -> None:
         "TRAINYARD_PROFILE": "native",
         "TRAINYARD_COLLECTIVES": "gloo",
         "TRAINYARD_IMAGE": IMAGE,
+        "TRAINYARD_CLUSTER": "local",
+        "TRAINYARD_MAX_HOURS": "0",
+        "TRAINYARD_IDLE_MINUTES": "0",
     }
     told = {name: env(text) for name, text in parts(wanted).items()}
     builder = {"TRAINYARD_MODE": "bake", "TRAINYARD_NODE": "builder", "TRAINYARD_ROLE": "builder"}

@@ -1,0 +1,19 @@
+"""The kinds of cluster. One module each, all with the same functions:
+
+check(settings)        raises UsageError for what can be known before anything is touched; changes nothing
+build(settings)        declares the cluster under Pulumi; its inventory, as an output
+bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices)
+leftovers              a module: find(settings), remove(settings, known): what exists outside the state
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from infra.settings import Settings
+
+
+def of(settings: Settings) -> ModuleType:
+    """The module of the stack's kind. Loaded only when asked for: a cloud's SDK is large, and not everybody's."""
+    return importlib.import_module(f"infra.clusters.{settings.cluster.replace('-', '_')}")

@@ -34,7 +34,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
     check(settings)
     image = image_id(settings)
     stack, local = settings.stack, settings.local
-    network = Network("network", stack=stack, cidr=str(local.cidr), opts=pulumi.ResourceOptions())
+    network = Network("network", stack=stack, cidr=str(settings.cidr), opts=pulumi.ResourceOptions())
     golden = Image(
         "image",
         stack=stack,
@@ -49,7 +49,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
             name,
             stack=stack,
             name=name,
-            address=f"{settings.address(index)}/{local.cidr.prefixlen}",
+            address=f"{settings.address(index)}/{settings.cidr.prefixlen}",
             bridge=network.bridge,
             image=golden.image,
             user_data=user_data.for_node(settings, image, name, role, baked=True),

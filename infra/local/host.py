@@ -75,10 +75,10 @@ def _check_routes(settings: Settings) -> None:
     for route in json.loads(command.run(["ip", "-json", "-4", "route", "show", "table", "main"])):
         if route["dst"] in DEFAULTS or route.get("dev") == own:
             continue
-        if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.local.cidr):
+        if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.cidr):
             where = f"{route['dst']} on {route.get('dev', 'a route without device')}"
             raise SettingsError(
-                "cidr", str(settings.local.cidr), f"a network that this machine has no route to; it has {where}"
+                "cidr", str(settings.cidr), f"a network that this machine has no route to; it has {where}"
             )
 
 
