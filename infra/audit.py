@@ -12,6 +12,7 @@ import sys
 from infra.errors import OperationError, UsageError
 from infra.local import leftovers
 from infra.settings import check_stack
+from infra.thing import to_json
 
 
 def main() -> int:
@@ -33,7 +34,7 @@ def main() -> int:
     except (OperationError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    print(leftovers.to_json(found))
+    print(to_json(found))
     return 0
 
 

@@ -14,18 +14,20 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
-OURS = ("infra.errors", "infra.settings", "infra.user_data")
+OURS = ("infra.errors", "infra.settings", "infra.user_data", "infra.thing")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
+    "infra.thing": (),
+    "infra.prices": ("infra.errors",),
     "infra.settings": ("infra.errors",),
     "infra.inventory": (),
     "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
     "infra.local": (*OURS, "infra.local", "pulumi"),
-    "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws"),
-    "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native"),
+    "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws", "boto3", "botocore"),
+    "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native", "azure"),
     "infra.clusters": (
         *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.clusters", "pulumi"),
         *("infra.local", "infra.aws", "infra.azure"),

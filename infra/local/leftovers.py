@@ -5,24 +5,14 @@ Everything of a stack carries its name: its control groups, its directory, the m
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.local import bake, cgroup, firewall, network, operation, paths
 from infra.local.machine import NSPAWN_RUN, Machine
+from infra.thing import Thing
 
 NETWORK = "network"
-
-
-@dataclass(frozen=True)
-class Thing:
-    """Something of a stack that exists. `owner` is the resource that it belongs to."""
-
-    kind: str
-    what: str
-    owner: str
 
 
 def find(stack: str) -> list[Thing]:
@@ -108,7 +98,3 @@ def _all_of(stack: str, owner: str) -> list[Machine]:
 def _remove_empty_groups(stack: str) -> None:
     if not cgroup.processes(stack):
         cgroup.remove(stack)
-
-
-def to_json(things: list[Thing]) -> str:
-    return json.dumps([vars(thing) for thing in things])

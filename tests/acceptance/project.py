@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from infra.local import leftovers
+from infra.thing import Thing
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -95,7 +96,7 @@ class Project:
     def ssh(self, node: str, command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return self.fab("run", command, "--nodes", node, **options)
 
-    def left(self) -> list[leftovers.Thing]:
+    def left(self) -> list[Thing]:
         """What of the stack exists on this machine."""
         return leftovers.find(self.stack)
 
