@@ -37,13 +37,8 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
     if entry is None:
         known = sorted({where for of, where, name in _table() if of == cloud and name == sku})
         there = f"priced are: {', '.join(known)}" if known else "it is in no region of the table"
-        raise UsageError(
-            f"no price for {sku} in {region}: {there}; add it to infra/prices.toml, or: fab cost --refresh"
-        )
-    if "usd_per_month" in entry:
-        hourly = entry["usd_per_month"] / HOURS_A_MONTH
-    else:
-        hourly = entry["usd_per_hour"]
+        raise UsageError(f"no price for {sku} in {region}: {there}; add it to infra/prices.toml")
+    hourly = entry["usd_per_month"] / HOURS_A_MONTH if "usd_per_month" in entry else entry["usd_per_hour"]
     return Line(what or sku, count, entry["unit"], hourly * count, entry["as_of"])
 
 

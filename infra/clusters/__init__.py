@@ -3,7 +3,8 @@
 check(settings)        raises UsageError for what can be known before anything is touched; changes nothing
 build(settings)        declares the cluster under Pulumi; its inventory, as an output
 bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices)
-leftovers              a module: find(settings), remove(settings, known): what exists outside the state
+find(settings)         everything of the stack that exists, whatever any state says: infra.thing.Thing
+sweep(settings, known) removes what of it belongs to none of the `known` resources; what it was
 """
 
 from __future__ import annotations
