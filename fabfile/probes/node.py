@@ -1,8 +1,8 @@
 """What one node knows of itself: record, processor, disks, memory, allocator, what the launcher needs.
 
 Runs on the node with its own python3 and nothing but the standard library. Reads one line of JSON from
-stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact, `{"fact": name, "value": {...}}`, each
-as soon as it is known. The end of stdin means that the operator is gone: everything here ends at once.
+stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact, `{"fact": name, "value": {...}}`,
+each as soon as it is known. The end of stdin means that the operator is gone: everything here ends at once.
 """
 
 from __future__ import annotations
