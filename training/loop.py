@@ -103,6 +103,7 @@ class Loop:
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
             for number, windows in enumerate(micro):
+                self._beat(self.state.step + 1, "train")  # a step of many takes longer than a rank may be silent
                 there = windows.to(self.ranks.device, non_blocking=True)
                 last = number == len(micro) - 1
                 loss += self.wrapped.micro_step(there[:, :-1], there[:, 1:], scale, last=last)
@@ -138,7 +139,6 @@ class Loop:
 
     def _validate(self, line: dict[str, Any]) -> bool:
         """Adds the validation loss to the step's line; True when it is the lowest so far."""
-        self._beat(self.state.step, "eval")
         block = self.job.model.block_size
         starts = order.evaluation_windows(len(self.data.val), block, self.job.train.eval_windows)
         first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
@@ -146,6 +146,7 @@ class Loop:
         total = torch.zeros(1, dtype=torch.float64)
         with self.clock.time("eval"):
             for start in range(first, last, self.job.train.micro_batch):
+                self._beat(self.state.step, "eval")
                 some = starts[start : min(last, start + self.job.train.micro_batch)]
                 there = self._batch(self.data.val, some).to(self.ranks.device)
                 with torch.no_grad():

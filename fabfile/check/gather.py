@@ -101,7 +101,8 @@ class Gathering:
             # Both programs at once; what the second says waits in its channel while the first is heard.
             peers = self._start(session, "peers", {**self._agreed, "name": session.node.name})
             with telling.of(*NODE_FACTS):
-                _hear(self._start(session, "node", {"shared_dir": self.cluster.shared_dir}), telling)
+                spec = {"shared_dir": self.cluster.shared_dir, "memory_gb": session.node.memory_gb}
+                _hear(self._start(session, "node", spec), telling)
             _hear(peers, telling, until=PEER_FACTS[-1])
 
     def _start(self, session: Session, program: str, spec: dict[str, Any]) -> Running:

@@ -36,7 +36,7 @@ def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) 
 
 def row(state: dict[str, Any], now: float) -> list[str]:
     started, ended = state["started"], state["ended"] or now
-    seconds = max(0.0, ended - started) if started else 0.0
+    seconds = max(0.0, ended - started - state.get("paused", 0.0)) if started else 0.0
     reason = str(state["reason"])
     return [
         state["id"],

@@ -1,8 +1,8 @@
 """What one node knows of itself: record, processor, disks, memory, allocator, what the launcher needs.
 
 Runs on the node with its own python3 and nothing but the standard library. Reads one line of JSON from
-stdin, `{"shared_dir": ""}`, and prints one line of JSON per fact, `{"fact": name, "value": {...}}`, each
-as soon as it is known. The end of stdin means that the operator is gone: everything here ends at once.
+stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact, `{"fact": name, "value": {...}}`,
+each as soon as it is known. The end of stdin means that the operator is gone: everything here ends at once.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def main() -> None:
     say("record", record())
     say("cpu", cpu())
     say("disk", {path: disk(path) for path in dict.fromkeys(["/", spec["shared_dir"]]) if path})
-    say("memory", memory())
+    say("memory", memory(spec["memory_gb"]))
     say("tcmalloc", tcmalloc())
     say("launch", launch())
 
@@ -94,12 +95,28 @@ def disk(path: str) -> dict[str, Any]:
     return {"free_gb": usage.free / 2**30, "total_gb": usage.total / 2**30, "inodes_free": free, "writable": writable}
 
 
-def memory() -> dict[str, Any]:
+def memory(promised: float) -> dict[str, Any]:
+    """In GiB. A node that shares its machine is told the machine's memory: there the inventory's figure is the limit,
+    and what its own processes have to themselves is in use."""
     values = {}
     for line in Path("/proc/meminfo").read_text().splitlines():
         key, _, rest = line.partition(":")
         values[key] = int(rest.split()[0]) / 2**20
-    return {"total_gb": values["MemTotal"], "available_gb": values["MemAvailable"]}
+    total, available = values["MemTotal"], values["MemAvailable"]
+    if promised and Path("/run/systemd/container").exists():
+        total = min(total, promised)
+        available = min(available, total - private())
+    return {"total_gb": total, "available_gb": available}
+
+
+def private() -> float:
+    """Memory of this node's processes, in GiB, without what they share."""
+    pages = 0
+    for path in Path("/proc").glob("[0-9]*/statm"):
+        with suppress(OSError):  # it ended meanwhile
+            _, resident, shared = path.read_text().split()[:3]
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def tcmalloc() -> dict[str, Any]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("on_host", "project")
+pytest.register_assert_rewrite("jobs_on_nodes", "on_host", "project")
 
+import jobs_on_nodes  # noqa: E402
 from project import Project  # noqa: E402
 
 ENGINES = ("pulumi", "embedded")
@@ -78,3 +79,17 @@ def project(make_project: Callable[..., Project]) -> Project:
 def any_project(request: pytest.FixtureRequest, make_project: Callable[..., Project]) -> Project:
     """One project on each engine."""
     return make_project(request.param)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    """Three nodes, ready, with the tokens of the small job: the tests of a file share them."""
+    with jobs_on_nodes.cluster_of_three(make_shared_project()) as project:
+        yield project
+
+
+@pytest.fixture
+def start(cluster: Project, tmp_path: Path) -> Iterator[jobs_on_nodes.Start]:
+    """Starts jobs, each followed; what a test leaves running is ended."""
+    with jobs_on_nodes.starting(cluster, tmp_path) as begin:
+        yield begin

@@ -67,6 +67,8 @@ def _pending(spec: Record, job: str, names: list[str], before: Record) -> Record
         "created": time.time(),
         "started": before.get("started"),
         "ended": None,
+        "paused": before.get("paused", 0.0),
+        "ended_before": before.get("ended"),
         "attempt": before.get("attempt", 0),
         "price_per_hour": spec["price_per_hour"],
         "queued": spec["queue"],

@@ -96,13 +96,17 @@ class Supervisor:
         return not self.asked()
 
     def _running(self, launch: Launch) -> None:
-        state = paths.read(self.run_dir / "state.json")
+        state, now = paths.read(self.run_dir / "state.json"), time.time()
+        before = state["ended_before"] if state["started"] else None
         jobs.set_state(
             self.run_dir,
             state="RUNNING",
             attempt=launch.attempt,
             nodes=[node.name for node in launch.nodes],
-            started=state["started"] or time.time(),
+            started=state["started"] or now,
+            # What it costs does not run on between its end and its going on.
+            paused=state["paused"] + (now - before if before else 0.0),
+            ended_before=None,
         )
 
     def _tell(self, verdict: Verdict, attempt: Attempt) -> set[str]:

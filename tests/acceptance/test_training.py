@@ -1,0 +1,101 @@
+"""Training on real nodes: the same losses whatever their number, the same parameters on each, and the published job."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs_on_nodes import Start, folder
+from project import Project
+
+PUBLISHED = "gpt2-124m-openwebtext"
+AT_A_SIZE_THAT_FITS = (
+    *("data.path=/data/library", "data.source=stdlib", "data.encoding=gpt2", "data.train_vocab=2048"),
+    *("model.n_layer=2", "model.n_head=2", "model.n_embd=48", "model.vocab_size=0", "model.block_size=1024"),
+)
+"""All else is as published: 32 windows of 1,024 tokens a node by accumulation, 10 iterations, evaluation every 5."""
+
+
+def metrics(project: Project, job: str, node: str = "node1") -> list[dict[str, Any]]:
+    lines = (folder(project, job, node) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def parameters(project: Project, job: str, step: int, nodes: int) -> set[str]:
+    """Checksums of the weights in the nodes' own checkpoints of a step, each written by a rank of that node."""
+    name = f"checkpoints/step-{step:06d}/model.safetensors"
+    files = [folder(project, job, f"node{number + 1}") / name for number in range(nodes)]
+    return {hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def test_any_number_of_nodes_gives_the_same_losses(cluster: Project, start: Start) -> None:
+    losses = {}
+    for nodes in (1, 2, 3):
+        job = start("--nodes", str(nodes), "train.eval_every=4", "train.eval_windows=12", step=0)
+        assert job.ends(90) == 0, job.text()
+        lines = metrics(cluster, job.id)
+        losses[nodes] = [line["loss"] for line in lines] + [line["val_loss"] for line in lines if "val_loss" in line]
+        assert len(losses[nodes]) == 12 + 3
+        assert {len(line["rank_seconds"]) for line in lines} == {nodes}, "each node computed in every step"
+        assert len(parameters(cluster, job.id, 12, nodes)) == 1, "the same parameters on every node"
+    for nodes in (2, 3):
+        assert losses[nodes] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.fixture(scope="module", params=["native", "ipex"])
+def published(request: pytest.FixtureRequest, make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    """Three nodes of a profile."""
+    project = make_shared_project()
+    project.configure(nodes=3, memoryMb=4096, profile=request.param, collectives="gloo")
+    project.fab("up", "--yes", timeout=1200)
+    project.fab("wait")
+    yield project
+    project.fab("destroy", "--yes")
+    assert project.left() == []
+
+
+def test_the_published_job_in_its_shape(published: Project) -> None:
+    """Ten iterations at once; and again with a stop in the second half, gone on with from step 5: the same losses to
+    the last digit, the same parameters on all nodes, and a hundred tokens from the end of it."""
+    train = ["train", PUBLISHED, *AT_A_SIZE_THAT_FITS]
+    published.fab("prepare", *train[1:], timeout=240)
+    whole = published.fab(*train, timeout=300).stdout
+    assert f"{PUBLISHED}-1 SUCCEEDED" in whole and "3 rank(s) on 3 node(s) over gloo" in whole
+    assert ("with IPEX" in whole) == (published_profile(published) == "ipex")
+    first = metrics(published, f"{PUBLISHED}-1")
+    assert [line["step"] for line in first if "val_loss" in line] == [5, 10]
+    assert {line["tokens"] / line["step"] for line in first} == {3 * 32 * 1024.0}
+
+    second = f"{PUBLISHED}-2"
+    with_end = published.start(*train)
+    assert with_end.stdout
+    for line in with_end.stdout:
+        if "step 7/10" in line:
+            published.fab("stop", second, "--now")
+    assert with_end.wait(60) == 1
+    assert [path.name for path in checkpoints(published, second)] == ["step-000005"]
+    resumed = published.fab(*train, "--resume", second, timeout=300).stdout
+    assert "going on from step 5" in resumed and f"{second} SUCCEEDED" in resumed
+    assert [line["loss"] for line in metrics(published, second)] == [line["loss"] for line in first]
+    assert parameters(published, second, 10, 3) == parameters(published, f"{PUBLISHED}-1", 10, 3)
+    assert len(parameters(published, second, 10, 3)) == 1
+
+    sampled = published.fab("sample", second, "--prompt", "import ", "--tokens", "100", "--seed", "7")
+    again = published.fab("sample", f"{PUBLISHED}-1", "--prompt", "import ", "--tokens", "100", "--seed", "7")
+    assert sampled.stdout.startswith("import ") and len(sampled.stdout) > 100
+    assert sampled.stdout == again.stdout, "the same model says the same"
+
+
+def published_profile(project: Project) -> str:
+    found = re.search(r"trainyard:profile: (\w+)", (project.root / f"stacks/Pulumi.{project.stack}.yaml").read_text())
+    assert found
+    return found[1]
+
+
+def checkpoints(project: Project, job: str) -> list[Path]:
+    return sorted((folder(project, job, "node1") / "checkpoints").glob("step-*"))
