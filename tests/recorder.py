@@ -77,6 +77,8 @@ class Declared:
     retain_on_delete: bool
     delete_before_replace: bool
     protect: bool
+    import_id: str
+    """The id of what is there already and is taken up; empty: it is made."""
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,7 @@ def _declared(request: Any) -> Declared:
         retain_on_delete=request.retainOnDelete,
         delete_before_replace=request.deleteBeforeReplace,
         protect=request.protect,
+        import_id=request.importId,
     )
 
 
