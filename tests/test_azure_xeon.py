@@ -259,7 +259,7 @@ def test_a_node_is_a_trusted_machine_that_only_keys_open(program: Program, raw: 
         assert (system["computerName"], system["adminUsername"]) == (name, "trainyard")
         assert system["linuxConfiguration"]["disablePasswordAuthentication"] is True
         (key,) = system["linuxConfiguration"]["ssh"]["publicKeys"]
-        assert key["path"] == "/home/trainyard/.ssh/authorized_keys"
+        assert key["path"] == f"/home/{base.USER}/.ssh/authorized_keys"
         assert key["keyData"] == Path(raw["publicKey"]).read_text().strip()
         assert node["storageProfile"]["osDisk"]["deleteOption"] == "Delete"
         # An interface that goes with its machine is missed by the machine that replaces it.
