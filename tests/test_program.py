@@ -11,6 +11,7 @@ import pulumi
 import pytest
 import yaml
 from aws_kind import Amazon
+from azure_kind import Azure
 from bad_settings import as_text
 from pulumi.runtime.mocks import MockResourceArgs
 from recorder import HOST_KEY, Declared, Kind, Ran, run
@@ -90,7 +91,7 @@ def test_the_inventory_is_the_contract(program: Program, key_file: Path) -> None
     assert inventory.from_json(inventory.to_json(cluster)) == cluster
 
 
-KINDS: dict[str, Callable[[], Kind]] = {"local": Machines, "aws-xeon": Amazon}
+KINDS: dict[str, Callable[[], Kind]] = {"local": Machines, "aws-xeon": Amazon, "azure-xeon": Azure}
 """What each kind of cluster's providers answer; the stack of that name is its example."""
 
 
