@@ -43,6 +43,7 @@ class Supervisor:
             run_dir=str(run_dir),
             code=self.spec["code"],
             interface=cluster.interface,
+            usd_per_hour=float(self.spec["price_per_hour"]),
         )
 
     def run(self) -> None:
@@ -52,10 +53,10 @@ class Supervisor:
             return
         before = paths.read(self.run_dir / "state.json")
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
-        restarts = int(self.spec["restarts"])
+        restarts, began = int(self.spec["restarts"]), time.time()
         while True:
             self._running(launch)
-            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked)
+            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked, began)
             verdict = attempt.run()
             out_of_reach = self._tell(verdict, attempt)
             nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach)
