@@ -117,7 +117,7 @@ def progress(line: Mapping[str, Any], steps: int, tokens: int) -> str:
 
 
 def spent(environment: Mapping[str, str], now: float) -> str:
-    """` $0.12`: what all nodes have cost since the job was started or resumed; empty where they have no price."""
+    """` $0.12`: what all nodes have cost since the job began; empty where they have no price."""
     price = environment.get("TRAINYARD_USD_PER_HOUR")
     return f" ${float(price) * (now - float(environment['TRAINYARD_BEGAN'])) / 3600:.2f}" if price else ""
 

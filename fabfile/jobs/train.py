@@ -111,7 +111,7 @@ def dry(launcher: str, launch: Launch, resolved: Resolved) -> str:
             launchers.shown(plan),
             "",
             "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
-            "# $BEGAN, the time then (where the nodes have a price);",
+            "# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);",
             "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
             "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
             "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",

@@ -59,7 +59,7 @@ class Found:
     interface: str = "$INTERFACE"
     """That of the route to the other nodes."""
     began: str = "$BEGAN"
-    """When the job was started or resumed, in seconds of Unix time: since then it costs."""
+    """Since when the job has cost what it costs, in seconds of Unix time: its start, and its pauses left out."""
     folder: str = "$FOLDER"
     """Where this attempt's hostfile and SSH command lie."""
 

@@ -33,7 +33,7 @@ Asked = Callable[[], str]
 
 class Attempt:
     def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
-        """`began`: when the job was started or resumed, in seconds of Unix time."""
+        """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
         self._launcher, self._launch, self._log, self._asked, self._began = launcher, launch, log, asked, began
         self._unit = paths.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()

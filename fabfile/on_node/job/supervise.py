@@ -18,6 +18,7 @@ from fabfile.launchers import SYSTEM_PYTHON, Launch
 from fabfile.on_node.job import jobs, paths
 from fabfile.on_node.job.attempt import Attempt
 from fabfile.on_node.job.log import Log
+from fabfile.on_node.job.paths import Record
 from fabfile.on_node.job.watch import Verdict, signal_name
 from fabfile.on_node.scope import STRICT
 from infra.inventory import SshCluster, from_json
@@ -53,9 +54,10 @@ class Supervisor:
             return
         before = paths.read(self.run_dir / "state.json")
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
-        restarts, began = int(self.spec["restarts"]), time.time()
+        restarts = int(self.spec["restarts"])
         while True:
-            self._running(launch)
+            state = self._running(launch)
+            began = state["started"] + state.get("paused", 0.0)
             attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked, began)
             verdict = attempt.run()
             out_of_reach = self._tell(verdict, attempt)
@@ -96,9 +98,9 @@ class Supervisor:
             time.sleep(QUEUE_POLL)
         return not self.asked()
 
-    def _running(self, launch: Launch) -> None:
+    def _running(self, launch: Launch) -> Record:
         state = paths.read(self.run_dir / "state.json")
-        jobs.set_state(
+        return jobs.set_state(
             self.run_dir,
             state="RUNNING",
             attempt=launch.attempt,
