@@ -58,10 +58,27 @@ check_settings() {
 	TRAINYARD_MODE bake node both
 	TRAINYARD_PROFILE native ipex
 	TRAINYARD_COLLECTIVES gloo ccl
+	TRAINYARD_CLUSTER local aws-xeon azure-xeon
 	LIST
+    for key in TRAINYARD_MAX_HOURS TRAINYARD_IDLE_MINUTES; do
+        [[ ${!key:-} =~ ^[0-9]{1,5}$ ]] || give_up settings "$key is '${!key:-}' in /etc/trainyard.env, allowed: whole numbers from 0 (never)"
+    done
     [[ -n ${TRAINYARD_IMAGE:-} ]] || give_up settings "TRAINYARD_IMAGE is missing in /etc/trainyard.env"
     [[ -n ${TRAINYARD_NODE:-} ]] || give_up settings "TRAINYARD_NODE is missing in /etc/trainyard.env"
     [[ $STEP_TIMEOUT =~ ^[1-9][0-9]*$ ]] || give_up settings "STEP_TIMEOUT is '$STEP_TIMEOUT', allowed: whole seconds from 1"
+}
+
+# The node's own end. Before any step: a node that cannot be made ready costs as much. Its hours count from its first
+# boot; a copy of its disk in another machine is another node.
+start_limits() {
+    local id first=$STATE/first-boot.json
+    id=$(cat "$PREFIX/var/lib/cloud/data/instance-id" "$PREFIX/etc/machine-id" 2>/dev/null | head -n 1) || true
+    [[ -e $first && $(<"$first") == *"\"$id\""* ]] || printf '{"time": %s, "instance": "%s"}\n' "$EPOCHSECONDS" "$id" >"$first"
+    rm -f "$STATE"/limits.json*
+    ((TRAINYARD_MAX_HOURS + TRAINYARD_IDLE_MINUTES)) || return 0
+    systemctl is-active --quiet trainyard-limits.timer || systemd-run --unit=trainyard-limits --on-active=20 \
+        --on-unit-inactive=30 --timer-property=AccuracySec=1 --property=Nice=10 --property=StandardOutput=journal+console \
+        --property=EnvironmentFile="$SETTINGS" /usr/bin/python3 -IS "$BOOTSTRAP/limits.py"
 }
 
 # Everything a step started carries its id in the environment, also what left its process group or was orphaned.
@@ -139,6 +156,9 @@ main() {
     trap 'exit 143' TERM INT
     tell "bootstrap of ${TRAINYARD_NODE:-?}, mode ${TRAINYARD_MODE:-?}, $(date -u +%FT%TZ)"
     check_settings
+    CURRENT=limits
+    [[ $TRAINYARD_MODE == bake ]] || start_limits >>"$LOG" 2>&1 ||
+        give_up limits "the timer of its hours cannot be started: $(tail -n 1 "$LOG")"
     if [[ $TRAINYARD_MODE == bake ]] || { [[ $TRAINYARD_MODE == both ]] && ! image_matches; }; then
         image_part
     fi

@@ -20,7 +20,10 @@ from infra.inventory import Node, SshCluster
 _PROGRAM = (Path(__file__).parent / "on_node" / "status.py").read_text()
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
-_HEADING = ["NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB", "PRICE", "AGE"]
+_HEADING = [
+    *("NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB"),
+    *("PRICE", "AGE", "SPENT", "ENDS", "IDLE"),
+]
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 
 
@@ -32,18 +35,24 @@ _FEATURES = ("amx", "avx512_bf16", "avx512")
     }
 )
 def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
-    """Show the nodes: state, software, load, memory, disk, job, price, age."""
+    """Show the nodes: state, software, load, memory, disk, job, price, age, money, and when they end."""
     cluster = load(stack, inventory)
     with interruptible():
         results = ask(cluster)
     nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
     if json:
-        say(json_text.dumps({"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "nodes": nodes}, indent=2))
+        told = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes), "nodes": nodes}
+        say(json_text.dumps(told, indent=2))
         return
     say(table([_HEADING, *(_row(node) for node in nodes)]))
     for node in nodes:
         if node["reason"]:
             say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
+        if (node["limits"] or {}).get("ends"):
+            said = node["limits"]["failed"].strip()
+            say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + said if said else ''}")
+    if cluster.hourly_usd:
+        say(_money(cluster, nodes))
     if any(node["load_is_shared"] for node in nodes):
         say("LOAD and DISK are those of the machine that the nodes share")
     say(_next(nodes))
@@ -60,6 +69,8 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
     state, reason = _state(result, told)
     record = told.get("ready") or {}
     cpu, job = record.get("cpu") or {}, told.get("job") or {}
+    age = told.get("age_seconds")
+    age = told.get("up_seconds") if age is None else age
     return {
         "name": node.name,
         "role": node.role,
@@ -79,6 +90,9 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
         "job": {"id": job.get("id"), "state": job.get("state")} if job else None,
         "hourly_usd": round(cluster.hourly_usd / len(cluster.nodes), 4),
         "up_seconds": told.get("up_seconds"),
+        "age_seconds": age,
+        "spent_usd": None if age is None else round(cluster.hourly_usd / len(cluster.nodes) * age / 3600, 4),
+        "limits": told.get("limits"),
     }
 
 
@@ -116,7 +130,31 @@ def _row(node: Mapping[str, Any]) -> list[str]:
         job,
         f"${node['hourly_usd']:.2f}/h",
         "-" if node["up_seconds"] is None else duration(node["up_seconds"]),
+        "-" if node["spent_usd"] is None else f"${node['spent_usd']:.2f}",
+        *_limits(node["limits"]),
     ]
+
+
+def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:
+    """When the node's hours are over, and how long it has been idle of how long it may be: `in 3h20m`, `12m of 60m`."""
+    if not limits:
+        return "-", "-"
+    left = limits["expires_in_seconds"]
+    ends = "-" if left is None else f"in {duration(left)}" if left > 0 else "now"
+    if not limits["idle_minutes"]:
+        return ends, "-"
+    return ends, limits["used_by"] or f"{duration(limits['idle_seconds'])} of {limits['idle_minutes']}m"
+
+
+def _spent(nodes: list[dict[str, Any]]) -> float:
+    return round(sum(node["spent_usd"] or 0.0 for node in nodes), 4)
+
+
+def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
+    """What the cluster costs and has cost: the nodes' ages at today's price."""
+    silent = [node["name"] for node in nodes if node["spent_usd"] is None]
+    without = f", without {', '.join(silent)}, which may cost as well" if silent else ""
+    return f"{cluster.name}: ${cluster.hourly_usd:.2f}/h, ${_spent(nodes):.2f} so far{without}"
 
 
 def _next(nodes: list[dict[str, Any]]) -> str:

@@ -15,7 +15,7 @@ import io
 import re
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import IO, Any, cast
 
 BASE = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws"
 TIMEOUT = 60.0
@@ -73,7 +73,7 @@ def rows(url: str) -> Iterator[Row]:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         packed = response.headers.get("Content-Encoding") == "gzip"
-        stream = cast("io.BufferedIOBase", gzip.GzipFile(fileobj=response) if packed else response)
+        stream = cast("IO[bytes]", gzip.GzipFile(fileobj=response) if packed else response)
         yield from table(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
         if response.length:
             raise OSError(f"{url}: cut off, {response.length} bytes are missing")

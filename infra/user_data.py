@@ -15,7 +15,7 @@ import yaml
 
 from infra import cloud_config
 from infra.errors import UsageError
-from infra.settings import Settings
+from infra.settings import CLUSTERS, Settings
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"
 ON_NODE = "/opt/trainyard/bootstrap"
@@ -26,7 +26,7 @@ def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> st
     digest = hashlib.sha256()
     for part in (*base, settings.profile, settings.collectives):
         digest.update(part.encode() + b"\0")
-    for name, content, mode in _scripts(bootstrap):
+    for name, content, mode in _scripts(bootstrap, settings.cluster):
         digest.update(f"{name} {mode}\0".encode() + content + b"\0")
     digest.update((bootstrap / cloud_config.NAME).read_bytes())
     return digest.hexdigest()[:16]
@@ -67,7 +67,7 @@ def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bo
     env = "".join(f"{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]
     if scripts:
-        files += [_file(*script) for script in _scripts(bootstrap)]
+        files += [_file(*script) for script in _scripts(bootstrap, settings.cluster)]
     config["write_files"] = [*config.get("write_files", []), *files]
     return "#cloud-config\n" + yaml.safe_dump(config, sort_keys=False, width=1000)
 
@@ -80,10 +80,16 @@ def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
         raise UsageError(f"bootstrap/{name}: must be text in UTF-8, as it travels in user data") from None
 
 
-def _scripts(bootstrap: Path) -> list[tuple[str, bytes, str]]:
-    """(name, content, mode) of every file that goes to the machine, in a stable order."""
+def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
+    """(name, content, mode) of every file that goes to the machine, in a stable order.
+
+    What only one kind of cluster needs is in a folder of its name: user data has a limit.
+    """
+    others = {kind for kind in CLUSTERS if kind != cluster}
     found = []
     for path in sorted(bootstrap.rglob("*")):
+        if path.relative_to(bootstrap).parts[0] in others:
+            continue
         if path.is_file() and path.name != cloud_config.NAME and "__pycache__" not in path.parts:
             content = path.read_bytes()
             # The mode follows from the content: a checkout's umask or a zip must not change an image's name.

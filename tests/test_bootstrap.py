@@ -24,6 +24,9 @@ SETTINGS = {
     "TRAINYARD_PROFILE": "native",
     "TRAINYARD_COLLECTIVES": "gloo",
     "TRAINYARD_IMAGE": "key-1",
+    "TRAINYARD_CLUSTER": "local",
+    "TRAINYARD_MAX_HOURS": "0",
+    "TRAINYARD_IDLE_MINUTES": "0",
 }
 VERSIONS_STEP = """echo '{"torch": "2.13.0"}' > "$STATE/versions.json" """
 
@@ -241,6 +244,9 @@ def test_two_runs_at_once_do_not_mix(machine: Machine) -> None:
         ({"TRAINYARD_IMAGE": ""}, "TRAINYARD_IMAGE is missing"),
         ({"TRAINYARD_NODE": ""}, "TRAINYARD_NODE is missing"),
         ({"STEP_TIMEOUT": "soon"}, "STEP_TIMEOUT is 'soon'"),
+        ({"TRAINYARD_CLUSTER": "moon"}, "TRAINYARD_CLUSTER is 'moon' in /etc/trainyard.env, allowed: local, aws-xeon"),
+        ({"TRAINYARD_MAX_HOURS": ""}, "TRAINYARD_MAX_HOURS is '' in /etc/trainyard.env, allowed: whole numbers from 0"),
+        ({"TRAINYARD_IDLE_MINUTES": "1.5"}, "TRAINYARD_IDLE_MINUTES is '1.5'"),
     ],
 )
 def test_bad_settings_are_refused_before_any_step(machine: Machine, settings: dict[str, str], reason: str) -> None:

@@ -25,8 +25,10 @@ from fabfile.jobs.options import rewritten
 from fabfile.jobs.train import choose, dry
 from fabfile.launchers import Launch
 from fabfile.on_node.job import jobs, keep, left, log, paths
+from fabfile.on_node.job.expiry import Expiry
 from fabfile.on_node.job.watch import GRACE, START, Verdict, Watch
 from infra.inventory import Node, SshCluster
+from training.metrics import progress, spent
 
 ROOT = Path(__file__).resolve().parent.parent
 NODES = ["node1", "node2", "node3"]
@@ -338,6 +340,39 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     wrapper.communicate()
 
 
+def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = tmp_path / "limits.json"
+    monkeypatch.setattr(paths, "LIMITS", record)
+    keeper = keep.Keeper({"id": "job-1", "node": "node1", "run_dir": str(tmp_path), "job": "", "lease": 6})
+
+    def told() -> list[dict[str, Any]]:
+        keeper._look_at_limits()
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    assert told() == [], "a node without limits"
+    record.write_text(json.dumps({"deadline": time.time() + 100}))
+    (event,) = told()
+    assert event["event"] == "ends" and 90 < event["in"] <= 100 and told() == []
+    record.write_text(json.dumps({"deadline": time.time() + 50}))
+    assert 40 < told()[0]["in"] <= 50
+
+
+def test_a_job_is_warned_once_and_stopped_before_the_first_of_its_nodes_ends() -> None:
+    said: list[str] = []
+    expiry = Expiry()
+    assert expiry.asked(0.0, said.append) == "", "nobody has limits"
+    expiry.told("node1", 10_000.0)
+    expiry.told("node2", 2_000.0)
+    assert expiry.asked(1_000.0, said.append) == "" and not said
+    assert [expiry.asked(now, said.append) for now in (1_450.0, 1_500.0, 1_699.0)] == [""] * 3
+    assert len(said) == 1 and said[0].startswith("warning: node2 ends in 9 minutes, as its hours are over")
+    assert expiry.asked(1_701.0, said.append) == "stop"
+    expiry.told("node2", 9_000.0)  # somebody has given it more time
+    assert expiry.asked(1_701.0, said.append) == "" and len(said) == 1
+
+
 # --- the log ---
 
 
@@ -436,6 +471,17 @@ def test_a_dry_run_shows_hostfile_environment_command_and_job() -> None:
     text = dry("mpirun", launch, resolve("smoke", [], 3))
     for part in ("node3:1", "I_MPI_HYDRA_BOOTSTRAP=ssh", "mpirun -n 3 -ppn 1", "$MASTER_PORT", "[checkpoint]"):
         assert part in text
+
+
+def test_a_line_of_a_job_has_the_money_where_the_nodes_have_a_price() -> None:
+    line = {"step": 40, "loss": 3.2144, "lr": 5.9e-4, "tokens_per_s": 8192.0, "time": 1_000_000 + 1800.0}
+    assert "$" not in progress(line, 200, 8192)
+    priced = {"TRAINYARD_USD_PER_HOUR": "4.8384", "TRAINYARD_BEGAN": "1000000"}
+    assert spent(priced, line["time"]) == " $2.42"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in priced.items():
+            patch.setenv(name, value)
+        assert progress(line, 200, 8192) == "step 40/200 loss 3.214 lr 5.9e-04 8192 tok/s 1 s/step eta 3m $2.42"
 
 
 def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,14 @@ def test_the_inventorys_interface_wins_and_one_node_needs_none() -> None:
     plan = mpirun.plan(chosen, FOUND)
     assert plan.environment["I_MPI_HYDRA_IFACE"] == "ib0" and genv(plan.argv)["TRAINYARD_INTERFACE"] == "ib0"
     assert "I_MPI_HYDRA_IFACE" not in mpirun.plan(launch(1), FOUND).environment
+
+
+def test_a_price_is_told_to_the_ranks_with_the_time_that_it_counts_from() -> None:
+    priced = replace(launch(2), usd_per_hour=3.2256)
+    told = genv(mpirun.plan(priced, replace(FOUND, began="1763700000")).argv)
+    assert (told["TRAINYARD_USD_PER_HOUR"], told["TRAINYARD_BEGAN"]) == ("3.2256", "1763700000")
+    assert genv(mpirun.plan(priced, Found()).argv)["TRAINYARD_BEGAN"] == "$BEGAN", "a dry run does not know it"
+    assert not {"TRAINYARD_USD_PER_HOUR", "TRAINYARD_BEGAN"} & set(genv(mpirun.plan(launch(2), FOUND).argv))
 
 
 def test_gpus_are_not_hidden_from_accelerate() -> None:

@@ -57,6 +57,18 @@ def test_everything_that_the_stacks_declare_has_a_price_in_every_region(cloud: s
             assert datetime.date.fromisoformat(line.as_of) <= datetime.date.today(), (region, sku)
 
 
+def test_every_type_that_a_node_can_be_has_a_price() -> None:
+    aws, azure = pytest.importorskip("infra.aws.types"), pytest.importorskip("infra.azure.types")
+    for region in REGIONS["aws"]:
+        for name in (entry.name for entry in aws.TYPES.values() if entry.cluster):
+            prices.line("aws", region, name)
+    for region in REGIONS["azure"]:
+        for size in azure.SIZES.values():
+            prices.line("azure", region, size.name)
+            for gb in (64, 250, azure.MOST_DISK_GB):
+                prices.line("azure", region, f"managed-disk-{azure.tier(size.storage, gb)}")
+
+
 def test_every_price_says_where_it_is_from_and_stands_once() -> None:
     sources = tomllib.loads(prices.TABLE.read_text())["sources"]
     assert {entry["source"] for entry in entries()} <= set(sources)

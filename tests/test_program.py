@@ -63,6 +63,7 @@ def test_as_many_nodes_as_asked_for(program: Program, count: int) -> None:
     assert list(nodes(ran)) == [f"node{number}" for number in range(1, count + 1)]
     assert set(ran.declared) == {"network", "image", *nodes(ran)}
     assert [node.name for node in ran.cluster.nodes] == list(nodes(ran))
+    assert ran.outputs["hourlyUsd"] == 0, "the machine is the user's own"
 
 
 def test_addresses_are_fixed_and_those_of_the_settings(program: Program) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import sshd
 
 from fabfile.output import duration, gigabytes, prefixed, table
 from fabfile.remote import Result
-from fabfile.status import describe
+from fabfile.status import _money, _row, describe
 from infra.inventory import Node, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")
@@ -66,6 +67,35 @@ def test_price_memory_and_job() -> None:
     assert node["job"] == {"id": "12", "state": "RUNNING"}
 
 
+LIMITS = {
+    "expires_in_seconds": 12000,
+    "idle_minutes": 60,
+    "used_by": "",
+    "idle_seconds": 720,
+    "ends": "",
+    "failed": "",
+}
+
+
+def row_of(**changes: object) -> list[str]:
+    return _row(describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes}))))[-3:]
+
+
+def test_money_and_limits_of_a_node() -> None:
+    assert row_of(age_seconds=7200, limits=LIMITS) == ["$3.00", "in 3h20m", "12m of 60m"]
+    assert row_of(age_seconds=7200, limits={**LIMITS, "used_by": "job", "idle_seconds": 0})[2] == "job"
+    assert row_of(limits={**LIMITS, "expires_in_seconds": -5, "idle_minutes": 0})[1:] == ["now", "-"]
+    assert row_of(limits={**LIMITS, "expires_in_seconds": None})[1] == "-"
+    assert row_of(limits=None) == ["$0.03", "-", "-"], "a node from before the first boot was noted: since this one"
+
+
+def test_money_of_the_cluster_names_who_is_not_counted() -> None:
+    known = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, "age_seconds": 3600})))
+    gone = describe(CLUSTER, CLUSTER.nodes[1], Result("node2", 255, reason="no answer"))
+    assert _money(CLUSTER, [known, known]) == "yard: $3.00/h, $3.00 so far"
+    assert _money(CLUSTER, [known, gone]) == "yard: $3.00/h, $1.50 so far, without node2, which may cost as well"
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[SshCluster, list[sshd.Sshd]]]:
     sshd.require()
@@ -94,10 +124,16 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     folder.mkdir(parents=True)
     (folder / "ready.json").write_text(json.dumps(TOLD["ready"]))
     (folder / "job.json").write_text(json.dumps(TOLD["job"]))
+    (folder / "first-boot.json").write_text(json.dumps({"time": time.time() - 7200, "instance": "i-1"}))
+    told = {"deadline": time.time() + 3601, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
+    (folder / "limits.json").write_text(json.dumps(told))
     lines = fab_status(tmp_path, machines).splitlines()
-    assert lines[0].split() == "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE".split()  # noqa: SIM905
+    assert lines[0].split() == (
+        "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE SPENT ENDS IDLE".split()  # noqa: SIM905
+    )
     assert lines[1].split()[:6] == ["node1", f"127.0.0.2:{servers[0].port}", "ready", "native", "torch", "2.13.0"]
     assert "12 RUNNING" in lines[1]
+    assert lines[1].split()[-6:] == ["$0.00", "in", "1h00m", "11m", "of", "60m"]
     assert lines[2].split()[2] == "booting"
     assert lines[3].split()[2] == "unreachable"
     assert f"node3 is unreachable: (127.0.0.77:{servers[0].port}): Connection refused" in lines
@@ -107,6 +143,10 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]
     assert read["nodes"][0]["memory_used_gb"] > 0
     assert read["nodes"][0]["up_seconds"] > 0
+    assert 7200 <= read["nodes"][0]["age_seconds"] < 7300 and read["spent_usd"] == 0
+    limits = read["nodes"][0]["limits"]
+    assert 3500 < limits["expires_in_seconds"] <= 3601 and 700 <= limits["idle_seconds"] < 800
+    assert read["nodes"][1]["limits"] is None
     assert all(server.log.count("Accepted publickey") == 2 for server in servers)  # one connection per call
 
 

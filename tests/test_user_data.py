@@ -60,7 +60,8 @@ def env(text: str) -> dict[str, str]:
 
 def scripts() -> Iterator[Path]:
     for path in user_data.BOOTSTRAP.rglob("*"):
-        if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts:
+        other = path.relative_to(user_data.BOOTSTRAP).parts[0] in ("aws-xeon", "azure-xeon")
+        if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
             yield path
 
 
@@ -99,6 +100,16 @@ def test_a_bare_machine_gets_every_script_byte_for_byte(wanted: Settings) -> Non
             assert files[target]["content"].encode() == path.read_bytes() and "encoding" not in files[target]
             executable = bool(path.stat().st_mode & 0o100)
             assert files[target]["permissions"] == ("0755" if executable else "0644"), f"{path}: mode and first line"
+
+
+def test_what_one_kind_of_cluster_needs_travels_with_that_kind_alone(wanted: Settings, bootstrap: Path) -> None:
+    azure = replace(wanted, cluster="azure-xeon")
+    path = "/opt/trainyard/bootstrap/azure-xeon/deallocate.py"
+    assert path in written(user_data.for_bake(azure, IMAGE)) and path not in written(parts(wanted)["bake"])
+    keys = [user_data.image_key(settings, bootstrap=bootstrap) for settings in (azure, wanted)]
+    (bootstrap / "azure-xeon/deallocate.py").write_text("")
+    changed = [user_data.image_key(settings, bootstrap=bootstrap) for settings in (azure, wanted)]
+    assert changed[0] != keys[0] and changed[1] == keys[1]
 
 
 def test_a_baked_machine_gets_only_what_is_its_own(wanted: Settings) -> None:
@@ -147,7 +158,8 @@ def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap(
     root = tmp_path_factory.getbasetemp() / "any-byte"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(user_data.BOOTSTRAP, root)
-    path = data.draw(st.sampled_from(sorted(p for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc")))
+    files = (p for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parts[-2] != "azure-xeon")
+    path = data.draw(st.sampled_from(sorted(files)))
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))
     content[at] ^= data.draw(st.integers(1, 255))

@@ -104,15 +104,22 @@ def flat(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def progress(line: Mapping[str, Any], steps: int, tokens: int) -> str:
-    """`step 40/200 loss 3.214 lr 5.9e-04 12345 tok/s 1.2 s/step eta 3m`"""
+    """`step 40/200 loss 3.214 lr 5.9e-04 12345 tok/s 1.2 s/step eta 3m $0.12`"""
     seconds = tokens / line["tokens_per_s"]
     validation = f" val {line['val_loss']:.3f}" if "val_loss" in line else ""
     if "val_bits_per_byte" in line:
         validation += f" ({line['val_bits_per_byte']:.3f} bits per byte)"
     return (
         f"step {line['step']}/{steps} loss {line['loss']:.3f} lr {line['lr']:.1e} {line['tokens_per_s']:.0f} tok/s"
-        f" {seconds:.2g} s/step eta {_duration(seconds * (steps - line['step']))}{validation}"
+        f" {seconds:.2g} s/step eta {_duration(seconds * (steps - line['step']))}"
+        f"{spent(os.environ, line['time'])}{validation}"
     )
+
+
+def spent(environment: Mapping[str, str], now: float) -> str:
+    """` $0.12`: what all nodes have cost since the job began; empty where they have no price."""
+    price = environment.get("TRAINYARD_USD_PER_HOUR")
+    return f" ${float(price) * (now - float(environment['TRAINYARD_BEGAN'])) / 3600:.2f}" if price else ""
 
 
 def _duration(seconds: float) -> str:

@@ -68,6 +68,7 @@ def train(
         run_dir=f"~/{runs(cluster)}/{name}",
         code=f"~/.cache/trainyard/code/{package().hash}",
         interface=cluster.interface,
+        usd_per_hour=round(cluster.hourly_usd * len(chosen) / len(cluster.nodes), 6),
     )
     check(launcher, launch, restarts)
     if dry_run:
@@ -110,6 +111,7 @@ def dry(launcher: str, launch: Launch, resolved: Resolved) -> str:
             launchers.shown(plan),
             "",
             "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
+            "# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);",
             "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
             "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
             "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",
@@ -128,7 +130,6 @@ def start(
     answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
     refuse(answers, queue=queue)
     folder = answers[cluster.head.name].folder
-    price = cluster.hourly_usd * len(launch.nodes) / len(cluster.nodes)
     spec = {
         "name": resolved.name,
         "job": resolved.text,
@@ -140,7 +141,7 @@ def start(
         "restarts": restarts,
         "resume": resume,
         "queue": queue,
-        "price_per_hour": round(price, 6),
+        "price_per_hour": launch.usd_per_hour,
     }
     answer: dict[str, Any] = Head(fleet, folder).ask("create", told=spec)
     if "refused" in answer:

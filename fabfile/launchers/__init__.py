@@ -38,6 +38,8 @@ class Launch:
     interface: str = ""
     """For the collectives; empty: each node looks where its route to the others goes."""
     attempt: int = 1
+    usd_per_hour: float = 0.0
+    """For all of its nodes; 0: they cost nothing, or nobody knows what."""
 
     @property
     def ranks(self) -> int:
@@ -56,6 +58,8 @@ class Found:
     """A free one."""
     interface: str = "$INTERFACE"
     """That of the route to the other nodes."""
+    began: str = "$BEGAN"
+    """Since when the job has cost what it costs, in seconds of Unix time: its start, and its pauses left out."""
     folder: str = "$FOLDER"
     """Where this attempt's hostfile and SSH command lie."""
 
@@ -91,6 +95,8 @@ def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
         "MASTER_PORT": found.port,
         "OMP_NUM_THREADS": str(min(node.cores_per_slot for node in launch.nodes)),
     }
+    if launch.usd_per_hour:
+        environment |= {"TRAINYARD_USD_PER_HOUR": f"{launch.usd_per_hour:g}", "TRAINYARD_BEGAN": found.began}
     if launch.interface:
         environment["TRAINYARD_INTERFACE"] = launch.interface
     if not any(node.gpus for node in launch.nodes):

@@ -9,12 +9,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
 STATE = ROOT / "var/lib/trainyard"
 BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
+# Whole, as bootstrap/limits.py looks for it in our command line: whoever only looks does not keep a node alive.
+LIMITS = "var/lib/trainyard/limits.json"
+NEVER = 1e11
 GIB = 1 << 30
 
 
@@ -33,6 +37,8 @@ def main() -> None:
         "disk_free_gb": round(disk.free / GIB, 1),
         "disk_total_gb": round(disk.total / GIB, 1),
         "up_seconds": int(up_seconds()),
+        "age_seconds": age_seconds(),
+        "limits": limits(),
     }
     print(json.dumps(told))
 
@@ -47,6 +53,27 @@ def record(name: str) -> Any:
 
 def of_this_boot(path: Path) -> bool:
     return not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns
+
+
+def age_seconds() -> int | None:
+    """Since the node's first boot, over all others."""
+    path = STATE / "first-boot.json"
+    return int(time.time() - json.loads(path.read_text())["time"]) if path.exists() else None
+
+
+def limits() -> dict[str, Any] | None:
+    """When the node ends, by its own clock; None where it has no limits."""
+    told = record(Path(LIMITS).name)
+    if not told:
+        return None
+    return {
+        "expires_in_seconds": int(told["deadline"] - time.time()) if told["deadline"] < NEVER else None,
+        "idle_minutes": told["idle_minutes"],
+        "used_by": told["used"],
+        "idle_seconds": 0 if told["used"] else int(time.time() - told["idle_since"]),
+        "ends": told["ends"],
+        "failed": told.get("failed", ""),
+    }
 
 
 def last_step() -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from fabfile.launchers import Found, Launch, plans
 from fabfile.on_node import scope
 from fabfile.on_node.job import paths
+from fabfile.on_node.job.expiry import Expiry
 from fabfile.on_node.job.link import Link, Told
 from fabfile.on_node.job.log import Log
 from fabfile.on_node.job.watch import Verdict, Watch
@@ -31,8 +32,9 @@ Asked = Callable[[], str]
 
 
 class Attempt:
-    def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked) -> None:
-        self._launcher, self._launch, self._log, self._asked = launcher, launch, log, asked
+    def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
+        """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
+        self._launcher, self._launch, self._log, self._asked, self._began = launcher, launch, log, asked, began
         self._unit = paths.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
@@ -40,6 +42,7 @@ class Attempt:
         self._watch = Watch(placement, timeout, time.monotonic())
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
+        self._expiry = Expiry()
         self.stopping = ""
         """What was asked for and has been passed on."""
         self._stop_by = float("inf")
@@ -84,6 +87,7 @@ class Attempt:
                 if event["event"] == "refused":
                     return Verdict(1, f"{name} cannot be used: {event['reason']}")
                 missing.discard(name)
+                self._ends(name, event)
         self._watch.began = time.monotonic()
         self._watch.heard = dict.fromkeys(self._watch.heard, self._watch.began)
         return None
@@ -93,7 +97,9 @@ class Attempt:
         address = launch.nodes[0].private_ip
         toward = launch.nodes[-1].private_ip
         interface = launch.interface or (scope.interface(toward) if len(launch.nodes) > 1 else "")
-        found = Found(port=str(scope.free_port(address)), interface=interface, folder=str(folder))
+        found = Found(
+            port=str(scope.free_port(address)), interface=interface, began=str(int(self._began)), folder=str(folder)
+        )
         plan = plans.plan(self._launcher, launch, found)
         bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
         (folder / "hostfile").write_text(plan.hostfile)
@@ -115,7 +121,7 @@ class Attempt:
             if code is not None and self._watch.mpirun is None:
                 self._watch.mpirun_ended(128 - code if code > 128 else code, time.monotonic())
             now = time.monotonic()
-            asked = self._asked()
+            asked = self._asked() or self._expiry.asked(time.monotonic(), self._log.say)
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
             if asked and not self._watch.all_beat():
@@ -135,9 +141,14 @@ class Attempt:
             return
         if event["event"] == "log":
             self._log.add(event["time"], node, str(event["rank"]), event["text"])
+        self._ends(node, event)
         if event["event"] == "step" and event["step"] > 0:
             self.first_step = self.first_step or time.time()
         self._watch.told(node, event, now)
+
+    def _ends(self, node: str, event: dict[str, Any]) -> None:
+        if event["event"] == "ends":
+            self._expiry.told(node, time.monotonic() + event["in"])
 
     def _stopped(self) -> Verdict:
         self.stopping = self.stopping or "now"

@@ -5,7 +5,7 @@ run in is bound to that service: when this program ends, of whatever, systemd ki
 so, when the connection closes, and when the head has not been heard for the length of the lease.
 
 stdin    a line of JSON: {"id", "node", "run_dir", "job", "lease"}; then words: beat, term, kill, end
-stdout   lines of JSON: {"event": "ready" | "beat" | "rank" | "step" | "stopped" | "log" | "clean", ...}
+stdout   lines of JSON: {"event": "ready" | "beat" | "ends" | "rank" | "step" | "stopped" | "log" | "clean", ...}
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Keeper:
         self._over = threading.Event()
         self._ranks: dict[int, Rank] = {}
         self._told = 0.0
+        self._deadline: float | None = None
 
     def run(self) -> int:
         others = left.busy_with(self.id)
@@ -112,9 +113,17 @@ class Keeper:
         if time.monotonic() - self._told > BEAT:
             self._told = time.monotonic()
             tell({"event": "beat"})
+            self._look_at_limits()
             for rank in self._ranks.values():
                 if step := rank.step():
                     tell(step)
+
+    def _look_at_limits(self) -> None:
+        """Tell when this node's hours are over, and whenever that changes: in seconds, as clocks differ."""
+        deadline = paths.read(paths.LIMITS).get("deadline")
+        if deadline is not None and deadline != self._deadline:
+            self._deadline = deadline
+            tell({"event": "ends", "in": deadline - time.time()})
 
     def _end(self) -> None:
         """Kill what is left, send the last lines, and see that nothing is there any more."""

@@ -26,6 +26,8 @@ LEASE = 6.0
 """Seconds without a word from the head after which a node ends its part, and the other way round."""
 JOB = Path("/var/lib/trainyard/job.json")
 """On a node: which job it is busy with. `fab status` shows it."""
+LIMITS = Path("/var/lib/trainyard/limits.json")
+"""On a node that has limits: when it ends, see bootstrap/limits.py."""
 _FULL_DISK_SECONDS = 5.0
 
 Record = dict[str, Any]

@@ -18,6 +18,7 @@ from fabfile.launchers import SYSTEM_PYTHON, Launch
 from fabfile.on_node.job import jobs, paths
 from fabfile.on_node.job.attempt import Attempt
 from fabfile.on_node.job.log import Log
+from fabfile.on_node.job.paths import Record
 from fabfile.on_node.job.watch import Verdict, signal_name
 from fabfile.on_node.scope import STRICT
 from infra.inventory import SshCluster, from_json
@@ -43,6 +44,7 @@ class Supervisor:
             run_dir=str(run_dir),
             code=self.spec["code"],
             interface=cluster.interface,
+            usd_per_hour=float(self.spec["price_per_hour"]),
         )
 
     def run(self) -> None:
@@ -54,8 +56,9 @@ class Supervisor:
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
         restarts = int(self.spec["restarts"])
         while True:
-            self._running(launch)
-            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked)
+            state = self._running(launch)
+            began = state["started"] + state.get("paused", 0.0)
+            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked, began)
             verdict = attempt.run()
             out_of_reach = self._tell(verdict, attempt)
             nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach)
@@ -95,10 +98,10 @@ class Supervisor:
             time.sleep(QUEUE_POLL)
         return not self.asked()
 
-    def _running(self, launch: Launch) -> None:
+    def _running(self, launch: Launch) -> Record:
         state, now = paths.read(self.run_dir / "state.json"), time.time()
         before = state["ended_before"] if state["started"] else None
-        jobs.set_state(
+        return jobs.set_state(
             self.run_dir,
             state="RUNNING",
             attempt=launch.attempt,

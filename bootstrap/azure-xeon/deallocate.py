@@ -1,0 +1,38 @@
+"""Deallocate this machine: on Azure one that is only switched off is paid for as before.
+
+By the machine's own managed identity, which has to be allowed Microsoft.Compute/virtualMachines/deallocate/action.
+Exit code 1, and why on stderr, when it cannot be asked for. TRAINYARD_IMDS and TRAINYARD_ARM stand in for the hosts.
+"""
+
+import json
+import os
+import sys
+from urllib.request import ProxyHandler, Request, build_opener
+
+METADATA = os.environ.get("TRAINYARD_IMDS", "http://169.254.169.254") + "/metadata"
+MANAGER = "https://management.azure.com"
+TIMEOUT = 20.0
+
+
+def ask(url: str, headers: dict[str, str], data: bytes | None = None) -> str:
+    """Past every proxy, as the metadata service wants it. With data it is a POST."""
+    request = Request(url, data, headers)
+    with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT) as response:
+        return str(response.read().decode())
+
+
+def main() -> int:
+    own = {"Metadata": "true"}
+    try:
+        token = ask(f"{METADATA}/identity/oauth2/token?api-version=2018-02-01&resource={MANAGER}/", own)
+        machine = ask(f"{METADATA}/instance/compute/resourceId?api-version=2021-02-01&format=text", own)
+        url = f"{os.environ.get('TRAINYARD_ARM', MANAGER)}{machine.strip()}/deallocate?api-version=2024-11-01"
+        ask(url, {"Authorization": f"Bearer {json.loads(token)['access_token']}"}, b"")
+    except (OSError, ValueError, KeyError) as error:
+        print(f"cannot be deallocated: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
