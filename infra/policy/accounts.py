@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.policy.rule import Props, Rule, same, whole
+from infra.policy.rule import Props, Rule, is_off, is_on, same, whole
 
 ACCOUNT = "azure-native:storage:StorageAccount"
 CONTAINER = "azure-native:storage:BlobContainer"
@@ -10,7 +10,7 @@ TLS = ("TLS1_2", "TLS1_3")
 
 
 def _https(account: Props) -> str | None:
-    return None if account.get("enableHttpsTrafficOnly") is True else "enableHttpsTrafficOnly must be true"
+    return None if is_on(account.get("enableHttpsTrafficOnly")) else "enableHttpsTrafficOnly must be true"
 
 
 def _tls(account: Props) -> str | None:
@@ -22,7 +22,7 @@ def _tls(account: Props) -> str | None:
 
 
 def _no_public_blobs(account: Props) -> str | None:
-    return None if account.get("allowBlobPublicAccess") is False else "allowBlobPublicAccess must be false"
+    return None if is_off(account.get("allowBlobPublicAccess")) else "allowBlobPublicAccess must be false"
 
 
 def _private(container: Props) -> str | None:
@@ -32,7 +32,7 @@ def _private(container: Props) -> str | None:
 
 
 def _no_shared_key(account: Props) -> str | None:
-    return None if account.get("allowSharedKeyAccess") is False else "allowSharedKeyAccess must be false"
+    return None if is_off(account.get("allowSharedKeyAccess")) else "allowSharedKeyAccess must be false"
 
 
 RULES = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from infra.policy.openings import GROUP, GROUP_RULE, INGRESS
-from infra.policy.rule import Props, Resource, Rule, Stack, StackRule, block, items, same, whole
+from infra.policy.rule import Props, Resource, Rule, Stack, StackRule, block, is_on, items, same, whole
 
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 VPC = "aws:ec2/vpc:Vpc"
@@ -77,7 +77,7 @@ def _logged(logs: Sequence[tuple[str, Props]]) -> str | None:
     if not logs:
         return "flowLogs is on: the network must have a flow log"
     for cloud, log in logs:
-        if cloud == "azure" and log.get("enabled") is not True:
+        if cloud == "azure" and not is_on(log.get("enabled")):
             return "flowLogs is on: the network's flow log must be enabled"
         if cloud == "aws" and not (same(log.get("trafficType"), "ALL") or same(log.get("trafficType"), "REJECT")):
             return "flowLogs is on: the network's flow log must have what is rejected (trafficType ALL)"

@@ -148,6 +148,11 @@ def is_on(value: Any) -> bool:
     return value is not None and (value is True or value == "true")
 
 
+def is_off(value: Any) -> bool:
+    """Whether a switch is off, and said to be: a default is not."""
+    return value is not None and (value is False or value == "false")
+
+
 def same(value: Any, wanted: str) -> bool:
     """Azure compares names without regard to case."""
     return value is not None and str(value).lower() == wanted.lower()
