@@ -63,10 +63,13 @@ TEMPLATE = declared(
     imageId="ami-0fedcba9876543210",
     metadataOptions={"httpTokens": "required", "httpPutResponseHopLimit": 1},
     blockDeviceMappings=[{"deviceName": "/dev/sda1", "ebs": {"encrypted": "true", "deleteOnTermination": "true"}}],
-    tagSpecifications=[{"resourceType": "volume", "tags": dict(TAGS)}],
 )
 FROM_TEMPLATE = declared(
-    machines.INSTANCE, "node1", {"launchTemplate": "template"}, launchTemplate={"id": "lt-1", "version": "1"}
+    machines.INSTANCE,
+    "node1",
+    {"launchTemplate": "template"},
+    launchTemplate={"id": "lt-1", "version": "1"},
+    volumeTags=dict(TAGS),
 )
 VM = declared(
     machines.VM,
@@ -126,6 +129,7 @@ ACCOUNT = declared(
     minimumTlsVersion="TLS1_2",
     allowBlobPublicAccess=False,
     allowSharedKeyAccess=False,
+    networkRuleSet={"defaultAction": "Deny"},
 )
 CONTAINER = declared(accounts.CONTAINER, "data", publicAccess="None")
 
@@ -167,6 +171,12 @@ ENCRYPTION = declared(
 VERSIONING = declared(
     buckets.VERSIONING, "versions", {"bucket": "bucket"}, versioningConfiguration={"status": "Enabled"}
 )
+LIFECYCLE = declared(
+    buckets.LIFECYCLE,
+    "tidy",
+    {"bucket": "bucket"},
+    rules=[{"status": "Enabled", "abortIncompleteMultipartUpload": {"daysAfterInitiation": 2.0}}],
+)
 BUCKET_POLICY = declared(buckets.POLICY, "tls", {"bucket": "bucket"}, policy=policy(PLAIN_DENIED))
 VPC = declared(networks.VPC, "network", cidrBlock="10.0.0.0/24")
 VNET = declared(networks.VNET, "vnet", addressSpace={"addressPrefixes": ["10.0.0.0/16"]})
@@ -178,7 +188,7 @@ GOOD = Stack(
     [
         *(INSTANCE, IMAGE, TEMPLATE, FROM_TEMPLATE, VM, SSH_IN, WEB_IN, GROUP, NSG, SUBNET, ACCOUNT, CONTAINER),
         *(ROLE_POLICY, ROLE, ATTACHMENT, ASSIGNMENT, DEFINITION, BUCKET, ACCESS, ENCRYPTION, VERSIONING),
-        *(BUCKET_POLICY, VPC, VNET, DEFAULT_GROUP, FLOW_LOG, VNET_FLOW_LOG),
+        *(BUCKET_POLICY, LIFECYCLE, VPC, VNET, DEFAULT_GROUP, FLOW_LOG, VNET_FLOW_LOG),
     ],
     flow_logs=True,
     images=("ami-0123456789abcdef0",),
@@ -224,12 +234,14 @@ CASES: dict[str, Case] = {
     "bucket-public-access-blocked": Case("private", "ignorePublicAcls", False),
     "bucket-encrypted": Case("encryption", "rules.0.applyServerSideEncryptionByDefault", None),
     "bucket-versioned": Case("versions", "versioningConfiguration.status", "Suspended"),
+    "bucket-uploads-aborted": Case("tidy", "rules.0.abortIncompleteMultipartUpload", None),
     "bucket-tls-only": Case("tls", "policy", policy({**PLAIN_DENIED, "Condition": {}})),
     "storage-https-only": Case("account", "enableHttpsTrafficOnly", False),
     "storage-tls-1.2": Case("account", "minimumTlsVersion", "TLS1_0"),
     "storage-no-public-blobs": Case("account", "allowBlobPublicAccess", True),
     "containers-private": Case("data", "publicAccess", "Blob"),
     "storage-no-shared-key": Case("account", "allowSharedKeyAccess", True),
+    "storage-closed-by-default": Case("account", "networkRuleSet.defaultAction", "Allow"),
     "iam-no-stars": Case("bucket-access", "policy", policy({**OWN_BUCKET, "Resource": "*"})),
     "roles-for-services": Case("role", "assumeRolePolicy", policy({**TRUST, "Principal": {"AWS": "*"}})),
     "no-administrators": Case("ssm", "policyArn", "arn:aws:iam::aws:policy/AdministratorAccess"),
@@ -237,6 +249,6 @@ CASES: dict[str, Case] = {
     "role-definitions-no-stars": Case("stopper", "permissions.0.actions.0", "Microsoft.Compute/*"),
     "no-secret-in-user-data": Case("builder", "userDataBase64", "-----BEGIN OPENSSH PRIVATE KEY-----"),
     "tagged": Case("vm", "tags.trainyard-owner", None),
-    "volumes-tagged": Case("template", "tagSpecifications.0.tags.trainyard-stack", None),
+    "volumes-tagged": Case("node1", "volumeTags.trainyard-stack", None),
 }
 """By the rule's name."""

@@ -178,6 +178,8 @@ def test_a_prefix_list_is_nobody_in_particular() -> None:
         ("arn:aws:s3:::trainyard-lab", True),
         ("arn:aws:s3:::trainyard-lab/*", True),
         ("arn:aws-cn:s3:::trainyard-lab/checkpoints/*", True),
+        ("arn:aws:logs:us-east-1:123456789012:log-group:trainyard-lab-flow-logs:*", True),
+        ("arn:aws:logs:us-east-1:123456789012:log-group:*:*", False),
         ("*", False),
         ("arn:aws:s3:::*", False),
         ("arn:aws:s3:::*/*", False),
@@ -311,7 +313,7 @@ def test_the_user_data_of_every_cluster_has_none(good: dict[str, str], baked: bo
 
 
 def test_tags_are_the_providers_under_the_resources_own() -> None:
-    assert violated(declared(machines.INSTANCE, "x", launchTemplate={})) == set()
+    assert violated(declared(networks.VPC, "x")) == set()
     assert violated(replace(declared(networks.VPC, "x"), provider={})) == {"tagged"}
     assert violated(replace(declared(networks.VPC, "x", tags=TAGS), provider={})) == set()
     assert violated(replace(declared(networks.VPC, "x"), provider={"defaultTags": {"tags": TAGS}})) == set()
@@ -371,10 +373,17 @@ def snake(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
+def test_volumes_say_so_themselves() -> None:
+    node = declared(machines.INSTANCE, "x", launchTemplate={"id": "lt-1"})
+    assert violated(node) == {"volumes-tagged"}  # default tags do not reach what a launch template makes
+    assert violated(replace(node, props={**node.props, "volumeTags": UNKNOWN})) == set()
+    assert violated(replace(INSTANCE, provider={}, props={**INSTANCE.props, "tags": TAGS})) == {"volumes-tagged"}
+
+
 # --- what must stand beside a resource ---
 
 
-@pytest.mark.parametrize("beside", ["private", "encryption", "versions", "tls", "closed", "log", "vnet-log"])
+@pytest.mark.parametrize("beside", ["private", "encryption", "versions", "tls", "tidy", "closed", "log", "vnet-log"])
 def test_what_must_stand_beside_it_is_missed(beside: str) -> None:
     without = replace(GOOD, resources=[resource for resource in GOOD.resources if resource.name != beside])
     elsewhere = replace(GOOD, resources=[replace(r, links={}) if r.name == beside else r for r in GOOD.resources])

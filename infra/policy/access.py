@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,13 @@ PRIVILEGED = {
     "18d7d88d-d35e-4fb5-a5c3-7773c20a72d9": "User Access Administrator",
     "f58310d9-a9f6-439a-9e8d-f62e7b41a168": "Role Based Access Control Administrator",
 }
+
+
+PARTS_OF_ONE = (
+    re.compile(r"[^*?]+"),
+    re.compile(r"arn:[a-z-]+:s3:::[^*?/]+/[^?]*"),  # objects of one bucket
+    re.compile(r"arn:[a-z-]+:logs:[^*?]*:log-group:[^*?]+:\*"),  # streams of one group
+)
 
 
 @dataclass(frozen=True)
@@ -95,16 +103,16 @@ def _stars(statement: Statement) -> str | None:
         return None
     for resource in statement.resources:
         if not _names_something(resource):
-            return f"Resource {resource}: must name what it is; a star may stand for the objects of one bucket only"
+            return (
+                f"Resource {resource}: must name what it is; a star may stand for the objects of one bucket"
+                " or the streams of one log group"
+            )
     return None
 
 
 def _names_something(resource: str) -> bool:
-    """No star, or one that stands for keys in a bucket that is named: arn:aws:s3:::name/* or .../name/prefix/*."""
-    bucket, slash, _ = resource.partition("/")
-    if not any(wild in resource for wild in "*?"):
-        return True
-    return bool(slash) and bucket.startswith("arn:") and ":s3:::" in bucket and not any(wild in bucket for wild in "*?")
+    """No star, or one that stands for what is inside of something that is named (PARTS_OF_ONE)."""
+    return any(form.fullmatch(resource) for form in PARTS_OF_ONE)
 
 
 def _trust(resource: Resource) -> Iterator[Statement]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.policy.rule import Props, Rule, is_off, is_on, same, whole
+from infra.policy.rule import Props, Rule, block, is_off, is_on, same, whole
 
 ACCOUNT = "azure-native:storage:StorageAccount"
 CONTAINER = "azure-native:storage:BlobContainer"
@@ -33,6 +33,12 @@ def _private(container: Props) -> str | None:
 
 def _no_shared_key(account: Props) -> str | None:
     return None if is_off(account.get("allowSharedKeyAccess")) else "allowSharedKeyAccess must be false"
+
+
+def _closed(account: Props) -> str | None:
+    if same(block(account, "networkRuleSet").get("defaultAction"), "Deny"):
+        return None
+    return "networkRuleSet.defaultAction must be Deny: who comes in is named by network as well"
 
 
 RULES = (
@@ -70,5 +76,12 @@ RULES = (
         numbers=("CKV2_AZURE_40", "CIS Azure 4.0 10.3.1.3"),
         parts={ACCOUNT: whole},
         problem=_no_shared_key,
+    ),
+    Rule(
+        name="storage-closed-by-default",
+        description="A storage account lets in only the networks that it names.",
+        numbers=("CKV_AZURE_35",),
+        parts={ACCOUNT: whole},
+        problem=_closed,
     ),
 )

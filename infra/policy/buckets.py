@@ -11,6 +11,7 @@ BUCKET = "aws:s3/bucket:Bucket"
 ACCESS = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
 ENCRYPTION = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration"
 VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
+LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 
@@ -46,6 +47,15 @@ def _versioned(configurations: Sequence[Resource]) -> str | None:
     if any(block(found.props, "versioningConfiguration").get("status") == "Enabled" for found in configurations):
         return None
     return "the bucket must have a BucketVersioning that is Enabled"
+
+
+def _tidied(configurations: Sequence[Resource]) -> str | None:
+    for configuration in configurations:
+        for rule in items(configuration.props, "rules"):
+            days = block(rule, "abortIncompleteMultipartUpload").get("daysAfterInitiation")
+            if rule.get("status") == "Enabled" and days is not None and int(days) > 0:
+                return None
+    return "the bucket must have a BucketLifecycleConfiguration that aborts uploads which never ended"
 
 
 def _tls_only(policies: Sequence[Resource]) -> str | None:
@@ -109,6 +119,13 @@ STACK_RULES = (
         numbers=("CKV_AWS_21",),
         parts=_beside(VERSIONING),
         problem=_versioned,
+    ),
+    StackRule(
+        name="bucket-uploads-aborted",
+        description="An upload that never ended is not kept, and paid for, for ever.",
+        numbers=("CKV_AWS_300", "CKV2_AWS_61"),
+        parts=_beside(LIFECYCLE),
+        problem=_tidied,
     ),
     StackRule(
         name="bucket-tls-only",

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infra.policy.machines import INSTANCE, TEMPLATE
-from infra.policy.rule import Props, Resource, Rule, block, items
+from infra.policy.machines import INSTANCE
+from infra.policy.rule import Props, Resource, Rule, block
 from infra.policy.unknown import Unknown
 
 REQUIRED = ("trainyard-stack", "trainyard-owner", "trainyard-max-hours")
@@ -91,24 +91,14 @@ def default_tags(provider: Props) -> Mapping[str, Any]:
 
 
 def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
-    """The tags of an instance's volumes. Default tags reach a root volume that is declared, and no other way."""
-    if resource.type == TEMPLATE:
-        for found in _specified(resource.props, "volume"):
-            yield from _required(found)
-        return
+    """The tags of an instance's volumes: its volumeTags, or its root volume's own over the default tags.
+
+    Default tags reach a root volume that is declared, and nothing that a launch template makes.
+    """
     given, root = resource.props.get("volumeTags"), resource.props.get("rootBlockDevice")
-    if given is not None:
-        yield from _required(given)
-    elif root is not None:
-        yield from _required({**default_tags(resource.provider), **block(root, "tags")})
-    elif resource.props.get("launchTemplate") is None:
-        yield from _required({})
-
-
-def _specified(template: Props, kind: str) -> list[Mapping[str, Any]]:
-    """A launch template's default tags are its own, and not those of what it launches."""
-    found = [block(spec, "tags") for spec in items(template, "tagSpecifications") if spec.get("resourceType") == kind]
-    return found or [{}]
+    if given is None and root is not None:
+        given = {**default_tags(resource.provider), **block(root, "tags")}
+    yield from _required({} if given is None else given)
 
 
 def _tagged(part: tuple[str, Any]) -> str | None:
@@ -125,7 +115,7 @@ def _tagged(part: tuple[str, Any]) -> str | None:
 
 def _tagged_volume(part: tuple[str, Any]) -> str | None:
     what = _tagged(part)
-    return f"its volumes: {what}" if what else None
+    return f"volumeTags: {what}" if what else None
 
 
 RULES = (
@@ -140,7 +130,7 @@ RULES = (
         name="volumes-tagged",
         description="A node's volumes say so too, as an instance's tags are not its volumes'.",
         numbers=("AWS Config required-tags",),
-        parts={INSTANCE: _of_volumes, TEMPLATE: _of_volumes},
+        parts={INSTANCE: _of_volumes},
         problem=_tagged_volume,
     ),
 )
