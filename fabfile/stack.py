@@ -11,6 +11,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backend, known_hosts, pulumi_lock
+from fabfile.cost import announce
 from fabfile.output import say, table
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
@@ -22,6 +23,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
     backend.ask(backend.module("preflight", stack))
+    announce(stack)
     _say_engine()
     _must_be_answerable(yes)
     if backend.has_pulumi():
@@ -43,6 +45,7 @@ def preview(_c: Context, stack: str = "") -> None:
     """Show what `up` would do."""
     stack = stack or backend.default_stack()
     backend.ask(backend.module("preflight", stack))
+    announce(stack)
     _say_engine()
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])

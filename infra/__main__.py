@@ -1,4 +1,4 @@
-"""The Pulumi program: reads the configuration, builds the cluster that it asks for, exports the inventory."""
+"""The Pulumi program: reads the configuration, builds the cluster that it asks for, exports inventory and price."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from infra import clusters
+from infra import clusters, prices
 from infra.errors import UsageError
 from infra.settings import load
 
@@ -20,10 +20,12 @@ def main() -> None:
     raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}
     try:
         settings = load(pulumi.get_stack(), raw)
+        hourly = prices.total(clusters.of(settings).bill(settings))
         found = clusters.of(settings).build(settings)
     except UsageError as error:
         raise pulumi.RunError(str(error)) from None
     pulumi.export("inventory", found)
+    pulumi.export("hourlyUsd", round(hourly, 4))
 
 
 main()

@@ -14,11 +14,16 @@ from __future__ import annotations
 import asyncio
 import runpy
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
+import pulumi
 from google.protobuf import empty_pb2
+from pulumi._types import is_input_type
+from pulumi.dynamic import Resource as DynamicResource
 from pulumi.runtime import rpc
 from pulumi.runtime.config import set_all_config
 from pulumi.runtime.mocks import MockCallArgs, MockEngine, MockMonitor, MockResourceArgs, Mocks, MockSettings
@@ -72,6 +77,8 @@ class Declared:
     retain_on_delete: bool
     delete_before_replace: bool
     protect: bool
+    import_id: str
+    """The id of what is there already and is taken up; empty: it is made."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +91,15 @@ class Invoked:
 
 
 class Engine(MockEngine):
-    """Keeps what the program logs."""
+    """Keeps what the program tells its user."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self.said: list[tuple[str, str]] = []
 
     def Log(self, request: Any) -> None:
-        self.said.append((engine_pb2.LogSeverity.Name(request.severity).lower(), request.message))
+        if request.severity != engine_pb2.DEBUG:
+            self.said.append((engine_pb2.LogSeverity.Name(request.severity).lower(), request.message))
 
 
 class Monitor(MockMonitor):
@@ -127,7 +135,10 @@ class Ran:
     monitor: Monitor
     raw: dict[str, str] = field(repr=False)
     said: list[tuple[str, str]]
-    """What it logged: (severity, message)."""
+    """What it told its user: (severity, message)."""
+    plain_dicts: list[str]
+    """Arguments, as `node1.metadata_options`, that were plain dicts: a typing error in one of those is sent as it is,
+    in an ...Args class it is a TypeError. Tags are dicts by nature, and not here."""
 
     def __getitem__(self, name: str) -> Declared:
         return self.monitor.declared[name]
@@ -182,15 +193,45 @@ def run(raw: Mapping[str, str], kind: Kind, *, stack: str = "local", preview: bo
     )
     # The program wants Ctrl-C to end its process at once; this process is pytest's.
     handler = signal.getsignal(signal.SIGINT)
+    plain: list[str] = []
     try:
-        asyncio.run(run_in_stack(_main))
+        with _watched_arguments(plain):
+            asyncio.run(run_in_stack(_main))
     finally:
         signal.signal(signal.SIGINT, handler)
-    return Ran(monitor, dict(raw), engine.said)
+    return Ran(monitor, dict(raw), engine.said, plain)
 
 
 def _main() -> None:
     runpy.run_module("infra", run_name="__main__")
+
+
+@contextmanager
+def _watched_arguments(plain: list[str]) -> Iterator[None]:
+    """Look at the arguments of every resource before they are serialised, which makes dicts of them all."""
+    original = pulumi.CustomResource.__init__
+
+    def init(self: Any, t: str, name: str, props: Any = None, *rest: Any, **options: Any) -> None:
+        if not isinstance(self, DynamicResource):  # its inputs are its own, and a dict
+            plain.extend(_plain_dicts(name, vars(props) if hasattr(props, "__dict__") else props))
+        original(self, t, name, props, *rest, **options)
+
+    with patch.object(pulumi.CustomResource, "__init__", init):
+        yield
+
+
+def _plain_dicts(where: str, value: Any, *, top: bool = True) -> Iterator[str]:
+    if is_input_type(type(value)):
+        value, top = vars(value), True
+    if isinstance(value, Mapping):
+        if not top:
+            yield where
+        for key, inner in value.items():
+            if not key.endswith("tags"):
+                yield from _plain_dicts(f"{where}.{key}", inner, top=False)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _plain_dicts(where, inner, top=False)
 
 
 def _declared(request: Any) -> Declared:
@@ -210,6 +251,7 @@ def _declared(request: Any) -> Declared:
         retain_on_delete=request.retainOnDelete,
         delete_before_replace=request.deleteBeforeReplace,
         protect=request.protect,
+        import_id=request.importId,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
+from aws_kind import Amazon
 from bad_settings import as_text
 from pulumi.runtime.mocks import MockResourceArgs
 from recorder import HOST_KEY, Declared, Kind, Ran, run
 
-from infra import inventory, stack_file, user_data
+from infra import inventory, prices, stack_file, user_data
 from infra.clusters.local import image_id
 from infra.local import host
 from infra.settings import KEYS, ROOT, load
@@ -86,6 +88,33 @@ def test_the_inventory_is_the_contract(program: Program, key_file: Path) -> None
     assert [node.console for node in cluster.nodes] == ["/var/log/node1", "/var/log/node2"]
     assert {node.memory_gb for node in cluster.nodes} == {1.5}
     assert inventory.from_json(inventory.to_json(cluster)) == cluster
+
+
+KINDS: dict[str, Callable[[], Kind]] = {"local": Machines, "aws-xeon": Amazon}
+"""What each kind of cluster's providers answer; the stack of that name is its example."""
+
+
+@pytest.mark.parametrize("cluster", KINDS)
+def test_every_kind_of_cluster_has_an_inventory_of_the_same_shape(
+    program: Program, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, cluster: str
+) -> None:
+    """The verbs know no clouds: what `local` tells them of a node, every cluster does."""
+    monkeypatch.setattr(prices, "line", lambda *_, **__: prices.Line("thing", 1, "thing", 0.1, "2026-11-21"))
+    raw = {**good, **stack_file.read(cluster), "publicKey": good["publicKey"], **OWN, "nodes": "3"}
+    ran, model = run(raw, KINDS[cluster](), stack=cluster), program(nodes=3)
+    assert ran.outputs.keys() == model.outputs.keys()
+    found, like = json.loads(ran.outputs["inventory"]), json.loads(model.outputs["inventory"])
+    assert found.keys() == like.keys()
+    for key in ("schema", "kind", "launcher", "ssh_user", "identity_file"):
+        assert found[key] == like[key]
+    assert [node.keys() for node in found["nodes"]] == [node.keys() for node in like["nodes"]]
+    for node, other in zip(found["nodes"], like["nodes"], strict=True):
+        assert {key: type(value) for key, value in node.items()} == {key: type(value) for key, value in other.items()}
+        for key in ("name", "role", "host_key"):
+            assert node[key] == other[key]
+        assert node["memory_gb"] > 0 and node["cores_per_slot"] > 0 and node["slots"] > 0
+    assert ran.cluster.name == cluster
+    assert cluster == "local" or (ran.cluster.hourly_usd > 0 and "://" in ran.cluster.data_url)
 
 
 def test_a_node_needs_the_network_and_the_image_and_no_other_node(program: Program) -> None:

@@ -25,6 +25,7 @@ from infra.provider import PlainProvider
 BAKE = 3600.0
 """Seconds for a whole bake; a step that hangs is ended by the bootstrap itself, well before."""
 POLL = 15.0
+"""Seconds between two looks, each of which is a command."""
 LAST_RESORT_MINUTES = 180
 """After so long a builder powers itself off, whoever has forgotten it: a shutdown from inside only stops it."""
 
@@ -65,7 +66,7 @@ def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
         raise
 
 
-def await_record(machine: ssm.Machine, *, poll: float = POLL, timeout: float = BAKE) -> None:
+def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
     """Follow the bootstrap until its record is there. Raises BakeError with the end of its log when it has failed."""
     machine.start()
     machine.await_agent()
@@ -86,7 +87,7 @@ def await_record(machine: ssm.Machine, *, poll: float = POLL, timeout: float = B
             return
         if time.monotonic() - began > timeout:
             raise BakeError(f"{machine.name}: no record after {timeout:.0f} s; the last was {last}")
-        time.sleep(poll)
+        time.sleep(POLL)
 
 
 def _read(output: str) -> tuple[float, dict[str, dict[str, Any]], list[dict[str, Any]]]:

@@ -97,9 +97,9 @@ def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) 
     out = aws.ec2.Route(
         "public-out", route_table_id=table.id, destination_cidr_block=ANYWHERE, gateway_id=gateway.id, opts=opts
     )
-    tables, ways_out = [table], [out]
     public, joined = _subnet(settings, "public", subnets.public, vpc, table, opts)
-    ways_out.append(joined)
+    tables = [table]
+    ways_out: list[pulumi.Resource] = [out, joined]
     edge = private = None
     if builder or has_private(settings):
         edge, joined = _subnet(settings, "edge", subnets.edge, vpc, table, opts)

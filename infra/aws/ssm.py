@@ -20,6 +20,7 @@ REGISTERED = 600.0
 COMMAND = 900.0
 """Seconds that a command may take, the delivery included."""
 POLL = 2.0
+"""Seconds between two looks."""
 OUTPUT_CHARACTERS = 24_000
 """AWS keeps no more of what a command says."""
 _UNDER_WAY = ("Pending", "InProgress", "Delayed", "Cancelling")
@@ -39,7 +40,6 @@ class Machine:
     """What people call it."""
     check: Callable[[], None]
     """Raises when nobody wants the result any more."""
-    poll: float = POLL
 
     @property
     def _ssm(self) -> Any:
@@ -121,7 +121,7 @@ class Machine:
 
     def _wait(self) -> None:
         self.check()
-        time.sleep(self.poll)
+        time.sleep(POLL)
 
 
 def plain(error: Exception) -> str:

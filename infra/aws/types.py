@@ -89,5 +89,5 @@ def without_amx(known: InstanceType) -> str:
         return ""
     return (
         f"{known.name} has neither AMX nor AVX512_BF16: bf16 is computed in software there and is slower than fp32, "
-        f"so let a job say precision fp32; m7i, m8i and r7iz have both"
+        f"so a job's precision auto, which measures both, ends at fp32; m7i, m8i and r7iz have both"
     )

@@ -6,7 +6,7 @@ import os
 
 import pulumi
 
-from infra import cloud_config, inventory, user_data
+from infra import cloud_config, inventory, prices, user_data
 from infra.local import bake, base, host
 from infra.local.image import Image
 from infra.local.network import Network
@@ -27,6 +27,11 @@ def check(settings: Settings) -> None:
     host.check_machine()
     cloud_config.read(user_data.BOOTSTRAP)
     host.check(settings, image_id(settings))
+
+
+def bill(settings: Settings) -> list[prices.Line]:
+    """Nothing: the machines are this one."""
+    return []
 
 
 def build(settings: Settings) -> pulumi.Output[str]:

@@ -1,0 +1,65 @@
+"""What a stack costs: `python -m infra.cost STACK`, or `python -m infra.cost --refresh [--cloud aws|azure]`.
+
+Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
+"estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}. Nobody is asked for
+it. With --refresh the providers are, and the table of prices is rewritten: {"asked", "found", "left": [why]}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from typing import Any
+
+from infra import clusters, price_refresh, prices, stack_file
+from infra.errors import OperationError, UsageError
+from infra.settings import Settings, load
+
+
+def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
+    """The bill of a stack that is up, whether it is or not. Raises UsageError for what has no price."""
+    lines: list[prices.Line] = clusters.of(settings).bill(settings)
+    hourly = prices.total(lines)
+    oldest = min((line.as_of for line in lines), default="")
+    return {
+        "stack": settings.stack,
+        "cluster": settings.cluster,
+        "region": settings.cloud.region,
+        "lines": [vars(line) for line in lines],
+        "hourly_usd": round(hourly, 6),
+        "daily_usd": round(hourly * 24, 2),
+        "max_hours": settings.max_hours,
+        "until_max_hours_usd": round(hourly * settings.max_hours, 2) if settings.max_hours else None,
+        "oldest": oldest,
+        "age_days": (today - datetime.date.fromisoformat(oldest)).days if oldest else 0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.cost", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack", nargs="?")
+    parser.add_argument("--refresh", action="store_true", help="ask the providers, and rewrite infra/prices.toml")
+    parser.add_argument("--cloud", choices=tuple(price_refresh.CLOUDS), help="refresh only this one's")
+    args = parser.parse_args()
+    if args.refresh == bool(args.stack):
+        parser.error("a stack, or --refresh")
+    try:
+        if args.refresh:
+            done = price_refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(price_refresh.CLOUDS))
+            print(json.dumps({"asked": done.asked, "found": len(done.found), "left": done.left}))
+        else:
+            settings = load(args.stack, stack_file.read(args.stack))
+            print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (OperationError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A web server on loopback that answers as a documented interface does, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. Paths and queries are as they were sent; names of headers are in small letters."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Server:
+    url: str
+    asked: list[Asked] = field(default_factory=list)
+
+
+@contextmanager
+def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
+    """The server, for as long as it is needed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self._answer()
+
+        def _answer(self) -> None:
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            asked = Asked(self.command, self.path, headers)
+            server.asked.append(asked)
+            made = answer(asked)
+            self.send_response(made.status)
+            for name, value in {"Content-Length": str(len(made.body)), **made.headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(made.body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(f"http://127.0.0.1:{httpd.server_port}")
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
