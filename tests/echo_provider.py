@@ -78,7 +78,9 @@ class Echo(provider_pb2_grpc.ResourceProviderServicer):
 def main(cluster: str) -> None:
     module, kind = KINDS[cluster]
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4))
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Echo(getattr(importlib.import_module(module), kind)()), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(
+        Echo(getattr(importlib.import_module(module), kind)()), server
+    )
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)
     server.start()
     server.wait_for_termination()

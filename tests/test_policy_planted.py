@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import json
-import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import KINDS
+from planted import KINDS, copy_of
 
 from infra.policy import pack
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("infra", "bootstrap", "stacks", "tests", "Pulumi.yaml")
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 AWS, AZURE = "infra/aws/", "infra/azure/"
 SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
@@ -190,64 +189,64 @@ EVERY_WAY = [
 """Settings that the program is judged with as it stands."""
 
 
-def there(cluster: str) -> bool:
-    """Whether the program has this kind, and this machine its SDK."""
-    known = (ROOT / f"infra/clusters/{cluster.replace('-', '_')}.py").exists()
-    return known and importlib.util.find_spec(SDKS[cluster]) is not None
+def needs(cluster: str) -> None:
+    pytest.importorskip(SDKS[cluster])
 
 
 @dataclass(frozen=True)
 class Results:
     plants: list[dict[str, list[str]]]
-    untouched: dict[str, list[dict[str, list[str]]]]
+    """What was found in each of PLANTS; nothing for those of another cluster."""
+    untouched: dict[str, dict[str, list[str]]]
+    """What was found in the program as it stands, with each of EVERY_WAY."""
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Results:
-    """What is found in each plant, and in the program as it stands."""
-    copy = tmp_path_factory.mktemp("copy")
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy / name)
-    clusters = [cluster for cluster in KINDS if there(cluster)]
-    wanted = [plant for plant in PLANTS if plant.cluster in clusters]
+def judged(cluster: str, copy: Path, key_file: Path) -> Results:
+    plants = [plant for plant in PLANTS if plant.cluster == cluster]
     asked: list[dict[str, Any]] = [
-        {"cluster": plant.cluster, "keys": {"nodes": "2", **plant.keys}, "edits": [[plant.file, plant.old, plant.new]]}
-        for plant in wanted
+        {"cluster": cluster, "keys": {"nodes": "2", **plant.keys}, "edits": [[plant.file, plant.old, plant.new]]}
+        for plant in plants
     ]
-    asked += [{"cluster": cluster, "keys": keys, "edits": []} for cluster in clusters for keys in EVERY_WAY]
+    asked += [{"cluster": cluster, "keys": keys, "edits": []} for keys in EVERY_WAY]
     for one in asked:
         one["keys"] = {**one["keys"], "publicKey": str(key_file)}
     argv = [sys.executable, str(copy / "tests" / "planted.py"), str(copy)]
     done = subprocess.run(argv, input=json.dumps(asked), cwd=copy, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    by_plant = iter(found)
-    plants = [next(by_plant) if plant in wanted else {} for plant in PLANTS]
-    return Results(plants, {cluster: [next(by_plant) for _ in EVERY_WAY] for cluster in clusters})
+    found = iter(json.loads(done.stdout.splitlines()[-1]))
+    return Results(
+        [next(found) if plant in plants else {} for plant in PLANTS], {str(keys): next(found) for keys in EVERY_WAY}
+    )
 
 
-@pytest.mark.parametrize(
-    "index", range(len(PLANTS)), ids=lambda index: f"{PLANTS[index].cluster}-{PLANTS[index].rule}-{index}"
-)
-def test_exactly_the_rule_of_a_planted_violation_finds_it(results: Results, index: int) -> None:
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Callable[[str], Results]:
+    """What the pack has to say of a cluster, in a copy of the checkout; asked for once."""
+
+    @functools.cache
+    def of(cluster: str) -> Results:
+        return judged(cluster, copy_of(ROOT, tmp_path_factory.mktemp("copy")), key_file)
+
+    return of
+
+
+def called(index: int) -> str:
+    return f"{PLANTS[index].cluster}-{PLANTS[index].rule}-{index}"
+
+
+@pytest.mark.parametrize("index", range(len(PLANTS)), ids=called)
+def test_exactly_the_rule_of_a_planted_violation_finds_it(results: Callable[[str], Results], index: int) -> None:
     plant = PLANTS[index]
-    if not there(plant.cluster):
-        pytest.skip(f"no {plant.cluster} here")
-    assert set(results.plants[index]) == {plant.rule}, results.plants[index]
-    assert not any("undecided" in what for what in results.plants[index][plant.rule])
+    needs(plant.cluster)
+    found = results(plant.cluster).plants[index]
+    assert set(found) == {plant.rule}, found
+    assert not any("undecided" in what for what in found[plant.rule])
 
 
 @pytest.mark.parametrize("cluster", KINDS)
-def test_the_program_as_it_stands_passes_every_rule(results: Results, cluster: str) -> None:
-    if not there(cluster):
-        pytest.skip(f"no {cluster} here")
-    assert dict(zip(map(str, EVERY_WAY), results.untouched[cluster], strict=True)) == {
-        str(keys): {} for keys in EVERY_WAY
-    }
+def test_the_program_as_it_stands_passes_every_rule(results: Callable[[str], Results], cluster: str) -> None:
+    needs(cluster)
+    assert results(cluster).untouched == {str(keys): {} for keys in EVERY_WAY}
 
 
 def test_every_rule_has_a_plant() -> None:
