@@ -22,6 +22,9 @@ from azure.identity import AzureCliCredential, CertificateCredential, ClientSecr
 from infra.errors import OperationError
 
 ENDPOINT = "https://management.azure.com"
+SCOPE = "https://management.azure.com/.default"
+WAIT = 10.0
+"""Seconds between two looks at the same thing."""
 COMPUTE = "2024-11-01"
 """Version of the Compute interface: the one that pulumi-azure-native 3.29 uses."""
 
@@ -48,31 +51,20 @@ def credential() -> TokenCredential:
 class Arm:
     """Requests to Azure's one endpoint."""
 
-    def __init__(
-        self,
-        *,
-        check: Callable[[], None] = lambda: None,
-        endpoint: str = ENDPOINT,
-        who: TokenCredential | None = None,
-        wait: float = 10.0,
-    ) -> None:
-        """`check` raises when nobody wants the result any more; `wait` is the time between two looks, in seconds."""
-        self._check, self._wait = check, wait
-        policies = [
-            RetryPolicy(retry_total=6),
-            BearerTokenCredentialPolicy(who or credential(), f"{ENDPOINT}/.default"),
-        ]
-        self._client: PipelineClient[Any, Any] = PipelineClient(endpoint, policies=policies)
-        self._https = endpoint.startswith("https:")
+    def __init__(self, *, check: Callable[[], None] = lambda: None) -> None:
+        """`check` raises when nobody wants the result any more."""
+        self._check = check
+        policies = [RetryPolicy(retry_total=6), BearerTokenCredentialPolicy(credential(), SCOPE)]
+        self._client: PipelineClient[Any, Any] = PipelineClient(ENDPOINT, policies=policies)
 
     def request(
         self, method: str, path: str, *, version: str = COMPUTE, body: object = None, **query: str
     ) -> dict[str, Any]:
         """The answer's JSON; an empty answer is an empty object. Raises ArmError with Azure's own words."""
-        request = HttpRequest(method, path, params={"api-version": version, **query}, json=body)
+        request = HttpRequest(method, f"{ENDPOINT}{path}", params={"api-version": version, **query}, json=body)
         try:
             # A stand-in for tests has no TLS; Azure's own address always has.
-            response = self._client.send_request(request, enforce_https=self._https)
+            response = self._client.send_request(request, enforce_https=ENDPOINT.startswith("https:"))
             text = response.text()
         except AzureError as error:
             raise ArmError(f"{method} {path}: {error}") from None
@@ -88,7 +80,7 @@ class Arm:
             self._check()
             if time.monotonic() > deadline:
                 raise ArmError(f"{what}: not within {seconds:.0f} s")
-            time.sleep(self._wait)
+            time.sleep(WAIT)
 
     def power(self, machine: str) -> str:
         """A machine's state: running, stopped (still billed), deallocated ...; empty where Azure does not say."""
@@ -100,6 +92,15 @@ class Arm:
         """Stop a machine so that it is billed no more, and wait until it is."""
         self.request("POST", f"{machine}/deallocate")
         self.until(f"{machine}: deallocated", seconds, lambda: self.power(machine) == "deallocated")
+
+
+def stopped(machine: str) -> str:
+    """Stop a machine after a failure, also when the `up` was interrupted; a line that says so, or that it runs on."""
+    try:
+        Arm().deallocate(machine)
+    except OperationError as error:
+        return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
+    return "the machine was stopped (deallocated)"
 
 
 def _reason(text: str) -> str:

@@ -75,7 +75,9 @@ class CommandProvider(PlainProvider):
                 )
         except OperationError as error:
             if props["builder"]:
-                raise CommandError(f"{error}\n{_stopped(props['machine'])}") from None
+                raise CommandError(
+                    f"{error}\n{arm.stopped(props['machine'])}; the next `up` starts it for another try"
+                ) from None
             raise
         return CreateResult(id_=f"{props['machine']}/{props['name']}", outs={**props, "output": found.group()})
 
@@ -98,15 +100,6 @@ def _started(client: arm.Arm, machine: str) -> None:
     if client.power(machine) in ("deallocated", "stopped"):
         client.request("POST", f"{machine}/start")
         client.until(f"{machine}: running", 900, lambda: client.power(machine) == "running")
-
-
-def _stopped(machine: str) -> str:
-    """Stop the machine of a command that failed; a line that says so, or that it could not be."""
-    try:
-        arm.Arm().deallocate(machine)  # also when the `up` was interrupted
-    except OperationError as error:
-        return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
-    return "the machine was stopped (deallocated), and the next `up` starts it for another try"
 
 
 class Command(Resource, module="azure", name="Command"):

@@ -10,6 +10,7 @@ from pulumi_azure_native import storage
 
 from infra.azure.base import Base, account_name
 from infra.azure.network import Network
+from infra.settings import PRIVATE
 
 CONTAINER = "data"
 
@@ -70,6 +71,6 @@ def ip_rules(admin: ipaddress.IPv4Network | None) -> list[str]:
 
     A private network cannot be named there: its user works from the nodes, or through a public address.
     """
-    if admin is None or admin.is_private:
+    if admin is None or any(admin.subnet_of(private) for private in PRIVATE):
         return []
     return [str(address) for address in admin] if admin.prefixlen > 30 else [str(admin)]

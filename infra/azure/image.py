@@ -1,8 +1,9 @@
 """The golden image as a stage of its own: builder -> gate -> seal -> stop -> snapshot -> version.
 
-Every name carries the image's key. A changed bootstrap has another key, so it makes a new builder and a new image, and
-what belonged to the old one goes when the new one is there; the nodes keep their disks. The builder is a small machine
-of the nodes' series: an image learns there whether its disks are NVMe, and a Trusted Launch machine cannot change that.
+Every name carries the image's key, or the start of it. A changed bootstrap has another key, so it makes a new builder
+and a new image, and what belonged to the old one goes when the new one is there; the nodes keep their disks. The
+builder is a small machine of the nodes' series: an image learns there whether its disks are NVMe, and a Trusted Launch
+machine cannot change that.
 """
 
 from __future__ import annotations
@@ -80,17 +81,19 @@ def declare(base: Base, net: Network, identity: pulumi.Output[str]) -> Golden:
     settings, name = base.settings, key(base.settings)
     if settings.image != "bake":
         return Golden(pulumi.Output.from_input(settings.image), name, ())
-    builder = _builder(base, net, identity, name)
-    sealed = _sealed(base, builder, name)
-    version = _version(base, _snapshot(base, builder, sealed, name), name)
+    # The start of it is enough for names: with all of it, the longest machine's would have more than 64 characters.
+    stage = name[:12]
+    builder = _builder(base, net, identity, stage, name)
+    sealed = _sealed(base, builder, stage, name)
+    version = _version(base, _snapshot(base, builder, sealed, stage), stage, name)
     return Golden(version.id, name, (version,))
 
 
-def _builder(base: Base, net: Network, identity: pulumi.Output[str], name: str) -> compute.VirtualMachine:
+def _builder(base: Base, net: Network, identity: pulumi.Output[str], stage: str, name: str) -> compute.VirtualMachine:
     settings, size = base.settings, types.of(base.settings)
     publisher, offer, sku, version = base_image(settings).split(":")
     spec = machine.Spec(
-        logical=f"builder-{name}",
+        logical=f"builder-{stage}",
         hostname="builder",
         size=size.builder,
         facts=size,
@@ -99,22 +102,24 @@ def _builder(base: Base, net: Network, identity: pulumi.Output[str], name: str) 
         disk_gb=types.BUILDER_DISK_GB,
         user_data=user_data.packed(user_data.for_bake(settings, name)),
         # It installs from the outside: without a NAT gateway through an address of its own.
-        public=_builder_address(base, name),
+        public=_builder_address(base, stage),
     )
     # Limits and keys are no part of an image: changed, they must not bake it again. What is has another key.
     kept = ["osProfile", "hardwareProfile", "storageProfile.imageReference", "storageProfile.osDisk"]
-    opts = pulumi.ResourceOptions(ignore_changes=kept, custom_timeouts=pulumi.CustomTimeouts(create="30m"))
+    opts = pulumi.ResourceOptions(
+        ignore_changes=kept, delete_before_replace=True, custom_timeouts=pulumi.CustomTimeouts(create="30m")
+    )
     return machine.declare(base, spec, subnet=net.subnet, identity=identity, opts=opts)
 
 
-def _builder_address(base: Base, name: str) -> network.PublicIPAddress | None:
-    return address(base, f"builder-{name}-address") if base.settings.cloud.public_nodes == "all" else None
+def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
+    return address(base, f"builder-{stage}-address") if base.settings.cloud.public_nodes == "all" else None
 
 
-def _sealed(base: Base, builder: compute.VirtualMachine, name: str) -> Stopped:
+def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:
     """The builder once its bootstrap has said that it is ready, it is nobody's machine any more, and it is off."""
     gate = Command(
-        f"gate-{name}",
+        f"gate-{stage}",
         name="gate",
         machine=builder.id,
         incarnation=builder.vm_id,
@@ -126,30 +131,32 @@ def _sealed(base: Base, builder: compute.VirtualMachine, name: str) -> Stopped:
         opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="2h")),
     )
     seal = Command(
-        f"seal-{name}",
+        f"seal-{stage}",
         name="seal",
         machine=builder.id,
         incarnation=builder.vm_id,
         location=base.location,
-        script=script("seal.sh"),
-        seconds=300,
+        # Behind the gate once more: a builder that was stopped in between bakes again when it is started.
+        script=f"bash -s <<'GATE' || exit 1\n{script('gate.sh')}GATE\n{script('seal.sh')}",
+        seconds=5400,
         wanted="sealing",
         builder=True,
-        opts=pulumi.ResourceOptions(depends_on=[gate], custom_timeouts=pulumi.CustomTimeouts(create="30m")),
+        opts=pulumi.ResourceOptions(depends_on=[gate], custom_timeouts=pulumi.CustomTimeouts(create="2h")),
     )
     return Stopped(
-        f"stop-{name}",
+        f"stop-{stage}",
+        name=f"builder-{stage}",
         machine=builder.id,
         incarnation=builder.vm_id,
         opts=pulumi.ResourceOptions(depends_on=[seal], custom_timeouts=pulumi.CustomTimeouts(create="40m")),
     )
 
 
-def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, name: str) -> compute.Snapshot:
+def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
     disk = builder.storage_profile.apply(_disk_id)
     return compute.Snapshot(
-        f"snapshot-{name}",
-        snapshot_name=base.name(f"snapshot-{name}"),
+        f"snapshot-{stage}",
+        snapshot_name=base.name(f"snapshot-{stage}"),
         resource_group_name=base.group.name,
         location=base.location,
         creation_data=compute.CreationDataArgs(create_option="Copy", source_resource_id=disk),
@@ -167,7 +174,7 @@ def _disk_id(profile: compute.outputs.StorageProfileResponse | None) -> str:
     return str(profile.os_disk.managed_disk.id)
 
 
-def _version(base: Base, snapshot: compute.Snapshot, name: str) -> compute.GalleryImageVersion:
+def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> compute.GalleryImageVersion:
     """A generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
     gallery = compute.Gallery(
         "gallery",
@@ -179,7 +186,7 @@ def _version(base: Base, snapshot: compute.Snapshot, name: str) -> compute.Galle
         opts=base.opts(),
     )
     definition = compute.GalleryImage(
-        f"definition-{name}",
+        f"definition-{stage}",
         gallery_image_name=f"trainyard-{name}",
         gallery_name=gallery.name,
         resource_group_name=base.group.name,
@@ -203,7 +210,7 @@ def _version(base: Base, snapshot: compute.Snapshot, name: str) -> compute.Galle
         name=base.location, regional_replica_count=replicas(base.settings), storage_account_type="Standard_LRS"
     )
     return compute.GalleryImageVersion(
-        f"image-{name}",
+        f"image-{stage}",
         gallery_image_version_name="1.0.0",
         gallery_image_name=definition.name,
         gallery_name=gallery.name,

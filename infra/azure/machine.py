@@ -59,7 +59,9 @@ def declare(
             security_type="TrustedLaunch",
             uefi_settings=compute.UefiSettingsArgs(secure_boot_enabled=True, v_tpm_enabled=True),
         ),
-        identity=compute.VirtualMachineIdentityArgs(type="UserAssigned", user_assigned_identities=[identity]),
+        identity=compute.VirtualMachineIdentityArgs(
+            type=compute.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[identity]
+        ),
         storage_profile=_storage(base, spec),
         os_profile=_system(base, spec),
         network_profile=compute.NetworkProfileArgs(
@@ -111,7 +113,7 @@ def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
             name=base.name(f"{spec.logical}-disk"),
             create_option="FromImage",
             delete_option="Delete",
-            caching="ReadWrite",
+            caching=compute.CachingTypes.READ_WRITE,
             disk_size_gb=spec.disk_gb,
             managed_disk=compute.ManagedDiskParametersArgs(storage_account_type=spec.storage),
         ),

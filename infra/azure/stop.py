@@ -17,26 +17,36 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra import operation
 from infra.azure import arm
+from infra.errors import OperationError
 from infra.provider import PlainProvider
 
 SEALING = 900.0
 """Seconds for the builder to seal itself and switch off."""
 
 
+class StopError(OperationError):
+    """A builder that was not sealed: no image may be made of it."""
+
+
 class StopProvider(PlainProvider):
     """Create waits until the machine is off, then deallocates it; nothing is there to be updated or deleted."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine = props["machine"]
+        machine, name = props["machine"], props["name"]
         client = arm.Arm(check=operation.Watch().check)
+        anew = f"bake anew: pulumi up --replace '**::{name}'"
+
+        def off() -> bool:
+            state = client.power(machine)
+            if state == "deallocated":  # by somebody else, or by an `up` that failed here
+                raise StopError(f"{name} is off, and nobody knows that it was sealed; {anew}")
+            return state == "stopped"
+
         try:
-            client.until(
-                f"{machine.rpartition('/')[2]} sealed and off",
-                SEALING,
-                lambda: client.power(machine) in ("stopped", "deallocated"),
-            )
-        finally:
-            arm.Arm().deallocate(machine)  # also one that would not be sealed, and when the `up` was interrupted
+            client.until(f"{name} sealed and off", SEALING, off)
+        except (arm.ArmError, operation.Cancelled) as error:
+            raise StopError(f"{error}\n{arm.stopped(machine)}; {anew}") from None
+        client.deallocate(machine)
         return CreateResult(id_=f"{machine}/stopped", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
@@ -59,9 +69,11 @@ class Stopped(Resource, module="azure", name="Stopped"):
         self,
         resource_name: str,
         *,
+        name: str,
         machine: pulumi.Input[str],
         incarnation: pulumi.Input[str],
         opts: pulumi.ResourceOptions,
     ) -> None:
-        """`machine` is its ARM id, `incarnation` what only this machine of that id has."""
-        super().__init__(StopProvider(), resource_name, {"machine": machine, "incarnation": incarnation}, opts)
+        """`name` is the machine's in the program, `machine` its ARM id, `incarnation` what only this one has."""
+        inputs = {"name": name, "machine": machine, "incarnation": incarnation}
+        super().__init__(StopProvider(), resource_name, inputs, opts)
