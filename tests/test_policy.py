@@ -249,6 +249,21 @@ def test_secrets_are_known_by_their_form(what: str) -> None:
     assert leaks.find(f"#!/bin/sh\n{SECRETS[what]}\n") == what
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TOKEN=$(curl -s -X PUT $IMDS)",
+        "TOKEN_URL=http://169.254.169.254/latest/api/token",
+        "TOKEN_FILE=/run/token.json",
+        "HF_TOKEN=${HF_TOKEN:-}",
+        "https://packages.example.org/simple",
+        "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQ",
+    ],
+)
+def test_where_a_secret_is_to_be_had_is_none(text: str) -> None:
+    assert leaks.find(f"#!/bin/sh\n{text}\n") is None
+
+
 def mime(text: str) -> str:
     whole = MIMEMultipart()
     whole.attach(MIMEText(text, "cloud-config", "utf-8"))

@@ -110,8 +110,8 @@ def test_a_secret_in_user_data_ends_the_preview(preview: Preview) -> None:
 
 def test_user_data_that_is_not_known_is_told(preview: Preview) -> None:
     """Not known before `up`, when the engine asks again."""
-    node = "user_data=user_data.for_node"
-    edit = ["infra/clusters/local.py", node, f"user_data=network.bridge.apply(lambda _: 'x') if True else {node[10:]}"]
+    known = "user_data=user_data.for_node(settings, image, name, role, baked=True),"
+    edit = ["infra/clusters/local.py", known, 'user_data=network.bridge.apply(lambda bridge: f"# {bridge}"),']
     done = preview("local", edit)
     assert done.returncode == 0, done.stdout + done.stderr
     assert told(done, "advisory") == {"undecided"} and told(done, "mandatory") == set()

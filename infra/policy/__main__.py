@@ -10,10 +10,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[0] = str(ROOT)  # Pulumi puts this directory there: its files are modules of a package, and not of everybody
+HERE = Path(__file__).resolve().parent
+# Pulumi runs this file by its directory, which is then on the path: its files are modules of a package, and the
+# package is the one that this file is of.
+sys.path[:] = [str(HERE.parent.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
 
-from collections.abc import Callable, Iterable, Mapping  # noqa: E402
+from collections.abc import Iterable, Mapping, Sequence  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from typing import Any  # noqa: E402
 
 from pulumi_policy import (  # noqa: E402
@@ -36,15 +39,18 @@ from infra.policy.unknown import UNKNOWN  # noqa: E402
 
 undecided: list[Finding] = []
 """What was left open in this run, for the last policy to tell."""
+inputs: dict[str, Mapping[str, Any]] = {}
+"""What each resource was declared with, by URN. Rules over the stack judge that, too: at the end the engine hands over
+outputs, where the provider has filled in what nobody has declared."""
 
 
 def plain(value: Any) -> Any:
     """What the engine hands over, with our own mark where a value is not known; theirs ends the rule at the first."""
     if isinstance(value, Mapping):
         return {key: _at(value, key) for key in value}
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        return value
-    return [_at(value, index) for index in range(len(value))]  # type: ignore[arg-type]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_at(value, index) for index in range(len(value))]
+    return value
 
 
 def _at(container: Any, key: Any) -> Any:
@@ -77,7 +83,9 @@ def _tell(findings: Iterable[Finding], report: ReportViolation) -> None:
 
 def _resource_policy(rule: Rule) -> Policy:
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
-        _tell(rule.judge(resource_of(args)), report)
+        resource = resource_of(args)
+        inputs[resource.urn] = resource.props
+        _tell(rule.judge(resource), report)
 
     return ResourceValidationPolicy(rule.name, _described(rule), validate)
 
@@ -90,7 +98,8 @@ def _stack_policy(rule: StackRule) -> Policy:
 
 
 def _stack(args: StackValidationArgs) -> Stack:
-    return pack.stack([resource_of(resource) for resource in args.resources], _settings(args))
+    found = [resource_of(resource) for resource in args.resources]
+    return pack.stack([replace(one, props=inputs.get(one.urn, one.props)) for one in found], _settings(args))
 
 
 def _settings(args: StackValidationArgs) -> Mapping[str, str]:
@@ -110,7 +119,6 @@ def _undecided(_: StackValidationArgs, report: ReportViolation) -> None:
 
 
 def main() -> None:
-    last: Callable[[StackValidationArgs, ReportViolation], None] = _undecided
     PolicyPack(
         name=pack.NAME,
         enforcement_level=EnforcementLevel.MANDATORY,
@@ -120,7 +128,7 @@ def main() -> None:
             StackValidationPolicy(
                 "undecided",
                 "What a rule could not decide, as a value is not known before `up`.",
-                last,
+                _undecided,
                 EnforcementLevel.ADVISORY,
             ),
         ],

@@ -40,7 +40,8 @@ PATTERNS = {
     "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
     "a password in a URL": r"\b[a-z][a-z0-9+.-]*://[^\s/:@$]+:[^\s/:@$]{3,}@[^\s/]",
     "a secret in a variable": (
-        r"\b[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY)[A-Z0-9_]*=[\"']?[^\s\"'$<{(]{8,}"
+        r"\b[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY)[A-Z0-9_]*="
+        r"[\"']?(?!https?://|/)[^\s\"'$<{(]{8,}"  # not where one is to be had: a URL, a file
     ),
 }
 _COMPILED = {what: re.compile(pattern) for what, pattern in PATTERNS.items()}
