@@ -18,8 +18,9 @@ rm -f /etc/trainyard.env /etc/trainyard-host.env
 cloud-init clean --logs --seed
 rm -f /etc/ssh/ssh_host_* /var/lib/systemd/random-seed /var/lib/dbus/machine-id
 : >/etc/machine-id
-rm -rf /root/.ssh /home/*/.ssh /root/.cache /home/*/.cache
-rm -f /root/.bash_history /home/*/.bash_history
+for home in /root /home/*; do
+    rm -rf "$home/.ssh" "$home/.cache" "$home/.bash_history"
+done
 rm -rf /var/lib/trainyard/* /var/lib/apt/lists/* /tmp/* /var/tmp/*
 
 # Logs last, as all of the above may write some.

@@ -616,3 +616,12 @@ def test_a_settings_error_names_its_key(keys: dict[str, str]) -> None:
     with pytest.raises(SettingsError) as caught:
         aws_xeon.check(settings(keys, instanceType="m7i-flex.large"))
     assert caught.value.key == "instanceType"
+
+
+def test_the_stack_as_we_ship_it_has_a_price(keys: dict[str, str]) -> None:
+    """By the table in the repository, for every family and for Spot."""
+    for name in ("", "m6i.4xlarge", "m8i.8xlarge", "r7iz.8xlarge"):
+        on_demand, spot = (
+            prices.total(aws_xeon.bill(settings(keys, instanceType=name, spot=s))) for s in (False, True)
+        )
+        assert 0 < spot < on_demand
