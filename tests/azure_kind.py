@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs
@@ -44,7 +45,7 @@ class Azure(Kind):
             made["name"] = args.inputs[OWN_NAMES[kind]]
         if kind == "VirtualMachine":
             disk = {"managedDisk": {"id": f"{GROUP}/disks/{args.name}"}}
-            made |= {"vmId": f"{args.name}-incarnation", "storageProfile": {"osDisk": disk}}
+            made |= {"vmId": str(uuid.uuid5(uuid.NAMESPACE_OID, args.name)), "storageProfile": {"osDisk": disk}}
             # A list as an input, a mapping as an output.
             made["identity"] = {**args.inputs["identity"], "userAssignedIdentities": {}}
         made |= {

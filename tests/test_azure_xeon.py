@@ -132,6 +132,16 @@ def test_an_image_is_made_of_a_builder_that_was_ready_sealed_and_off(program: Pr
     assert source["id"].endswith(named(ran, "snapshot"))
 
 
+def test_another_builder_of_the_same_name_is_another_image(program: Program) -> None:
+    """What was made of the one before must not be taken for its own."""
+    ran = program()
+    for part in ("gate", "seal", "stop"):
+        assert ran[named(ran, part)].property_needs["incarnation"] == {named(ran, "builder")}
+    assert ran[named(ran, "snapshot")].property_needs["snapshotName"] >= {named(ran, "builder")}
+    assert ran[named(ran, "image")].replace_on_changes == ("storageProfile",)
+    assert ran[named(ran, "image")].delete_before_replace and ran[named(ran, "builder")].delete_before_replace
+
+
 def test_the_gate_and_the_seal_stop_the_builder_when_they_fail(program: Program) -> None:
     ran = program()
     gate, seal = ran[named(ran, "gate")].inputs, ran[named(ran, "seal")].inputs
@@ -249,7 +259,7 @@ def test_a_node_is_a_trusted_machine_that_only_keys_open(program: Program, raw: 
         assert (system["computerName"], system["adminUsername"]) == (name, "trainyard")
         assert system["linuxConfiguration"]["disablePasswordAuthentication"] is True
         (key,) = system["linuxConfiguration"]["ssh"]["publicKeys"]
-        assert key["path"] == "/home/trainyard/.ssh/authorized_keys"
+        assert key["path"] == f"/home/{base.USER}/.ssh/authorized_keys"
         assert key["keyData"] == Path(raw["publicKey"]).read_text().strip()
         assert node["storageProfile"]["osDisk"]["deleteOption"] == "Delete"
         # An interface that goes with its machine is missed by the machine that replaces it.

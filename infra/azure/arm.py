@@ -14,7 +14,7 @@ from typing import Any
 
 from azure.core import PipelineClient
 from azure.core.credentials import TokenCredential
-from azure.core.exceptions import AzureError
+from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
 from azure.core.rest import HttpRequest
 from azure.identity import AzureCliCredential, CertificateCredential, ClientSecretCredential, ManagedIdentityCredential
@@ -66,6 +66,8 @@ class Arm:
             # A stand-in for tests has no TLS; Azure's own address always has.
             response = self._client.send_request(request, enforce_https=ENDPOINT.startswith("https:"))
             text = response.text()
+        except ClientAuthenticationError as error:  # also where there is no `az`
+            raise ArmError(f"not signed in to Azure ({error}): az login, or ARM_CLIENT_ID and its like") from None
         except AzureError as error:
             raise ArmError(f"{method} {path}: {error}") from None
         if response.status_code >= 400:

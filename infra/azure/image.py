@@ -154,9 +154,11 @@ def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) 
 
 def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
     disk = builder.storage_profile.apply(_disk_id)
+    # Of this very builder: one that was replaced has a disk of the same name, and needs another snapshot.
+    own = builder.vm_id.apply(lambda incarnation: base.name(f"snapshot-{stage}-{incarnation[:8]}"))
     return compute.Snapshot(
         f"snapshot-{stage}",
-        snapshot_name=base.name(f"snapshot-{stage}"),
+        snapshot_name=own,
         resource_group_name=base.group.name,
         location=base.location,
         creation_data=compute.CreationDataArgs(create_option="Copy", source_resource_id=disk),
@@ -222,6 +224,10 @@ def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> c
         publishing_profile=compute.GalleryImageVersionPublishingProfileArgs(target_regions=[region]),
         safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
         tags=base.tags,
-        # 20 to 60 minutes are usual.
-        opts=base.opts(custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m")),
+        opts=base.opts(
+            replace_on_changes=["storageProfile"],
+            delete_before_replace=True,
+            # 20 to 60 minutes are usual.
+            custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m"),
+        ),
     )

@@ -1,6 +1,6 @@
 """What is known of Azure's machine sizes, and what follows from it for disks.
 
-Sources: Microsoft's pages of the Dv5, Dsv6 and Dsv7 series (github.com/MicrosoftDocs/azure-compute-docs, 2026) and of
+Sources: Microsoft's pages of the Dv5, Dsv6 and Dsv7 series (MicrosoftDocs/azure-compute-docs, 2026) and of
 "VM vCore Customization" there. Sizes of up to 32 vCPUs only: each is one NUMA node, so a rank has the whole machine.
 """
 
