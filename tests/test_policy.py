@@ -275,7 +275,7 @@ def b64(data: bytes) -> str:
 
 
 def files(content: str | bytes, **more: str) -> str:
-    return "#cloud-config\n" + yaml.safe_dump({"write_files": [{"path": "/root/x", "content": content, **more}]})
+    return "#cloud-config\n" + yaml.safe_dump({"write_files": [{"path": "/etc/x", "content": content, **more}]})
 
 
 PACKED = {
