@@ -31,6 +31,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.local": (*OURS, "infra.local", "pulumi"),
     "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws", "boto3", "botocore"),
     "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native", "azure"),
+    # Rules are about declarations, whoever makes them: never a provider's modules.
+    "infra.policy": ("infra.policy", "yaml"),
+    "infra.policy.__main__": ("infra.policy", "infra.stack_file", "pulumi_policy"),
     "infra.clusters": (
         *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.clusters", "pulumi"),
         *("infra.local", "infra.aws", "infra.azure"),
@@ -122,6 +125,8 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
         ("infra.local.nodes", "from ..aws import network"),
         ("infra.local.nodes", "from infra import inventory"),
         ("infra.aws.nodes", "from infra.local import paths"),
+        ("infra.policy.tags", "from infra.aws import provider"),
+        ("infra.policy.tags", "import pulumi_policy"),
         ("infra.clusters.local", "from fabfile import backend"),
         ("infra.engine", "import training.train"),
         ("fabfile.stack", "import pulumi.automation"),

@@ -1,0 +1,139 @@
+"""The pack under Pulumi's engine: pulumi preview --policy-pack infra/policy
+
+Every rule is MANDATORY: a violation ends the preview, and the `up` that begins with it. A value that is not known in
+a preview leaves a rule undecided. That is never a pass: the rule `undecided` names each, as a warning, and during `up`
+the engine asks again when the value is known and before the resource is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Pulumi runs this file by its directory, which is then on the path: its files are modules of a package, and the
+# package is the one that this file is of.
+sys.path[:] = [str(HERE.parent.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
+
+from collections.abc import Iterable, Mapping, Sequence  # noqa: E402
+from dataclasses import replace  # noqa: E402
+from typing import Any  # noqa: E402
+
+from pulumi_policy import (  # noqa: E402
+    EnforcementLevel,
+    Policy,
+    PolicyPack,
+    PolicyResource,
+    ReportViolation,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
+    StackValidationArgs,
+    StackValidationPolicy,
+)
+from pulumi_policy.proxy import UnknownValueError  # noqa: E402
+
+from infra import stack_file  # noqa: E402
+from infra.policy import pack  # noqa: E402
+from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule  # noqa: E402
+from infra.policy.unknown import UNKNOWN  # noqa: E402
+
+undecided: list[Finding] = []
+"""What was left open in this run, for the last policy to tell."""
+inputs: dict[str, Mapping[str, Any]] = {}
+"""What each resource was declared with, by URN. Rules over the stack judge that, too: at the end the engine hands over
+outputs, where the provider has filled in what nobody has declared."""
+
+
+def plain(value: Any) -> Any:
+    """What the engine hands over, with our own mark where a value is not known; theirs ends the rule at the first."""
+    if isinstance(value, Mapping):
+        return {key: _at(value, key) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_at(value, index) for index in range(len(value))]
+    return value
+
+
+def _at(container: Any, key: Any) -> Any:
+    try:
+        return plain(container[key])
+    except UnknownValueError:
+        return UNKNOWN
+
+
+def resource_of(args: ResourceValidationArgs | PolicyResource) -> Resource:
+    links = args.property_dependencies if isinstance(args, PolicyResource) else {}
+    return Resource(
+        type=args.resource_type,
+        name=args.name,
+        props=plain(args.props),
+        urn=args.urn,
+        provider=plain(args.provider.props) if args.provider else {},
+        links={key: frozenset(other.urn for other in others) for key, others in links.items()},
+        ignores=tuple(args.opts.ignore_changes),
+    )
+
+
+def _tell(findings: Iterable[Finding], report: ReportViolation) -> None:
+    for finding in findings:
+        if finding.decided:
+            report(f"{finding.resource.name}: {finding.what}", finding.resource.urn)
+        else:
+            undecided.append(finding)
+
+
+def _resource_policy(rule: Rule) -> Policy:
+    def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
+        resource = resource_of(args)
+        inputs[resource.urn] = resource.props
+        _tell(rule.judge(resource), report)
+
+    return ResourceValidationPolicy(rule.name, _described(rule), validate)
+
+
+def _stack_policy(rule: StackRule) -> Policy:
+    def validate(args: StackValidationArgs, report: ReportViolation) -> None:
+        _tell(rule.judge(_stack(args)), report)
+
+    return StackValidationPolicy(rule.name, _described(rule), validate)
+
+
+def _stack(args: StackValidationArgs) -> Stack:
+    found = [resource_of(resource) for resource in args.resources]
+    return pack.stack([replace(one, props=inputs.get(one.urn, one.props)) for one in found], _settings(args))
+
+
+def _settings(args: StackValidationArgs) -> Mapping[str, str]:
+    """The stack's settings from its own file: the engine does not hand them to a pack in Python."""
+    for resource in args.resources:
+        return stack_file.read(resource.urn.split("::")[0].removeprefix("urn:pulumi:"))
+    return {}
+
+
+def _described(rule: Rule | StackRule) -> str:
+    return f"{rule.description} ({', '.join(rule.numbers)})"
+
+
+def _undecided(_: StackValidationArgs, report: ReportViolation) -> None:
+    for finding in undecided:
+        report(f"{finding.resource.name}: {finding.rule}: {finding.what}; `up` decides it", finding.resource.urn)
+
+
+def main() -> None:
+    PolicyPack(
+        name=pack.NAME,
+        enforcement_level=EnforcementLevel.MANDATORY,
+        policies=[
+            *map(_resource_policy, pack.RULES),
+            *map(_stack_policy, pack.STACK_RULES),
+            StackValidationPolicy(
+                "undecided",
+                "What a rule could not decide, as a value is not known before `up`.",
+                _undecided,
+                EnforcementLevel.ADVISORY,
+            ),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Secrets where everybody on the machine reads them: user data, and any other input."""
+
+from __future__ import annotations
+
+import base64
+import email
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from email.message import Message
+from typing import Any
+
+import yaml
+
+from infra.policy.rule import Resource, Rule
+from infra.policy.unknown import UndecidedError, Unknown
+
+LARGEST = 8 * 1024 * 1024
+"""Bytes that packed data is unpacked to: far more than any cloud's user data, and no bomb."""
+DEPTH = 6
+"""Packings inside packings that are opened."""
+SKIPPED = ("__provider",)
+"""Pulumi's own: the code of a dynamic provider, which is no input of a machine."""
+PASSWORDS = ("passwd", "password", "plain_text_passwd", "hashed_passwd")
+"""Keys of cloud-config that hold one."""
+PATTERNS = {
+    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]",
+    "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    "an AWS secret key": r"(?i)aws_?secret_?(?:access_?)?key[\"']?\s*[:=]\s*[\"']?[A-Za-z0-9/+]{40}\b",
+    "an Azure storage key": r"(?i)AccountKey=[A-Za-z0-9+/]{80,}={0,2}",
+    "a shared access signature": r"(?i)[?&]sig=[A-Za-z0-9%+/]{40,}",
+    "a token of GitHub": r"\b(?:gh[opsur]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{60,})",
+    "a token of GitLab": r"\bglpat-[A-Za-z0-9_-]{20,}",
+    "a token of Hugging Face": r"\bhf_[A-Za-z0-9]{30,}",
+    "a token of Slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "a token of Pulumi": r"\bpul-[0-9a-f]{40}\b",
+    "a key of Google": r"\bAIza[A-Za-z0-9_-]{35}\b",
+    "a key of OpenAI or Anthropic": r"\bsk-(?:ant-|proj-)?[A-Za-z0-9_-]{32,}",
+    "a token of npm or PyPI": r"\b(?:npm_[A-Za-z0-9]{36}\b|pypi-[A-Za-z0-9_-]{50,})",
+    "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    "a password in a URL": r"\b[a-z][a-z0-9+.-]*://[^\s/:@$]+:[^\s/:@$]{3,}@[^\s/]",
+    "a secret in a variable": (
+        r"\b[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY)[A-Z0-9_]*="
+        r"[\"']?(?!https?://|/)[^\s\"'$<{(]{8,}"  # not where one is to be had: a URL, a file
+    ),
+}
+_COMPILED = {what: re.compile(pattern) for what, pattern in PATTERNS.items()}
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""User data is some sixty KB of YAML, and libyaml reads it twenty times as fast."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
+
+
+class PackedError(Exception):
+    """Packed data that cannot be opened."""
+
+
+def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every text in the inputs, with where it stands; a value that is not known yet is one of them."""
+    if isinstance(value, str | bytes | Unknown):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in SKIPPED:
+                yield from strings(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from strings(item, f"{path}[{number}]")
+
+
+def _inputs(resource: Resource) -> Iterator[tuple[str, Any]]:
+    """All that is known, and what would become user data and is not known yet. An unknown id is no machine's data."""
+    for path, value in strings(resource.props, ""):
+        if not isinstance(value, Unknown) or re.search(r"(?i)user_?data|custom_?data|script|command", path):
+            yield path, value
+
+
+def _secret(part: tuple[str, Any]) -> str | None:
+    path, value = part
+    if isinstance(value, Unknown):
+        raise UndecidedError
+    try:
+        what = find(value)
+    except PackedError as error:
+        return f"{path}: {error}, so nobody can say what is in it"
+    return f"{path} holds {what}: whoever is on the machine reads it, and so does the state" if what else None
+
+
+def find(text: str | bytes, depth: int = 0) -> str | None:
+    """What secret there is in the text, or packed in it; None where there is none."""
+    if isinstance(text, bytes):
+        text = _opened(text)
+    for what, pattern in _COMPILED.items():
+        if pattern.search(text):
+            return what
+    config = list(strings(_cloud_config(text), ""))
+    if any(_holds_password(path) and value for path, value in config):
+        return "a password"
+    if depth == DEPTH:
+        return None
+    inside = (*_packed(text), *(value for _, value in config if value != text))
+    return next(filter(None, (find(inner, depth + 1) for inner in inside)), None)
+
+
+def _opened(data: bytes) -> str:
+    if data.startswith(b"\x1f\x8b"):
+        try:
+            opener = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+            data = opener.decompress(data, LARGEST)
+        except zlib.error as error:
+            raise PackedError(f"is gzip that cannot be opened ({error})") from None
+        if opener.unconsumed_tail:
+            raise PackedError(f"unpacks to more than {LARGEST} bytes")
+    return data.decode("utf-8", errors="replace")
+
+
+def _packed(text: str) -> Iterator[bytes]:
+    """What is packed in a text: base64 in it or all of it, the parts of a MIME message."""
+    joined = "".join(text.split())
+    for candidate in {joined, *_BASE64.findall(text)}:
+        data = _decoded(candidate)
+        if data is not None:
+            yield data
+    if re.match(r"(?i)\s*(content-type|mime-version):", text):
+        yield from _attachments(email.message_from_string(text))
+
+
+def _decoded(text: str) -> bytes | None:
+    """The bytes where it is base64 of something readable or of gzip; a hash or a public key is neither."""
+    if len(text) < 24 or not _BASE64.fullmatch(text):
+        return None
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    if data.startswith(b"\x1f\x8b"):
+        return data
+    try:
+        return data if data.decode().isprintable() or b"\n" in data else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _attachments(message: Message) -> Iterator[bytes]:
+    for part in message.walk():
+        payload = part.get_payload(decode=True)
+        if isinstance(payload, bytes):
+            yield payload
+
+
+def _cloud_config(text: str) -> Any:
+    if not text.lstrip().startswith("#cloud-config"):
+        return None
+    try:
+        return yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError:
+        return None  # the text itself was searched
+
+
+def _holds_password(path: str) -> bool:
+    return path.rsplit(".", 1)[-1] in PASSWORDS or path.startswith("chpasswd.list") or ".chpasswd.list" in path
+
+
+RULES = (
+    Rule(
+        name="no-secret-in-user-data",
+        description="No secret is in user data, a script or any other plain input, however it is packed.",
+        numbers=("CKV_AWS_46", "CKV_AZURE_45", "CKV_SECRET_2", "CKV_SECRET_3", "CKV_SECRET_9", "CKV_SECRET_13"),
+        parts={"*": _inputs},
+        problem=_secret,
+    ),
+)

@@ -1,0 +1,194 @@
+"""What a firewall lets in, and from where."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from infra.policy.rule import Resource, Rule, items, same
+from infra.policy.unknown import UndecidedError, Unknown
+
+INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+GROUP = "aws:ec2/securityGroup:SecurityGroup"
+GROUP_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
+NSG = "azure-native:network:NetworkSecurityGroup"
+NSG_RULE = "azure-native:network:SecurityRule"
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+SSH = 22
+LARGEST = {4: 16, 6: 32}
+"""The shortest prefix that is still somebody: the settings' own bound, and a provider's allocation in IPv6."""
+PRIVATE = tuple(
+    ipaddress.ip_network(text)
+    for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7", "fe80::/10")
+)
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+"""All of IPv4, written in IPv6."""
+EVERYBODY = ("*", "any", "internet", "azurecloud")
+"""Azure's words for everybody; AzureCloud is every customer's machines."""
+OWN = ("virtualnetwork", "azureloadbalancer")
+_SPAN = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """One source that something is let in from. Its parts may be values that are not known yet."""
+
+    source: Any
+    protocol: Any
+    ports: Any
+    """Texts such as 22, 20-30 or *; (from, to) in AWS's rules."""
+
+
+def _of_rule(resource: Resource) -> Iterator[Opening]:
+    yield from _aws(resource.props, ("cidrIpv4", "cidrIpv6"), resource.props.get("ipProtocol"))
+
+
+def _of_group(resource: Resource) -> Iterator[Opening]:
+    for rule in items(resource.props, "ingress"):
+        yield from _aws(rule, ("cidrBlocks", "ipv6CidrBlocks"), rule.get("protocol"))
+
+
+def _of_group_rule(resource: Resource) -> Iterator[Opening]:
+    if resource.props.get("type") == "ingress":
+        yield from _aws(resource.props, ("cidrBlocks", "ipv6CidrBlocks"), resource.props.get("protocol"))
+
+
+def _aws(rule: Any, keys: tuple[str, str], protocol: Any) -> Iterator[Opening]:
+    ports = (rule.get("fromPort"), rule.get("toPort"))
+    for key in (*keys, "prefixListId", "prefixListIds"):
+        for source in _several(rule.get(key)):
+            yield Opening(source, protocol, [ports])
+
+
+def _of_nsg(resource: Resource) -> Iterator[Opening]:
+    for rule in items(resource.props, "securityRules"):
+        yield from _azure(rule)
+
+
+def _of_nsg_rule(resource: Resource) -> Iterator[Opening]:
+    yield from _azure(resource.props)
+
+
+def _azure(rule: Any) -> Iterator[Opening]:
+    if isinstance(rule, Unknown):
+        yield Opening(rule, rule, [rule])
+        return
+    if _is_not(rule.get("direction"), "Inbound") or _is_not(rule.get("access"), "Allow"):
+        return
+    ports = [*_several(rule.get("destinationPortRange")), *_several(rule.get("destinationPortRanges"))]
+    for key in ("sourceAddressPrefix", "sourceAddressPrefixes"):
+        for source in _several(rule.get(key)):
+            yield Opening(source, rule.get("protocol"), ports)
+
+
+def _is_not(value: Any, wanted: str) -> bool:
+    """A value that is not known may be the wanted one: the rule is looked at."""
+    return not isinstance(value, Unknown) and not same(value, wanted)
+
+
+def _several(value: Any) -> list[Any]:
+    """The values of a property that is one, a list, or not there."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _from(source: Any) -> str | None:
+    """Why the source is nobody in particular; None where it is somebody."""
+    text = str(source).strip()
+    word = text.lower()
+    if word.startswith("pl-"):
+        return f"from {text}: what a prefix list holds is not declared here"
+    if word in OWN:
+        return None
+    if word in EVERYBODY or word.startswith("azurecloud."):
+        return f"from anywhere ({text})"
+    try:
+        network = _network(text)
+    except ValueError:
+        return f"from {text!r}, which is no network that can be read"
+    if network.prefixlen == 0 or network.network_address.is_unspecified:
+        return f"from anywhere ({text})"
+    if network.prefixlen < LARGEST[network.version] and not any(_in(network, private) for private in PRIVATE):
+        return f"from {text}, which is nobody's in particular"
+    return None
+
+
+def _network(text: str) -> Network:
+    network = ipaddress.ip_network(text, strict=False)
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(MAPPED):
+        address = network.network_address.ipv4_mapped
+        return ipaddress.ip_network(f"{address}/{network.prefixlen - MAPPED.prefixlen}", strict=False)
+    return network
+
+
+def _in(network: Network, other: Network) -> bool:
+    return (
+        network.version == other.version and network.network_address in other and network.prefixlen >= other.prefixlen
+    )
+
+
+def _lets_ssh_in(opening: Opening) -> bool:
+    protocol = str(opening.protocol).lower()
+    if protocol not in ("tcp", "6", "-1", "all", "*", "none"):
+        return False
+    if protocol in ("-1", "all") or not opening.ports:
+        return True
+    return any(_spans_ssh(ports) for ports in opening.ports)
+
+
+def _spans_ssh(ports: Any) -> bool:
+    if isinstance(ports, tuple):
+        low, high = ports
+        return low is None or high is None or int(low) <= SSH <= int(high) or int(low) < 0
+    for text in str(ports).replace(" ", "").split(","):
+        span = _SPAN.fullmatch(text)
+        if span is None or int(span[1]) <= SSH <= int(span[2] or span[1]):
+            return True  # *, and what cannot be read
+    return False
+
+
+def _ssh(opening: Opening) -> str | None:
+    source = _from(opening.source)
+    return f"SSH is let in {source}" if source and _lets_ssh_in(opening) else None
+
+
+def _anything(opening: Opening) -> str | None:
+    source = _from(opening.source)
+    if source is None:
+        return None
+    try:
+        ssh = _lets_ssh_in(opening)
+    except UndecidedError:
+        ssh = False  # it is let in from anywhere, whatever it is
+    return None if ssh else f"{_shown(opening)} is let in {source}"
+
+
+def _shown(opening: Opening) -> str:
+    return f"protocol {opening.protocol!r}, ports {', '.join(map(repr, opening.ports)) or 'all'},"
+
+
+PARTS = {INGRESS: _of_rule, GROUP: _of_group, GROUP_RULE: _of_group_rule, NSG: _of_nsg, NSG_RULE: _of_nsg_rule}
+RULES = (
+    Rule(
+        name="no-ssh-from-anywhere",
+        description="SSH is let in only from networks that are somebody's, in IPv4 and IPv6.",
+        numbers=("CKV_AWS_24", "CKV_AZURE_10", "CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.2"),
+        parts=PARTS,
+        problem=_ssh,
+    ),
+    Rule(
+        name="nothing-from-anywhere",
+        description="Nothing else is let in from networks that are nobody's in particular.",
+        numbers=(
+            *("CKV_AWS_25", "CKV_AWS_260", "CKV_AWS_277", "CKV_AZURE_9", "CKV_AZURE_77", "CKV_AZURE_160"),
+            *("CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.1", "CIS Azure 3.0 7.3", "CIS Azure 3.0 7.4"),
+        ),
+        parts=PARTS,
+        problem=_anything,
+    ),
+)

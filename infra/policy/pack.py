@@ -1,0 +1,56 @@
+"""All the rules, and how they are applied to all that was declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from infra.policy import access, accounts, buckets, images, leaks, machines, networks, openings, tags, volumes
+from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule
+
+NAME = "trainyard"
+RULES: tuple[Rule, ...] = (
+    *machines.RULES,
+    *volumes.RULES,
+    *images.RULES,
+    *openings.RULES,
+    *networks.RULES,
+    *buckets.RULES,
+    *accounts.RULES,
+    *access.RULES,
+    *leaks.RULES,
+    *tags.RULES,
+)
+STACK_RULES: tuple[StackRule, ...] = (
+    *machines.STACK_RULES,
+    *images.STACK_RULES,
+    *networks.STACK_RULES,
+    *buckets.STACK_RULES,
+)
+NOT_APPLIED = {
+    "CKV_AWS_88, CKV_AWS_130, CKV_AZURE_119": "the head has a public address: that is how one logs in",
+    "CKV_AWS_382": "nodes fetch packages and data: what goes out is open, what comes in is not",
+    "CKV_AWS_126": "detailed monitoring costs, and the training's own log says more",
+    "CKV_AWS_18, CKV_AWS_144, CKV2_AWS_62": "the bucket holds what can be made again",
+    "CKV_AWS_145, CKV_AWS_158, CKV2_AZURE_1, CKV_AZURE_93": "the providers' keys: own ones cost, and outlive the stack",
+    "CKV_AZURE_59, CKV2_AZURE_33": "the operator's own machine brings the data, from outside of the network",
+}
+"""Checks of Checkov that hold of what we declare and are not asked for, and why."""
+
+
+def stack(resources: Sequence[Resource], settings: Mapping[str, str]) -> Stack:
+    """What was declared, with those of the settings (keys of Pulumi.yaml, as text) that rules depend on."""
+    named = tuple(settings[key] for key in ("image", "baseImage") if settings.get(key))
+    return Stack(resources, flow_logs=settings.get("flowLogs") == "true", images=named)
+
+
+def judge(stack: Stack) -> Iterator[Finding]:
+    """What all the rules have to say of all that was declared."""
+    for resource in stack.resources:
+        yield from of_resource(resource)
+    for rule in STACK_RULES:
+        yield from rule.judge(stack)
+
+
+def of_resource(resource: Resource) -> Iterator[Finding]:
+    for rule in RULES:
+        yield from rule.judge(resource)
