@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from infra.errors import OperationError, UsageError
+from infra.settings import Settings
 
 try:
     import boto3
@@ -34,14 +35,18 @@ _BAD_CREDENTIALS = (
 )
 SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
 TAG = "trainyard-stack"
+DEFAULT_REGION = "us-east-1"
 
 
-def client(service: str, region: str) -> Any:
+def region(settings: Settings) -> str:
+    return settings.cloud.region or DEFAULT_REGION
+
+
+def client(service: str, where: str) -> Any:
     """A client that gives up within a minute."""
     settings = Config(
-        region_name=region, connect_timeout=5, read_timeout=30, retries={"mode": "standard", "max_attempts": 4}
+        region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard", "max_attempts": 4}
     )
-    from botocore.parsers import ResponseParserError
     try:
         return boto3.client(service, config=settings)
     except _NO_CREDENTIALS as error:
@@ -71,6 +76,8 @@ def lacks_credentials(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
+    if isinstance(error, ResponseParserError):
+        return "the answer is none of AWS's: is there such a call at this endpoint?"
     if isinstance(error, ClientError):
         said = error.response.get("Error", {})
         error_text = f"{said.get('Code', '')}: {said.get('Message', '')}"
@@ -79,10 +86,10 @@ def one_line(error: Exception) -> str:
     return " ".join(error_text.split())[:300]
 
 
-def identity(region: str) -> dict[str, str]:
+def identity(where: str) -> dict[str, str]:
     """{Account, Arn, UserId} of who asks. UsageError without credentials, OperationError without an answer."""
     try:
-        found: dict[str, str] = client("sts", region).get_caller_identity()
+        found: dict[str, str] = client("sts", where).get_caller_identity()
     except FAILURES as error:
         if lacks_credentials(error):
             raise UsageError(f"no AWS credentials that work: {one_line(error)}; {SIGN_IN}") from None

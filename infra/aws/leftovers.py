@@ -17,12 +17,9 @@ from infra.thing import Thing
 
 def place_of(settings: Settings) -> Place:
     """Where the stack is. UsageError without credentials that work."""
-    region = settings.cloud.region or DEFAULT_REGION
+    region = api.region(settings)
     who = api.identity(region)
     return Place(settings.stack, region, who["Account"], who["Arn"].split(":")[1])
-
-
-DEFAULT_REGION = "us-east-1"
 
 
 def find(settings: Settings) -> list[Thing]:

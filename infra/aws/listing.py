@@ -32,10 +32,9 @@ class Place:
     def is_ours(self, item: dict[str, Any]) -> bool:
         return api.tags(item).get(api.TAG) == self.stack
 
-    @property
-    def prefix(self) -> str:
-        """How the names begin that the stack gives."""
-        return f"trainyard-{self.stack}-"
+    def may_name(self, name: str) -> bool:
+        """Whether the stack may have given this name; `yard` begins as `yard-2` does, so its tag has the last word."""
+        return f"{name.strip('/').replace('/', '-')}-".startswith(f"trainyard-{self.stack}-")
 
     def price(self, sku: str, count: float = 1) -> float | None:
         """US dollars per hour; None where the table has no price."""
@@ -103,8 +102,9 @@ def snapshots(place: Place) -> Iterator[Thing]:
         listed = api.pages(place.client("ec2"), "describe_snapshots", "Snapshots", Filters=wanted)
         found |= {item["SnapshotId"]: item for item in listed if item["SnapshotId"] in untagged}
     for name, item in found.items():
-        price = place.price("ebs-snapshot-gb-month", item["VolumeSize"])
-        yield Thing("snapshot", f"{_named(item, name)} of {item['VolumeSize']} GB", of_image.get(name, name), name, price)
+        size = item["VolumeSize"]
+        price = place.price("ebs-snapshot-gb-month", size)
+        yield Thing("snapshot", f"{_named(item, name)} of {size} GB", of_image.get(name, name), name, price)
 
 
 def addresses(place: Place) -> Iterator[Thing]:
@@ -148,7 +148,7 @@ def buckets(place: Place) -> Iterator[Thing]:
     client = place.client("s3")
     for item in api.pages(client, "list_buckets", "Buckets", Prefix=f"trainyard-{place.stack}"):
         name = item["Name"]
-        if name.startswith(f"trainyard-{place.stack}") and contents.tags(client, name).get(api.TAG) == place.stack:
+        if place.may_name(name) and contents.tags(client, name).get(api.TAG) == place.stack:
             held = contents.measure(client, name)
             price = place.price("s3-gb-month", held.bytes / 1e9) if held.bytes else 0.0
             yield Thing("bucket", name, name, usd_per_hour=price, holds=held.said())
@@ -158,7 +158,7 @@ def roles(place: Place) -> Iterator[Thing]:
     client = place.client("iam")
     for item in api.pages(client, "list_roles", "Roles"):
         name = item["RoleName"]
-        if name.startswith(place.prefix) and place.is_ours(client.list_role_tags(RoleName=name)):
+        if place.may_name(name) and place.is_ours(client.list_role_tags(RoleName=name)):
             yield Thing("role", name, name)
 
 
@@ -166,7 +166,7 @@ def instance_profiles(place: Place) -> Iterator[Thing]:
     client = place.client("iam")
     for item in api.pages(client, "list_instance_profiles", "InstanceProfiles"):
         name = item["InstanceProfileName"]
-        if name.startswith(place.prefix):
+        if place.may_name(name):
             found = client.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]
             if place.is_ours(found):
                 yield Thing("instance profile", name, name)
@@ -176,7 +176,7 @@ def budgets(place: Place) -> Iterator[Thing]:
     client = place.client("budgets")
     for item in api.pages(client, "describe_budgets", "Budgets", AccountId=place.account):
         name = item["BudgetName"]
-        if name.startswith(place.prefix):
+        if place.may_name(name):
             arn = f"arn:{place.partition}:budgets::{place.account}:budget/{name}"
             found = client.list_tags_for_resource(ResourceARN=arn)
             if place.is_ours({"Tags": found.get("ResourceTags")}):
@@ -187,7 +187,7 @@ def log_groups(place: Place) -> Iterator[Thing]:
     client = place.client("logs")
     for item in api.pages(client, "describe_log_groups", "logGroups"):
         name, arn = item["logGroupName"], item["arn"].removesuffix(":*")
-        if f"trainyard-{place.stack}" in name or f"trainyard/{place.stack}" in name:
+        if place.may_name(name):
             found = client.list_tags_for_resource(resourceArn=arn)["tags"]
             if found.get(api.TAG) == place.stack:
                 yield Thing("log group", name, name, usd_per_hour=None if item.get("storedBytes") else 0.0)

@@ -135,9 +135,7 @@ def _internet_gateway(place: Place, thing: Thing) -> None:
     wanted = [{"Name": "internet-gateway-id", "Values": [thing.owner]}]
     for gateway in api.pages(ec2, "describe_internet_gateways", "InternetGateways", Filters=wanted):
         for entry in gateway.get("Attachments", []):
-            until_free(
-                partial(ec2.detach_internet_gateway, InternetGatewayId=thing.owner, VpcId=entry["VpcId"])
-            )
+            until_free(partial(ec2.detach_internet_gateway, InternetGatewayId=thing.owner, VpcId=entry["VpcId"]))
     until_free(lambda: ec2.delete_internet_gateway(InternetGatewayId=thing.owner))
 
 
