@@ -35,10 +35,9 @@ from pulumi.runtime.mocks import MockCallArgs, MockEngine, MockMonitor, MockReso
 from pulumi.runtime.settings import configure
 from pulumi.runtime.stack import run_in_stack
 
-from infra import stack_file
+from infra import operation, stack_file
 from infra.engine_state import Resource, State
 from infra.errors import OperationError, UsageError
-from infra.local import operation
 from infra.local.report import say
 
 PROVIDER = "__provider"

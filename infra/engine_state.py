@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra import operation
 from infra.errors import UsageError
-from infra.local import operation
 from infra.settings import check_stack
 
 

@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from infra import operation
 from infra.errors import OperationError
-from infra.local import image, operation, paths
+from infra.local import image, paths
 
 
 def used() -> dict[str, list[str]]:

@@ -14,10 +14,9 @@ import pytest
 import shelf
 from inputs import without_stack
 
-from infra import engine
+from infra import engine, operation
 from infra.engine_state import State
 from infra.errors import UsageError
-from infra.local import operation
 
 STACK = "local"
 

@@ -14,12 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
-OURS = ("infra.errors", "infra.settings", "infra.user_data", "infra.thing")
+OURS = ("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.operation", "infra.provider")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
     "infra.thing": (),
+    "infra.operation": ("infra.errors",),
+    "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
     "infra.prices": ("infra.errors",),
     "infra.settings": ("infra.errors",),
     "infra.inventory": (),

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import images
+from infra import images, operation
 from infra.clusters import local
 from infra.errors import UsageError
-from infra.local import base, cgroup, command, host, image, network, operation, paths
+from infra.local import base, cgroup, command, host, image, network, paths
 from infra.local.image import ImageProvider
 from infra.local.network import NetworkProvider
 from infra.local.nodes import NodeProvider

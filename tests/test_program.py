@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import runpy
-import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +10,8 @@ import pulumi
 import pytest
 import yaml
 from bad_settings import as_text
-from google.protobuf import empty_pb2
-from pulumi.runtime import rpc
-from pulumi.runtime.config import set_all_config
-from pulumi.runtime.mocks import MockCallArgs, MockEngine, MockMonitor, MockResourceArgs, Mocks, MockSettings
-from pulumi.runtime.settings import configure
-from pulumi.runtime.stack import run_in_stack
+from pulumi.runtime.mocks import MockResourceArgs
+from recorder import HOST_KEY, Declared, Kind, Ran, run
 
 from infra import inventory, stack_file, user_data
 from infra.clusters.local import image_id
@@ -28,126 +20,60 @@ from infra.settings import KEYS, ROOT, load
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 """What a cloud's stack file leaves to its user."""
-HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
 
-class Machines(Mocks):
-    """Answers as the providers do."""
+class Machines(Kind):
+    """Answers as the local providers do."""
 
-    def new_resource(self, args: MockResourceArgs) -> tuple[str, dict[str, Any]]:
+    def outputs(self, args: MockResourceArgs) -> dict[str, Any]:
         made: dict[str, dict[str, Any]] = {
             "Network": {"bridge": "ty0123456789"},
             "Image": {"software": "{}"},
             "Node": {"host_key": HOST_KEY, "console": f"/var/log/{args.name}", "alive": True},
         }
-        return f"{args.name}-id", {**args.inputs, **made[args.typ.rsplit(":", 1)[-1]]}
-
-    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
-        raise AssertionError(f"the program calls {args.token}")
-
-
-class Monitor(MockMonitor):
-    """Records what each resource was declared with, and what it depends on."""
-
-    def __init__(self) -> None:
-        super().__init__(Machines())
-        self.inputs: dict[str, dict[str, Any]] = {}
-        self.types: dict[str, str] = {}
-        self.needs: dict[str, set[str]] = {}
-        self.outputs: dict[str, Any] = {}
-
-    def RegisterResource(self, request: Any) -> Any:
-        if request.type != "pulumi:pulumi:Stack":
-            self.inputs[request.name] = rpc.deserialize_properties(request.object)
-            self.types[request.name] = request.type
-            self.needs[request.name] = {urn.rsplit("::", 1)[-1] for urn in request.dependencies}
-        return super().RegisterResource(request)
-
-    def RegisterResourceOutputs(self, request: Any) -> Any:
-        if "pulumi:pulumi:Stack" in request.urn:
-            self.outputs = rpc.deserialize_properties(request.outputs)
-        return super().RegisterResourceOutputs(request)
-
-
-@dataclass
-class Ran:
-    """One run of the program."""
-
-    monitor: Monitor
-    raw: dict[str, str] = field(repr=False)
-
-    @property
-    def nodes(self) -> dict[str, dict[str, Any]]:
-        return {
-            name: inputs for name, inputs in self.monitor.inputs.items() if self.monitor.types[name].endswith("Node")
-        }
-
-    @property
-    def cluster(self) -> inventory.SshCluster:
-        found = inventory.from_json(self.monitor.outputs["inventory"])
-        assert isinstance(found, inventory.SshCluster)
-        return found
+        return made[args.typ.rsplit(":", 1)[-1]]
 
 
 Program = Callable[..., Ran]
 
 
-def main() -> None:
-    runpy.run_module("infra", run_name="__main__")
-
-
 @pytest.fixture
-def program(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+def program(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
     """Run infra/__main__.py with these keys, on a machine that has what it takes."""
     monkeypatch.setattr(host, "check_machine", lambda: None)
     monkeypatch.setattr(host, "check", lambda settings, image: None)
 
-    def run(*, stack: str = "local", preview: bool = False, **keys: object) -> Ran:
+    def local(*, stack: str = "local", preview: bool = False, **keys: object) -> Ran:
         raw = {**good, **{key: str(value) for key, value in keys.items()}}
-        monitor = Monitor()
-        set_all_config({f"{stack_file.PROJECT}:{key}": value for key, value in raw.items()})
-        # Not set_mocks: it makes a root resource once per process, and the exports of a second run would be lost.
-        configure(
-            MockSettings(
-                monitor=monitor,
-                monitor_features=set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures),
-                engine=MockEngine(None),
-                project=stack_file.PROJECT,
-                stack=stack,
-                dry_run=preview,
-                organization=None,
-                callbacks=None,
-            )
-        )
-        asyncio.run(run_in_stack(main))
-        return Ran(monitor, raw)
+        return run(raw, Machines(), stack=stack, preview=preview)
 
-    # The program wants Ctrl-C to end its process at once; this process is pytest's.
-    handler = signal.getsignal(signal.SIGINT)
-    yield run
-    signal.signal(signal.SIGINT, handler)
+    return local
+
+
+def nodes(ran: Ran) -> dict[str, Declared]:
+    return {node.name: node for node in ran.of("Node")}
 
 
 @pytest.mark.parametrize("count", [1, 3, 64])
 def test_as_many_nodes_as_asked_for(program: Program, count: int) -> None:
     ran = program(nodes=count)
-    assert list(ran.nodes) == [f"node{number}" for number in range(1, count + 1)]
-    assert set(ran.monitor.inputs) == {"network", "image", *ran.nodes}
-    assert [node.name for node in ran.cluster.nodes] == list(ran.nodes)
+    assert list(nodes(ran)) == [f"node{number}" for number in range(1, count + 1)]
+    assert set(ran.declared) == {"network", "image", *nodes(ran)}
+    assert [node.name for node in ran.cluster.nodes] == list(nodes(ran))
 
 
 def test_addresses_are_fixed_and_those_of_the_settings(program: Program) -> None:
     ran = program(nodes=3, cidr="172.20.4.0/23")
-    assert [inputs["address"] for inputs in ran.nodes.values()] == [f"172.20.4.{n}/23" for n in (10, 11, 12)]
+    assert [node.inputs["address"] for node in ran.of("Node")] == [f"172.20.4.{n}/23" for n in (10, 11, 12)]
     assert [node.private_ip for node in ran.cluster.nodes] == [f"172.20.4.{n}" for n in (10, 11, 12)]
-    assert ran.monitor.inputs["network"]["cidr"] == "172.20.4.0/23"
+    assert ran["network"].inputs["cidr"] == "172.20.4.0/23"
 
 
 def test_another_number_of_nodes_changes_no_other_node(program: Program) -> None:
     few, many = program(nodes=2), program(nodes=5)
-    for name in few.nodes:
-        assert few.nodes[name] == many.nodes[name]
-    assert few.monitor.inputs["image"] == many.monitor.inputs["image"]
+    for name in nodes(few):
+        assert few[name] == many[name]
+    assert few["image"] == many["image"]
 
 
 def test_the_inventory_is_the_contract(program: Program, key_file: Path) -> None:
@@ -163,7 +89,7 @@ def test_the_inventory_is_the_contract(program: Program, key_file: Path) -> None
 
 
 def test_a_node_needs_the_network_and_the_image_and_no_other_node(program: Program) -> None:
-    needs = program(nodes=3).monitor.needs
+    needs = {name: found.needs for name, found in program(nodes=3).declared.items()}
     assert needs == {"network": set(), "image": set(), **{f"node{n}": {"network", "image"} for n in (1, 2, 3)}}
 
 
@@ -171,25 +97,25 @@ def test_a_node_is_told_its_own_name_and_role(program: Program) -> None:
     ran = program(nodes=2)
     settings = load("local", ran.raw)
     image = image_id(settings)
-    assert ran.monitor.inputs["image"]["image"] == image
+    assert ran["image"].inputs["image"] == image
     for index, (name, role) in enumerate((("node1", "head"), ("node2", "worker"))):
         wanted = user_data.for_node(settings, image, name, role, baked=True)
-        assert list(ran.nodes.values())[index]["user_data"] == wanted
+        assert ran.of("Node")[index].inputs["user_data"] == wanted
 
 
 def test_an_image_that_was_asked_for_is_not_baked(program: Program) -> None:
     ran = program(nodes=1, image="0123456789abcdef")
-    assert (ran.monitor.inputs["image"]["image"], ran.monitor.inputs["image"]["user_data"]) == ("0123456789abcdef", "")
-    assert ran.nodes["node1"]["image"] == "0123456789abcdef"
+    assert (ran["image"].inputs["image"], ran["image"].inputs["user_data"]) == ("0123456789abcdef", "")
+    assert ran["node1"].inputs["image"] == "0123456789abcdef"
 
 
 def test_nothing_secret_goes_into_any_resource(program: Program) -> None:
     ran = program(nodes=1)
-    assert "PRIVATE KEY" not in repr(ran.monitor.inputs) + repr(ran.monitor.outputs)
+    assert "PRIVATE KEY" not in repr(ran.declared) + repr(ran.outputs)
 
 
 def test_a_preview_declares_the_same(program: Program) -> None:
-    assert list(program(nodes=2, preview=True).nodes) == ["node1", "node2"]
+    assert list(nodes(program(nodes=2, preview=True))) == ["node1", "node2"]
 
 
 @pytest.mark.parametrize("keys", [{"nodes": 0}, {"cidr": "8.8.8.0/24"}, {"profile": "x"}, {"nodse": 3}], ids=str)

@@ -15,11 +15,12 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
+from infra import operation
 from infra.errors import OperationError
-from infra.local import operation, paths
+from infra.local import paths
 from infra.local.bake import Bake
-from infra.local.provider import LocalProvider
 from infra.local.report import say
+from infra.provider import PlainProvider
 
 
 class ImageError(OperationError):
@@ -77,7 +78,7 @@ def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
         os.close(handle)
 
 
-class ImageProvider(LocalProvider):
+class ImageProvider(PlainProvider):
     """Create bakes an image that is not in the cache; delete leaves the cache alone."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:

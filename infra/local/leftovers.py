@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from infra.local import bake, cgroup, firewall, network, operation, paths
+from infra import operation
+from infra.local import bake, cgroup, firewall, network, paths
 from infra.local.machine import NSPAWN_RUN, Machine
 from infra.thing import Thing
 

@@ -13,9 +13,10 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
+from infra import operation
 from infra.errors import OperationError
-from infra.local import command, firewall, operation, paths
-from infra.local.provider import LocalProvider
+from infra.local import command, firewall, paths
+from infra.provider import PlainProvider
 
 
 class NetworkError(OperationError):
@@ -66,7 +67,7 @@ def _has_address(link: dict[str, Any], gateway: str) -> bool:
     return any(f"{info.get('local')}/{info.get('prefixlen')}" == gateway for info in link.get("addr_info", []))
 
 
-class NetworkProvider(LocalProvider):
+class NetworkProvider(PlainProvider):
     """Create makes the bridge, or adopts the one that a killed `up` has left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:

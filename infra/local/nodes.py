@@ -11,10 +11,11 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
+from infra import operation
 from infra.errors import OperationError
-from infra.local import bake, cgroup, command, image, operation, paths
+from infra.local import bake, cgroup, command, image, paths
 from infra.local.machine import Machine
-from infra.local.provider import LocalProvider
+from infra.provider import PlainProvider
 
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
@@ -30,7 +31,7 @@ def machine(stack: str, name: str) -> Machine:
     return Machine(stack, name, paths.node(stack, name))
 
 
-class NodeProvider(LocalProvider):
+class NodeProvider(PlainProvider):
     """Create adopts the same running node of a killed `up`, and never touches one that is not the same."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:

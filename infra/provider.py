@@ -1,4 +1,4 @@
-"""What the local stack's dynamic providers have in common."""
+"""What our dynamic providers have in common."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import traceback
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
+from infra import operation
 from infra.errors import OperationError
-from infra.local import operation
 
 
-class LocalProvider(ResourceProvider):
+class PlainProvider(ResourceProvider):
     """A dynamic provider whose failures are shown in plain words, and whose process ends with Pulumi's."""
 
     def configure(self, req: ConfigureRequest) -> None:

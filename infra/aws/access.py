@@ -1,0 +1,76 @@
+"""What the machines may do, and the operator's key: an instance profile for the stack's own bucket and for SSM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.aws.provider import named
+from infra.settings import Settings, SettingsError
+
+MANAGED = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
+"""What EC2 takes as a key pair."""
+_VERSION = "2012-10-17"
+"""Of the policy language."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a machine is given."""
+
+    profile: pulumi.Output[str]
+    key: pulumi.Output[str]
+    rights: list[pulumi.Resource]
+    """A machine that boots before these has none."""
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for a public key that EC2 does not take."""
+    kind = settings.public_key.split()[0]
+    if kind not in KEY_TYPES:
+        raise SettingsError("publicKey", kind, f"a key of type {' or '.join(KEY_TYPES)} on AWS")
+
+
+def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> Access:
+    key = aws.ec2.KeyPair("key", key_name=named(settings), public_key=settings.public_key, opts=opts)
+    role = aws.iam.Role(
+        "role",
+        name=named(settings),
+        description=f"Machines of the Trainyard stack {settings.stack}",
+        assume_role_policy=pulumi.Output.json_dumps(
+            {
+                "Version": _VERSION,
+                "Statement": [
+                    {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
+                ],
+            }
+        ),
+        opts=opts,
+    )
+    managed = aws.iam.RolePolicyAttachment("role-ssm", role=role.name, policy_arn=MANAGED, opts=opts)
+    own = aws.iam.RolePolicy(
+        "role-data", name=named(settings, "data"), role=role.name, policy=_own_bucket(bucket.arn), opts=opts
+    )
+    profile = aws.iam.InstanceProfile("profile", name=named(settings), role=role.name, opts=opts)
+    return Access(profile.name, key.key_name, [managed, own])
+
+
+def _own_bucket(arn: pulumi.Output[str]) -> pulumi.Output[str]:
+    """Read and write this bucket's objects; delete them, as old checkpoints go. Not its settings, and no other's."""
+    listing = {
+        "Effect": "Allow",
+        "Action": ["s3:ListBucket", "s3:GetBucketLocation", "s3:ListBucketMultipartUploads"],
+        "Resource": arn,
+    }
+    objects = {
+        "Effect": "Allow",
+        "Action": [
+            *("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),
+            *("s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+        ],
+        "Resource": pulumi.Output.concat(arn, "/*"),
+    }
+    return pulumi.Output.json_dumps({"Version": _VERSION, "Statement": [listing, objects]})

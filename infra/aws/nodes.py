@@ -1,0 +1,152 @@
+"""The nodes: one launch template for all, and N instances at fixed addresses.
+
+The template has what makes the machine (type, disk, placement, Spot); the instance has what makes it this node
+(address, image, user data). A new image or bootstrap therefore leaves the template, and the nodes that run, as they
+are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import user_data
+from infra.aws import types
+from infra.aws.ground import Ground
+from infra.aws.host_key import HostKey
+from infra.aws.image import Golden
+from infra.aws.network import address, is_public
+from infra.aws.provider import STACK_TAG, named, region, tags, titled
+from infra.errors import UsageError
+from infra.settings import Settings
+
+USER_DATA_BYTES = 16 * 1024
+"""What EC2 takes, before base64."""
+ROOT = "/dev/sda1"
+"""The root device of Ubuntu's images, and of what is baked from them."""
+KEPT = ["ami", "user_data_base64"]
+"""Of a node that runs, unless replaceNodes says otherwise."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the inventory has to know of a node once it is there."""
+
+    public_ip: pulumi.Output[str]
+    host_key: pulumi.Output[str]
+
+
+def name(index: int) -> str:
+    return f"node{index + 1}"
+
+
+def role(index: int) -> str:
+    return "head" if index == 0 else "worker"
+
+
+def check_user_data(text: str, what: str) -> str:
+    """The user data as EC2 takes it. Raises UsageError for one that is too large."""
+    packed = user_data.packed(text)
+    size = len(packed) * 3 // 4 - packed.count("=")
+    if size > USER_DATA_BYTES:
+        raise UsageError(
+            f"user data of {what}: {size} bytes, compressed, and AWS takes {USER_DATA_BYTES}: bootstrap/ is too large"
+        )
+    return packed
+
+
+def declare(settings: Settings, golden: Golden, ground: Ground) -> list[Node]:
+    """Declare all of them, the head first."""
+    template = _template(settings, ground)
+    return [_node(settings, index, golden, template, ground) for index in range(settings.nodes)]
+
+
+def _template(settings: Settings, ground: Ground) -> aws.ec2.LaunchTemplate:
+    opts = pulumi.ResourceOptions(provider=ground.provider)
+    # Near each other in the one zone, for the sake of the collectives.
+    cluster = aws.ec2.PlacementStrategy.CLUSTER
+    group = aws.ec2.PlacementGroup("together", name=named(settings), strategy=cluster, opts=opts)
+    machine = types.of(settings.cloud.instance_type)
+    return aws.ec2.LaunchTemplate(
+        "template",
+        name=named(settings),
+        description=f"Nodes of the Trainyard stack {settings.stack}",
+        update_default_version=True,
+        instance_type=machine.name,
+        # One thread per core: a matrix product gains nothing from a second one. EC2 wants both numbers.
+        cpu_options=aws.ec2.LaunchTemplateCpuOptionsArgs(core_count=machine.cores, threads_per_core=1),
+        placement=aws.ec2.LaunchTemplatePlacementArgs(group_name=group.name),
+        iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=ground.access.profile),
+        key_name=ground.access.key,
+        metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
+            http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+        ),
+        block_device_mappings=[
+            aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
+                device_name=ROOT,
+                ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+                    volume_type="gp3",
+                    volume_size=settings.cloud.disk_gb,
+                    encrypted="true",  # text, in a template
+                    delete_on_termination="true",
+                ),
+            )
+        ],
+        # What ends a node from inside (maxHours, idleMinutes) ends its cost.
+        instance_initiated_shutdown_behavior="terminate",
+        instance_market_options=_spot() if settings.cloud.spot else None,
+        # Only the tag that never changes: another version of the template is another machine.
+        tag_specifications=[
+            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags={STACK_TAG: settings.stack})
+            for kind in ("network-interface", *(["spot-instances-request"] if settings.cloud.spot else []))
+        ],
+        opts=opts,
+    )
+
+
+def _spot() -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs:
+    # No highest price: it is on demand's, and a lower one only means more interruptions.
+    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
+        market_type="spot",
+        spot_options=aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
+            spot_instance_type="one-time", instance_interruption_behavior="terminate"
+        ),
+    )
+
+
+def _node(settings: Settings, index: int, golden: Golden, template: aws.ec2.LaunchTemplate, ground: Ground) -> Node:
+    called, public = name(index), is_public(settings, index)
+    subnet = ground.network.public if public else ground.network.private
+    assert subnet is not None  # there is a private one wherever a node is not public
+    text = user_data.for_node(settings, golden.key, called, role(index), baked=True)
+    instance = aws.ec2.Instance(
+        called,
+        launch_template=aws.ec2.InstanceLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str)),
+        ami=golden.ami,
+        user_data_base64=check_user_data(text, called),
+        user_data_replace_on_change=True,  # a node that runs does not read it again
+        subnet_id=subnet.id,
+        private_ip=address(settings, index),
+        associate_public_ip_address=public,
+        # Here and not in the template, which must not have them beside an interface of its own.
+        vpc_security_group_ids=[ground.security.nodes.id],
+        tags=titled(settings, called),
+        volume_tags={**tags(settings), **titled(settings, called)},
+        opts=pulumi.ResourceOptions(
+            provider=ground.provider,
+            depends_on=ground.first,
+            ignore_changes=None if settings.cloud.replace_nodes else KEPT,
+            delete_before_replace=True,  # its address is wanted again
+            custom_timeouts=pulumi.CustomTimeouts(create="15m", delete="20m"),
+        ),
+    )
+    known = HostKey(
+        f"{called}-host-key",
+        node=called,
+        region=region(settings),
+        instance=instance.id,
+        opts=pulumi.ResourceOptions(),
+    )
+    return Node(instance.public_ip, known.host_key)

@@ -1,0 +1,94 @@
+"""Xeon nodes on AWS: a network in one zone, the golden image, N instances near each other, a bucket and a budget."""
+
+from __future__ import annotations
+
+import pulumi
+
+from infra import cloud_config, inventory, prices, user_data
+from infra.aws import access, budget, ground, image, network, nodes, provider, types, zones
+from infra.settings import Settings
+
+IMAGE_GB = 20
+"""What the snapshot of an image holds; blocks that were never written cost nothing."""
+DATA_GB = 40
+"""What is reckoned with in the bucket: the published set is 17 GB, a checkpoint of its model 1.5 GB."""
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError for what cannot be a cluster on AWS. Asks nobody, changes nothing."""
+    cloud_config.read(user_data.BOOTSTRAP)
+    zones.zone(settings)
+    types.of(settings.cloud.instance_type)
+    network.plan(settings)
+    access.check(settings)
+    image.check(settings)
+    nodes.check_user_data(user_data.for_bake(settings, image.key(settings)), "the builder")
+    bill(settings)
+
+
+def build(settings: Settings) -> pulumi.Output[str]:
+    """Declare the cluster; its inventory. Raises UsageError, before anything is declared, for what AWS has not."""
+    check(settings)
+    own = provider.declare(settings)
+    machine = types.of(settings.cloud.instance_type)
+    zones.check_offer(settings, machine.name, own)
+    given = None if image.bakes(settings) else image.given(settings, own)
+    if not machine.amx:
+        pulumi.log.warn(types.without_amx(machine))
+    under = ground.declare(settings, own, builder=given is None)
+    budget.declare(settings, pulumi.ResourceOptions(provider=own))
+    made = nodes.declare(settings, given or image.bake(settings, under), under)
+    facts = pulumi.Output.all(*[pulumi.Output.all(node.public_ip, node.host_key) for node in made])
+    return pulumi.Output.all(facts, under.bucket.bucket).apply(lambda known: _inventory(settings, known[0], known[1]))
+
+
+def bill(settings: Settings) -> list[prices.Line]:
+    """What all of it costs. Traffic, requests and the half hour of a builder are not in it."""
+    cloud, region = settings.cloud, provider.region(settings)
+    public = sum(network.is_public(settings, index) for index in range(settings.nodes))
+
+    def line(sku: str, count: float, what: str) -> prices.Line:
+        return prices.line("aws", region, sku, count, what=what)
+
+    name = types.of(cloud.instance_type).name
+    lines = [
+        line(f"{name}/spot" if cloud.spot else name, settings.nodes, f"{name}{', Spot' if cloud.spot else ''}"),
+        line("gp3-gb-month", settings.nodes * cloud.disk_gb, f"disks of the nodes, {cloud.disk_gb} GB each"),
+    ]
+    if network.has_private(settings):
+        public += 1
+        lines.append(line("nat-gateway", 1, "NAT gateway, its traffic apart"))
+    lines.append(line("public-ipv4", public, "public addresses"))
+    if image.bakes(settings):
+        lines.append(line("gp3-gb-month", image.BUILDER_DISK_GB, "disk of the stopped builder"))
+        lines.append(line("ebs-snapshot-gb-month", IMAGE_GB, f"snapshot of the image, {IMAGE_GB} GB reckoned"))
+    lines.append(line("s3-gb-month", DATA_GB, f"bucket, {DATA_GB} GB reckoned"))
+    return lines
+
+
+def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
+    """The contract, from each node's [public address, host key]."""
+    machine = types.of(settings.cloud.instance_type)
+    identity = settings.identity_file
+    found = tuple(
+        inventory.Node(
+            name=nodes.name(index),
+            role="head" if index == 0 else "worker",
+            private_ip=network.address(settings, index),
+            ssh_host=public_ip if network.is_public(settings, index) else "",
+            slots=machine.numa_nodes,
+            cores_per_slot=machine.cores // machine.numa_nodes,
+            memory_gb=float(machine.memory_gb),
+            host_key=host_key,
+        )
+        for index, (public_ip, host_key) in enumerate(facts)
+    )
+    cluster = inventory.SshCluster(
+        name=settings.stack,
+        nodes=found,
+        identity_file=str(identity) if identity else "",
+        jump_host=found[0].ssh_host if network.has_private(settings) else "",
+        data_url=f"s3://{bucket}",
+        hourly_usd=round(prices.total(bill(settings)), 4),
+    )
+    return inventory.to_json(cluster)
