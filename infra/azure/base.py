@@ -1,0 +1,105 @@
+"""What every resource of a stack on Azure has in common: the provider, the resource group, names and tags."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_azure_native as azure
+from pulumi_azure_native import authorization, resources
+
+from infra.settings import Settings
+
+DEFAULT_REGION = "eastus"
+USER = "trainyard"
+"""The user of bootstrap/cloud-config.yaml, and the administrator that Azure wants a machine to have."""
+
+
+def region(settings: Settings) -> str:
+    return settings.cloud.region or DEFAULT_REGION
+
+
+def name(stack: str, logical: str) -> str:
+    """A resource's name: the same at each `up`, so that what a killed one has left is found again.
+
+    A stack's name has 32 characters at most, so these have 64 at most, which is what Azure allows a Linux machine.
+    """
+    return f"trainyard-{stack}-{logical}"
+
+
+def gallery_name(stack: str) -> str:
+    """Of the gallery: letters, digits, dots and underscores."""
+    return f"trainyard_{stack.replace('-', '_')}"
+
+
+def account_name(subscription: str, stack: str) -> str:
+    """Of the storage account: 3-24 of a-z and 0-9, and nobody else's in all of Azure.
+
+    The start of the stack's name is for people; a hash of the subscription and the whole name makes it one's own.
+    """
+    own = hashlib.sha256(f"{subscription}/{stack}".encode()).hexdigest()[:12]
+    return f"ty{re.sub('[^a-z0-9]', '', stack)[:10]}{own}"
+
+
+def guid(*parts: str) -> str:
+    """A GUID for what Azure names by one; the same parts give the same."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(("trainyard", *parts))))
+
+
+def tags(settings: Settings) -> dict[str, str]:
+    """What everything is tagged with. No date of expiry: it would differ at each `up`."""
+    return {
+        "trainyard-stack": settings.stack,
+        "trainyard-owner": settings.cloud.owner,
+        "trainyard-max-hours": str(settings.max_hours),
+    }
+
+
+@dataclass(frozen=True)
+class Base:
+    """Handed to every part of the cluster."""
+
+    settings: Settings
+    provider: azure.Provider
+    subscription: pulumi.Output[str]
+    """The subscription's id. Known at preview: asking for it makes nothing."""
+    group: resources.ResourceGroup
+
+    @property
+    def location(self) -> str:
+        return region(self.settings)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        return tags(self.settings)
+
+    def name(self, logical: str) -> str:
+        return name(self.settings.stack, logical)
+
+    def opts(self, **more: Any) -> pulumi.ResourceOptions:
+        """Options of a resource of Azure's: the stack's one provider, and what it needs beside."""
+        return pulumi.ResourceOptions(provider=self.provider, **more)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the data outlives the cluster, and with it the group that it is in."""
+        return self.settings.cloud.keep_data
+
+
+def declare(settings: Settings) -> Base:
+    """The provider and the resource group that all the rest goes into."""
+    location = region(settings)
+    provider = azure.Provider("azure", location=location, disable_pulumi_partner_id=True)
+    client = authorization.get_client_config_output(opts=pulumi.InvokeOptions(provider=provider))
+    group = resources.ResourceGroup(
+        "group",
+        resource_group_name=f"trainyard-{settings.stack}",
+        location=location,
+        tags=tags(settings),
+        opts=pulumi.ResourceOptions(provider=provider, retain_on_delete=settings.cloud.keep_data),
+    )
+    return Base(settings, provider, client.subscription_id, group)

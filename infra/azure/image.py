@@ -1,0 +1,220 @@
+"""The golden image as a stage of its own: builder -> gate -> seal -> stop -> snapshot -> version.
+
+Every name carries the image's key. A changed bootstrap has another key, so it makes a new builder and a new image, and
+what belonged to the old one goes when the new one is there; the nodes keep their disks. The builder is a small machine
+of the nodes' series: an image learns there whether its disks are NVMe, and a Trusted Launch machine cannot change that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pulumi
+from pulumi_azure_native import compute, network
+
+from infra import user_data
+from infra.azure import machine, types
+from infra.azure.base import Base, gallery_name
+from infra.azure.command import Command
+from infra.azure.network import Network, address
+from infra.azure.stop import Stopped
+from infra.settings import Settings, SettingsError
+
+DEFAULT_BASE = "Canonical:ubuntu-24_04-lts:server:24.04.202609040"
+"""Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake what nobody chose."""
+NODES_PER_REPLICA = 20
+"""So many machines at once one replica of an image serves well, says Azure."""
+_SCRIPTS = Path(__file__).with_name("scripts")
+_KEY = re.compile(r"/images/[^/]*-([0-9a-f]{16})/versions/")
+_URN = re.compile(r"[A-Za-z0-9_-]+:[A-Za-z0-9._-]+:[A-Za-z0-9._-]+:[0-9]+(\.[0-9]+){2}")
+
+
+def script(name: str) -> str:
+    """A script that is run inside a machine."""
+    return (_SCRIPTS / name).read_text()
+
+
+def base_image(settings: Settings) -> str:
+    """`publisher:offer:sku:version`. Raises SettingsError for another form, or no version."""
+    urn = settings.cloud.base_image or DEFAULT_BASE
+    if not _URN.fullmatch(urn):
+        raise SettingsError(
+            "baseImage", urn, f"publisher:offer:sku:version with a version of numbers, such as {DEFAULT_BASE}"
+        )
+    return urn
+
+
+def key(settings: Settings) -> str:
+    """The image's key: of the one that is baked, or of the one that was asked for, which is part of its id."""
+    if settings.image == "bake":
+        # What is sealed makes another image too, and so does the series: disks are NVMe there or are not.
+        return user_data.image_key(settings, base_image(settings), script("seal.sh"), types.of(settings).builder)
+    found = _KEY.search(settings.image)
+    if found is None:
+        raise SettingsError(
+            "image",
+            settings.image,
+            "an image that a stack of ours has baked: .../images/trainyard-<key>/versions/1.0.0",
+        )
+    return found.group(1)
+
+
+def replicas(settings: Settings) -> int:
+    return math.ceil(settings.nodes / NODES_PER_REPLICA)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The image that the nodes are made from."""
+
+    id: pulumi.Output[str]
+    key: str
+    made: tuple[pulumi.Resource, ...]
+    """What a node has to wait for; nothing for an image that is there already."""
+
+
+def declare(base: Base, net: Network, identity: pulumi.Output[str]) -> Golden:
+    settings, name = base.settings, key(base.settings)
+    if settings.image != "bake":
+        return Golden(pulumi.Output.from_input(settings.image), name, ())
+    builder = _builder(base, net, identity, name)
+    sealed = _sealed(base, builder, name)
+    version = _version(base, _snapshot(base, builder, sealed, name), name)
+    return Golden(version.id, name, (version,))
+
+
+def _builder(base: Base, net: Network, identity: pulumi.Output[str], name: str) -> compute.VirtualMachine:
+    settings, size = base.settings, types.of(base.settings)
+    publisher, offer, sku, version = base_image(settings).split(":")
+    spec = machine.Spec(
+        logical=f"builder-{name}",
+        hostname="builder",
+        size=size.builder,
+        facts=size,
+        image=compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version),
+        storage="StandardSSD_LRS",
+        disk_gb=types.BUILDER_DISK_GB,
+        user_data=user_data.packed(user_data.for_bake(settings, name)),
+        # It installs from the outside: without a NAT gateway through an address of its own.
+        public=_builder_address(base, name),
+    )
+    # Limits and keys are no part of an image: changed, they must not bake it again. What is has another key.
+    kept = ["osProfile", "hardwareProfile", "storageProfile.imageReference", "storageProfile.osDisk"]
+    opts = pulumi.ResourceOptions(ignore_changes=kept, custom_timeouts=pulumi.CustomTimeouts(create="30m"))
+    return machine.declare(base, spec, subnet=net.subnet, identity=identity, opts=opts)
+
+
+def _builder_address(base: Base, name: str) -> network.PublicIPAddress | None:
+    return address(base, f"builder-{name}-address") if base.settings.cloud.public_nodes == "all" else None
+
+
+def _sealed(base: Base, builder: compute.VirtualMachine, name: str) -> Stopped:
+    """The builder once its bootstrap has said that it is ready, it is nobody's machine any more, and it is off."""
+    gate = Command(
+        f"gate-{name}",
+        name="gate",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        location=base.location,
+        script=script("gate.sh"),
+        seconds=5400,
+        wanted=name,  # the record is of the image that was asked for
+        builder=True,
+        opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="2h")),
+    )
+    seal = Command(
+        f"seal-{name}",
+        name="seal",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        location=base.location,
+        script=script("seal.sh"),
+        seconds=300,
+        wanted="sealing",
+        builder=True,
+        opts=pulumi.ResourceOptions(depends_on=[gate], custom_timeouts=pulumi.CustomTimeouts(create="30m")),
+    )
+    return Stopped(
+        f"stop-{name}",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        opts=pulumi.ResourceOptions(depends_on=[seal], custom_timeouts=pulumi.CustomTimeouts(create="40m")),
+    )
+
+
+def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, name: str) -> compute.Snapshot:
+    disk = builder.storage_profile.apply(_disk_id)
+    return compute.Snapshot(
+        f"snapshot-{name}",
+        snapshot_name=base.name(f"snapshot-{name}"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        creation_data=compute.CreationDataArgs(create_option="Copy", source_resource_id=disk),
+        incremental=True,
+        hyper_v_generation="V2",
+        sku=compute.SnapshotSkuArgs(name="Standard_LRS"),
+        tags=base.tags,
+        opts=base.opts(depends_on=[sealed], custom_timeouts=pulumi.CustomTimeouts(create="60m")),
+    )
+
+
+def _disk_id(profile: compute.outputs.StorageProfileResponse | None) -> str:
+    if profile is None or profile.os_disk is None or profile.os_disk.managed_disk is None:
+        raise ValueError("the builder has no disk of its own")  # Azure makes none without one
+    return str(profile.os_disk.managed_disk.id)
+
+
+def _version(base: Base, snapshot: compute.Snapshot, name: str) -> compute.GalleryImageVersion:
+    """A generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
+    gallery = compute.Gallery(
+        "gallery",
+        gallery_name=gallery_name(base.settings.stack),
+        resource_group_name=base.group.name,
+        location=base.location,
+        description=f"Golden images of the Trainyard stack {base.settings.stack}",
+        tags=base.tags,
+        opts=base.opts(),
+    )
+    definition = compute.GalleryImage(
+        f"definition-{name}",
+        gallery_image_name=f"trainyard-{name}",
+        gallery_name=gallery.name,
+        resource_group_name=base.group.name,
+        location=base.location,
+        os_type=compute.OperatingSystemTypes.LINUX,
+        os_state=compute.OperatingSystemStateTypes.GENERALIZED,
+        hyper_v_generation="V2",
+        architecture="x64",
+        identifier=compute.GalleryImageIdentifierArgs(publisher="trainyard", offer=base.settings.stack, sku=name),
+        features=[
+            # Not TrustedLaunchSupported: the snapshot is of a Trusted Launch machine, with its guest state.
+            compute.GalleryImageFeatureArgs(name="SecurityType", value="TrustedLaunch"),
+            compute.GalleryImageFeatureArgs(name="DiskControllerTypes", value="SCSI, NVMe"),
+            compute.GalleryImageFeatureArgs(name="IsAcceleratedNetworkSupported", value="True"),
+        ],
+        tags=base.tags,
+        opts=base.opts(),
+    )
+    source = compute.GalleryDiskImageSourceArgs(id=snapshot.id)
+    region = compute.TargetRegionArgs(
+        name=base.location, regional_replica_count=replicas(base.settings), storage_account_type="Standard_LRS"
+    )
+    return compute.GalleryImageVersion(
+        f"image-{name}",
+        gallery_image_version_name="1.0.0",
+        gallery_image_name=definition.name,
+        gallery_name=gallery.name,
+        resource_group_name=base.group.name,
+        location=base.location,
+        storage_profile=compute.GalleryImageVersionStorageProfileArgs(
+            os_disk_image=compute.GalleryOSDiskImageArgs(source=source)
+        ),
+        publishing_profile=compute.GalleryImageVersionPublishingProfileArgs(target_regions=[region]),
+        safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
+        tags=base.tags,
+        # 20 to 60 minutes are usual.
+        opts=base.opts(custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m")),
+    )

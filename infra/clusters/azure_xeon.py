@@ -1,0 +1,119 @@
+"""Xeon nodes on Azure: network, storage, the golden image, and N machines made from it."""
+
+from __future__ import annotations
+
+import pulumi
+
+from infra import cloud_config, inventory, prices, user_data
+from infra.azure import access, base, budget, data, image, network, nodes, types
+from infra.prices import Line
+from infra.settings import Settings, SettingsError
+
+ZONES = ("1", "2", "3")
+KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
+DATA_GB = 20
+"""What the container is billed for in advance: the published token set is 17 GB."""
+
+
+def check(settings: Settings) -> None:
+    """Raise UsageError for what Azure would refuse, or what has no price. Asks nobody, changes nothing."""
+    types.of(settings)
+    image.key(settings)
+    cloud_config.read(user_data.BOOTSTRAP)
+    cloud = settings.cloud
+    if cloud.zone and cloud.zone not in ZONES:
+        raise SettingsError("zone", cloud.zone, f"one of {', '.join(ZONES)}, or empty: Azure chooses")
+    if not types.BUILDER_DISK_GB <= cloud.disk_gb <= types.MOST_DISK_GB:
+        raise SettingsError(
+            "diskGb",
+            cloud.disk_gb,
+            f"from {types.BUILDER_DISK_GB}, the image's own size, to {types.MOST_DISK_GB} on Azure",
+        )
+    if settings.public_key.split()[0] not in KEY_TYPES:
+        raise SettingsError(
+            "publicKey", str(settings.public_key_file), f"a key of type {' or '.join(KEY_TYPES)}: Azure takes no other"
+        )
+    bill(settings)
+
+
+def build(settings: Settings) -> pulumi.Output[str]:
+    """Declare the cluster; its inventory."""
+    check(settings)
+    warning = types.amx_warning(types.of(settings))
+    if warning:
+        pulumi.log.warn(warning)
+    stack = base.declare(settings)
+    net = network.declare(stack)
+    store = data.declare(stack, net)
+    if settings.cloud.flow_logs:
+        network.declare_flow_logs(stack, net, store.account.id)
+    identity = access.declare(stack, store)
+    budget.declare(stack)
+    golden = image.declare(stack, net, identity.id)
+    made = nodes.declare(stack, net, golden, identity.id)
+    keys = pulumi.Output.all(*(node.host_key for node in made))
+    public = pulumi.Output.all(*(node.public_ip for node in made))
+    known = pulumi.Output.all(keys, public, store.url)
+    return known.apply(lambda found: _inventory(settings, made, *found))
+
+
+def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], public: list[str | None], url: str) -> str:
+    """The contract. A node without a public address is reached through the head."""
+    identity, size = settings.identity_file, types.of(settings)
+    all_public = settings.cloud.public_nodes == "all"
+    members = tuple(
+        inventory.Node(
+            name=node.name,
+            role="head" if node.role == "head" else "worker",
+            private_ip=node.private_ip,
+            ssh_host=address or "",
+            cores_per_slot=size.cores,
+            memory_gb=float(size.memory_gb),
+            host_key=key,
+        )
+        for node, key, address in zip(made, keys, public, strict=True)
+    )
+    cluster = inventory.SshCluster(
+        name=settings.stack,
+        nodes=members,
+        identity_file=str(identity) if identity else "",
+        jump_host="" if all_public or len(members) == 1 else members[0].address,
+        data_url=url,
+        hourly_usd=round(prices.total(bill(settings)), 4),
+    )
+    return inventory.to_json(cluster)
+
+
+def bill(settings: Settings) -> list[Line]:
+    """What is billed by the hour once the cluster stands, at list prices. The builder runs before that, for minutes."""
+    cloud, size, count = settings.cloud, types.of(settings), settings.nodes
+    public = count if cloud.public_nodes == "all" else 1
+    lines = [
+        _line(settings, f"{size.name}/spot" if cloud.spot else size.name, count, "nodes"),
+        _line(settings, f"managed-disk-{types.tier(size.storage, cloud.disk_gb)}", count, "their disks"),
+        _line(settings, "public-ip-standard", public, "public addresses of nodes"),
+    ]
+    if cloud.public_nodes == "head":
+        lines.append(_line(settings, "nat-gateway", 1, "NAT gateway, without its traffic"))
+        lines.append(_line(settings, "public-ip-standard", 1, "its address"))
+    if settings.image == "bake":
+        lines += _bill_of_image(settings)
+    return [*lines, _line(settings, "blob-gb-month", DATA_GB, f"blobs, as if {DATA_GB} GB")]
+
+
+def _bill_of_image(settings: Settings) -> list[Line]:
+    """What stays of a bake: at most, as if the disk were full."""
+    gb = types.BUILDER_DISK_GB
+    tier = types.tier("StandardSSD_LRS", gb)
+    lines = [
+        _line(settings, f"managed-disk-{tier}", 1, "disk of the builder, which is off"),
+        _line(settings, "snapshot-gb-month", gb, "snapshot, at most"),
+        _line(settings, "gallery-version-gb-month", gb * image.replicas(settings), "golden image, at most"),
+    ]
+    if settings.cloud.public_nodes == "all":
+        lines.append(_line(settings, "public-ip-standard", 1, "address of the builder"))
+    return lines
+
+
+def _line(settings: Settings, sku: str, count: float, what: str) -> Line:
+    return prices.line("azure", base.region(settings), sku, count, what=what)
