@@ -14,7 +14,7 @@ import sys
 import urllib.request
 from types import ModuleType
 
-from infra import stack_file
+from infra import extras, stack_file
 from infra.errors import OperationError, UsageError
 from infra.finding import Finding, set_key, to_json
 from infra.settings import Settings, load
@@ -26,15 +26,9 @@ ECHO_S = 10.0
 
 def of(settings: Settings) -> ModuleType:
     """The account's module of the stack's cloud: check(settings), offers(settings), cheap(settings)."""
-    if settings.cluster == "aws-xeon":
-        from infra.aws import account as aws
-
-        return aws
-    if settings.cluster == "azure-xeon":
-        from infra.azure import account as azure
-
-        return azure
-    raise UsageError(f"stack {settings.stack} is of kind {settings.cluster}: that needs no account")
+    if settings.cluster == "local":
+        raise UsageError(f"stack {settings.stack} is of kind local: that needs no account")
+    return extras.load(f"infra.{settings.cluster.partition('-')[0]}.account")
 
 
 def check(settings: Settings) -> list[Finding]:

@@ -11,8 +11,9 @@ import argparse
 import json
 import sys
 from collections.abc import Collection
+from types import ModuleType
 
-from infra import stack_file
+from infra import extras, stack_file
 from infra.errors import OperationError, UsageError
 from infra.local import leftovers as local
 from infra.settings import CLUSTERS, Settings, check_stack, load
@@ -37,13 +38,8 @@ def find(stack: str) -> list[Thing]:
     settings = cloud_settings(stack)
     if settings is None:
         return local.find(stack)
-    if settings.cluster == "aws-xeon":
-        from infra.aws import leftovers as aws
-
-        return aws.find(settings)
-    from infra.azure import leftovers as azure
-
-    return azure.find(settings)
+    found: list[Thing] = _leftovers(settings).find(settings)
+    return found
 
 
 def sweep(stack: str, known: Collection[str], *, delete_data: bool) -> list[Thing]:
@@ -51,13 +47,13 @@ def sweep(stack: str, known: Collection[str], *, delete_data: bool) -> list[Thin
     settings = cloud_settings(stack)
     if settings is None:
         return local.sweep(stack, known)
-    if settings.cluster == "aws-xeon":
-        from infra.aws import leftovers as aws
+    swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data)
+    return swept
 
-        return aws.sweep(settings, known, delete_data=delete_data)
-    from infra.azure import leftovers as azure
 
-    return azure.sweep(settings, known, delete_data=delete_data)
+def _leftovers(settings: Settings) -> ModuleType:
+    """Of the stack's cloud: find(settings) and sweep(settings, known, delete_data=...)."""
+    return extras.load(f"infra.{settings.cluster.partition('-')[0]}.leftovers")
 
 
 def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:

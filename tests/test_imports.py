@@ -14,12 +14,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
-OURS = ("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.operation", "infra.provider")
+OURS = (
+    *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
+    *("infra.operation", "infra.provider"),
+)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
     "infra.thing": (),
+    "infra.finding": (),
+    "infra.extras": ("infra.errors",),
     "infra.operation": ("infra.errors",),
     "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
     "infra.prices": ("infra.errors",),
@@ -31,7 +36,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws", "boto3", "botocore"),
     "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native", "azure"),
     "infra.clusters": (
-        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.clusters", "pulumi"),
+        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.extras", "infra.clusters", "pulumi"),
         *("infra.local", "infra.aws", "infra.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.

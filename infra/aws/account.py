@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.aws import api, types
+from infra.aws import api, types, zones
 from infra.aws.api import SIGN_IN
+from infra.aws.image import UBUNTU
+from infra.aws.provider import STACK_TAG, region
 from infra.errors import OperationError, UsageError
 from infra.finding import Finding, set_key
 from infra.settings import Settings
 
-UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-"""Canonical's own pointer to its newest image: where `baseImage` is empty."""
 QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}
 """Service Quotas' codes of EC2's vCPU limits for the standard families (A, C, D, H, I, M, R, T, Z), by spot."""
 STANDARD = "acdhimrtz"
@@ -30,14 +30,14 @@ def check(settings: Settings) -> list[Finding]:
 
 def cheap(settings: Settings) -> list[Finding]:
     """The two checks that `up` begins with: the type exists, and the zone offers it."""
-    ec2 = api.client("ec2", api.region(settings))
+    ec2 = api.client("ec2", region(settings))
     finding, _ = _type(ec2, settings)
     return [finding] if finding.state == "failed" else [finding, _zone(ec2, settings)]
 
 
 def offers(settings: Settings) -> list[str]:
     """Ids of the region's zones that offer the type. OperationError where that cannot be asked."""
-    ec2 = api.client("ec2", api.region(settings))
+    ec2 = api.client("ec2", region(settings))
     wanted = [{"Name": "instance-type", "Values": [_name(settings)]}]
     try:
         listed = api.pages(
@@ -57,9 +57,9 @@ def _name(settings: Settings) -> str:
 
 
 def _findings(settings: Settings) -> Iterator[Finding]:
-    region = api.region(settings)
+    where = region(settings)
     try:
-        who = api.identity(region)
+        who = api.identity(where)
     except UsageError as error:
         yield Finding("credentials", "failed", str(error).partition(";")[0], SIGN_IN)
         return
@@ -67,8 +67,8 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("credentials", "undecided", str(error), SIGN_IN)
         return
     yield Finding("credentials", "ok", f"account {who['Account']} as {who['Arn']}")
-    ec2 = api.client("ec2", region)
-    place = _region(settings, region)
+    ec2 = api.client("ec2", where)
+    place = _region(settings, where)
     yield place
     if place.state == "failed":
         return
@@ -77,27 +77,27 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     if kind.state != "failed":
         yield _zone(ec2, settings)
         yield _quota(ec2, settings, vcpus)
-    image, finding = _image(ec2, settings, region)
+    image, finding = _image(ec2, settings, where)
     yield finding
     if image and kind.state != "failed":
         yield _launch(ec2, settings, image)
-    yield _rights(settings, who["Arn"], region)
+    yield _rights(settings, who["Arn"], where)
 
 
-def _region(settings: Settings, region: str) -> Finding:
+def _region(settings: Settings, where: str) -> Finding:
     """Asked in a region that every account has: an unknown one has no endpoint to ask."""
     known = set_key("region", "us-east-1", settings.stack)
     try:
         listed = api.client("ec2", "us-east-1").describe_regions(AllRegions=True)["Regions"]
     except api.FAILURES as error:
         return Finding("region", "undecided", api.one_line(error), "aws ec2 describe-regions --all-regions")
-    state = {item["RegionName"]: item.get("OptInStatus", "") for item in listed}.get(region)
+    state = {item["RegionName"]: item.get("OptInStatus", "") for item in listed}.get(where)
     if state is None:
-        return Finding("region", "failed", f"AWS has no region {region}", known)
+        return Finding("region", "failed", f"AWS has no region {where}", known)
     if state == "not-opted-in":
-        enable = f"aws account enable-region --region-name {region}"
-        return Finding("region", "failed", f"{region} is not switched on for this account", enable)
-    return Finding("region", "ok", region)
+        enable = f"aws account enable-region --region-name {where}"
+        return Finding("region", "failed", f"{where} is not switched on for this account", enable)
+    return Finding("region", "ok", where)
 
 
 def _type(ec2: Any, settings: Settings) -> tuple[Finding, int]:
@@ -107,7 +107,7 @@ def _type(ec2: Any, settings: Settings) -> tuple[Finding, int]:
         listed = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
     except api.FAILURES as error:
         if api.code(error) in ("InvalidInstanceType", "InvalidParameterValue"):
-            said = f"{api.region(settings)} has no instance type {name}"
+            said = f"{region(settings)} has no instance type {name}"
             return Finding("type", "failed", said, mend), 0
         look = f"aws ec2 describe-instance-types --instance-types {name}"
         return Finding("type", "undecided", api.one_line(error), look), 0
@@ -116,30 +116,30 @@ def _type(ec2: Any, settings: Settings) -> tuple[Finding, int]:
 
 
 def _zone(ec2: Any, settings: Settings) -> Finding:
-    name, zone = _name(settings), settings.cloud.zone
+    name, zone = _name(settings), zones.zone(settings)
     try:
-        zones = offers(settings)
+        offered = offers(settings)
     except OperationError as error:
         return Finding("zone", "undecided", str(error), f"fab check --account --stack {settings.stack}")
-    if not zones:
+    if not offered:
         mend = set_key("instanceType", types.DEFAULT, settings.stack)
-        return Finding("zone", "failed", f"no zone of {api.region(settings)} offers {name}", mend)
-    if zone and zone not in zones:
-        said = f"{zone} does not offer {name}; these do: {', '.join(zones)}"
-        return Finding("zone", "failed", said, set_key("zone", zones[0], settings.stack))
-    return Finding("zone", "ok", f"{zone or 'any of them'} offers {name} (of {', '.join(zones)})")
+        return Finding("zone", "failed", f"no zone of {region(settings)} offers {name}", mend)
+    if zone not in offered:
+        said = f"{zone} does not offer {name}; these do: {', '.join(offered)}"
+        return Finding("zone", "failed", said, set_key("zone", offered[0], settings.stack))
+    return Finding("zone", "ok", f"{zone} offers {name} (of {', '.join(offered)})")
 
 
 def _quota(ec2: Any, settings: Settings, vcpus: int) -> Finding:
     """The limit counts what runs in the region, the stack's own machines left out: they are what is asked about."""
-    spot, region = settings.cloud.spot, api.region(settings)
+    spot, where = settings.cloud.spot, region(settings)
     code = QUOTAS[spot]
-    look = f"https://{region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
+    look = f"https://{where}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
     needed = settings.nodes * vcpus
     if not vcpus or _name(settings)[0] not in STANDARD:
         return Finding("quota", "undecided", f"{_name(settings)} is of no standard family", look)
     try:
-        quotas = api.client("service-quotas", region)
+        quotas = api.client("service-quotas", where)
         limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
         used = _used(ec2, settings, spot)
     except api.FAILURES as error:
@@ -149,7 +149,7 @@ def _quota(ec2: Any, settings: Settings, vcpus: int) -> Finding:
     if needed + used > limit:
         more = (
             f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--desired-value {needed + used} --region {region}"
+            f"--desired-value {needed + used} --region {where}"
         )
         return Finding("quota", "failed", said, more)
     return Finding("quota", "ok", said)
@@ -162,34 +162,34 @@ def _used(ec2: Any, settings: Settings, spot: bool) -> int:
     for reservation in api.pages(ec2, "describe_instances", "Reservations", Filters=running):
         for item in reservation["Instances"]:
             same = (item.get("InstanceLifecycle") == "spot") == spot and item["InstanceType"][0] in STANDARD
-            if same and api.tags(item).get(api.TAG) != settings.stack:
+            if same and api.tags(item).get(STACK_TAG) != settings.stack:
                 cpus = item.get("CpuOptions", {})
                 total += cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 0)
     return total
 
 
-def _image(ec2: Any, settings: Settings, region: str) -> tuple[str, Finding]:
+def _image(ec2: Any, settings: Settings, where: str) -> tuple[str, Finding]:
     """The id of the image that the first machine boots, if it is there; and the finding."""
     image, baked = settings.image, settings.image != "bake"
     key = "image" if baked else "baseImage"
     mend = set_key(key, "bake" if baked else '""', settings.stack)
     try:
         if not baked:
-            image = settings.cloud.base_image or _ubuntu(region)
+            image = settings.cloud.base_image or _ubuntu(where)
         listed = ec2.describe_images(ImageIds=[image])["Images"]
     except api.FAILURES as error:
         if "NotFound" in api.code(error) or "InvalidAMIID" in api.code(error):
-            said = f"{key} {image}: {region} has no such image, or it is not shared with this account"
+            said = f"{key} {image}: {where} has no such image, or it is not shared with this account"
             return "", Finding("image", "failed", said, mend)
-        look = f"aws ec2 describe-images --region {region} --image-ids {image}"
+        look = f"aws ec2 describe-images --region {where} --image-ids {image}"
         return "", Finding("image", "undecided", f"{key}: {api.one_line(error)}", look)
     if not listed or listed[0]["State"] != "available":
         return "", Finding("image", "failed", f"{key} {image} is not available", mend)
     return image, Finding("image", "ok", f"{image} ({listed[0].get('Name', '')})")
 
 
-def _ubuntu(region: str) -> str:
-    return str(api.client("ssm", region).get_parameter(Name=UBUNTU)["Parameter"]["Value"])
+def _ubuntu(where: str) -> str:
+    return str(api.client("ssm", where).get_parameter(Name=UBUNTU)["Parameter"]["Value"])
 
 
 def _launch(ec2: Any, settings: Settings, image: str) -> Finding:
@@ -208,13 +208,13 @@ def _launch(ec2: Any, settings: Settings, image: str) -> Finding:
     return Finding("launch", "undecided", "the dry run did not answer as one", "aws ec2 run-instances --dry-run ...")
 
 
-def _rights(settings: Settings, arn: str, region: str) -> Finding:
+def _rights(settings: Settings, arn: str, where: str) -> Finding:
     """What else `up` needs, by IAM's own simulation of the operator's policies."""
     look = "https://console.aws.amazon.com/iam/ (the permissions of your user or role), or ask who administers it"
     if arn.endswith(":root"):
         return Finding("rights", "ok", "the account's root may do everything (better not to work as root)")
     try:
-        answer = api.client("iam", region).simulate_principal_policy(
+        answer = api.client("iam", where).simulate_principal_policy(
             PolicySourceArn=_source(arn), ActionNames=list(ACTIONS)
         )
     except api.FAILURES as error:

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.errors import OperationError, UsageError
-from infra.settings import Settings
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOTokenLoadError,
+    TokenRetrievalError,
+)
+from botocore.parsers import ResponseParserError
 
-try:
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        NoCredentialsError,
-        PartialCredentialsError,
-        ProfileNotFound,
-        SSOTokenLoadError,
-        TokenRetrievalError,
-    )
-    from botocore.parsers import ResponseParserError
-except ModuleNotFoundError:
-    raise UsageError("the AWS stacks need their packages: pip install -e '.[aws]'") from None
+from infra.errors import OperationError, UsageError
 
 FAILURES = (ClientError, BotoCoreError, ResponseParserError)
 """Everything that a call may raise."""
@@ -34,19 +30,11 @@ _BAD_CREDENTIALS = (
     *("SignatureDoesNotMatch", "AuthFailure", "InvalidAccessKeyId", "InvalidToken"),
 )
 SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
-TAG = "trainyard-stack"
-DEFAULT_REGION = "us-east-1"
-
-
-def region(settings: Settings) -> str:
-    return settings.cloud.region or DEFAULT_REGION
 
 
 def client(service: str, where: str) -> Any:
     """A client that gives up within a minute."""
-    settings = Config(
-        region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard", "max_attempts": 4}
-    )
+    settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
         return boto3.client(service, config=settings)
     except _NO_CREDENTIALS as error:

@@ -10,6 +10,7 @@ from functools import partial
 
 from infra.aws import api, removal
 from infra.aws.listing import KINDS, Place
+from infra.aws.provider import STACK_TAG, region
 from infra.errors import OperationError
 from infra.settings import Settings
 from infra.thing import Thing
@@ -17,9 +18,9 @@ from infra.thing import Thing
 
 def place_of(settings: Settings) -> Place:
     """Where the stack is. UsageError without credentials that work."""
-    region = api.region(settings)
-    who = api.identity(region)
-    return Place(settings.stack, region, who["Account"], who["Arn"].split(":")[1])
+    where = region(settings)
+    who = api.identity(where)
+    return Place(settings.stack, where, who["Account"], who["Arn"].split(":")[1])
 
 
 def find(settings: Settings) -> list[Thing]:
@@ -50,7 +51,7 @@ def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[Thing]:
     Kinds that are listed are left out: the index keeps what was deleted for an hour or so.
     """
     covered = {name for kind, (_, types) in KINDS.items() if kind not in blind for name in types}
-    wanted = [{"Key": api.TAG, "Values": [place.stack]}]
+    wanted = [{"Key": STACK_TAG, "Values": [place.stack]}]
     try:
         index = place.client("resourcegroupstaggingapi")
         listed = api.pages(index, "get_resources", "ResourceTagMappingList", TagFilters=wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 from infra import prices
 from infra.aws import api, contents
+from infra.aws.provider import STACK_TAG
 from infra.errors import UsageError
 from infra.thing import Thing
 
@@ -26,11 +27,11 @@ class Place:
 
     def of_ec2(self, operation: str, key: str, *, argument: str = "Filters", **more: Any) -> list[dict[str, Any]]:
         """What EC2 lists with the stack's tag; the tag is read again: a filter that is ignored must not widen it."""
-        more[argument] = [{"Name": f"tag:{api.TAG}", "Values": [self.stack]}]
+        more[argument] = [{"Name": f"tag:{STACK_TAG}", "Values": [self.stack]}]
         return [item for item in api.pages(self.client("ec2"), operation, key, **more) if self.is_ours(item)]
 
     def is_ours(self, item: dict[str, Any]) -> bool:
-        return api.tags(item).get(api.TAG) == self.stack
+        return api.tags(item).get(STACK_TAG) == self.stack
 
     def may_name(self, name: str) -> bool:
         """Whether the stack may have given this name; `yard` begins as `yard-2` does, so its tag has the last word."""
@@ -53,7 +54,7 @@ def _named(item: dict[str, Any], identifier: str) -> str:
 
 
 def instances(place: Place) -> Iterator[Thing]:
-    wanted = [{"Name": f"tag:{api.TAG}", "Values": [place.stack]}]
+    wanted = [{"Name": f"tag:{STACK_TAG}", "Values": [place.stack]}]
     for reservation in api.pages(place.client("ec2"), "describe_instances", "Reservations", Filters=wanted):
         for item in reservation["Instances"]:
             state = item["State"]["Name"]
@@ -148,7 +149,7 @@ def buckets(place: Place) -> Iterator[Thing]:
     client = place.client("s3")
     for item in api.pages(client, "list_buckets", "Buckets", Prefix=f"trainyard-{place.stack}"):
         name = item["Name"]
-        if place.may_name(name) and contents.tags(client, name).get(api.TAG) == place.stack:
+        if place.may_name(name) and contents.tags(client, name).get(STACK_TAG) == place.stack:
             held = contents.measure(client, name)
             price = place.price("s3-gb-month", held.bytes / 1e9) if held.bytes else 0.0
             yield Thing("bucket", name, name, usd_per_hour=price, holds=held.said())
@@ -189,7 +190,7 @@ def log_groups(place: Place) -> Iterator[Thing]:
         name, arn = item["logGroupName"], item["arn"].removesuffix(":*")
         if place.may_name(name):
             found = client.list_tags_for_resource(resourceArn=arn)["tags"]
-            if found.get(api.TAG) == place.stack:
+            if found.get(STACK_TAG) == place.stack:
                 yield Thing("log group", name, name, usd_per_hour=None if item.get("storedBytes") else 0.0)
 
 

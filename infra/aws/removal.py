@@ -9,6 +9,7 @@ from typing import Any
 
 from infra.aws import api, contents
 from infra.aws.listing import Place
+from infra.aws.provider import STACK_TAG
 from infra.thing import Thing
 
 WAIT_S = 600.0
@@ -86,7 +87,7 @@ def _image(place: Place, thing: Thing) -> None:
         mapped = [entry.get("Ebs", {}).get("SnapshotId") for entry in image.get("BlockDeviceMappings", [])]
         snapshots = [name for name in mapped if name]
         if snapshots:
-            ec2.create_tags(Resources=snapshots, Tags=[{"Key": api.TAG, "Value": place.stack}])
+            ec2.create_tags(Resources=snapshots, Tags=[{"Key": STACK_TAG, "Value": place.stack}])
     until_free(lambda: ec2.deregister_image(ImageId=thing.owner))
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.azure import arm, types
+from infra.azure.base import DEFAULT_REGION, region
+from infra.azure.image import base_image
 from infra.azure.rest import SIGN_IN, Rest, subscription
 from infra.errors import UsageError
 from infra.finding import Finding, set_key
 from infra.settings import Settings
 
-DEFAULT_REGION = "eastus"
 RESOURCES, SUBSCRIPTIONS, SKUS, USAGES = "2021-04-01", "2022-12-01", "2021-07-01", "2024-07-01"
 IMAGES, GALLERIES, PERMISSIONS = "2024-07-01", "2024-03-03", "2022-04-01"
 """Versions of the interfaces that are asked."""
@@ -23,9 +24,9 @@ ACTIONS = (
     *("Microsoft.Compute/galleries/images/versions/write", "Microsoft.Network/virtualNetworks/write"),
     *("Microsoft.Storage/storageAccounts/write", "Microsoft.ManagedIdentity/userAssignedIdentities/write"),
     "Microsoft.Authorization/roleAssignments/write",
+    "Microsoft.Authorization/roleDefinitions/write",
 )
 """One of each kind of right that `up` needs."""
-BASE = "Canonical:ubuntu-24_04-lts:server:latest"
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,6 @@ class Sku:
     refused: str = ""
     """Azure's reason why this subscription may not have it here."""
     refused_zones: tuple[str, ...] = field(default=())
-
-
-def region(settings: Settings) -> str:
-    return settings.cloud.region or DEFAULT_REGION
 
 
 def check(settings: Settings, rest: Rest | None = None) -> list[Finding]:
@@ -184,7 +181,7 @@ def _image(rest: Rest, settings: Settings) -> Iterator[Finding]:
     if settings.image != "bake":
         yield _version(rest, settings)
         return
-    name = settings.cloud.base_image or BASE
+    name = base_image(settings)
     publisher, offer, sku, version = name.split(":")
     path = (
         f"{rest.subscription}/providers/Microsoft.Compute/locations/{region(settings)}/publishers/{publisher}"
@@ -193,8 +190,8 @@ def _image(rest: Rest, settings: Settings) -> Iterator[Finding]:
     mend = set_key("baseImage", '""', settings.stack)
     # This listing is a plain list, without pages.
     listed = [item["name"] for item in rest.plain(path, IMAGES)]
-    if listed and version in ("latest", *listed):
-        yield Finding("image", "ok", f"{name} ({listed[-1]} is the newest)")
+    if version in listed:
+        yield Finding("image", "ok", name)
     else:
         yield Finding("image", "failed", f"baseImage {name}: {region(settings)} has no such image", mend)
 

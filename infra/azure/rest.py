@@ -11,18 +11,14 @@ from typing import Any
 from urllib.parse import urljoin, urlsplit
 from xml.etree import ElementTree
 
-from infra.errors import UsageError
-
-try:
-    from azure.core import PipelineClient
-    from azure.core.credentials import TokenCredential
-    from azure.core.exceptions import AzureError, ClientAuthenticationError
-    from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
-    from azure.core.rest import HttpRequest, HttpResponse
-except ModuleNotFoundError:
-    raise UsageError("the Azure stacks need their packages: pip install -e '.[azure]'") from None
+from azure.core import PipelineClient
+from azure.core.credentials import TokenCredential
+from azure.core.exceptions import AzureError, ClientAuthenticationError
+from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+from azure.core.rest import HttpRequest, HttpResponse
 
 from infra.azure import arm
+from infra.errors import UsageError
 
 TAG = "trainyard-stack"
 SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"

@@ -9,14 +9,10 @@ sweep(settings, known) removes what of it belongs to none of the `known` resourc
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
-from infra.errors import UsageError
+from infra import extras
 from infra.settings import Settings
-
-_EXTRAS = {"pulumi_aws": "aws", "boto3": "aws", "botocore": "aws", "pulumi_azure_native": "azure", "azure": "azure"}
-"""What a cloud's module imports -> the extra that installs it."""
 
 
 def of(settings: Settings) -> ModuleType:
@@ -24,10 +20,4 @@ def of(settings: Settings) -> ModuleType:
 
     Raises UsageError, naming the extra to install, where the SDK is not there.
     """
-    try:
-        return importlib.import_module(f"infra.clusters.{settings.cluster.replace('-', '_')}")
-    except ModuleNotFoundError as error:
-        extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
-            raise
-        raise UsageError(f"stack {settings.stack} needs {error.name}: pip install -e '.[{extra}]'") from None
+    return extras.load(f"infra.clusters.{settings.cluster.replace('-', '_')}")
