@@ -12,6 +12,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from infra.aws import api
+
 REGION = "us-east-1"
 ZONE = "us-east-1b"
 
@@ -29,6 +31,8 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             monkeypatch.setenv(name, value)
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy"):
             monkeypatch.delenv(name, raising=False)
+        boto3.setup_default_session()  # an earlier one remembers its credentials
+        api.client.cache_clear()
         # One server process has one memory: what an earlier test made is still in it.
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
         yield endpoint

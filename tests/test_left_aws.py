@@ -10,7 +10,7 @@ import moto_cloud
 import pytest
 
 from infra import stack_file
-from infra.aws import leftovers, removal
+from infra.aws import api, leftovers, removal
 from infra.errors import OperationError, UsageError
 from infra.settings import Settings, load
 from infra.thing import Thing
@@ -152,8 +152,10 @@ def test_without_credentials_it_is_one_line(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", f"{tmp_path}/none")
     monkeypatch.setenv("AWS_CONFIG_FILE", f"{tmp_path}/none")
+    boto3.setup_default_session()  # forgets what it has read
+    api.client.cache_clear()
     with pytest.raises(
-        UsageError, match="^no AWS credentials that work: NoCredentialsError: .*; aws sso login"
+        UsageError, match=r"^no AWS credentials that work: NoCredentialsError: .*; aws sso login"
     ) as raised:
         leftovers.find(settings)
     assert "\n" not in str(raised.value)

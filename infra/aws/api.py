@@ -5,6 +5,7 @@ AWS_ENDPOINT_URL and AWS_PROFILE count as for every AWS tool.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import boto3
@@ -32,8 +33,9 @@ _BAD_CREDENTIALS = (
 SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
 
 
+@functools.cache
 def client(service: str, where: str) -> Any:
-    """A client that gives up within a minute."""
+    """A client that gives up within a minute. One for each: making one reads the service's whole description."""
     settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
         return boto3.client(service, config=settings)
