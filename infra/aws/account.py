@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,16 +157,19 @@ def _quota(ec2: Any, settings: Settings, vcpus: int) -> Finding:
 
 
 def _used(ec2: Any, settings: Settings, spot: bool) -> int:
-    """vCPUs of the standard families that run for others than this stack, in the same market."""
+    """vCPUs of the standard families that run for others than this stack, in the same market.
+
+    By each type's own number: whether the limit counts threads that are switched off, EC2 does not say.
+    """
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    total = 0
+    counts: Counter[str] = Counter()
     for reservation in api.pages(ec2, "describe_instances", "Reservations", Filters=running):
         for item in reservation["Instances"]:
             same = (item.get("InstanceLifecycle") == "spot") == spot and item["InstanceType"][0] in STANDARD
             if same and api.tags(item).get(STACK_TAG) != settings.stack:
-                cpus = item.get("CpuOptions", {})
-                total += cpus.get("CoreCount", 0) * cpus.get("ThreadsPerCore", 0)
-    return total
+                counts[item["InstanceType"]] += 1
+    listed = api.pages(ec2, "describe_instance_types", "InstanceTypes", InstanceTypes=list(counts)) if counts else []
+    return sum(counts[item["InstanceType"]] * int(item["VCpuInfo"]["DefaultVCpus"]) for item in listed)
 
 
 def _image(ec2: Any, settings: Settings, where: str) -> tuple[str, Finding]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from infra.aws import api
 
 COUNTED = 100_000
@@ -70,4 +72,4 @@ def empty(client: Any, bucket: str) -> None:
         if doomed:
             answer = client.delete_objects(Bucket=bucket, Delete={"Objects": doomed, "Quiet": True})
             for error in answer.get("Errors", []):
-                raise api.ClientError({"Error": error}, "DeleteObjects")
+                raise ClientError({"Error": error}, "DeleteObjects")

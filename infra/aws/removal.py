@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from infra.aws import api, contents
 from infra.aws.listing import Place
 from infra.aws.provider import STACK_TAG
@@ -66,7 +68,7 @@ def _waiting() -> dict[str, int]:
 def _complain(answer: Any, operation: str) -> None:
     """Raise what some calls only mention in their answer."""
     for failed in (answer or {}).get("Unsuccessful") or []:
-        raise api.ClientError({"Error": failed["Error"]}, operation)
+        raise ClientError({"Error": failed["Error"]}, operation)
 
 
 def _ec2(operation: str, argument: str, *, many: bool = False) -> Remover:

@@ -49,17 +49,19 @@ class Rest:
         endpoint: str = arm.ENDPOINT,
         who: TokenCredential | None = None,
         wait: float = 10.0,
+        retries: int = 6,
     ) -> None:
         self.subscription = f"/subscriptions/{subscription}"
         self.endpoint = endpoint
         self.wait = wait
+        self._retries = retries
         self._who = who or arm.credential()
         self._arm = self._client(f"{arm.ENDPOINT}/.default")
         self._storage = self._client(STORAGE)
 
     def _client(self, scope: str) -> PipelineClient[HttpRequest, HttpResponse]:
         # Azure says how long to wait by Retry-After: a 429 of its quotas as well as a 503.
-        policies = [RetryPolicy(retry_total=6), BearerTokenCredentialPolicy(self._who, scope)]
+        policies = [RetryPolicy(retry_total=self._retries), BearerTokenCredentialPolicy(self._who, scope)]
         return PipelineClient(self.endpoint, policies=policies)
 
     def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
