@@ -122,7 +122,7 @@ def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
     found = [thing for thing in found if not (keeps and thing["holds"])]
     if found:
         left.show(found, prices=bool(told["cloud"]))
-        costs = f", at {left.costs(found)}" if left.costs(found) else ""
+        costs = f", which cost {left.costs(found)}" if left.costs(found) else ""
         raise Exit(
             f"{len(found)} things of stack {stack} are left{costs}; remove them: fab recover{_flag(stack)}", code=1
         )

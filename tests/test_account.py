@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import azure_arm
@@ -15,7 +18,10 @@ import boto3
 import moto_cloud
 import pytest
 from azure_arm import ROOT, SUBSCRIPTION, Cloud, Who
+from invoke.context import Context
+from invoke.exceptions import Exit
 
+from fabfile import backend, check
 from infra import account, stack_file
 from infra.aws import account as aws
 from infra.aws import api
@@ -23,9 +29,10 @@ from infra.azure import account as azure
 from infra.azure.image import DEFAULT_BASE
 from infra.azure.rest import Rest
 from infra.errors import UsageError
-from infra.finding import Finding
+from infra.finding import Finding, to_json
 from infra.settings import Settings, load
 
+REPO = Path(__file__).resolve().parent.parent
 Make = Callable[..., Settings]
 
 
@@ -317,3 +324,36 @@ def test_one_image_by_id_in_another_region_is_told(make: Make, place: tuple[Rest
     assert found.state == "failed" and "in westus, not in eastus" in found.said
     elsewhere = replace(settings, image=image.replace("1.0.0", "2.0.0"))
     assert "404 ResourceNotFound" in finding(azure.check(elsewhere, rest), "image").said
+
+
+# --- the verb ---
+
+
+def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [
+        Finding("credentials", "ok", "account 1"),
+        Finding("rights", "undecided", "not simulated", "look there"),
+        Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
+    ]
+    monkeypatch.setattr(backend, "ask", lambda _argv: to_json(told))
+    with pytest.raises(Exit) as failed:
+        check(Context(), stack="yard", account=True)
+    assert failed.value.code == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "warn  rights      not simulated; mend: look there"
+    assert lines[-1] == "next: pulumi config set zone use1-az1 --stack yard"
+    told.pop()
+    check(Context(), stack="yard", account=True)  # what is undecided keeps nobody
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: fab up")
+    with pytest.raises(Exit, match="not of an inventory"):
+        check(Context(), inventory="nodes.json", account=True)
+
+
+def test_the_program_answers_in_json(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fab` runs it, in a process of its own; a stack without an owner is refused before anybody is asked."""
+    done = subprocess.run(
+        [sys.executable, "-m", "infra.account", "aws-xeon"], cwd=REPO, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1

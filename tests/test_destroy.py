@@ -133,7 +133,7 @@ def test_a_bucket_that_cannot_be_looked_into_is_taken_for_full(played: Played) -
 def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     played.stays = [thing("volume", "vol-1", 0.02), thing("image", "ami-1", None)]
     with pytest.raises(
-        Exit, match="2 things of stack yard are left, at at least 0.0200 USD per hour; .*fab recover"
+        Exit, match=r"2 things .* are left, which cost at least 0\.0200 USD per hour; .*fab recover"
     ) as no:
         destroy(delete_data=True)
     assert no.value.code == 1
