@@ -131,7 +131,7 @@ def test_an_account_that_is_fit(make: Make, moto: str, monkeypatch: pytest.Monke
     undecided = finding(found, "rights")  # moto does not simulate policies: said, not taken for a yes
     assert undecided.state == "undecided" and undecided.mend
     assert {name for name, state in states(found).items() if state == "ok"} == {
-        *("credentials", "region", "type", "zone", "quota", "image", "launch")
+        *("sign-in", "region", "type", "zone", "quota", "image", "launch")
     }
     assert finding(found, "quota").said == "3 nodes need 96 vCPUs; the On-Demand limit is 96, others use 0"
     assert boto3.client("ec2").describe_instances()["Reservations"] == [], "nothing was launched"
@@ -190,7 +190,7 @@ def test_without_credentials_the_list_ends_there(make: Make, moto: str, monkeypa
     boto3.setup_default_session()
     api.client.cache_clear()
     (only,) = aws.check(make("aws-xeon"))
-    assert (only.check, only.state) == ("credentials", "failed") and "aws sso login" in only.mend
+    assert (only.check, only.state) == ("sign-in", "failed") and "aws sso login" in only.mend
     account.cheap(make("aws-xeon", instanceType="m7i.9xlarge"))  # nobody to ask: `up` says so itself
 
 
@@ -248,9 +248,7 @@ def usage(name: str, used: int, limit: int) -> dict[str, Any]:
 
 def test_a_subscription_that_is_fit(make: Make, place: tuple[Rest, Cloud]) -> None:
     found = azure.check(make("azure-xeon"), place[0])
-    assert states(found) == dict.fromkeys(
-        ("credentials", "providers", "region", "type", "quota", "image", "rights"), "ok"
-    )
+    assert states(found) == dict.fromkeys(("sign-in", "providers", "region", "type", "quota", "image", "rights"), "ok")
     assert finding(found, "quota").said.startswith("3 nodes need 96 vCPUs; standardDSv6Family: 4 of 100 used")
 
 
@@ -300,10 +298,10 @@ def test_a_subscription_that_is_not_there_or_does_not_answer(make: Make, place: 
     rest, cloud = place
     del cloud.things[ROOT]
     (only,) = azure.check(make("azure-xeon"), rest)
-    assert (only.check, only.state) == ("credentials", "failed")
+    assert (only.check, only.state) == ("sign-in", "failed")
     nowhere = Rest(SUBSCRIPTION, endpoint="http://127.0.0.1:1", who=Who(), retries=0)  # type: ignore[arg-type]
     (only,) = azure.check(make("azure-xeon"), nowhere)
-    assert (only.check, only.state) == ("credentials", "undecided")
+    assert (only.check, only.state) == ("sign-in", "undecided")
 
 
 def test_one_image_by_id_in_another_region_is_told(make: Make, place: tuple[Rest, Cloud]) -> None:
@@ -333,7 +331,7 @@ def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = [
-        Finding("credentials", "ok", "account 1"),
+        Finding("sign-in", "ok", "account 1"),
         Finding("rights", "undecided", "not simulated", "look there"),
         Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
     ]

@@ -62,12 +62,12 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     try:
         who = api.identity(where)
     except UsageError as error:
-        yield Finding("credentials", "failed", str(error).partition(";")[0], SIGN_IN)
+        yield Finding("sign-in", "failed", str(error).partition(";")[0], SIGN_IN)
         return
     except OperationError as error:
-        yield Finding("credentials", "undecided", str(error), SIGN_IN)
+        yield Finding("sign-in", "undecided", str(error), SIGN_IN)
         return
-    yield Finding("credentials", "ok", f"account {who['Account']} as {who['Arn']}")
+    yield Finding("sign-in", "ok", f"account {who['Account']} as {who['Arn']}")
     ec2 = api.client("ec2", where)
     place = _region(settings, where)
     yield place

@@ -70,17 +70,17 @@ def _findings(settings: Settings, rest: Rest | None) -> Iterator[Finding]:
         rest = rest or Rest(subscription())
         who = rest.get(rest.subscription, SUBSCRIPTIONS)
     except UsageError as error:
-        yield Finding("credentials", "failed", str(error).partition(";")[0], SIGN_IN)
+        yield Finding("sign-in", "failed", str(error).partition(";")[0], SIGN_IN)
         return
     except arm.ArmError as error:
         denied = any(word in str(error) for word in (" 401 ", " 403 ", " 404 "))
-        yield Finding("credentials", "failed" if denied else "undecided", str(error), SIGN_IN)
+        yield Finding("sign-in", "failed" if denied else "undecided", str(error), SIGN_IN)
         return
     if who.get("state") != "Enabled":
         look = "https://portal.azure.com/#view/Microsoft_Azure_Billing/SubscriptionsBlade"
-        yield Finding("credentials", "failed", f"subscription {who.get('displayName')} is {who.get('state')}", look)
+        yield Finding("sign-in", "failed", f"subscription {who.get('displayName')} is {who.get('state')}", look)
         return
-    yield Finding("credentials", "ok", f"subscription {who.get('displayName')} ({rest.subscription[15:]})")
+    yield Finding("sign-in", "ok", f"subscription {who.get('displayName')} ({rest.subscription[15:]})")
     checks = (_providers, _region, _size_and_quota, _image, _rights)
     for one in checks:
         try:
