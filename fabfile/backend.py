@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from invoke.exceptions import Exit
 
@@ -58,8 +59,11 @@ def ask(argv: Sequence[str]) -> str:
     return done.stdout
 
 
-def follow(argv: Sequence[str]) -> int:
-    """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for."""
+def follow(argv: Sequence[str], **more: str) -> int:
+    """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for.
+
+    `more` are variables of its environment.
+    """
     # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
     # and hands it on: twice would make Pulumi give up at once, with work under way.
     foreground = sys.stdin is not None and sys.stdin.isatty()
@@ -77,7 +81,7 @@ def follow(argv: Sequence[str]) -> int:
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        started = subprocess.Popen(argv, cwd=ROOT, env=environment(), start_new_session=not foreground)
+        started = subprocess.Popen(argv, cwd=ROOT, env=environment() | more, start_new_session=not foreground)
         early, process = list(got), started
         for signum in early:
             hand_on(signum)
@@ -111,7 +115,33 @@ def resources(stack: str) -> list[str]:
     """Names of the resources in the stack's state."""
     if not has_pulumi():
         return [entry["name"] for entry in json.loads(ask(module("engine", "export", stack)))["resources"]]
+    return [entry["urn"].rsplit("::", 1)[-1] for entry in exported(stack)]
+
+
+def ids(stack: str) -> list[str]:
+    """What the cloud calls the resources in the stack's state: what was made twice under one name has two of these."""
+    return [entry["id"] for entry in exported(stack) if entry.get("id")]
+
+
+def exported(stack: str) -> list[dict[str, Any]]:
+    """The resources in Pulumi's state of the stack; none where it knows no such stack."""
     if not exists(stack):
         return []
-    deployment = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"]
-    return [entry["urn"].rsplit("::", 1)[-1] for entry in deployment.get("resources") or []]
+    found: list[dict[str, Any]] | None
+    found = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"].get("resources")
+    return found or []
+
+
+def about(stack: str) -> dict[str, Any]:
+    """{cluster, cloud, type, place, keep_data} of the stack's file; Exit 2 where it cannot be used."""
+    found: dict[str, Any] = json.loads(ask(module("about", stack)))
+    return found
+
+
+def refuse_without_pulumi(told: dict[str, Any], stack: str) -> None:
+    """Exit 2 for a stack in a cloud where there is no `pulumi`: the embedded engine makes machines of this one only."""
+    if told.get("cloud") and not has_pulumi():
+        raise Exit(
+            f"stack {stack} is in a cloud: that needs the `pulumi` command (curl -fsSL https://get.pulumi.com | sh)",
+            code=USAGE,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
@@ -10,9 +9,9 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backend, known_hosts, pulumi_lock
+from fabfile import backend, capacity, known_hosts, left, pulumi_lock
 from fabfile.cost import announce
-from fabfile.output import say, table
+from fabfile.output import say
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
 HELP_YES = {**HELP, "yes": "do not ask"}
@@ -22,16 +21,16 @@ HELP_YES = {**HELP, "yes": "do not ask"}
 def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
+    told = backend.about(stack)
+    backend.refuse_without_pulumi(told, stack)
     backend.ask(backend.module("preflight", stack))
     announce(stack)
     _say_engine()
     _must_be_answerable(yes)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        _finish(
-            backend.follow(["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]),
-            stack,
-        )
+        argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]
+        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv), stack)
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
@@ -44,6 +43,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
 def preview(_c: Context, stack: str = "") -> None:
     """Show what `up` would do."""
     stack = stack or backend.default_stack()
+    backend.refuse_without_pulumi(backend.about(stack), stack)
     backend.ask(backend.module("preflight", stack))
     announce(stack)
     _say_engine()
@@ -66,24 +66,69 @@ def refresh(_c: Context, stack: str = "") -> None:
     say(f"next: fab up{_flag(stack)}  (brings back what is gone)")
 
 
-@task(help=HELP_YES)
-def destroy(_c: Context, stack: str = "", yes: bool = False) -> None:
+HELP_DESTROY = {
+    **HELP_YES,
+    "keep-data": "leave the bucket with what it holds, and the right to pay for it",
+    "delete-data": "remove the bucket with what it holds, without asking",
+}
+
+
+@task(help=HELP_DESTROY)
+def destroy(
+    _c: Context, stack: str = "", yes: bool = False, keep_data: bool = False, delete_data: bool = False
+) -> None:
     """Remove the whole cluster, with what is on its disks; ends with an audit that must find nothing."""
     stack = stack or backend.default_stack()
+    if keep_data and delete_data:
+        raise Exit("--keep-data and --delete-data: only one of them", code=2)
     _must_be_answerable(yes)
+    told = left.about(stack)
+    backend.refuse_without_pulumi(told, stack)
     if not yes:
         _ask(f"destroy stack {stack} and everything on its nodes?")
+    keeps = keep_data or (told["keep_data"] and not delete_data)
+    if told["cloud"] and not keeps and not delete_data:
+        keeps = _asks_for_data(stack, yes)
     if backend.has_pulumi():
         if backend.exists(stack):
-            _finish(backend.follow(["pulumi", "destroy", "--stack", stack, *_pulumi_yes(True)]), stack)
+            excluded = [f"--exclude={urn}" for urn in left.data_urns(stack)] if keeps else []
+            _finish(backend.follow(["pulumi", "destroy", "--stack", stack, *excluded, *_pulumi_yes(True)]), stack)
     else:
         _finish(backend.follow(backend.module("engine", "destroy", stack)), stack)
-    found = _leftovers(stack, [])
-    if found:
-        _show(found)
-        raise Exit(f"{len(found)} things of stack {stack} are left; remove them: fab recover{_flag(stack)}", code=1)
+    _audit_destroyed(stack, told, keeps)
     known_hosts.forget(stack)
-    say(f"audit: nothing of stack {stack} is left")
+    say(f"audit: nothing of stack {stack} is left" + (" but the data that you keep" if keeps else ""))
+
+
+def _asks_for_data(stack: str, yes: bool) -> bool:
+    """Whether the data stays. Exit 2 where nobody can be asked: `--yes` is for the machines, not for the data."""
+    full = left.with_data(left.find(stack, []))
+    if not full:
+        return False
+    for thing in full:
+        say(left.describe(thing))
+    if yes:
+        raise Exit(f"{left.describe(full[0])}: add --delete-data, or --keep-data", code=2)
+    return input("delete that as well? It stays otherwise. [y/N] ").strip().lower() not in ("y", "yes")
+
+
+def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
+    """Exit 1 with a list while anything is left that was to go; what is kept is said, with its price."""
+    of_state = left.known(stack, told) if keeps else []
+    if not keeps and told["cloud"] and any(thing["holds"] for thing in left.find(stack, of_state)):
+        # A bucket that Pulumi only let go of (keepData at the last `up`), and that is not to stay now.
+        left.sweep(stack, of_state, delete_data=True)
+    found = left.find_settled(stack, of_state, told)
+    kept = [thing for thing in left.find(stack, []) if thing["holds"]] if keeps else []
+    for thing in kept:
+        say(f"kept: {left.describe(thing)} ({left.costs([thing]) or 'free'}); remove it: fab destroy --delete-data")
+    found = [thing for thing in found if not (keeps and thing["holds"])]
+    if found:
+        left.show(found, prices=bool(told["cloud"]))
+        costs = f", which cost {left.costs(found)}" if left.costs(found) else ""
+        raise Exit(
+            f"{len(found)} things of stack {stack} are left{costs}; remove them: fab recover{_flag(stack)}", code=1
+        )
 
 
 @task(help=HELP_YES)
@@ -91,6 +136,8 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what is nobody's."""
     stack = stack or backend.default_stack()
     _must_be_answerable(yes)
+    told = left.about(stack)
+    backend.refuse_without_pulumi(told, stack)
     if not yes:
         _ask(f"free the lock of stack {stack} and remove what its state does not know?")
     if backend.has_pulumi():
@@ -101,35 +148,36 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
             _finish(backend.follow(refreshing), stack)
     else:
         _finish(backend.follow(backend.module("engine", "refresh", stack)), stack)
-    swept = json.loads(backend.ask(backend.module("audit", stack, "--sweep", "--known", _known(stack))))
-    _show(swept)
+    of_state = left.known(stack, told)
+    swept = left.sweep(stack, of_state)
+    left.show(swept, prices=bool(told["cloud"]))
     say(f"removed {len(swept)} things that were nobody's" if swept else "nothing was left over")
+    if told["cloud"]:
+        _say_what_stays(stack, of_state)
     say(f"next: fab up{_flag(stack)}, or fab destroy{_flag(stack)}")
+
+
+def _say_what_stays(stack: str, of_state: list[str]) -> None:
+    """Exit 1 for what a sweep leaves: data, what is not the stack's, and kinds that could not be looked at."""
+    stays = left.find(stack, of_state)
+    left.show(stays, prices=True)
+    if any(thing["holds"] for thing in stays):
+        say(f"data is never swept; remove it: fab destroy --delete-data{_flag(stack)}")
+    if stays:
+        raise Exit(f"{len(stays)} things of stack {stack} stay, as the list says", code=1)
 
 
 @task(help=HELP)
 def audit(_c: Context, stack: str = "") -> None:
     """List everything of the stack that exists outside its state."""
     stack = stack or backend.default_stack()
-    found = _leftovers(stack, backend.resources(stack))
+    told = left.about(stack)
+    backend.refuse_without_pulumi(told, stack)
+    found = left.find(stack, left.known(stack, told))
     if found:
-        _show(found)
+        left.show(found, prices=bool(told["cloud"]))
         raise Exit(f"{len(found)} things of stack {stack} are nobody's; remove them: fab recover{_flag(stack)}", code=1)
     say(f"audit: nothing of stack {stack} exists outside its state")
-
-
-def _known(stack: str) -> str:
-    return ",".join(backend.resources(stack))
-
-
-def _leftovers(stack: str, known: list[str]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(backend.ask(backend.module("audit", stack, "--known", ",".join(known))))
-    return found
-
-
-def _show(things: list[dict[str, Any]]) -> None:
-    if things:
-        say(table([("OWNER", "KIND", "WHAT"), *((thing["owner"], thing["kind"], thing["what"]) for thing in things)]))
 
 
 def _say_engine() -> None:

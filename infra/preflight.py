@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from infra import clusters, stack_file
+from infra import account, clusters, stack_file
 from infra.errors import UsageError
 from infra.settings import load
 
@@ -16,6 +16,7 @@ def main() -> int:
     try:
         settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
         clusters.of(settings).check(settings)
+        account.cheap(settings)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -15,12 +15,17 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
-OURS = ("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.operation", "infra.provider")
+OURS = (
+    *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
+    *("infra.operation", "infra.provider"),
+)
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
     "infra.thing": (),
+    "infra.finding": (),
+    "infra.extras": ("infra.errors",),
     "infra.operation": ("infra.errors",),
     "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
     "infra.prices": ("infra.errors",),
@@ -35,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.policy": ("infra.policy", "yaml"),
     "infra.policy.__main__": ("infra.policy", "infra.stack_file", "pulumi_policy"),
     "infra.clusters": (
-        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.clusters", "pulumi"),
+        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.extras", "infra.clusters", "pulumi"),
         *("infra.local", "infra.aws", "infra.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.

@@ -9,12 +9,15 @@ sweep(settings, known) removes what of it belongs to none of the `known` resourc
 
 from __future__ import annotations
 
-import importlib
 from types import ModuleType
 
+from infra import extras
 from infra.settings import Settings
 
 
 def of(settings: Settings) -> ModuleType:
-    """The module of the stack's kind. Loaded only when asked for: a cloud's SDK is large, and not everybody's."""
-    return importlib.import_module(f"infra.clusters.{settings.cluster.replace('-', '_')}")
+    """The module of the stack's kind. Loaded only when asked for: a cloud's SDK is large, and not everybody's.
+
+    Raises UsageError, naming the extra to install, where the SDK is not there.
+    """
+    return extras.load(f"infra.clusters.{settings.cluster.replace('-', '_')}")

@@ -1,0 +1,113 @@
+"""What of a stack is left in its cloud or on this machine: the audit's list, what it costs, and the data in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile import backend
+from fabfile.output import say, table
+
+SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
+"""A cloud lists for a while what has just been removed: a disk that is `deleting`, a machine `shutting-down`."""
+_DATA_TYPES = ("aws:s3/", "azure-native:storage:")
+_DATA_KINDS = ("bucket", "storage account")
+_CLOUD_TYPES = ("aws:", "azure-native:")
+
+Thing = dict[str, Any]
+
+
+def about(stack: str) -> dict[str, Any]:
+    """What the stack's file says; without a file that can be used, a local stack: it is found by its name.
+
+    Exit 2 for a stack whose state has a cloud's resources: without the file nobody knows where to look for more.
+    """
+    try:
+        return backend.about(stack)
+    except Exit as error:
+        if backend.has_pulumi() and any(entry["type"].startswith(_CLOUD_TYPES) for entry in backend.exported(stack)):
+            message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
+            raise Exit(message, code=backend.USAGE) from None
+        return {"cluster": "local", "cloud": "", "keep_data": False}
+
+
+def known(stack: str, told: dict[str, Any]) -> list[str]:
+    """The resources of the state as the audit compares them: by id in a cloud, by name on this machine."""
+    return backend.ids(stack) if told["cloud"] else backend.resources(stack)
+
+
+def find(stack: str, of_state: Sequence[str]) -> list[Thing]:
+    found: list[Thing] = json.loads(backend.ask(backend.module("audit", stack, "--known", json.dumps(list(of_state)))))
+    return found
+
+
+def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> list[Thing]:
+    """What stays: in a cloud only what is still there after a minute."""
+    end = time.monotonic() + (SETTLE_S if told["cloud"] else 0)
+    while (found := find(stack, of_state)) and time.monotonic() < end and not all(map(_stays, found)):
+        say(f"audit: {len(found)} things are still there; looking again in {SETTLE_POLL_S:.0f} s")
+        time.sleep(SETTLE_POLL_S)
+    return found
+
+
+def _stays(thing: Thing) -> bool:
+    """Whether no waiting helps: data does not go by itself, and what may not be listed stays so."""
+    return bool(thing["unseen"] or thing["holds"])
+
+
+def sweep(stack: str, of_state: Sequence[str], *, delete_data: bool = False) -> list[Thing]:
+    flags = ["--delete-data"] if delete_data else []
+    asked = backend.module("audit", stack, "--sweep", "--known", json.dumps(list(of_state)), *flags)
+    found: list[Thing] = json.loads(backend.ask(asked))
+    return found
+
+
+def with_data(things: Sequence[Thing]) -> list[Thing]:
+    """What has data of the user's in it, or may have: a kind that could not be looked at counts as full."""
+    return [thing for thing in things if thing["holds"] or (thing["unseen"] and thing["kind"] in _DATA_KINDS)]
+
+
+def data_urns(stack: str) -> list[str]:
+    """The state's resources that hold data, and the parts of them: their policy, their encryption, ..."""
+    return [entry["urn"] for entry in backend.exported(stack) if entry["type"].startswith(_DATA_TYPES)]
+
+
+def describe(thing: Thing) -> str:
+    return f"{thing['kind']} {thing['what']}" + (f", with {thing['holds']}" if thing["holds"] else "")
+
+
+def show(things: Sequence[Thing], *, prices: bool) -> None:
+    """The list as a table; with what each costs where that is known."""
+    if not things:
+        return
+    heading = ("OWNER", "KIND", "WHAT", *(["USD/H"] if prices else []))
+    rows = [
+        (
+            thing["owner"].rpartition("/")[2],
+            thing["kind"],
+            thing["what"] + (f" with {thing['holds']}" if thing["holds"] else ""),
+            *([price(thing)] if prices else []),
+        )
+        for thing in things
+    ]
+    say(table([heading, *rows]))
+
+
+def price(thing: Thing) -> str:
+    """0.1234, - for what is free, ? for what costs something that the table does not know."""
+    if thing["usd_per_hour"] is None:
+        return "?"
+    return f"{thing['usd_per_hour']:.4f}" if thing["usd_per_hour"] else "-"
+
+
+def costs(things: Sequence[Thing]) -> str:
+    """`at least 1.63 USD per hour`; empty where nothing of it costs anything."""
+    sure = sum(thing["usd_per_hour"] or 0 for thing in things)
+    unknown = [thing for thing in things if thing["usd_per_hour"] is None]
+    if not sure and not unknown:
+        return ""
+    return f"{'at least ' if unknown else ''}{sure:.4f} USD per hour"

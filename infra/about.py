@@ -1,0 +1,37 @@
+"""What the operator's verbs must know of a stack before anything else: `python -m infra.about STACK`.
+
+Prints JSON {cluster, cloud, type, place, keep_data}. Exit code 2 and one line for a stack's file that cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from infra import stack_file
+from infra.errors import UsageError
+from infra.settings import load
+
+
+def main() -> int:
+    try:
+        settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(
+        json.dumps(
+            {
+                "cluster": settings.cluster,
+                "cloud": settings.cluster.partition("-")[0] if settings.cluster != "local" else "",
+                "type": settings.cloud.instance_type or "the default type",
+                "place": settings.cloud.zone or settings.cloud.region or "the default region",
+                "keep_data": settings.cloud.keep_data,
+            }
+        )
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""boto3 as this project uses it: one region, few retries, and errors in one line.
+
+AWS_ENDPOINT_URL and AWS_PROFILE count as for every AWS tool.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    SSOTokenLoadError,
+    TokenRetrievalError,
+)
+from botocore.parsers import ResponseParserError
+
+from infra.errors import OperationError, UsageError
+
+FAILURES = (ClientError, BotoCoreError, ResponseParserError)
+"""Everything that a call may raise."""
+_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOTokenLoadError, TokenRetrievalError)
+_BAD_CREDENTIALS = (
+    *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "UnrecognizedClientException"),
+    *("SignatureDoesNotMatch", "AuthFailure", "InvalidAccessKeyId", "InvalidToken"),
+)
+SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
+
+
+@functools.cache
+def client(service: str, where: str) -> Any:
+    """A client that gives up within a minute. One for each: making one reads the service's whole description."""
+    settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
+    try:
+        return boto3.client(service, config=settings)
+    except _NO_CREDENTIALS as error:
+        raise UsageError(f"no AWS credentials: {one_line(error)}; {SIGN_IN}") from None
+
+
+def pages(ours: Any, operation: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
+    """All items of a listing, whether the service pages it or not."""
+    if not ours.can_paginate(operation):
+        return list(getattr(ours, operation)(**arguments).get(key, []))
+    return [item for page in ours.get_paginator(operation).paginate(**arguments) for item in page.get(key, [])]
+
+
+def tags(item: dict[str, Any]) -> dict[str, str]:
+    return {entry["Key"]: entry["Value"] for entry in item.get("Tags") or item.get("TagSet") or []}
+
+
+def code(error: Exception) -> str:
+    """The service's own word for what went wrong; the exception's where it never got there."""
+    if isinstance(error, ClientError):
+        return str(error.response.get("Error", {}).get("Code", ""))
+    return type(error).__name__
+
+
+def lacks_credentials(error: Exception) -> bool:
+    return isinstance(error, _NO_CREDENTIALS) or code(error) in _BAD_CREDENTIALS
+
+
+def one_line(error: Exception) -> str:
+    if isinstance(error, ResponseParserError):
+        return "the answer is none of AWS's: is there such a call at this endpoint?"
+    if isinstance(error, ClientError):
+        said = error.response.get("Error", {})
+        error_text = f"{said.get('Code', '')}: {said.get('Message', '')}"
+    else:
+        error_text = f"{type(error).__name__}: {error}"
+    return " ".join(error_text.split())[:300]
+
+
+def identity(where: str) -> dict[str, str]:
+    """{Account, Arn, UserId} of who asks. UsageError without credentials, OperationError without an answer."""
+    try:
+        found: dict[str, str] = client("sts", where).get_caller_identity()
+    except FAILURES as error:
+        if lacks_credentials(error):
+            raise UsageError(f"no AWS credentials that work: {one_line(error)}; {SIGN_IN}") from None
+        raise OperationError(f"AWS does not answer: {one_line(error)}") from None
+    return found

@@ -1,0 +1,61 @@
+"""What of a stack exists in its Azure subscription, whatever any state says; and a sweep of what the state lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+
+from infra.azure import arm, listing
+from infra.azure.listing import GROUP, KINDS, RESOURCES
+from infra.azure.rest import Rest, subscription
+from infra.errors import OperationError
+from infra.settings import Settings
+from infra.thing import Thing
+
+
+def find(settings: Settings, rest: Rest | None = None) -> list[Thing]:
+    """Everything of the stack. UsageError without credentials, OperationError where Azure does not list."""
+    return listing.find(rest or Rest(subscription()), settings.stack)
+
+
+def sweep(
+    settings: Settings, known: Collection[str], *, delete_data: bool = False, rest: Rest | None = None
+) -> list[Thing]:
+    """Remove everything of the stack that belongs to none of the `known` ids; what it was.
+
+    A storage account with something in it goes only with `delete_data`. Safe to repeat after whatever ended it.
+    Raises OperationError for what could not be removed, after everything else was.
+    """
+    rest = rest or Rest(subscription())
+    known = {identifier.lower() for identifier in known}
+    doomed = [thing for thing in listing.find(rest, settings.stack) if _is_doomed(thing, known, delete_data)]
+    trouble: list[str] = []
+    swept: list[Thing] = []
+    for thing in doomed:  # in the order in which they can go, groups last
+        if thing.kind == GROUP and rest.every(f"{thing.owner}/resources", RESOURCES):
+            continue  # deleting a group takes with it whatever is there: it goes only when nothing is in it
+        trouble += _try(thing, partial(_remove, rest, thing))
+        swept.append(thing)
+    if trouble:
+        raise OperationError("could not be removed:\n" + "\n".join(trouble))
+    return swept
+
+
+def _is_doomed(thing: Thing, known: Collection[str], delete_data: bool) -> bool:
+    return thing.ours and not {thing.owner, thing.id} & set(known) and (delete_data or not thing.holds)
+
+
+def _remove(rest: Rest, thing: Thing) -> None:
+    version = {GROUP: RESOURCES, **{kind.name: kind.version for kind in KINDS}}.get(thing.kind)
+    if version is None:
+        raise arm.ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {thing.id}")
+    rest.delete(thing.id or thing.owner, version)
+
+
+def _try(thing: Thing, remove: Callable[[], None]) -> list[str]:
+    """What went wrong, if it did: one thing that stays must not keep the others."""
+    try:
+        remove()
+    except arm.ArmError as error:
+        return [f"{thing.kind} {thing.what}: {error}"]
+    return []

@@ -1,0 +1,34 @@
+"""What the pre-flight of a cloud's account found: one line each, with the way to mend it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["ok", "failed", "undecided"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check of `fab check --account`."""
+
+    check: str
+    state: State
+    said: str
+    mend: str = ""
+    """The command or the link that mends it; empty only for `ok`."""
+
+    def __post_init__(self) -> None:
+        if (self.state == "ok") != (not self.mend):
+            raise ValueError(f"{self.check}: {self.state} with mend = {self.mend!r}")
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    return json.dumps([vars(finding) for finding in findings])
+
+
+def set_key(key: str, value: str, stack: str) -> str:
+    """The command that puts a key of the stack's configuration right."""
+    return f"pulumi config set {key} {value} --stack {stack}"

@@ -1,0 +1,210 @@
+"""`fab destroy`, `recover` and `audit` of a stack in a cloud: what is asked, what is kept, and when it is not over.
+
+Pulumi and the cloud are played here; that the audit sees what is there is shown in test_left_aws and test_left_azure.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from fabfile import backend, known_hosts, left, pulumi_lock, stack
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
+NODE = "urn:pulumi:yard::trainyard::aws:ec2/instance:Instance::node1"
+
+
+def thing(kind: str, identifier: str, usd: float | None = 0.0, holds: str = "", unseen: bool = False) -> dict[str, Any]:
+    return {
+        **{"kind": kind, "what": identifier, "owner": identifier, "id": "", "usd_per_hour": usd},
+        **{"holds": holds, "ours": True, "unseen": unseen},
+    }
+
+
+BUCKET = thing("bucket", "trainyard-yard", 0.01, "5 objects (older versions counted), 2.0 GB")
+
+
+class Played:
+    """Pulumi and one stack on AWS: a node, and a bucket with something in it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = {NODE: "i-1", DATA: "trainyard-yard"}
+        self.there = [thing("instance", "i-1", 1.6), dict(BUCKET)]
+        self.retains = False
+        """Whether Pulumi lets go of the bucket instead of deleting it."""
+        self.stays: list[dict[str, Any]] = []
+        self.told = {"cluster": "aws-xeon", "cloud": "aws", "keep_data": False}
+        self.ran: list[list[str]] = []
+        for name, value in {
+            **{"has_pulumi": lambda: True, "exists": lambda _stack: True, "about": lambda _stack: self.told},
+            **{"ask": self.ask, "follow": self.follow, "exported": self.exported},
+        }.items():
+            monkeypatch.setattr(backend, name, value)
+        monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
+        monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
+        monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
+        monkeypatch.setattr(left, "SETTLE_S", 0.0)
+
+    def exported(self, _stack: str) -> list[dict[str, Any]]:
+        return [{"urn": urn, "type": urn.split("::")[2], "id": identifier} for urn, identifier in self.state.items()]
+
+    def follow(self, argv: Sequence[str], **_more: str) -> int:
+        self.ran.append(list(argv))
+        if "destroy" in argv:
+            kept = {entry.removeprefix("--exclude=") for entry in argv if entry.startswith("--exclude=")}
+            gone = {identifier for urn, identifier in self.state.items() if urn not in kept}
+            self.state = {urn: identifier for urn, identifier in self.state.items() if urn in kept}
+            self.there = [
+                entry for entry in self.there if entry["owner"] not in gone or (self.retains and entry["holds"])
+            ]
+            self.there += self.stays
+        return 0
+
+    def ask(self, argv: Sequence[str]) -> str:
+        known = json.loads(argv[argv.index("--known") + 1])
+        found = [entry for entry in self.there if entry["owner"] not in known]
+        if "--sweep" in argv:
+            found = [e for e in found if not e["unseen"] and ("--delete-data" in argv or not e["holds"])]
+            self.there = [entry for entry in self.there if entry not in found]
+        return json.dumps(found)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(monkeypatch)
+
+
+def destroy(**options: bool) -> None:
+    stack.destroy(Context(), stack="yard", yes=True, **options)
+
+
+def test_yes_is_for_the_machines_and_not_for_the_data(played: Played) -> None:
+    with pytest.raises(
+        Exit, match=r"bucket trainyard-yard, with 5 objects .*: add --delete-data, or --keep-data"
+    ) as no:
+        destroy()
+    assert no.value.code == 2 and played.ran == []
+
+
+def test_data_that_is_given_up_goes_with_the_rest(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    destroy(delete_data=True)
+    assert played.there == [] and "nothing of stack yard is left\n" in capsys.readouterr().out
+
+
+def test_data_that_is_kept_stays_in_the_state_and_is_said(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    destroy(keep_data=True)
+    assert f"--exclude={DATA}" in played.ran[0] and [*played.state] == [DATA]
+    out = capsys.readouterr().out
+    assert "kept: bucket trainyard-yard, with 5 objects" in out and "0.0100 USD per hour" in out
+    assert "nothing of stack yard is left but the data that you keep" in out
+
+
+def test_the_settings_keep_data_unless_told_otherwise(played: Played) -> None:
+    """What the last `up` retained, Pulumi only lets go of: --delete-data still means it."""
+    played.told["keep_data"] = True
+    destroy()
+    assert [entry["kind"] for entry in played.there] == ["bucket"]
+    played.retains = True
+    destroy(delete_data=True)
+    assert played.there == []
+
+
+def test_an_empty_bucket_is_not_asked_about(played: Played) -> None:
+    played.there[1]["holds"] = ""
+    destroy()
+    assert played.there == []
+
+
+def test_a_bucket_that_cannot_be_looked_into_is_taken_for_full(played: Played) -> None:
+    played.there = [thing("bucket", "cannot be listed: AccessDenied", None, unseen=True)]
+    with pytest.raises(Exit, match="add --delete-data, or --keep-data"):
+        destroy()
+
+
+def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    played.stays = [thing("volume", "vol-1", 0.02), thing("image", "ami-1", None)]
+    with pytest.raises(
+        Exit, match=r"2 things .* are left, which cost at least 0\.0200 USD per hour; .*fab recover"
+    ) as no:
+        destroy(delete_data=True)
+    assert no.value.code == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["vol-1", "volume", "vol-1", "0.0200"] in rows and ["ami-1", "image", "ami-1", "?"] in rows
+
+
+def test_what_could_not_be_looked_at_is_not_called_clean(played: Played) -> None:
+    played.stays = [thing("placement group", "cannot be listed: UnauthorizedOperation", None, unseen=True)]
+    with pytest.raises(Exit, match="1 things of stack yard are left"):
+        destroy(delete_data=True)
+
+
+def test_an_audit_compares_ids(played: Played) -> None:
+    """Two machines of one name: the one whose id the state does not have is nobody's."""
+    stack.audit(Context(), stack="yard")
+    played.there.append(thing("instance", "i-2", 1.6))
+    with pytest.raises(Exit, match="1 things of stack yard are nobody's"):
+        stack.audit(Context(), stack="yard")
+
+
+def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    played.there.append(thing("instance", "i-2", 1.6))
+    stack.recover(Context(), stack="yard", yes=True)
+    assert [entry["owner"] for entry in played.there] == ["i-1", "trainyard-yard"]
+    del played.state[DATA]
+    with pytest.raises(Exit, match="1 things of stack yard stay"):
+        stack.recover(Context(), stack="yard", yes=True)
+    assert "data is never swept; remove it: fab destroy --delete-data" in capsys.readouterr().out
+
+
+def test_both_ways_at_once_is_no_way(played: Played) -> None:
+    with pytest.raises(Exit, match="only one of them") as no:
+        destroy(keep_data=True, delete_data=True)
+    assert no.value.code == 2 and played.ran == []
+
+
+def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_stack: str) -> dict[str, Any]:
+        raise Exit("stack = 'yard': must be one with a file", code=2)
+
+    monkeypatch.setattr(backend, "about", broken)
+    with pytest.raises(Exit, match="the stack is in a cloud, and its file says where") as no:
+        destroy(delete_data=True)
+    assert no.value.code == 2 and played.ran == []
+    played.state = {"urn:pulumi:yard::trainyard::pulumi-python:dynamic:Resource::node1": "x"}
+    assert left.about("yard")["cloud"] == ""
+
+
+@pytest.mark.parametrize("verb", [stack.up, stack.preview, stack.destroy, stack.recover, stack.audit])
+def test_without_pulumi_a_cloud_is_refused_in_a_line(
+    verb: Any, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "has_pulumi", lambda: False)
+    options = {} if verb in (stack.preview, stack.audit) else {"yes": True}
+    with pytest.raises(Exit, match="stack yard is in a cloud: that needs the `pulumi` command") as no:
+        verb(Context(), stack="yard", **options)
+    assert no.value.code == 2 and "\n" not in no.value.message and played.ran == []
+
+
+def test_without_a_clouds_packages_the_line_names_the_extra() -> None:
+    """In a fresh interpreter that has none of them."""
+    code = (
+        "import sys; sys.modules['boto3'] = None; sys.modules['pulumi_aws'] = None\n"
+        "from infra import extras\n"
+        "for name in ('infra.clusters.aws_xeon', 'infra.aws.leftovers', 'infra.aws.account'):\n"
+        "    try: extras.load(name)\n"
+        "    except extras.UsageError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3 and all(line.endswith("is not installed: pip install -e '.[aws]'") for line in lines), done

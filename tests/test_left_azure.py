@@ -1,0 +1,159 @@
+"""What a stack leaves on Azure: found by tag and by group, page by page; removed in order, waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import azure_subscription
+import pytest
+from azure_subscription import SUBSCRIPTION, Cloud, Who
+
+from infra import stack_file
+from infra.azure import leftovers
+from infra.azure.arm import ArmError
+from infra.azure.rest import Rest
+from infra.errors import OperationError
+from infra.settings import Settings, load
+
+GROUP = "resourceGroups/trainyard-yard"
+COMPUTE, NETWORK = f"{GROUP}/providers/Microsoft.Compute", f"{GROUP}/providers/Microsoft.Network"
+ACCOUNT = f"{GROUP}/providers/Microsoft.Storage/storageAccounts/tyyard"
+
+
+@pytest.fixture
+def settings(good: dict[str, str]) -> Settings:
+    mine = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
+    return replace(
+        load("azure-xeon", {**stack_file.read("azure-xeon"), **mine, "publicKey": good["publicKey"]}), stack="yard"
+    )
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[Rest, Cloud]]:
+    with azure_subscription.azure() as (endpoint, cloud):
+        rest = Rest(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)  # type: ignore[arg-type]
+        fill(cloud, endpoint)
+        yield rest, cloud
+
+
+def fill(cloud: Cloud, endpoint: str) -> None:
+    """A stack's worth of things, a disk without a tag, and another stack's machine and group."""
+    cloud.add(GROUP, "yard")
+    for name, state in (("node1", "running"), ("node2", "stopped"), ("builder", "deallocated")):
+        machine = cloud.add(f"{COMPUTE}/virtualMachines/{name}", "yard")
+        cloud.things[machine.lower()]["properties"] = {
+            "hardwareProfile": {"vmSize": "Standard_D32s_v6"},
+            "instanceView": {"statuses": [{"code": "ProvisioningState/succeeded"}, {"code": f"PowerState/{state}"}]},
+        }
+        cloud.add(f"{COMPUTE}/virtualMachines/{name}/runCommands/ready", "yard")
+        cloud.add(
+            f"{COMPUTE}/disks/{name}-os",
+            managedBy=machine,
+            sku={"name": "Premium_LRS"},
+            properties={"diskSizeGB": 256},
+        )
+        cloud.add(f"{NETWORK}/networkInterfaces/{name}", "yard")
+    cloud.add(f"{COMPUTE}/galleries/yard/images/gold/versions/1.0.0", "yard", properties={})
+    cloud.add(f"{COMPUTE}/galleries/yard/images/gold", "yard")
+    cloud.add(f"{COMPUTE}/galleries/yard", "yard")
+    cloud.add(f"{COMPUTE}/snapshots/gold", "yard", properties={"diskSizeGB": 64})
+    for kind in ("natGateways", "publicIPAddresses", "virtualNetworks", "networkSecurityGroups"):
+        cloud.add(f"{NETWORK}/{kind}/yard", "yard")
+    account = cloud.add(ACCOUNT, "yard", properties={"primaryEndpoints": {"blob": f"{endpoint}/blob/"}})
+    cloud.lists[f"{account}/blobServices/default/containers"] = [{"name": "data"}]
+    cloud.add("resourceGroups/trainyard-yard-2", "yard-2")
+    cloud.add("resourceGroups/trainyard-yard-2/providers/Microsoft.Compute/disks/other", "yard-2")
+
+
+def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    found = leftovers.find(settings, rest)
+    expected = {name for name in cloud.things if "yard-2" not in name and "runcommands" not in name}
+    assert {thing.id or thing.owner for thing in found} == expected
+    assert [thing.kind for thing in found][-1] == "resource group"
+    assert not any(thing.holds for thing in found)
+
+
+def test_what_it_costs_is_by_what_azure_bills(
+    place: tuple[Rest, Cloud], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, _ = place
+    monkeypatch.setattr("infra.azure.listing._price", lambda _item, sku, count=1: {"Standard_D32s_v6": 1.5}.get(sku))
+    prices = {thing.what: thing.usd_per_hour for thing in leftovers.find(settings, rest) if thing.kind == "machine"}
+    # Shut down from inside it is `stopped`, and still billed; only a deallocated one is not.
+    assert prices == {
+        "node1 Standard_D32s_v6 running": 1.5,
+        "node2 Standard_D32s_v6 stopped": 1.5,
+        "builder Standard_D32s_v6 deallocated": 0.0,
+    }
+
+
+def test_a_busy_azure_is_asked_again(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    calm = leftovers.find(settings, rest)
+    cloud.busy = 3
+    assert leftovers.find(settings, rest) == calm and cloud.busy == 0
+
+
+def test_a_sweep_leaves_what_the_state_knows(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """By id, in whatever capitals; a disk is known with its machine; the group stays, as it is not empty."""
+    rest, cloud = place
+    declared = {name: thing for name, thing in cloud.things.items() if "disks" not in name}
+    known = {thing["id"].upper() for name, thing in declared.items() if "node2" not in name}
+    swept = leftovers.sweep(settings, known, rest=rest)
+    assert sorted(thing.what.split()[0] for thing in swept) == ["node2", "node2", "node2-os"]
+    assert not [name for name in cloud.things if "node2" in name.rpartition("/")[2]]
+    assert f"{azure_subscription.ROOT}/{COMPUTE}/disks/node1-os".lower() in cloud.things
+
+
+def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    leftovers.sweep(settings, [], rest=rest)
+    assert leftovers.find(settings, rest) == []
+    assert len([name for name in cloud.things if "yard-2" in name]) == 2 == len(cloud.things)
+    gone = [line.rpartition("/providers/")[2] for line in cloud.asked if line.startswith("DELETE")]
+    order = ["machines/node1", "interfaces/node1", "galleries/yard/images/gold/versions", "virtualnetworks", "natgat"]
+    places = [next(index for index, line in enumerate(gone) if part in line) for part in order]
+    assert places == sorted(places)
+    assert leftovers.sweep(settings, [], rest=rest) == []
+
+
+def test_data_goes_only_when_asked_for(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.blobs = {f"train-{index}.bin": 1_000_000_000 for index in range(5)}
+    leftovers.sweep(settings, [], rest=rest)
+    (account, group) = leftovers.find(settings, rest)
+    assert (account.kind, account.holds) == ("storage account", "5 blobs (older versions counted), 5 GB")
+    assert group.kind == "resource group"
+    leftovers.sweep(settings, [], delete_data=True, rest=rest)
+    assert leftovers.find(settings, rest) == []
+
+
+def test_another_stacks_machine_in_our_group_is_seen_and_left(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.add(f"{COMPUTE}/disks/theirs", "yard-2", sku={"name": "Premium_LRS"}, properties={"diskSizeGB": 32})
+    leftovers.sweep(settings, [], rest=rest)
+    assert [thing.what.split()[0] for thing in leftovers.find(settings, rest)] == ["theirs", "trainyard-yard"]
+
+
+def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
+    place: tuple[Rest, Cloud], settings: Settings
+) -> None:
+    rest, cloud = place
+    cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
+    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted in use"):
+        leftovers.sweep(settings, [], rest=rest)
+    assert [thing.kind for thing in leftovers.find(settings, rest)] == ["network", "resource group"]
+
+
+def test_a_token_goes_to_no_other_host(place: tuple[Rest, Cloud]) -> None:
+    with pytest.raises(ArmError, match="not a link of"):
+        place[0]._own("https://management.azure.example/operations/1")
+
+
+def test_contents_that_cannot_be_read_count_as_data(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    del cloud.lists[f"{azure_subscription.ROOT}/{ACCOUNT}/blobServices/default/containers"]
+    (account,) = [thing for thing in leftovers.find(settings, rest) if thing.kind == "storage account"]
+    assert account.holds == "what cannot be read" and account.usd_per_hour is None
