@@ -43,6 +43,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
         *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
+        *("fsspec", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
     "bootstrap": (),
