@@ -36,6 +36,10 @@ FILES = 3
 Listed = Mapping[str, Mapping[str, Any]]
 
 
+class AlteredError(StoreError):
+    """A folder in the bucket that is not what its manifest says."""
+
+
 class Advance(Protocol):
     """How a transfer tells how far it is: bytes moved, out of so many."""
 
@@ -131,10 +135,10 @@ def pull(place: Place, folder: Path, *, told: Advance | None = None) -> Moved:
         try:
             listed = manifest.listed(manifest.parse_bytes(text, f"{place.url}/{NAME}"), place.url)
         except manifest.TokenError as error:
-            raise StoreError(str(error)) from None
+            raise AlteredError(str(error)) from None
         sizes = place.files()
         if missing := _missing(listed, sizes):
-            raise StoreError(f"{place.url}: {', '.join(missing)}: torn or not there, unlike {NAME} says")
+            raise AlteredError(f"{place.url}: {', '.join(missing)}: torn or not there, unlike {NAME} says")
         with _alone(folder):
             return _pull(place, folder, text, {name: {**listed[name], "bytes": sizes[name]} for name in listed}, told)
 
@@ -170,7 +174,7 @@ def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], tol
         if _appended(place, name, target, listed, told) == listed["sha256"]:
             return min(had, int(listed["bytes"]))
     target.unlink()
-    raise StoreError(f"{place.url}/{name}: altered: its checksum does not match the manifest's")
+    raise AlteredError(f"{place.url}/{name}: altered: its checksum does not match the manifest's")
 
 
 def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], told: Advance) -> str:
