@@ -1,6 +1,7 @@
 """The operator's verbs. `fab --list` is their table of contents; one file per noun."""
 
 from fabfile.check import check
+from fabfile.data import data
 from fabfile.demo import demo
 from fabfile.images import images, prune
 from fabfile.jobs import fetch, jobs, logs, sample, stop, train
@@ -16,6 +17,7 @@ from fabfile.wait import wait
 __all__ = [
     "audit",
     "check",
+    "data",
     "demo",
     "destroy",
     "fetch",

@@ -1,6 +1,6 @@
 """The mirror's own process: sends a run's checkpoints to the bucket, beside the training and apart from it.
 
-    python -m training.mirroring serve URL RUN --keep K [--resume]    started by training.mirror; told and telling in JSON
+    python -m training.mirroring serve URL RUN --keep K [--resume]    started by training.mirror; speaks JSON with it
     python -m training.mirroring fetch URL RUN                        the newest whole checkpoint and the best model
 
     URL/run.json                     whose folder it is: a run never touches another one's of the same name

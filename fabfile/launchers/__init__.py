@@ -38,6 +38,8 @@ class Launch:
     interface: str = ""
     """For the collectives; empty: each node looks where its route to the others goes."""
     attempt: int = 1
+    resume: bool = False
+    """A job that was begun before, perhaps on another cluster: its mirror may have what its nodes do not."""
 
     @property
     def ranks(self) -> int:
@@ -102,7 +104,8 @@ def rank_argv(launch: Launch) -> list[str]:
     """What the launcher starts for each rank: our wrapper, and in it the program."""
     job = str(PurePosixPath(launch.run_dir) / "job.toml")
     wrapper = [SYSTEM_PYTHON, "-I", f"{launch.code}/launch", "rank", "--"]
-    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job]
+    again = ["--resume"] if launch.resume or launch.attempt > 1 else []
+    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job, *again]
 
 
 def shown(plan: Plan) -> str:

@@ -43,6 +43,7 @@ class Supervisor:
             run_dir=str(run_dir),
             code=self.spec["code"],
             interface=cluster.interface,
+            resume=bool(self.spec["resume"]),
         )
 
     def run(self) -> None:
