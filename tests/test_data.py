@@ -22,6 +22,9 @@ from ranks import tiny_tokens
 
 from fabfile import token_set, upload
 from fabfile.data import data
+from fabfile.jobs import mirror
+from fabfile.jobs.head import Head
+from fabfile.ssh import Fleet
 from infra.inventory import SshCluster, to_json
 from training import bucket, manifest, tokens, transfer
 
@@ -167,6 +170,27 @@ def test_a_bucket_that_is_not_there_is_said_before_anything_is_made(
     assert end.value.code == 2
     assert "there is no bucket or container nobody" in capsys.readouterr().err
     assert not (nodes.homes[0] / "sets").exists()
+
+
+def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
+    nodes: Nodes, there: bucket.Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror, "VENV", token_set.VENV)
+    runs = bucket.place(f"{there.url.removesuffix('/sets/tiny')}/runs")
+    runs.at("demo-7").write("run.json", b"{}")
+    url = mirror.address(nodes.cluster)
+    with Fleet(nodes.cluster) as fleet:
+        head = Head(fleet)
+        assert mirror.folders(head, url) == ["demo-7"]
+        assert mirror.has(head, url, "demo-7")
+        assert "demo-7 is not one of yard's jobs: going on from s3://shelf/runs/demo-7" in capsys.readouterr().out
+        assert not mirror.has(head, url, "demo-8")
+        own = nodes.homes[0] / "runs/demo-7"
+        own.mkdir(parents=True)
+        (own / "state.json").write_text(json.dumps({"id": "demo-7", "state": "FAILED", "created": 0, "nodes": []}))
+        assert not mirror.has(head, url, "demo-7")  # its own directory comes first
+        assert mirror.folders(head, "s3://nobody/runs") == []
+    assert "warning: node1: the mirror cannot be asked" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spoil", ["nothing", "no val", "no manifest", "not JSON"])

@@ -18,7 +18,7 @@ import buckets
 from buckets import Server
 from ranks import TINY, Group, lines, losses, start, tiny_tokens, wait_for
 
-from training import bucket, checkpoint, manifest, mirroring, transfer
+from training import bucket, checkpoint, download, manifest, mirroring, transfer
 
 pytestmark = pytest.mark.faults
 KINDS = {"s3": buckets.s3, "blobs": buckets.blobs}
@@ -119,7 +119,7 @@ def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, she
     train(job, run, shelf, 2, "checkpoint.every=1", each=True).done()
     assert steps(shelf) == ["step-000007", "step-000008"]
     for name in steps(shelf):
-        transfer.pull(shelf.at("run").at("checkpoints").at(name), tmp_path / name)
+        download.pull(shelf.at("run").at("checkpoints").at(name), tmp_path / name)
         checkpoint.verify(tmp_path / name)
         local = run / "checkpoints" / name
         assert {path.name: path.read_bytes() for path in local.iterdir()} == {
@@ -182,7 +182,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         time.sleep(0.5)
         for name in there.folders():
             if transfer.whole(there.at(name)):
-                transfer.pull(there.at(name), tmp_path / f"{number}-{name}")
+                download.pull(there.at(name), tmp_path / f"{number}-{name}")
                 checkpoint.verify(tmp_path / f"{number}-{name}")
         shutil.rmtree(run)
         group = train(job, run, place, 1, "--resume")

@@ -16,11 +16,11 @@ from buckets import Server
 from ranks import wait_for
 from test_imports import ROOT
 
-from training import bucket, manifest, tokens, transfer
+from training import bucket, download, manifest, tokens, transfer
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 SERVERS = {"directory": buckets.directory, "s3": buckets.s3, "blobs": buckets.blobs}
-BIG = 12 * transfer.PIECE + 12345
+BIG = 12 * download.PIECE + 12345
 
 
 @pytest.fixture(scope="module", params=list(SERVERS))
@@ -122,7 +122,7 @@ def test_a_killed_download_goes_on_where_it_was(cloud: Server, big: Path, tmp_pa
     part = target / manifest.DOWNLOAD / "train.bin"
     cloud.wire.rate = 20e6
     process = store(cloud, "pull", url, target)
-    wait_for(lambda: part.exists() and part.stat().st_size >= 2 * transfer.PIECE)
+    wait_for(lambda: part.exists() and part.stat().st_size >= 2 * download.PIECE)
     process.kill()
     process.communicate()
     had = part.stat().st_size
@@ -190,10 +190,10 @@ def test_another_set_under_the_name_is_never_mixed_with_it(
     there.write(transfer.SENDING, (folders[0] / manifest.NAME).read_bytes())
     there.write("b.bin", (folders[0] / "b.bin").read_bytes())
     transfer.push(folders[1], there)
-    transfer.pull(there, tmp_path / "got")
+    download.pull(there, tmp_path / "got")
     assert same(folders[1], tmp_path / "got")
     transfer.push(folders[0], there)
-    transfer.pull(there, tmp_path / "got")  # over the other set
+    download.pull(there, tmp_path / "got")  # over the other set
     assert same(folders[0], tmp_path / "got")
 
 
@@ -263,13 +263,13 @@ def test_a_wire_that_is_cut_is_said_and_gone_on_after(s3: Server, big: Path, tmp
     s3.wire.rate = 20e6
     process = store(s3, "pull", url, target)
     part = target / manifest.DOWNLOAD / "train.bin"
-    wait_for(lambda: part.exists() and part.stat().st_size >= transfer.PIECE)
+    wait_for(lambda: part.exists() and part.stat().st_size >= download.PIECE)
     s3.wire.cut()
     assert "no answer" in done(process, 1)
     s3.wire.reset()
     done(store(s3, "pull", url, target))
     assert same(big, target)
-    assert s3.wire.received < BIG - transfer.PIECE + 2_000_000
+    assert s3.wire.received < BIG - download.PIECE + 2_000_000
 
 
 def test_a_full_disk_is_said_before_anything_comes(s3: Server, big: Path, tmp_path: Path) -> None:

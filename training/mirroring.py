@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training import bucket, manifest, transfer
+from training import bucket, download, manifest, transfer
 from training.bucket import Place, StoreError
 
 CLAIM = "run.json"
@@ -155,7 +155,7 @@ def newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -
                 continue
         coming = staging / f"from-{target.name}" / name
         try:
-            transfer.pull(place.at(name), coming, told=transfer.Lines("fetched"))
+            download.pull(place.at(name), coming, told=transfer.Lines("fetched"))
         except transfer.AlteredError as error:
             print(f"warning: skipped {name} of the mirror: {error}", flush=True)
             continue

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import bucket, transfer
+from training import bucket, download, transfer
 from training.bucket import StoreError
 
 
@@ -45,7 +45,7 @@ def _run(args: argparse.Namespace) -> str:
     if args.command == "push":
         done = transfer.push(args.folder, place, overwrite=args.overwrite, told=transfer.Lines("sent"))
         return f"{place.url}: whole; {_megabytes(done)}"
-    done = transfer.pull(place, args.folder, told=transfer.Lines("fetched"))
+    done = download.pull(place, args.folder, told=transfer.Lines("fetched"))
     return f"{args.folder}: whole, checksums verified; {_megabytes(done)}"
 
 
