@@ -21,6 +21,7 @@ PACKAGES = {
 }
 IPEX = {"ipex": "intel-extension-for-pytorch", "intel_openmp": "intel-openmp"}
 CCL = {"oneccl_bind_pt": "oneccl-bind-pt"}
+CLUSTER = os.environ.get("TRAINYARD_CLUSTER", "")
 PROFILE, COLLECTIVES = os.environ["TRAINYARD_PROFILE"], os.environ["TRAINYARD_COLLECTIVES"]
 
 
@@ -46,6 +47,11 @@ def train_one_step() -> float:
     importlib.import_module("safetensors.torch")
     if PROFILE == "ipex":
         importlib.import_module("intel_extension_for_pytorch")
+    if CLUSTER.startswith("aws-"):
+        importlib.import_module("s3fs")
+    if CLUSTER.startswith("azure-"):
+        importlib.import_module("adlfs")
+        importlib.import_module("azure.identity.aio")
     if COLLECTIVES == "ccl":
         importlib.import_module("oneccl_bindings_for_pytorch")
     dist.init_process_group(COLLECTIVES, init_method=os.environ["VERIFY_RENDEZVOUS"], rank=rank, world_size=size)

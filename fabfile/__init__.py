@@ -2,6 +2,7 @@
 
 from fabfile.check import check
 from fabfile.cost import cost
+from fabfile.data import data
 from fabfile.demo import demo
 from fabfile.images import images, prune
 from fabfile.jobs import fetch, jobs, logs, sample, stop, train
@@ -18,6 +19,7 @@ __all__ = [
     "audit",
     "check",
     "cost",
+    "data",
     "demo",
     "destroy",
     "fetch",

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,10 +86,13 @@ class Yard:
     def identity(self) -> Path:
         return self.folder / "identity"
 
-    def start(self, address: str, port: int, *, key: str = "ed25519", extra: str = "") -> Sshd:
+    def start(
+        self, address: str, port: int, *, key: str = "ed25519", extra: str = "", environment: Mapping[str, str] = {}
+    ) -> Sshd:
         folder = self.folder / f"sshd{len(self.servers)}"
         folder.mkdir()
         host_key = keygen(folder / "host_key", kind=key)
+        told = " ".join(f"{name}={value}" for name, value in environment.items())
         # SHLVL: not the first shell, or bash reads the tester's own ~/.bashrc. TRAINYARD_PREFIX: the "node's" files.
         (folder / "config").write_text(f"""
 ListenAddress {address}:{port}
@@ -102,7 +106,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 100
 LogLevel DEBUG1
-SetEnv SHLVL=2 TRAINYARD_PREFIX={folder}/root
+SetEnv SHLVL=2 TRAINYARD_PREFIX={folder}/root {told}
 Subsystem sftp internal-sftp
 {extra}
 """)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,13 +116,54 @@ def test_steps_are_numbered_uniquely_and_named_once() -> None:
 
 def test_every_requirement_is_pinned() -> None:
     values = pins()
-    lines = values["COMMON_REQUIREMENTS"].split("\n")[1:-1]
-    assert lines == sorted(lines)
-    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines), lines
+    for name in ("COMMON_REQUIREMENTS", "BUCKET_both", "BUCKET_aws", "BUCKET_azure"):
+        lines = values[name].split("\n")[1:-1]
+        assert lines == sorted(lines)
+        assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines), lines
     for key, value in values.items():
         if key.endswith("_VERSION") or key.startswith(("TORCH_n", "TORCH_i", "ACCELERATE_")):
             assert re.fullmatch(r"[0-9]+(\.[0-9]+)+", value), key
     assert re.fullmatch(r"[0-9a-f]{64}", values["IMPI_SHA256"])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "brings", "leaves"),
+    [
+        ("aws-xeon", {"s3fs", "botocore", "aiohttp"}, {"adlfs"}),
+        ("azure-xeon", {"adlfs", "azure-identity", "aiohttp"}, {"s3fs"}),
+        ("local", set(), {"s3fs", "adlfs", "aiohttp"}),
+    ],
+)
+def test_a_node_gets_its_own_cloud_s_bucket(tmp_path: Path, cluster: str, brings: set[str], leaves: set[str]) -> None:
+    """Each package once: two pins of one would not install."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/uv").write_text(f"#!/bin/sh\ncat >{tmp_path}/asked\n")
+    (tmp_path / "bin/uv").chmod(0o755)
+    step = f'VENV={tmp_path}; . "{BOOTSTRAP}/steps/image/40-libraries"'
+    # lib.sh says where the environment is; here it is a folder with a uv that only listens.
+    shell = f'. () {{ source "$@"; VENV={tmp_path}; }}; {step}'
+    environment = {"PATH": os.environ["PATH"], "BOOTSTRAP": str(BOOTSTRAP), "TRAINYARD_PROFILE": "native"}
+    done = subprocess.run(["bash", "-c", shell], env={**environment, "TRAINYARD_CLUSTER": cluster}, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    names = [line.partition("==")[0] for line in (tmp_path / "asked").read_text().split()]
+    assert len(names) == len(set(names))
+    assert brings | {"fsspec", "accelerate"} <= set(names)
+    assert not leaves & set(names)
+
+
+def test_the_tests_run_what_a_node_has() -> None:
+    """The versions of the environment that these tests run in are those of versions.env."""
+    from importlib import metadata
+
+    values = pins()
+    lists = (values[name] for name in ("COMMON_REQUIREMENTS", "BUCKET_both", "BUCKET_aws", "BUCKET_azure"))
+    wanted = dict(line.split("==") for text in lists for line in text.split())
+    dev = tomllib.loads((BOOTSTRAP.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
+    pinned = dict(item.split("==") for item in dev)
+    both = {name: version for name, version in wanted.items() if name in pinned}
+    assert both.keys() >= {"s3fs", "adlfs", "tensorboard", "datasets"}
+    assert both == {name: pinned[name] for name in both}
+    assert metadata.version("protobuf") == wanted["protobuf"]
 
 
 def test_no_step_installs_what_is_not_pinned() -> None:

@@ -54,11 +54,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
         *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
+        *("fsspec", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
     "bootstrap": (),
     "bootstrap.verify": (
         *("torch", "accelerate", "tiktoken", "safetensors"),
+        *("s3fs", "adlfs", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
 }

@@ -283,6 +283,12 @@ def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
     return found
 
 
+def test_numbers_of_jobs_in_the_bucket_are_taken(tmp_path: Path) -> None:
+    """A bucket outlives its cluster: the next cluster's jobs must not meet the ones before under their names."""
+    assert jobs.take(tmp_path, "demo", ["demo-7", "smoke-9", "notes"]) == "demo-10"
+    assert jobs.take(tmp_path, "demo") == "demo-11"
+
+
 def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
     program = "import sys; print('a\\rb'); print('error: no room'); print('half', end=''); sys.exit(3)"
     wrapper = wrapped(tmp_path, program)
@@ -464,6 +470,15 @@ def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
         assert "\n" not in str(error.value.message)
     with pytest.raises(Exit, match="for 99 ranks"):
         resolve("smoke", [], 99)
+
+
+def test_the_mirror_is_the_cluster_s_bucket_unless_the_job_says_something_else() -> None:
+    bucket = "s3://shelf/runs"
+    assert resolve("demo", [], 3).mirror == ""
+    assert resolve("demo", [], 3, bucket).mirror == bucket
+    assert f'mirror = "{bucket}"' in resolve("demo", [], 3, bucket).text
+    assert resolve("demo", ["checkpoint.mirror=none"], 3, bucket).mirror == "none"
+    assert resolve("demo", ["checkpoint.mirror=abfs://a@b/c"], 3, bucket).mirror == "abfs://a@b/c"
 
 
 def test_a_dry_run_shows_hostfile_environment_command_and_job() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import shlex
@@ -105,6 +106,15 @@ def test_what_is_shown_is_what_runs(name: str) -> None:
 def test_another_attempt_is_on_the_nodes_that_remain() -> None:
     again = launch(3).on(nodes(2), 2)
     assert again.ranks == 2 and genv(mpirun.plan(again, FOUND).argv)["TRAINYARD_ATTEMPT"] == "2"
+
+
+def test_only_a_job_that_was_begun_before_may_take_up_its_mirror() -> None:
+    """Else a new job would go on with what another cluster's job of the same name has left in the bucket."""
+    began = launch(3)
+    resumed = dataclasses.replace(began, resume=True)
+    ends = [mpirun.plan(each, FOUND).argv[-1] for each in (began, resumed, began.on(nodes(3), 2))]
+    assert ends[0].endswith("job.toml")
+    assert ends[1:] == ["--resume", "--resume"]
 
 
 # --- which rank is where, and on which cores ---

@@ -10,7 +10,9 @@ import datetime
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from training.keys import JobError
 from training.peers import Peers, plain
 
 _TEXT = 512  # bytes of a text that all ranks exchange
+_TOGETHER = 0.5  # seconds between two messages of ranks that wait for the first
 
 
 def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
@@ -175,6 +178,28 @@ def _meet(ranks: Ranks) -> None:
     names = [ranks.name(rank) for rank in range(ranks.size)]
     ranks.peers = Peers(ranks.rank, names)
     ranks.peers.start()
+
+
+def while_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]) -> str:
+    """Work of rank 0's that takes longer than the others would wait for a message: all exchange one now and then. What
+    it returns, and an exception's text, is what went wrong; the same on all ranks."""
+    wrong: list[str] = []
+
+    def first() -> None:
+        try:
+            wrong.append(work())
+        except Exception as error:  # noqa: BLE001 (a thread's exceptions reach nobody by themselves)
+            wrong.append(plain(error))
+
+    thread = threading.Thread(target=first, daemon=True)
+    if ranks.is_first:
+        thread.start()
+    under_way = True
+    while under_way:
+        thread.join(_TOGETHER) if ranks.is_first else time.sleep(_TOGETHER)
+        beat()
+        under_way = bool(ranks.sum(torch.tensor([float(thread.is_alive())])).item())
+    return ranks.one_failed(wrong[0] if wrong else "")
 
 
 def sees_first_ranks_disk(ranks: Ranks, folder: Path) -> bool:

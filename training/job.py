@@ -84,6 +84,9 @@ class Checkpoint:
     """Steps between checkpoints; there is always one after the last step."""
     keep: int = at_least(2, 2)
     """How many verified checkpoints stay; at least two, so that one is left when the newest is damaged."""
+    mirror: str = key("", "none, or an s3://, abfs:// or file:// address", lambda value: _is_mirror(value))
+    """Where checkpoints and the best model are kept as well, in a folder of the run's name. Empty: `fab train` puts the
+    cluster's bucket there, where it has one; none: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +103,11 @@ class Job:
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
     run: Run = Run()
+
+    def mirror(self, run: str) -> str:
+        """Where a run of this name is mirrored; empty: nowhere."""
+        url = self.checkpoint.mirror
+        return f"{url.rstrip('/')}/{run}" if url not in ("", "none") else ""
 
     @property
     def windows(self) -> int:
@@ -160,6 +168,10 @@ def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
                 f"model.block_size = {job.model.block_size}: the {split} split of {job.data.path} has {count} tokens;"
                 f" allowed: at most {count - 1}"
             )
+
+
+def _is_mirror(value: str) -> bool:
+    return value in ("", "none") or value.startswith(("s3://", "abfs://", "file://"))
 
 
 def _is_name(value: str) -> bool:

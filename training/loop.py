@@ -12,11 +12,13 @@ from torch import Tensor
 
 from training import agreement, checkpoint, manifest, metrics, optim, order, precision, tokens
 from training import job as jobs
+from training import mirror as mirrors
 from training import state as states
-from training.distributed import Ranks, sees_first_ranks_disk
+from training.distributed import Ranks, sees_first_ranks_disk, while_first
 from training.heartbeat import Heartbeat, Phase
 from training.job import Job
 from training.keys import JobError
+from training.mirror import Mirror
 from training.saver import Saver
 from training.wrapping import Wrapped
 
@@ -31,7 +33,8 @@ class Stop(Protocol):
 
 
 class Loop:
-    def __init__(self, job: Job, run: Path, ranks: Ranks, stop: Stop) -> None:
+    def __init__(self, job: Job, run: Path, ranks: Ranks, stop: Stop, *, resume: bool = False) -> None:
+        """`resume`: a run that was begun before; what its directory does not have comes from its mirror."""
         self.job, self.run_directory, self.ranks, self.stop = job, run, ranks, stop
         run.mkdir(parents=True, exist_ok=True)
         self.heart = Heartbeat(run, ranks.rank, ranks.node)
@@ -40,13 +43,22 @@ class Loop:
         shared = sees_first_ranks_disk(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
         self.state = states.fresh(job, self.data, ranks.device)
-        states.resume(self.state, run, ranks, self.data, shared)
+        self.mirror_url = job.mirror(run.resolve().name)
+        have = states.on_nodes(run, ranks, shared)
+        if max(have) < 0 and resume and self.mirror_url:
+            self._fetch()
+            have = states.on_nodes(run, ranks, shared)
+        states.resume(self.state, run, ranks, self.data, have)
         wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
         self.choice = precision.choose(wanted, self.state.model.shape, ranks.device, ranks.maximum)
         self.state.precision = self.choice.name
         self.wrapped = Wrapped(job, self.state, ranks, self.choice.mixed)
         states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
-        self.saver = Saver(run, job.checkpoint.keep)
+        self.mirror = None
+        if ranks.is_first and self.mirror_url:
+            going_on = resume or self.state.step > 0
+            self.mirror = Mirror(self.mirror_url, run, job.checkpoint.keep, resume=going_on, say=_say)
+        self.saver = Saver(run, job.checkpoint.keep, self.mirror)
         self.clock = metrics.Clock()
         self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
         if self.writes:
@@ -71,6 +83,18 @@ class Loop:
             tracker.finish()
         self.stop.step = self.state.step
         return self.state.step >= self.job.train.steps
+
+    def close(self) -> None:
+        """What the other ranks need not wait for: the mirror has the last checkpoint, or has said why not."""
+        if self.mirror is not None:
+            self.mirror.finish(lambda: self._beat(self.state.step, "save"))
+
+    def _fetch(self) -> None:
+        wrong = while_first(
+            self.ranks, lambda: mirrors.fetch(self.mirror_url, self.run_directory), lambda: self._beat(0, "load")
+        )
+        if wrong:
+            raise Failed(wrong)
 
     def _step(self) -> bool:
         """One optimizer step and what follows it; True when the job is to end."""
@@ -230,6 +254,10 @@ class Loop:
         print(self.choice, flush=True)
         if self.state.step:
             print(f"going on from step {self.state.step}, verified on disk", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _open_data(job: Job) -> tokens.TokenSet:

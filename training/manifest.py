@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ FORMAT = 1
 NAME = "manifest.json"
 RANKS = "vocab.tiktoken"  # prepare always puts one there
 WORK = ".prepare"  # the folder of an unfinished prepare, inside the token set's
+DOWNLOAD = ".download"  # that of an unfinished download
 SPLITS = ("train", "val")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
 GPT2_VOCABULARY = 50257
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class TokenError(ValueError):
@@ -40,15 +43,42 @@ def render(content: Mapping[str, Any]) -> str:
 def parse(path: Path) -> dict[str, Any]:
     """What `render` wrote to this file; a TokenError for one that was torn or edited."""
     try:
-        text = path.read_bytes().decode()
-        content = json.loads(text)
+        return parse_bytes(path.read_bytes(), str(path))
     except OSError as error:
         raise TokenError(f"{path}: {error.strerror}") from error
+
+
+def parse_bytes(raw: bytes, where: str) -> dict[str, Any]:
+    """The same of a manifest that is somewhere else; `where` names it in errors."""
+    try:
+        text = raw.decode()
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TokenError(f"{path}: torn or altered (not JSON)") from error
+        raise TokenError(f"{where}: torn or altered (not JSON)") from error
     if not isinstance(content, dict) or render(content) != text:
-        raise TokenError(f"{path}: torn or altered (its checksum does not match)")
+        raise TokenError(f"{where}: torn or altered (its checksum does not match)")
     return content
+
+
+def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
+    """Bytes and SHA-256 of each file beside a manifest, that of a token set or of a checkpoint, by its name."""
+    try:
+        if "splits" in content:
+            item, encoding = ITEM_SIZE[content["dtype"]], content["encoding"]
+            splits = content["splits"].values()
+            files = {each["file"]: {"bytes": each["tokens"] * item, "sha256": each["sha256"]} for each in splits}
+            if "ranks" in encoding:
+                files[encoding["ranks"]] = {"bytes": None, "sha256": encoding["sha256"]}
+        else:
+            files = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in content["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TokenError(f"{where}: not a manifest of files with checksums ({error})") from error
+    for name, each in files.items():
+        if not isinstance(name, str) or Path(name).name != name or name == NAME or name.startswith("."):
+            raise TokenError(f"{where}: {name!r} is not a plain file name")  # it must not lead out of its folder
+        if not _SHA256.fullmatch(str(each["sha256"])) or not isinstance(each["bytes"], int | None):
+            raise TokenError(f"{where}: {name} has no size or no checksum")
+    return files
 
 
 def publish(path: Path, text: str) -> None:
@@ -88,6 +118,8 @@ def read(folder: Path) -> dict[str, Any]:
         raise TokenError(f"{folder}: an unfinished prepare; the same command again finishes it")
     if (folder / "train.bin").exists():
         return bare(folder)
+    if (folder / DOWNLOAD).exists():
+        raise TokenError(f"{folder}: an unfinished download; the same command again finishes it")
     raise TokenError(f"{folder}: no token set (neither {NAME} nor nanoGPT's train.bin)")
 
 

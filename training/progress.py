@@ -11,8 +11,11 @@ REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
 
 
 class Progress:
-    def __init__(self, total: int, done: int = 0, out: TextIO | None = None, quiet: bool = False) -> None:
+    def __init__(
+        self, total: int, done: int = 0, out: TextIO | None = None, quiet: bool = False, label: str = "prepare"
+    ) -> None:
         """`total` and `done` in bytes of the source; a total of 0 is one that nobody knows."""
+        self.label = label
         self.total, self.done, self.first = total, done, done
         self.text = 0
         self.out = out or sys.stderr
@@ -32,7 +35,7 @@ class Progress:
         if self.quiet:
             return
         line = self.line(time.monotonic() - self.began)
-        self.out.write(f"\r{line}\x1b[K" if self.bar else f"prepare: {line}\n")
+        self.out.write(f"\r{line}\x1b[K" if self.bar else f"{self.label}: {line}\n")
         self.out.flush()
 
     def finish(self) -> None:

@@ -16,17 +16,20 @@ import torch
 from torch import Tensor
 
 from training import checkpoint, manifest
+from training.mirror import Mirror
 
 _NICENESS = 10
 """The thread gets what the training leaves: it hashes and writes, for which there is time until the next save."""
 
 
 class Saver:
-    def __init__(self, run: Path, keep: int) -> None:
+    def __init__(self, run: Path, keep: int, mirror: Mirror | None = None) -> None:
+        """`mirror`: what is whole on disk goes to a bucket as well."""
         self.directory = run / "checkpoints"
         self.best = run / "best"
         self.keep = keep
         self.whole: set[int] = set()
+        self._mirror = mirror
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: checkpoint.CheckpointError | None = None
@@ -78,9 +81,13 @@ class Saver:
                 self.whole.add(step)
                 manifest.publish(self.directory / "latest", f"{step}\n")
                 self._prune(step)
+                if self._mirror is not None:
+                    self._mirror.offer("checkpoints", step, checkpoint.folder_of(self.directory, step))
             if best:
                 only_model = {name: content for name, content in files.items() if name not in _NOT_IN_BEST}
                 checkpoint.write(self.best, only_model, state)
+                if self._mirror is not None:
+                    self._mirror.offer("best", state["step"], self.best)
         except checkpoint.CheckpointError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 (a thread's exceptions reach nobody by themselves)

@@ -60,8 +60,8 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
     return State(model, optim.build(model, job.train))
 
 
-def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, written_by_first: bool) -> None:
-    """Goes to the newest step of which any node has a whole checkpoint. A rank whose node has not gets it sent."""
+def on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
+    """The newest step of which each rank's node has a whole checkpoint; -1: of none."""
     directory = run / "checkpoints"
     step = None
     if ranks.leads_node:
@@ -70,12 +70,16 @@ def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, written_by_fir
             checkpoint.tidy(run)
         step = checkpoint.newest_whole(directory, lambda line: print(line, flush=True))
     found = ranks.gather(torch.tensor(-1 if step is None else step))
-    have = [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
+    return [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
+
+
+def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
+    """Goes to the newest step that any node has. A rank whose node has not gets it sent."""
     newest = max(have)
     if newest < 0:
         return
     source = have.index(newest)
-    folder = checkpoint.folder_of(directory, newest)
+    folder = checkpoint.folder_of(run / "checkpoints", newest)
     own = have[ranks.rank] == newest
     raw = (folder / "state.json").read_bytes() if own else b""
     rng = (folder / "rng.safetensors").read_bytes() if own else b""

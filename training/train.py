@@ -1,10 +1,11 @@
 """One rank of a training job; the same program on every kind of cluster.
 
-    python -m training.train job.toml [section.key=value ...]
+    python -m training.train job.toml [section.key=value ...] [--resume]
     torchrun --nproc-per-node 2 -m training.train job.toml train.steps=100
     mpirun -n 3 -ppn 1 python -m training.train job.toml          (MASTER_ADDR and MASTER_PORT set)
 
-A run directory that has checkpoints is gone on with. SIGTERM or SIGUSR1 to any rank ends the job on all of them after
+A run directory that has checkpoints is gone on with; with --resume, one that has none gets them from the run's mirror.
+SIGTERM or SIGUSR1 to any rank ends the job on all of them after
 the step, with a checkpoint. Exit codes: 0 done or stopped, 1 failed, 2 the job makes no sense.
 """
 
@@ -32,16 +33,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
     parser.add_argument("job", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    args = parser.parse_args(argv)
+    parser.add_argument("--resume", action="store_true", help="begun before: its mirror may have what is not here")
+    args = parser.parse_intermixed_args(argv)
     try:
         job = jobs.load(args.job, args.overrides)
-        return _run(job)
+        return _run(job, args.resume)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
 
 
-def _run(job: Job) -> int:
+def _run(job: Job, resume: bool) -> int:
     """Joins the other ranks, trains, and turns whatever ends that into one line and an exit code."""
     from training import distributed  # torch takes seconds to import: a bad job is refused before
 
@@ -55,8 +57,10 @@ def _run(job: Job) -> int:
 
     try:
         jobs.check_ranks(job, ranks.size)
-        done = Loop(job, run_directory(job), ranks, stop).run()
+        loop = Loop(job, run_directory(job), ranks, stop, resume=resume)
+        done = loop.run()
         ranks.close()
+        loop.close()
     except JobError as error:
         ranks.explain(error)  # where it is this node's alone, its data say, the others hear whose
         raise

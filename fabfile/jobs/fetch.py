@@ -45,7 +45,7 @@ def _unpack(head: Head, job: str, target: Path) -> None:
     """Streamed, and under another name until it is whole. What is being written just now is left out."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    leave = " ".join(f"--exclude={pattern}" for pattern in ("*.tmp", "heartbeat", "spec.json"))
+    leave = " ".join(f"--exclude={pattern}" for pattern in ("*.tmp", ".mirror", "heartbeat", "spec.json"))
     folder = shlex.quote(f"{runs(head.cluster)}/{job}")
     command = f"cd {folder} && exec tar --warning=no-file-changed {leave} -c ."
     try:

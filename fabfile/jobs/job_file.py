@@ -17,10 +17,13 @@ _JOBS = ROOT / "training" / "jobs"
 # A program of its own: fabfile does not import the trainer, and what is wrong with it is not wrong with fab.
 _RESOLVE = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from training import job as jobs
 try:
-    job = jobs.load(Path(sys.argv[1]), sys.argv[3:])
+    job = jobs.load(Path(sys.argv[1]), sys.argv[4:])
+    if sys.argv[3] and not job.checkpoint.mirror:
+        job = replace(job, checkpoint=replace(job.checkpoint, mirror=sys.argv[3]))
     jobs.check_ranks(job, int(sys.argv[2]))
 except jobs.JobError as error:
     sys.exit(f"{error}")
@@ -34,15 +37,18 @@ class Resolved:
     """The whole job, defaults included, as the nodes get it."""
     name: str
     timeout: int
+    mirror: str
+    """The folder in a bucket that has a folder for each mirrored run; none, or empty: it has no mirror."""
 
 
-def resolve(given: str, overrides: Sequence[str], ranks: int) -> Resolved:
-    """The job of a file, or one of training/jobs by its name; Exit 2 with one line for whatever is wrong with it."""
+def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") -> Resolved:
+    """The job of a file, or one of training/jobs by its name; Exit 2 with one line for whatever is wrong with it.
+    `mirror` is where its checkpoints go as well, unless the job itself says something else."""
     path = Path(given).expanduser()
     published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
     if not path.exists() and "/" not in given and published.exists():
         path = published
-    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), *overrides]
+    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, *overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Exit(done.stderr.strip().splitlines()[-1], code=2)
@@ -50,4 +56,6 @@ def resolve(given: str, overrides: Sequence[str], ranks: int) -> Resolved:
     # Every node has its run directory where the launcher says.
     if job["run"]["directory"]:
         raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
-    return Resolved(done.stdout, str(job["run"]["name"]), int(job["train"]["timeout"]))
+    return Resolved(
+        done.stdout, str(job["run"]["name"]), int(job["train"]["timeout"]), str(job["checkpoint"]["mirror"])
+    )

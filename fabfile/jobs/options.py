@@ -1,4 +1,4 @@
-"""`fab train JOB.toml section.key=value ...`, and `fab prepare`: what invoke would take for the next verb is the job's.
+"""`fab train JOB.toml section.key=value ...`, prepare and data: what invoke would take for the next verb is the job's.
 
 The words that fabric's program has not parsed yet are put into its own form: each `section.key=value` becomes
 `--set section.key=value`.
@@ -23,7 +23,7 @@ def accept_overrides() -> None:
 
 def rewritten(words: Sequence[str]) -> list[str]:
     """The words as invoke reads them."""
-    if words[:1] not in (["train"], ["prepare"]):
+    if words[:1] not in (["train"], ["prepare"], ["data"]):
         return list(words)
     before = ["", *words]
     pairs = zip(before, words, strict=False)

@@ -13,6 +13,7 @@ from invoke.tasks import task
 
 from fabfile import launchers
 from fabfile.deploy import Deployed, deploy, package
+from fabfile.jobs import mirror
 from fabfile.jobs.follow import Wanted, follow
 from fabfile.jobs.head import Head, runs, state
 from fabfile.jobs.job_file import Resolved, resolve
@@ -60,7 +61,7 @@ def train(
     cluster = load(stack, inventory)
     launcher = launcher or cluster.launcher
     chosen = choose(cluster, nodes)
-    resolved = resolve(job, set_ or (), sum(node.slots for node in chosen))
+    resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
     name = resume or f"{resolved.name}-N"
     launch = Launch(
         id=name,
@@ -69,15 +70,18 @@ def train(
         code=f"~/.cache/trainyard/code/{package().hash}",
         interface=cluster.interface,
         usd_per_hour=round(cluster.hourly_usd * len(chosen) / len(cluster.nodes), 6),
+        resume=bool(resume),
     )
     check(launcher, launch, restarts)
     if dry_run:
         say(dry(launcher, launch, resolved))
         return
     with interruptible(), Fleet(cluster) as fleet:
-        if resume:
+        mirrored = bool(resume) and mirror.has(Head(fleet), resolved.mirror, resume)
+        if resume and not mirrored:
             state(Head(fleet), resume)  # there is such a job
-        id_ = start(fleet, launcher, launch, resolved, resume=resume, queue=queue, restarts=restarts)
+        again = {"resume": resume, "mirrored": mirrored}
+        id_ = start(fleet, launcher, launch, resolved, again=again, queue=queue, restarts=restarts)
         if detach:
             say(next_command(f"fab logs {id_} --follow") + f"   (stop: fab stop {id_})")
             return
@@ -123,13 +127,22 @@ def dry(launcher: str, launch: Launch, resolved: Resolved) -> str:
 
 
 def start(
-    fleet: Fleet, launcher: str, launch: Launch, resolved: Resolved, *, resume: str, queue: bool, restarts: int
+    fleet: Fleet,
+    launcher: str,
+    launch: Launch,
+    resolved: Resolved,
+    *,
+    again: dict[str, Any],
+    queue: bool,
+    restarts: int,
 ) -> str:
-    """The programs on the nodes, the job checked against their data, its number, its service; the job's id."""
+    """The programs on the nodes, the job checked against their data, its number, its service; the job's id. `again`:
+    which job to go on with, if any, and whether its mirror alone knows of it."""
     cluster = fleet.cluster
     answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
     refuse(answers, queue=queue)
     folder = answers[cluster.head.name].folder
+    taken = [] if again["resume"] else mirror.folders(Head(fleet, folder), resolved.mirror)
     spec = {
         "name": resolved.name,
         "job": resolved.text,
@@ -139,7 +152,8 @@ def start(
         "cluster": json.loads(to_json(dataclasses.replace(cluster, nodes=launch.nodes))),
         "timeout": resolved.timeout,
         "restarts": restarts,
-        "resume": resume,
+        **again,
+        "taken": taken,
         "queue": queue,
         "price_per_hour": launch.usd_per_hour,
     }

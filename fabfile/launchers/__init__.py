@@ -40,6 +40,8 @@ class Launch:
     attempt: int = 1
     usd_per_hour: float = 0.0
     """For all of its nodes; 0: they cost nothing, or nobody knows what."""
+    resume: bool = False
+    """A job that was begun before, perhaps on another cluster: its mirror may have what its nodes do not."""
 
     @property
     def ranks(self) -> int:
@@ -108,7 +110,8 @@ def rank_argv(launch: Launch) -> list[str]:
     """What the launcher starts for each rank: our wrapper, and in it the program."""
     job = str(PurePosixPath(launch.run_dir) / "job.toml")
     wrapper = [SYSTEM_PYTHON, "-I", f"{launch.code}/launch", "rank", "--"]
-    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job]
+    again = ["--resume"] if launch.resume or launch.attempt > 1 else []
+    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job, *again]
 
 
 def shown(plan: Plan) -> str:

@@ -28,8 +28,9 @@ def main(argv: list[str]) -> int:
         if refused:
             print(json.dumps({"refused": refused}), flush=True)
             return 0
-        job = spec["resume"] or jobs.take(runs, spec["name"])
+        job = spec["resume"] or jobs.take(runs, spec["name"], spec["taken"])
         run_dir = runs / job
+        run_dir.mkdir(exist_ok=True)
         before = paths.read(run_dir / "state.json")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec["job"])
@@ -43,9 +44,9 @@ def main(argv: list[str]) -> int:
 def _refused(runs: Path, spec: Record, names: list[str]) -> str:
     if spec["resume"]:
         state = jobs.state_of(runs / spec["resume"])
-        if not state:
+        if not state and not spec["mirrored"]:
             return f"there is no job {spec['resume']}"
-        if state["state"] not in paths.OVER:
+        if state and state["state"] not in paths.OVER:
             return f"{spec['resume']} is {state['state']} already"
     if spec["queue"]:
         return ""

@@ -6,7 +6,7 @@ import fcntl
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,11 @@ def alone(runs: Path) -> Iterator[None]:
         yield
 
 
-def take(runs: Path, name: str) -> str:
-    """A new id, and its directory. Whatever else counts there: mkdir gives a name to one only."""
-    number = max((number_of(path.name) for path in runs.iterdir() if path.is_dir()), default=0)
+def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
+    """A new id, and its directory; `taken`: ids that the bucket has from other clusters. Whatever else counts there:
+    mkdir gives a name to one only."""
+    names = [*(path.name for path in runs.iterdir() if path.is_dir()), *taken]
+    number = max(map(number_of, names), default=0)
     while True:
         number += 1
         try:

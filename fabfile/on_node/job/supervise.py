@@ -45,6 +45,7 @@ class Supervisor:
             code=self.spec["code"],
             interface=cluster.interface,
             usd_per_hour=float(self.spec["price_per_hour"]),
+            resume=bool(self.spec["resume"]),
         )
 
     def run(self) -> None:
