@@ -297,7 +297,7 @@ def test_another_bootstrap_is_another_image_beside_the_old_one(
 ) -> None:
     before = program()
     original = user_data._scripts
-    monkeypatch.setattr(user_data, "_scripts", lambda path: [*original(path), ("new.sh", b"#!/bin/sh\n", "0755")])
+    monkeypatch.setattr(user_data, "_scripts", lambda *which: [*original(*which), ("new.sh", b"#!/bin/sh\n", "0755")])
     after = program()
     old, new = stage(before), stage(after)
     assert not set(old.values()) & set(new.values())
