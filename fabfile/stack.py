@@ -29,7 +29,8 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     _must_be_answerable(yes)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_pulumi_yes(yes)]
+        argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
+        argv += [*_policies(told), *_pulumi_yes(yes)]
         _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv), stack)
     else:
         if not yes:
@@ -43,13 +44,14 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
 def preview(_c: Context, stack: str = "") -> None:
     """Show what `up` would do."""
     stack = stack or backend.default_stack()
-    backend.refuse_without_pulumi(backend.about(stack), stack)
+    told = backend.about(stack)
+    backend.refuse_without_pulumi(told, stack)
     backend.ask(backend.module("preflight", stack))
     announce(stack)
     _say_engine()
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        _finish(backend.follow(["pulumi", "preview", "--stack", stack]), stack)
+        _finish(backend.follow(["pulumi", "preview", "--stack", stack, *_policies(told)]), stack)
     else:
         _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
     say(f"next: fab up{_flag(stack)}")
@@ -183,6 +185,11 @@ def audit(_c: Context, stack: str = "") -> None:
 def _say_engine() -> None:
     if not backend.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
+
+
+def _policies(told: dict[str, Any]) -> list[str]:
+    """What is made in a cloud is judged before it is made, not only where somebody remembers to ask for it."""
+    return ["--policy-pack", "infra/policy"] if told["cloud"] else []
 
 
 def _pulumi_yes(yes: bool) -> list[str]:
