@@ -92,7 +92,10 @@ def trackers(run: Path) -> list[Any]:
         print("no TensorBoard events: the tensorboard package is not installed here", flush=True)
     if os.environ.get("WANDB_API_KEY"):
         if not importlib.util.find_spec("wandb"):
-            raise JobError("WANDB_API_KEY is set in the environment, but the wandb package is not installed here")
+            raise JobError(
+                "WANDB_API_KEY is set, but the wandb package is not installed on the head; there:"
+                " sudo /opt/trainyard/venv/bin/uv pip install --python /opt/trainyard/venv wandb==0.31.0"
+            )
         found.append(WandBTracker("trainyard", dir=str(run), name=run.name))
     return found
 

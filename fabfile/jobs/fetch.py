@@ -13,6 +13,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.jobs.head import Head, runs, state
+from fabfile.on_node.job import paths
 from fabfile.output import gigabytes, interruptible, next_command, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
@@ -45,7 +46,9 @@ def _unpack(head: Head, job: str, target: Path) -> None:
     """Streamed, and under another name until it is whole. What is being written just now is left out."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    leave = " ".join(f"--exclude={pattern}" for pattern in ("*.tmp", ".mirror", "heartbeat", "spec.json"))
+    leave = " ".join(
+        f"--exclude={pattern}" for pattern in ("*.tmp", ".mirror", "heartbeat", "spec.json", paths.SECRETS)
+    )
     folder = shlex.quote(f"{runs(head.cluster)}/{job}")
     command = f"cd {folder} && exec tar --warning=no-file-changed {leave} -c ."
     try:

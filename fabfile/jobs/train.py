@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -156,6 +157,7 @@ def start(
         "taken": taken,
         "queue": queue,
         "price_per_hour": launch.usd_per_hour,
+        "secrets": {name: value for name, value in os.environ.items() if name.startswith("WANDB_")},
     }
     answer: dict[str, Any] = Head(fleet, folder).ask("create", told=spec)
     if "refused" in answer:

@@ -47,6 +47,25 @@ def test_any_number_of_nodes_gives_the_same_losses(cluster: Project, start: Star
         assert losses[nodes] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_a_key_of_a_tracker_reaches_rank_0_and_nothing_else(cluster: Project, tmp_path: Path) -> None:
+    """No image has the wandb package: that it is asked for is the sign that the key was there."""
+    key = "k" * 40
+    cluster.env["WANDB_API_KEY"] = key
+    try:
+        done = cluster.fab("train", "job.toml", code=2)
+    finally:
+        del cluster.env["WANDB_API_KEY"]
+    job = done.stdout.partition(":")[0]
+    assert "WANDB_API_KEY is set, but the wandb package is not installed on the head" in done.stdout + done.stderr
+    there = [
+        path for path in folder(cluster, job, "node1").rglob("*") if path.is_file() and key in path.read_text("latin1")
+    ]
+    assert [(path.name, path.stat().st_mode & 0o777) for path in there] == [("secrets.json", 0o600)]
+    assert not (folder(cluster, job, "node2") / "secrets.json").exists() and key not in done.stdout + done.stderr
+    cluster.fab("fetch", job, "--to", str(tmp_path / "fetched"))
+    assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
+
+
 @pytest.fixture(scope="module", params=["native", "ipex"])
 def published(request: pytest.FixtureRequest, make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     """Three nodes of a profile."""

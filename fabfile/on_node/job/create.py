@@ -21,6 +21,7 @@ STOP_SECONDS = 20
 
 def main(argv: list[str]) -> int:
     spec: Record = json.loads(sys.stdin.readline())
+    secrets = spec.pop("secrets")
     runs = paths.absolute(spec["runs"])
     names = [node["name"] for node in spec["cluster"]["nodes"]]
     with jobs.alone(runs):
@@ -36,6 +37,10 @@ def main(argv: list[str]) -> int:
         (run_dir / "job.toml").write_text(spec["job"])
         paths.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
         paths.write(run_dir / "state.json", _pending(spec, job, names, before))
+        (run_dir / paths.SECRETS).unlink(missing_ok=True)
+        if secrets:
+            (run_dir / paths.SECRETS).touch(mode=0o600)
+            (run_dir / paths.SECRETS).write_text(json.dumps(secrets))
         _start(spec, job, run_dir)
     print(json.dumps({"id": job}), flush=True)
     return 0

@@ -9,6 +9,7 @@ runs/ID/ on the head, too
     state.json           how it is: see STATES
     log                  every line of every rank: time, node, rank, text
     stop.json            there: somebody wants it stopped
+    secrets.json         for rank 0's environment alone, for its owner's eyes: the key of Weights & Biases
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ JOB = Path("/var/lib/trainyard/job.json")
 """On a node: which job it is busy with. `fab status` shows it."""
 LIMITS = Path("/var/lib/trainyard/limits.json")
 """On a node that has limits: when it ends, see bootstrap/limits.py."""
+SECRETS = "secrets.json"
 _FULL_DISK_SECONDS = 5.0
 
 Record = dict[str, Any]

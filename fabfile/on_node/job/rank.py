@@ -84,6 +84,7 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
     environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
     ready = paths.read(READY)
     collectives = ready.get("collectives") or "gloo"
+    environment |= paths.read(Path(os.environ["RUN_DIR"]) / paths.SECRETS)  # on the head alone, where rank 0 is
     environment["TRAINYARD_NODE"] = place.node
     environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else each rank warns that addresses have no names
     environment["TRAINYARD_COLLECTIVES"] = collectives
