@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from jobs_on_nodes import DATA, ENDLESS, JOB
 from on_host import Traces, boots, until
 from project import Project
-from test_job_faults import DATA, ENDLESS, JOB
 
 pytestmark = pytest.mark.faults
 
