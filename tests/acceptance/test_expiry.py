@@ -15,7 +15,7 @@ from jobs_on_nodes import DATA, ENDLESS, JOB
 from on_host import Traces, boots, until
 from project import Project
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 TICK = 35.0
 """Seconds from one look of a node at its limits to the next, and a little more."""
