@@ -81,7 +81,11 @@ def make_stack(stack: str) -> dict[str, str]:
 
 
 def _groups(ec2: Any, made: dict[str, str], stack: str) -> None:
-    """Two security groups that name each other, which neither of them survives alone."""
+    """Two security groups that name each other, which neither of them survives alone; and the network's own, closed
+    and tagged by `up`, which is no id to remove: it goes with the network."""
+    wanted = [{"Name": "vpc-id", "Values": [made["vpc"]]}, {"Name": "group-name", "Values": ["default"]}]
+    (default,) = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
+    ec2.create_tags(Resources=[default["GroupId"]], Tags=tags(stack))
     for name in ("group", "other-group"):
         made[name] = ec2.create_security_group(
             GroupName=f"trainyard-{stack}-{name}",

@@ -43,6 +43,8 @@ class Agent:
     """So many times a command's result is not known yet, as AWS does right after it was sent."""
     slow: int = 0
     """So many times it is under way."""
+    trouble: list[str] = field(default_factory=list)
+    """What the next calls end with: the code of an error, or `nothing` for no answer at all."""
     sent: dict[str, str] = field(default_factory=dict)
 
     def run(self, script: str) -> dict[str, Any]:
@@ -70,6 +72,8 @@ def _handler(agent: Agent) -> type[BaseHTTPRequestHandler]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             call = self.headers["X-Amz-Target"].rpartition(".")[2]
             asked = json.loads(body)
+            if agent.trouble:
+                return self.fail(agent.trouble.pop(0))
             if call == "DescribeInstanceInformation":
                 ids = asked["Filters"][0]["Values"] if agent.online else []
                 known = [{"InstanceId": id_, "PingStatus": "Online"} for id_ in ids]
@@ -86,6 +90,12 @@ def _handler(agent: Agent) -> type[BaseHTTPRequestHandler]:
             elif call == "GetCommandInvocation":
                 answered |= agent.run(agent.sent[asked["CommandId"]])
             return self.answer(answered)
+
+        def fail(self, kind: str) -> None:
+            if kind == "nothing":
+                self.close_connection = True  # and not a word
+            else:
+                self.answer({"__type": kind, "message": "as asked"}, 500 if kind == "InternalServerError" else 400)
 
         def from_moto(self, body: bytes) -> dict[str, Any]:
             headers = {key: value for key, value in self.headers.items() if key.lower() != "host"}

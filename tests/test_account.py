@@ -126,14 +126,15 @@ def quota(monkeypatch: pytest.MonkeyPatch, limit: float) -> Iterator[None]:
 
 
 def test_an_account_that_is_fit(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with quota(monkeypatch, 96):
+    with quota(monkeypatch, 104):
         found = aws.check(make("aws-xeon", baseImage=moto))
     undecided = finding(found, "rights")  # moto does not simulate policies: said, not taken for a yes
     assert undecided.state == "undecided" and undecided.mend
     assert {name for name, state in states(found).items() if state == "ok"} == {
         *("sign-in", "region", "type", "zone", "quota", "image", "launch")
     }
-    assert finding(found, "quota").said == "3 nodes need 96 vCPUs; the On-Demand limit is 96, others use 0"
+    said = "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
+    assert finding(found, "quota").said == said
     assert boto3.client("ec2").describe_instances()["Reservations"] == [], "nothing was launched"
 
 
@@ -147,7 +148,52 @@ def test_a_quota_counts_what_others_run_and_not_the_stacks_own(
     with quota(monkeypatch, 96):
         found = finding(aws.check(make("aws-xeon", baseImage=moto)), "quota")
     assert found.state == "failed" and found.said.endswith("others use 16")
-    assert "--quota-code L-1216C47A --desired-value 112 --region us-east-1" in found.mend
+    assert "--quota-code L-1216C47A --desired-value 120 --region us-east-1" in found.mend
+
+
+def test_the_builder_of_spot_nodes_is_judged_by_the_other_quota(
+    make: Make, moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New accounts have five vCPUs on demand: too few for a builder, however many Spot has."""
+    asked: list[str] = []
+    limits = {"L-34B43A08": 96.0, "L-1216C47A": 5.0}
+
+    class Quotas:
+        def get_service_quota(self, ServiceCode: str, QuotaCode: str) -> dict[str, Any]:
+            asked.append(QuotaCode)
+            return {"Quota": {"Value": limits[QuotaCode]}}
+
+    real = api.client
+    monkeypatch.setattr(api, "client", lambda name, at: Quotas() if name == "service-quotas" else real(name, at))
+    found = aws.check(make("aws-xeon", baseImage=moto, spot="true"))
+    assert finding(found, "quota").said == "3 nodes need 96 vCPUs; the Spot limit is 96, others use 0"
+    builder = finding(found, "builder")
+    assert builder.state == "failed" and "(m7i.2xlarge) needs 8 vCPUs; the On-Demand limit is 5" in builder.said
+    assert "--quota-code L-1216C47A --desired-value 8 " in builder.mend
+    asked.clear()
+    aws.check(make("aws-xeon", image=baked(moto), spot="true"))
+    assert asked == ["L-34B43A08"], "no builder where an image is given"
+
+
+def baked(base: str, *tags: dict[str, str]) -> str:
+    """An image of this account."""
+    ec2 = boto3.client("ec2")
+    machine = ec2.run_instances(ImageId=base, InstanceType="m7i.large", MinCount=1, MaxCount=1)["Instances"][0]
+    made = ec2.create_image(InstanceId=machine["InstanceId"], Name=f"image-{len(tags)}")["ImageId"]
+    ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
+    if tags:
+        ec2.create_tags(Resources=[made], Tags=list(tags))
+    return str(made)
+
+
+def test_an_image_is_checked_as_up_will(make: Make, moto: str) -> None:
+    """Its own, and one that Trainyard has baked: not any that boots."""
+    ours = baked(moto, {"Key": "trainyard-image", "Value": "0123456789abcdef"})
+    assert finding(aws.check(make("aws-xeon", image=ours)), "image").state == "ok"
+    untagged = finding(aws.check(make("aws-xeon", image=baked(moto))), "image")
+    assert untagged.state == "failed" and "it has no tag trainyard-image" in untagged.said
+    theirs = finding(aws.check(make("aws-xeon", image=moto)), "image")
+    assert theirs.state == "failed" and "this account has no such image in us-east-1" in theirs.said
 
 
 def test_a_quota_that_cannot_be_asked_is_undecided(make: Make, moto: str) -> None:

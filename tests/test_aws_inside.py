@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from ssm_agent import REGION, Agent, amazon, answering, instance
 
 from infra import operation
-from infra.aws import gate, host_key, ssm
+from infra.aws import api, gate, host_key, ssm
 from infra.aws.gate import BakedProvider, BakeError, SealedProvider
 from infra.aws.host_key import HostKeyProvider
 from infra.aws.ssm import CommandError, Machine
@@ -37,6 +38,8 @@ def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv("AWS_ENDPOINT_URL_SSM", address)
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        api.client.cache_clear()
         monkeypatch.setattr(ssm, "POLL", 0.01)
         monkeypatch.setattr(gate, "POLL", 0.01)
         yield agent
@@ -112,6 +115,36 @@ def test_a_wait_ends_when_nobody_wants_it(agent: Agent) -> None:
         Machine(REGION, instance(), "node1", cancelled).await_agent()
 
 
+@pytest.mark.parametrize("kind", ["InternalServerError", "ThrottlingException", "nothing"])
+def test_a_call_that_aws_does_not_answer_is_made_again(agent: Agent, machine: Machine, kind: str) -> None:
+    agent.trouble = [kind] * 3
+    machine.await_agent(timeout=30)
+    agent.trouble = [kind] * 3
+    agent.here.add("echo there")
+    assert machine.run("echo there") == "there\n"
+    assert agent.trouble == []
+
+
+def test_trouble_that_does_not_pass_ends_with_the_deadline(agent: Agent, machine: Machine) -> None:
+    agent.trouble = ["InternalServerError"] * 10_000
+    with pytest.raises(CommandError, match=r"builder \(i-.*\): describe_instance_information: InternalServerError"):
+        machine.await_agent(timeout=0.2)
+    assert len(agent.trouble) < 9_999, "asked more than once"
+
+
+def test_what_aws_refuses_is_told_at_once_and_in_one_line(agent: Agent, machine: Machine) -> None:
+    agent.trouble = ["AccessDeniedException", "InternalServerError"]
+    with pytest.raises(CommandError, match="AccessDeniedException") as caught:
+        machine.await_agent()
+    assert len(str(caught.value).splitlines()) == 1 and agent.trouble == ["InternalServerError"]
+
+
+def test_a_machine_that_ec2_does_not_know_yet_is_pending(agent: Agent) -> None:
+    made = Machine(REGION, "i-0123456789abcdef0", "node1", lambda: None)
+    assert made.state() == "pending"
+    made.await_agent()  # its agent may be known first
+
+
 # --- the gate ---
 
 
@@ -177,8 +210,11 @@ def test_a_builder_that_cannot_be_stopped_is_named(
     agent: Agent, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(agent, "failed", step="torch", reason="x", log=[])
-    monkeypatch.setattr(Machine, "stop", lambda self: boto3.client("ec2", REGION).stop_instances(InstanceIds=["i-0"]))
-    with pytest.raises(BakeError, match=f"the builder {machine.instance} could not be stopped and costs money"):
+    stop = Machine.stop
+    monkeypatch.setattr(Machine, "stop", lambda self: stop(replace(self, instance="i-0123456789abcdef0")))
+    with pytest.raises(
+        BakeError, match=f"the builder {machine.instance} could not be stopped and costs money: builder"
+    ):
         BakedProvider().create(props(machine))
 
 

@@ -58,6 +58,32 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("big"), {"train.bin": BIG, "a.bin": 300_000, "b.bin": 200_000})
 
 
+@pytest.mark.parametrize(
+    "told, environment, region",
+    [
+        ("TRAINYARD_NODE=node1\nTRAINYARD_REGION=eu-west-1\n", {}, "eu-west-1"),
+        ("TRAINYARD_REGION=eu-west-1\n", {"AWS_REGION": "us-west-2"}, "us-west-2"),
+        ("TRAINYARD_REGION=eu-west-1\n", {"AWS_DEFAULT_REGION": "us-west-2"}, "us-west-2"),
+        ("TRAINYARD_NODE=node1\n", {}, "us-east-1"),
+        (None, {}, "us-east-1"),
+    ],
+)
+def test_a_bucket_is_looked_for_in_the_machines_own_region(
+    told: str | None, environment: dict[str, str], region: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what the machine was told when it was made; us-east-1 is what AWS's library takes without."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {"AWS_CONFIG_FILE": f"{tmp_path}/none", **environment}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(bucket, "SETTINGS", tmp_path / "trainyard.env")
+    if told is not None:
+        bucket.SETTINGS.write_text(told)
+    files = bucket.place("s3://tokens/data")._fs
+    files.connect()
+    assert files.s3.meta.region_name == region
+
+
 def folder_of(folder: Path, sizes: dict[str, int]) -> Path:
     random = np.random.default_rng(2)
     listed = {}

@@ -117,6 +117,12 @@ def test_values_reach_the_scripts_through_one_file(wanted: Settings) -> None:
     assert told["bare"] == {**common, "TRAINYARD_MODE": "both", "TRAINYARD_NODE": "node2", "TRAINYARD_ROLE": "worker"}
 
 
+def test_a_node_in_a_cloud_knows_its_region(wanted: Settings) -> None:
+    """Its bucket is there, and AWS's library would look in us-east-1."""
+    settings = replace(wanted, cloud=replace(wanted.cloud, region="eu-west-1"))
+    assert {env(text)["TRAINYARD_REGION"] for text in parts(settings).values()} == {"eu-west-1"}
+
+
 def test_a_bare_machine_gets_every_script(wanted: Settings) -> None:
     for name in ("bake", "bare"):
         files = written(parts(wanted)[name])

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 SCHEMES = ("s3", "abfs", "file")
+SETTINGS = Path("/etc/trainyard.env")
+"""What this machine was told when it was made; not there on a machine of no cluster."""
 _CONNECT, _READ = 10, 60  # seconds without an answer, after which it counts as none
 _NO_CREDENTIALS = {
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "MetadataRetrievalError"),
@@ -155,6 +157,7 @@ def _options(scheme: str) -> dict[str, Any]:
         retries = {"max_attempts": 3, "mode": "standard"}
         return {
             "anon": False,
+            "client_kwargs": {"region_name": region()},
             "use_listings_cache": False,
             "config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": _READ, "retries": retries},
         }
@@ -162,6 +165,20 @@ def _options(scheme: str) -> dict[str, Any]:
         # Azure's library asks for the machine's only identity, or for the one that AZURE_CLIENT_ID names.
         return {"anon": False, "use_listings_cache": False, "connection_timeout": _CONNECT, "read_timeout": _READ}
     return {"auto_mkdir": True}
+
+
+def region() -> str | None:
+    """AWS's region of this machine, where its cluster's bucket is, too; None leaves it to AWS's library (us-east-1).
+
+    AWS_REGION and AWS_DEFAULT_REGION go first. AWS's library for Python reads only the latter, and asks no machine
+    where it is.
+    """
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        if os.environ.get(name):
+            return os.environ[name]
+    lines = SETTINGS.read_text().splitlines() if SETTINGS.exists() else []
+    told = dict(line.split("=", 1) for line in lines if "=" in line)
+    return told.get("TRAINYARD_REGION") or None
 
 
 def _identity() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from infra.aws import api, types, zones
+from infra.aws import api, quota, types, zones
 from infra.aws.api import SIGN_IN
-from infra.aws.image import UBUNTU
-from infra.aws.provider import STACK_TAG, region
+from infra.aws.image import UBUNTU, bakes
+from infra.aws.provider import IMAGE_TAG, region
 from infra.errors import OperationError, UsageError
 from infra.finding import Finding, set_key
 from infra.settings import Settings
 
-QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}
-"""Service Quotas' codes of EC2's vCPU limits for the standard families (A, C, D, H, I, M, R, T, Z), by spot."""
-STANDARD = "acdhimrtz"
 ACTIONS = (
     *("ec2:RunInstances", "ec2:CreateVpc", "ec2:CreateImage", "ec2:CreatePlacementGroup", "ec2:CreateTags"),
     *("iam:CreateRole", "iam:PassRole", "s3:CreateBucket", "ssm:SendCommand", "budgets:ModifyBudget"),
@@ -77,7 +73,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     yield kind
     if kind.state != "failed":
         yield _zone(ec2, settings)
-        yield _quota(ec2, settings, vcpus)
+        yield from quota.findings(ec2, settings, vcpus)
     image, finding = _image(ec2, settings, where)
     yield finding
     if image and kind.state != "failed":
@@ -131,65 +127,34 @@ def _zone(ec2: Any, settings: Settings) -> Finding:
     return Finding("zone", "ok", f"{zone} offers {name} (of {', '.join(offered)})")
 
 
-def _quota(ec2: Any, settings: Settings, vcpus: int) -> Finding:
-    """The limit counts what runs in the region, the stack's own machines left out: they are what is asked about."""
-    spot, where = settings.cloud.spot, region(settings)
-    code = QUOTAS[spot]
-    look = f"https://{where}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
-    needed = settings.nodes * vcpus
-    if not vcpus or _name(settings)[0] not in STANDARD:
-        return Finding("quota", "undecided", f"{_name(settings)} is of no standard family", look)
-    try:
-        quotas = api.client("service-quotas", where)
-        limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
-        used = _used(ec2, settings, spot)
-    except api.FAILURES as error:
-        return Finding("quota", "undecided", f"the vCPU limit: {api.one_line(error)}", look)
-    market = "Spot" if spot else "On-Demand"
-    said = f"{settings.nodes} nodes need {needed} vCPUs; the {market} limit is {limit:.0f}, others use {used}"
-    if needed + used > limit:
-        more = (
-            f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
-            f"--desired-value {needed + used} --region {where}"
-        )
-        return Finding("quota", "failed", said, more)
-    return Finding("quota", "ok", said)
-
-
-def _used(ec2: Any, settings: Settings, spot: bool) -> int:
-    """vCPUs of the standard families that run for others than this stack, in the same market.
-
-    By each type's own number: whether the limit counts threads that are switched off, EC2 does not say.
-    """
-    running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    counts: Counter[str] = Counter()
-    for reservation in api.pages(ec2, "describe_instances", "Reservations", Filters=running):
-        for item in reservation["Instances"]:
-            same = (item.get("InstanceLifecycle") == "spot") == spot and item["InstanceType"][0] in STANDARD
-            if same and api.tags(item).get(STACK_TAG) != settings.stack:
-                counts[item["InstanceType"]] += 1
-    listed = api.pages(ec2, "describe_instance_types", "InstanceTypes", InstanceTypes=list(counts)) if counts else []
-    return sum(counts[item["InstanceType"]] * int(item["VCpuInfo"]["DefaultVCpus"]) for item in listed)
-
-
 def _image(ec2: Any, settings: Settings, where: str) -> tuple[str, Finding]:
     """The id of the image that the first machine boots, if it is there; and the finding."""
-    image, baked = settings.image, settings.image != "bake"
+    image, baked = settings.image, not bakes(settings)
     key = "image" if baked else "baseImage"
     mend = set_key(key, "bake" if baked else '""', settings.stack)
     try:
         if not baked:
             image = settings.cloud.base_image or _ubuntu(where)
-        listed = ec2.describe_images(ImageIds=[image])["Images"]
+        # Whose a base is does not matter; a baked image is the account's own, and `up` takes no other.
+        own: dict[str, Any] = {"Owners": ["self"], "Filters": [{"Name": "image-id", "Values": [image]}]}
+        listed = ec2.describe_images(**(own if baked else {"ImageIds": [image]}))["Images"]
     except api.FAILURES as error:
         if "NotFound" in api.code(error) or "InvalidAMIID" in api.code(error):
-            said = f"{key} {image}: {where} has no such image, or it is not shared with this account"
-            return "", Finding("image", "failed", said, mend)
+            return "", Finding("image", "failed", _missing(key, image, where, baked), mend)
         look = f"aws ec2 describe-images --region {where} --image-ids {image}"
         return "", Finding("image", "undecided", f"{key}: {api.one_line(error)}", look)
-    if not listed or listed[0]["State"] != "available":
+    if not listed:
+        return "", Finding("image", "failed", _missing(key, image, where, baked), mend)
+    if listed[0]["State"] != "available":
         return "", Finding("image", "failed", f"{key} {image} is not available", mend)
+    if baked and IMAGE_TAG not in api.tags(listed[0]):
+        said = f"{key} {image} was not baked by Trainyard: it has no tag {IMAGE_TAG}"
+        return "", Finding("image", "failed", said, mend)
     return image, Finding("image", "ok", f"{image} ({listed[0].get('Name', '')})")
+
+
+def _missing(key: str, image: str, where: str, baked: bool) -> str:
+    return f"{key} {image}: this account has no such image{'' if baked else ', nor one shared with it,'} in {where}"
 
 
 def _ubuntu(where: str) -> str:

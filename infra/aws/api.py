@@ -6,6 +6,7 @@ AWS_ENDPOINT_URL and AWS_PROFILE count as for every AWS tool.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import boto3
@@ -13,6 +14,8 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    ConnectionError,
+    HTTPClientError,
     NoCredentialsError,
     PartialCredentialsError,
     ProfileNotFound,
@@ -30,7 +33,12 @@ _BAD_CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("SignatureDoesNotMatch", "AuthFailure", "InvalidAccessKeyId", "InvalidToken"),
 )
+_BUSY = ("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException")
 SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
+
+
+_making = threading.RLock()
+"""Pulumi creates several things at once, in threads, and boto3's common session is for one at a time."""
 
 
 @functools.cache
@@ -38,7 +46,8 @@ def client(service: str, where: str) -> Any:
     """A client that gives up within a minute. One for each: making one reads the service's whole description."""
     settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
-        return boto3.client(service, config=settings)
+        with _making:
+            return boto3.client(service, config=settings)
     except _NO_CREDENTIALS as error:
         raise UsageError(f"no AWS credentials: {one_line(error)}; {SIGN_IN}") from None
 
@@ -63,6 +72,14 @@ def code(error: Exception) -> str:
 
 def lacks_credentials(error: Exception) -> bool:
     return isinstance(error, _NO_CREDENTIALS) or code(error) in _BAD_CREDENTIALS
+
+
+def passes(error: Exception) -> bool:
+    """Whether the same call may well succeed later: no answer, a service in trouble, too many calls."""
+    if isinstance(error, ClientError):
+        status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+        return status >= 500 or code(error) in _BUSY
+    return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
 
 
 def one_line(error: Exception) -> str:

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import botocore.exceptions
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, Resource
 
 from infra import operation
 from infra.aws import ssm
-from infra.errors import OperationError
+from infra.errors import OperationError, UsageError
 from infra.provider import PlainProvider
 
 BAKE = 3600.0
@@ -60,8 +59,8 @@ def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
     except BaseException as error:
         try:
             machine.stop()
-        except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as failed:
-            left = f"the builder {machine.instance} could not be stopped and costs money: {ssm.plain(failed)}"
+        except (OperationError, UsageError) as failed:
+            left = f"the builder {machine.instance} could not be stopped and costs money: {failed}"
             raise BakeError(f"{error}\n{left}") from error
         raise
 

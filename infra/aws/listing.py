@@ -145,6 +145,13 @@ def free(kind: str, operation: str, key: str, identifier: str, *, argument: str 
     return lister
 
 
+def security_groups(place: Place) -> Iterator[Thing]:
+    """All but the network's own `default`: nobody can delete it, and it goes with its VPC."""
+    for item in place.of_ec2("describe_security_groups", "SecurityGroups"):
+        if item["GroupName"] != "default":
+            yield Thing("security group", _named(item, item["GroupId"]), item["GroupId"])
+
+
 def buckets(place: Place) -> Iterator[Thing]:
     client = place.client("s3")
     for item in api.pages(client, "list_buckets", "Buckets", Prefix=f"trainyard-{place.stack}"):
@@ -221,10 +228,7 @@ KINDS: dict[str, tuple[Lister, tuple[str, ...]]] = {
         ("ec2:placement-group",),
     ),
     "key pair": (free("key pair", "describe_key_pairs", "KeyPairs", "KeyName"), ("ec2:key-pair",)),
-    "security group": (
-        free("security group", "describe_security_groups", "SecurityGroups", "GroupId"),
-        ("ec2:security-group", "ec2:security-group-rule"),
-    ),
+    "security group": (security_groups, ("ec2:security-group", "ec2:security-group-rule")),
     "subnet": (free("subnet", "describe_subnets", "Subnets", "SubnetId"), ("ec2:subnet",)),
     "route table": (free("route table", "describe_route_tables", "RouteTables", "RouteTableId"), ("ec2:route-table",)),
     "internet gateway": (

@@ -1,18 +1,16 @@
 """A command inside a machine, through Systems Manager: authenticated by AWS, without SSH and without a key.
 
-boto3 finds credentials and endpoints as AWS's own command does (AWS_PROFILE, AWS_ENDPOINT_URL, ...).
+A bake asks a few hundred times: an answer that is missing is no end of it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import boto3
-import botocore.exceptions
-
+from infra.aws import api
 from infra.errors import OperationError
 
 REGISTERED = 600.0
@@ -21,8 +19,10 @@ COMMAND = 900.0
 """Seconds that a command may take, the delivery included."""
 POLL = 2.0
 """Seconds between two looks."""
-OUTPUT_CHARACTERS = 24_000
-"""AWS keeps no more of what a command says."""
+PATIENCE = 300.0
+"""Seconds for which a call without an answer is made again, where nothing else says how long."""
+_NOT_YET = ("InvalidInstanceID.NotFound", "InvocationDoesNotExist")
+"""AWS's words for what it has made a moment ago."""
 _UNDER_WAY = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
@@ -41,44 +41,40 @@ class Machine:
     check: Callable[[], None]
     """Raises when nobody wants the result any more."""
 
-    @property
-    def _ssm(self) -> Any:
-        return boto3.client("ssm", region_name=self.region)
-
-    @property
-    def _ec2(self) -> Any:
-        return boto3.client("ec2", region_name=self.region)
-
     def state(self) -> str:
-        """pending, running, stopping, stopped, shutting-down or terminated."""
-        found = self._ec2.describe_instances(InstanceIds=[self.instance])["Reservations"]
-        state: str = found[0]["Instances"][0]["State"]["Name"]
-        return state
+        """pending, running, stopping, stopped, shutting-down or terminated; pending, too, while EC2 does not know it.
+
+        EC2 may not know a machine for a moment after it has made it.
+        """
+        asked = self._ask("ec2", "describe_instances", unknown=_NOT_YET, InstanceIds=[self.instance])
+        found = [machine for reservation in asked.get("Reservations", []) for machine in reservation["Instances"]]
+        return str(found[0]["State"]["Name"]) if found else "pending"
 
     def start(self) -> None:
         """Boot it again if it is stopped."""
         while (state := self.state()) == "stopping":
             self._wait()
         if state == "stopped":
-            self._ec2.start_instances(InstanceIds=[self.instance])
+            self._ask("ec2", "start_instances", InstanceIds=[self.instance])
 
     def stop(self) -> None:
-        """Stop it if it runs; its disk stays, and is all that it still costs."""
-        if self.state() in ("pending", "running"):
-            self._ec2.stop_instances(InstanceIds=[self.instance])
+        """Stop it if it runs, whoever still wants that; its disk stays, and is all that it still costs."""
+        heedless = replace(self, check=lambda: None)
+        if heedless.state() in ("pending", "running"):
+            heedless._ask("ec2", "stop_instances", InstanceIds=[self.instance])
 
     def await_agent(self, timeout: float = REGISTERED) -> None:
         """Until its agent has registered. Raises CommandError where that does not happen, or the machine has ended."""
-        began = time.monotonic()
-        client, filters = self._ssm, [{"Key": "InstanceIds", "Values": [self.instance]}]
+        until = time.monotonic() + timeout
+        filters = [{"Key": "InstanceIds", "Values": [self.instance]}]
         while True:
-            known = client.describe_instance_information(Filters=filters)["InstanceInformationList"]
-            if any(entry["PingStatus"] == "Online" for entry in known):
+            known = self._ask("ssm", "describe_instance_information", until=until, Filters=filters)
+            if any(entry["PingStatus"] == "Online" for entry in known["InstanceInformationList"]):
                 return
             state = self.state()
             if state not in ("pending", "running"):
                 raise CommandError(f"{self.name} ({self.instance}) is {state}, and was expected to run")
-            if time.monotonic() - began > timeout:
+            if time.monotonic() > until:
                 raise CommandError(
                     f"{self.name} ({self.instance}) did not register with Systems Manager within {timeout:.0f} s: is "
                     f"amazon-ssm-agent in its image, and has it a way out? What it printed while it booted: "
@@ -88,19 +84,20 @@ class Machine:
 
     def run(self, script: str, timeout: float = COMMAND) -> str:
         """Run a script for /bin/sh as root; what it printed. Raises CommandError, with what it said, when it fails."""
-        client = self._ssm
-        sent = client.send_command(
+        sent = self._ask(
+            "ssm",
+            "send_command",
             InstanceIds=[self.instance],
             DocumentName="AWS-RunShellScript",
             Parameters={"commands": [script], "executionTimeout": [str(int(timeout))]},
             TimeoutSeconds=max(30, int(timeout)),
         )["Command"]["CommandId"]
-        began = time.monotonic()
+        until = time.monotonic() + timeout + 60
         while True:
-            ended = self._ended(client, sent)
+            ended = self._ended(sent, until)
             if ended is not None:
                 break
-            if time.monotonic() - began > timeout + 60:
+            if time.monotonic() > until:
                 raise CommandError(f"{self.name} ({self.instance}): a command did not end within {timeout:.0f} s")
             self._wait()
         if ended["Status"] != "Success":
@@ -109,21 +106,32 @@ class Machine:
         output: str = ended["StandardOutputContent"]
         return output
 
-    def _ended(self, client: Any, command: str) -> dict[str, Any] | None:
-        """What became of a command; None while it is under way."""
-        try:
-            found: dict[str, Any] = client.get_command_invocation(CommandId=command, InstanceId=self.instance)
-        except botocore.exceptions.ClientError as error:
-            if error.response["Error"]["Code"] != "InvocationDoesNotExist":
-                raise
-            return None  # AWS knows of a command a moment after it has taken it
-        return None if found["Status"] in _UNDER_WAY else found
+    def _ended(self, command: str, until: float) -> dict[str, Any] | None:
+        """What became of a command; None while it is under way, or AWS does not know of it yet."""
+        asked = {"CommandId": command, "InstanceId": self.instance}
+        found = self._ask("ssm", "get_command_invocation", until=until, unknown=_NOT_YET, **asked)
+        return None if found.get("Status", "Pending") in _UNDER_WAY else found
+
+    def _ask(
+        self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
+    ) -> dict[str, Any]:
+        """AWS's answer; nothing where it answers that what is asked about is not there, by a code of `unknown`.
+
+        What passes by itself is asked again, until then (PATIENCE from now on). Raises CommandError for the rest.
+        """
+        until = time.monotonic() + PATIENCE if until is None else until
+        while True:
+            try:
+                answer: dict[str, Any] = getattr(api.client(service, self.region), operation)(**asked)
+                return answer
+            except api.FAILURES as error:
+                if api.code(error) in unknown:
+                    return {}
+                if not api.passes(error) or time.monotonic() > until:
+                    said = f"{self.name} ({self.instance}): {operation}: {api.one_line(error)}"
+                    raise CommandError(said) from error
+            self._wait()
 
     def _wait(self) -> None:
         self.check()
         time.sleep(POLL)
-
-
-def plain(error: Exception) -> str:
-    """AWS's own words for a failure, without the name of the SDK's class."""
-    return str(error).removeprefix("An error occurred ")
