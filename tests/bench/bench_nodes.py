@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -33,8 +34,13 @@ TOKENS = (
 )
 
 
+PRECISION: list[str] = []
+"""What the first run has chosen, for the others: its choice is measured, and two at once might choose otherwise."""
+
+
 def overrides(nodes: int, steps: int) -> list[str]:
     return [
+        *PRECISION,
         *("data.path=big", f"train.steps={steps}", f"train.global_batch_tokens={nodes * 4096}", "train.micro_batch=4"),
         *("train.eval_every=0", "train.eval_windows=1", f"checkpoint.every={steps}"),
     ]
@@ -57,6 +63,8 @@ def train(project: Project, nodes: int, steps: int) -> list[dict[str, Any]]:
     """The lines of a run on so many nodes, without its first step."""
     argv = ["train", "gpt2-124m-openwebtext", *overrides(nodes, steps), "--nodes", str(nodes)]
     said = project.fab(*argv, timeout=1800).stdout
+    if chosen := re.search(r"precision (bf16|fp32)", said):
+        PRECISION[:] = [f"train.precision={chosen[1]}"]
     return lines(project, said.partition(":")[0])[1:]
 
 
