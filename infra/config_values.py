@@ -40,3 +40,11 @@ def choice(raw: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
 
 def boolean(raw: Mapping[str, str], key: str) -> bool:
     return choice(raw, key, ("true", "false")) == "true"
+
+
+def set_key(key: str, value: str, stack: str) -> str:
+    """The command that puts a key of the stack's configuration right, for a shell.
+
+    Pulumi sets no key of a stack that it does not know; before the first `up` it knows none.
+    """
+    return f"pulumi stack select --create {stack} && pulumi config set {key} {value} --stack {stack}"

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
     "infra.thing": (),
-    "infra.finding": (),
+    "infra.finding": ("infra.config_values",),
     "infra.extras": ("infra.errors",),
     "infra.operation": ("infra.errors",),
     "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
