@@ -92,7 +92,7 @@ def sweep_destroyed(stack: str, told: dict[str, Any], *, keeps: bool) -> list[st
         except Exit as error:
             if error.code == backend.USAGE:
                 raise
-            say(error.message)
+            say(error.message or "the sweep did not finish")
     return of_state
 
 
