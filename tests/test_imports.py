@@ -17,7 +17,7 @@ PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
 OURS = (
     *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
-    *("infra.config_values", "infra.operation", "infra.provider"),
+    *("infra.config_values", "infra.naming", "infra.operation", "infra.provider"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.config_values": ("infra.errors",),
     "infra.cloud_settings": ("infra.config_values",),
     "infra.settings": ("infra.config_values", "infra.cloud_settings"),
+    "infra.naming": ("infra.settings",),
     "infra.inventory": (),
     "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
