@@ -16,7 +16,9 @@ SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
 """A cloud lists for a while what has just been removed: a disk that is `deleting`, a machine `shutting-down`."""
 _DATA_TYPES = ("aws:s3/", "azure-native:storage:")
 _DATA_KINDS = ("bucket", "storage account")
-_CLOUD_TYPES = ("aws:", "azure-native:")
+_GROUP_KIND = "resource group"
+_CLOUD_TYPES = ("aws:", "azure-native:", "pulumi:providers:aws", "pulumi:providers:azure-native")
+_GROUP_TYPE = "azure-native:resources:ResourceGroup"
 
 Thing = dict[str, Any]
 
@@ -24,7 +26,8 @@ Thing = dict[str, Any]
 def about(stack: str) -> dict[str, Any]:
     """What the stack's file says; without a file that can be used, a local stack: it is found by its name.
 
-    Exit 2 for a stack whose state has a cloud's resources: without the file nobody knows where to look for more.
+    Exit 2 for a stack whose state has a cloud's resources, and for a broken file of a stack that is nowhere to be seen:
+    without the file nobody knows where to look.
     """
     try:
         return backend.about(stack)
@@ -32,7 +35,16 @@ def about(stack: str) -> dict[str, Any]:
         if backend.has_pulumi() and any(entry["type"].startswith(_CLOUD_TYPES) for entry in backend.exported(stack)):
             message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
             raise Exit(message, code=backend.USAGE) from None
+        if not _has_local_state(stack):
+            backend.ask(backend.module("audit", stack))  # it ends with the file's error where nothing is here either
         return {"cluster": "local", "cloud": "", "keep_data": False}
+
+
+def _has_local_state(stack: str) -> bool:
+    """Whether the state, which has nothing of a cloud's, has something."""
+    if not backend.has_pulumi():
+        return bool(backend.resources(stack))
+    return any(not entry["type"].startswith("pulumi:") for entry in backend.exported(stack))
 
 
 def known(stack: str, told: dict[str, Any]) -> list[str]:
@@ -40,30 +52,65 @@ def known(stack: str, told: dict[str, Any]) -> list[str]:
     return backend.ids(stack) if told["cloud"] else backend.resources(stack)
 
 
-def find(stack: str, of_state: Sequence[str]) -> list[Thing]:
-    found: list[Thing] = json.loads(backend.ask(backend.module("audit", stack, "--known", json.dumps(list(of_state)))))
-    return found
-
-
 def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> list[Thing]:
     """What stays: in a cloud only what is still there after a minute."""
     end = time.monotonic() + (SETTLE_S if told["cloud"] else 0)
-    while (found := find(stack, of_state)) and time.monotonic() < end and not all(map(_stays, found)):
+    while (found := find(stack, of_state, told)) and time.monotonic() < end and not all(map(_stays, found)):
         say(f"audit: {len(found)} things are still there; looking again in {SETTLE_POLL_S:.0f} s")
         time.sleep(SETTLE_POLL_S)
     return found
 
 
 def _stays(thing: Thing) -> bool:
-    """Whether no waiting helps: data does not go by itself, and what may not be listed stays so."""
-    return bool(thing["unseen"] or thing["holds"])
+    """Whether no waiting helps: nobody removes data, and what is not the stack's; what may not be listed stays so."""
+    return bool(thing["unseen"] or thing["holds"] or not thing["ours"])
 
 
-def sweep(stack: str, of_state: Sequence[str], *, delete_data: bool = False) -> list[Thing]:
-    flags = ["--delete-data"] if delete_data else []
-    asked = backend.module("audit", stack, "--sweep", "--known", json.dumps(list(of_state)), *flags)
+def sweep(stack: str, of_state: Sequence[str], told: dict[str, Any], *, delete_data: bool = False) -> list[Thing]:
+    return find(stack, of_state, told, "--sweep", *(["--delete-data"] if delete_data else []))
+
+
+def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str) -> list[Thing]:
+    """Everything of the stack but what is `of_state`. `flags` are infra.audit's."""
+    where = [] if told["cloud"] else ["--local"]
+    asked = backend.module("audit", stack, *where, *flags, "--known", json.dumps(list(of_state)))
     found: list[Thing] = json.loads(backend.ask(asked))
     return found
+
+
+def sweep_destroyed(stack: str, told: dict[str, Any], *, keeps: bool) -> list[str]:
+    """After `pulumi destroy`, remove what it leaves of a cloud's stack and is to go; the ids of what is to stay.
+
+    Pulumi keeps whatever the data depends on (on Azure the account's subnet, and so the NAT gateway, which costs), and
+    only lets go of data that the last `up` was to keep. What cannot be removed is said, and found by the audit after.
+    """
+    of_state = _of_data(stack, told) if keeps else []
+    rest = find(stack, of_state, told)
+    if rest and (keeps or data(rest)):
+        try:
+            sweep(stack, of_state, told, delete_data=not keeps)
+        except Exit as error:
+            if error.code == backend.USAGE:
+                raise
+            say(error.message or "the sweep did not finish")
+    return of_state
+
+
+def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
+    """The ids of the data, by the state and by the cloud, and of the resource group that it is in."""
+    state = backend.exported(stack)
+    ids = [entry["id"] for entry in state if entry["type"].startswith(_DATA_TYPES) and entry.get("id")]
+    things = find(stack, [], told)
+    ids += [thing["owner"] for thing in data(things)]
+    groups = [entry["id"] for entry in state if entry["type"] == _GROUP_TYPE and entry.get("id")]
+    groups += [thing["owner"] for thing in things if thing["kind"] == _GROUP_KIND]
+    lowered = [identifier.lower() for identifier in ids]
+    return [*ids, *(group for group in groups if any(each.startswith(f"{group.lower()}/") for each in lowered))]
+
+
+def data(things: Sequence[Thing]) -> list[Thing]:
+    """What data of the user's is kept in, whether something is in it or not."""
+    return [thing for thing in things if not thing["unseen"] and (thing["holds"] or thing["kind"] in _DATA_KINDS)]
 
 
 def with_data(things: Sequence[Thing]) -> list[Thing]:

@@ -90,7 +90,7 @@ def destroy(
         _ask(f"destroy stack {stack} and everything on its nodes?")
     keeps = keep_data or (told["keep_data"] and not delete_data)
     if told["cloud"] and not keeps and not delete_data:
-        keeps = _asks_for_data(stack, yes)
+        keeps = _asks_for_data(stack, told, yes)
     if backend.has_pulumi():
         if backend.exists(stack):
             excluded = [f"--exclude={urn}" for urn in left.data_urns(stack)] if keeps else []
@@ -102,9 +102,9 @@ def destroy(
     say(f"audit: nothing of stack {stack} is left" + (" but the data that you keep" if keeps else ""))
 
 
-def _asks_for_data(stack: str, yes: bool) -> bool:
+def _asks_for_data(stack: str, told: dict[str, Any], yes: bool) -> bool:
     """Whether the data stays. Exit 2 where nobody can be asked: `--yes` is for the machines, not for the data."""
-    full = left.with_data(left.find(stack, []))
+    full = left.with_data(left.find(stack, [], told))
     if not full:
         return False
     for thing in full:
@@ -116,15 +116,10 @@ def _asks_for_data(stack: str, yes: bool) -> bool:
 
 def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
     """Exit 1 with a list while anything is left that was to go; what is kept is said, with its price."""
-    of_state = left.known(stack, told) if keeps else []
-    if not keeps and told["cloud"] and any(thing["holds"] for thing in left.find(stack, of_state)):
-        # A bucket that Pulumi only let go of (keepData at the last `up`), and that is not to stay now.
-        left.sweep(stack, of_state, delete_data=True)
+    of_state = left.sweep_destroyed(stack, told, keeps=keeps) if told["cloud"] else []
     found = left.find_settled(stack, of_state, told)
-    kept = [thing for thing in left.find(stack, []) if thing["holds"]] if keeps else []
-    for thing in kept:
+    for thing in left.data(left.find(stack, [], told)) if keeps else []:
         say(f"kept: {left.describe(thing)} ({left.costs([thing]) or 'free'}); remove it: fab destroy --delete-data")
-    found = [thing for thing in found if not (keeps and thing["holds"])]
     if found:
         left.show(found, prices=bool(told["cloud"]))
         costs = f", which cost {left.costs(found)}" if left.costs(found) else ""
@@ -151,17 +146,17 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     else:
         _finish(backend.follow(backend.module("engine", "refresh", stack)), stack)
     of_state = left.known(stack, told)
-    swept = left.sweep(stack, of_state)
+    swept = left.sweep(stack, of_state, told)
     left.show(swept, prices=bool(told["cloud"]))
     say(f"removed {len(swept)} things that were nobody's" if swept else "nothing was left over")
     if told["cloud"]:
-        _say_what_stays(stack, of_state)
+        _say_what_stays(stack, of_state, told)
     say(f"next: fab up{_flag(stack)}, or fab destroy{_flag(stack)}")
 
 
-def _say_what_stays(stack: str, of_state: list[str]) -> None:
+def _say_what_stays(stack: str, of_state: list[str], told: dict[str, Any]) -> None:
     """Exit 1 for what a sweep leaves: data, what is not the stack's, and kinds that could not be looked at."""
-    stays = left.find(stack, of_state)
+    stays = left.find_settled(stack, of_state, told)
     left.show(stays, prices=True)
     if any(thing["holds"] for thing in stays):
         say(f"data is never swept; remove it: fab destroy --delete-data{_flag(stack)}")
@@ -175,7 +170,7 @@ def audit(_c: Context, stack: str = "") -> None:
     stack = stack or backend.default_stack()
     told = left.about(stack)
     backend.refuse_without_pulumi(told, stack)
-    found = left.find(stack, left.known(stack, told))
+    found = left.find(stack, left.known(stack, told), told)
     if found:
         left.show(found, prices=bool(told["cloud"]))
         raise Exit(f"{len(found)} things of stack {stack} are nobody's; remove them: fab recover{_flag(stack)}", code=1)

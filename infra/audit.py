@@ -2,7 +2,9 @@
 
 Prints a JSON list of infra.thing.Thing: everything that exists and whose owner is not among the known resources; with
 --sweep it is removed first, and the list is what was removed. `known` are a JSON list of the state's resources: on
-`local` their names, in a cloud their ids. A `local` stack is found by its name, whatever has become of its file.
+`local` their names, in a cloud their ids. A `local` stack is found by its name, whatever has become of its file: with
+--local that is not read. A broken file of which nothing is on this machine is an error, exit code 2: nobody knows then
+where to look.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections.abc import Collection
 from types import ModuleType
 
 from infra import extras, stack_file
+from infra.config_values import choice
 from infra.errors import OperationError, UsageError
 from infra.local import leftovers as local
 from infra.settings import CLUSTERS, Settings, check_stack, load
@@ -21,31 +24,47 @@ from infra.thing import Thing, to_json
 
 
 def cloud_settings(stack: str) -> Settings | None:
-    """The settings of a stack that is in a cloud; None for a local one, and for one without a file that says so.
+    """The settings of a stack that is in a cloud; None for a local one, and for one without a file.
 
-    Raises UsageError for the file of a cloud's stack with a value that cannot be used.
+    Raises UsageError for a file that does not say where the stack is, unless there is something of it on this machine;
+    and for the file of a cloud's stack with a value that cannot be used.
     """
     check_stack(stack)
+    if not stack_file.path_of(stack).exists():
+        return None
     try:
         raw = stack_file.read(stack)
+        cluster = choice(raw, "cluster", CLUSTERS)
     except UsageError:
+        if not _is_here(stack):
+            raise
         return None
-    return load(stack, raw) if raw["cluster"] in CLUSTERS and raw["cluster"] != "local" else None
+    return None if cluster == "local" else load(stack, raw)
 
 
-def find(stack: str) -> list[Thing]:
-    """Everything of the stack that exists."""
-    settings = cloud_settings(stack)
+def _is_here(stack: str) -> bool:
+    """Whether this machine has something of the stack. One that cannot be asked (no Linux, no `ip`) makes no stacks."""
+    try:
+        return bool(local.find(stack))
+    except (OperationError, OSError):
+        return False
+
+
+def find(stack: str, *, is_local: bool = False) -> list[Thing]:
+    """Everything of the stack that exists; `is_local`: on this machine, without a look at its file."""
+    settings = None if is_local else cloud_settings(stack)
     if settings is None:
+        check_stack(stack)
         return local.find(stack)
     found: list[Thing] = _leftovers(settings).find(settings)
     return found
 
 
-def sweep(stack: str, known: Collection[str], *, delete_data: bool) -> list[Thing]:
+def sweep(stack: str, known: Collection[str], *, delete_data: bool, is_local: bool = False) -> list[Thing]:
     """Remove what belongs to none of the known; what it was."""
-    settings = cloud_settings(stack)
+    settings = None if is_local else cloud_settings(stack)
     if settings is None:
+        check_stack(stack)
         return local.sweep(stack, known)
     swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data)
     return swept
@@ -65,6 +84,7 @@ def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
+    parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")
     parser.add_argument("--known", default="[]", help="the resources in the state, as a JSON list")
     parser.add_argument("--sweep", action="store_true", help="remove what is found")
     parser.add_argument("--delete-data", action="store_true", help="buckets too that have something in them")
@@ -72,9 +92,9 @@ def main() -> int:
     known = set(json.loads(args.known))
     try:
         if args.sweep:
-            found = sweep(args.stack, known, delete_data=args.delete_data)
+            found = sweep(args.stack, known, delete_data=args.delete_data, is_local=args.local)
         else:
-            found = unknown(find(args.stack), known)
+            found = unknown(find(args.stack, is_local=args.local), known)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2

@@ -2,7 +2,8 @@
 
 The keys, their types, defaults and descriptions stand in Pulumi.yaml; what they may be stands here. A bad
 value is a SettingsError that names the key, the value and what is allowed. Only the standard library is
-imported: the pre-flight, the Pulumi program and the tests all read settings the same way.
+imported: the pre-flight, the Pulumi program and the tests all read settings the same way. What only the clouds have
+is in infra.cloud_settings.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.errors import UsageError
+from infra import cloud_settings
+from infra.config_values import SettingsError as SettingsError  # what loads settings catches this
+from infra.config_values import choice, integer
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = ("local", "aws-xeon", "azure-xeon")
@@ -25,10 +28,7 @@ FIRST_HOST = 10
 """The head has the tenth address of the network: clouds keep the first ones, we keep the first for the bridge."""
 
 PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
-MIN_ADMIN_PREFIX = 16
-"""The largest network that SSH is opened to: a university's, not a provider's."""
 _STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _IMAGES = {
     "local": (re.compile(r"[0-9a-f]{16}"), "16 hexadecimal digits; fab images"),
     "aws-xeon": (re.compile(r"ami-[0-9a-f]{8,17}"), "ami-..."),
@@ -37,11 +37,6 @@ _IMAGES = {
         "/subscriptions/.../versions/1.0.0",
     ),
 }
-_WORD = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+){1,3}")
-_BASE = re.compile(r"ami-[0-9a-f]{8,17}|[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}")
-_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}")
-_EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 _KEY_TYPES = (
     "ssh-ed25519",
     "ssh-rsa",
@@ -53,21 +48,6 @@ _KEY_TYPES = (
 )
 
 
-class SettingsError(UsageError):
-    """A key of the configuration that cannot be used."""
-
-    def __init__(self, key: str, value: object, allowed: str) -> None:
-        self.key = key
-        name = key if key.isprintable() and len(key) <= 60 else _shown(key)
-        super().__init__(f"{name} = {_shown(value)}: must be {allowed}")
-
-
-def _shown(value: object) -> str:
-    """A value as it is shown in an error: on one line, and not endless."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 @dataclass(frozen=True)
 class Local:
     """What only the `local` cluster has."""
@@ -76,33 +56,6 @@ class Local:
     """CPUs that a node may use."""
     memory_mb: int
     """Memory that a node may use, in MiB."""
-
-
-@dataclass(frozen=True)
-class Cloud:
-    """What the clusters of the clouds have in common. Empty text: the cluster's own default."""
-
-    region: str
-    zone: str
-    """One availability zone: on AWS its id (use1-az4, the same place in every account), on Azure its number."""
-    instance_type: str
-    spot: bool
-    disk_gb: int
-    base_image: str
-    """The image that the golden one is baked from."""
-    public_nodes: str
-    """`head`: the others are behind a NAT gateway; `all`: each has a public address."""
-    admin_cidr: ipaddress.IPv4Network | None
-    """From where SSH is let in; None only where the cluster is no cloud's."""
-    owner: str
-    alert_email: str
-    budget_usd: int
-    """A month; an alarm, not a switch."""
-    keep_data: bool
-    """Whether the bucket outlives the cluster."""
-    flow_logs: bool
-    replace_nodes: bool
-    """Whether nodes of an older image are replaced; they are left alone otherwise."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +79,7 @@ class Settings:
     idle_minutes: int
     """After so many minutes without a job or a login, too; 0: never."""
     local: Local
-    cloud: Cloud
+    cloud: cloud_settings.Cloud
 
     def address(self, index: int) -> str:
         """The fixed private address of node `index` (0 is the head)."""
@@ -159,11 +112,11 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
     missing = [key for key in KEYS if key not in raw]
     if missing:
         raise SettingsError(missing[0], "", "set: it has no default in Pulumi.yaml")
-    cluster = _choice(raw, "cluster", CLUSTERS)
-    nodes = _integer(raw, "nodes", 1, MAX_NODES)
+    cluster = choice(raw, "cluster", CLUSTERS)
+    nodes = integer(raw, "nodes", 1, MAX_NODES)
     local = Local(
-        cpus=_integer(raw, "cpus", 1, 1024),
-        memory_mb=_integer(raw, "memoryMb", 256, 16 * 1024 * 1024),
+        cpus=integer(raw, "cpus", 1, 1024),
+        memory_mb=integer(raw, "memoryMb", 256, 16 * 1024 * 1024),
     )
     key_file = _path(raw["publicKey"])
     return Settings(
@@ -171,15 +124,15 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
         cluster=cluster,
         nodes=nodes,
         cidr=_network(raw["cidr"], nodes),
-        profile=_choice(raw, "profile", PROFILES),
+        profile=choice(raw, "profile", PROFILES),
         collectives=_collectives(raw),
         public_key=_public_key(key_file),
         public_key_file=key_file,
         image=_image(raw["image"], cluster),
         max_hours=_limit(raw, "maxHours", 24 * 31, cluster),
-        idle_minutes=_integer(raw, "idleMinutes", 0, 24 * 60),
+        idle_minutes=integer(raw, "idleMinutes", 0, 24 * 60),
         local=local,
-        cloud=_cloud(raw, cluster),
+        cloud=cloud_settings.read(raw, cluster, stack),
     )
 
 
@@ -189,21 +142,8 @@ def check_stack(stack: str) -> None:
         raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-' (not first or last), as it names machines")
 
 
-def _integer(raw: Mapping[str, str], key: str, least: int, most: int) -> int:
-    text = raw[key].strip()
-    if not (_INTEGER.fullmatch(text) and text.isascii() and least <= int(text) <= most):
-        raise SettingsError(key, raw[key], f"a whole number from {least} to {most}")
-    return int(text)
-
-
-def _choice(raw: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
-    if raw[key] not in allowed:
-        raise SettingsError(key, raw[key], f"one of {', '.join(allowed)}")
-    return raw[key]
-
-
 def _collectives(raw: Mapping[str, str]) -> str:
-    chosen = _choice(raw, "collectives", COLLECTIVES)
+    chosen = choice(raw, "collectives", COLLECTIVES)
     if chosen == "ccl" and raw["profile"] == "native":
         raise SettingsError(
             "collectives", chosen, "gloo with profile native: oneCCL's binding is built for ipex's torch"
@@ -284,56 +224,4 @@ def _image(text: str, cluster: str) -> str:
 
 
 def _limit(raw: Mapping[str, str], key: str, most: int, cluster: str) -> int:
-    return _integer(raw, key, 0 if cluster == "local" else 1, most)
-
-
-def _cloud(raw: Mapping[str, str], cluster: str) -> Cloud:
-    return Cloud(
-        region=_word(raw, "region", _WORD, "a region's name in small letters, such as us-east-1 or eastus"),
-        zone=_word(raw, "zone", _WORD, "an AWS zone's id such as use1-az4, or an Azure zone's number"),
-        instance_type=_word(raw, "instanceType", _TYPE, "an instance type such as m7i.8xlarge or Standard_D32s_v6"),
-        spot=_boolean(raw, "spot"),
-        disk_gb=_integer(raw, "diskGb", 30, 16 * 1024),
-        base_image=_word(raw, "baseImage", _BASE, "an image: ami-... on AWS, publisher:offer:sku:version on Azure"),
-        public_nodes=_choice(raw, "publicNodes", ("head", "all")),
-        admin_cidr=_admin(raw["adminCidr"], cluster),
-        owner=_needed(
-            raw, "owner", _OWNER, "your name, as the tag of all that is made: letters, digits and .@_-", cluster
-        ),
-        alert_email=_needed(raw, "alertEmail", _EMAIL, "the address that the budget's alarm goes to", cluster),
-        budget_usd=_integer(raw, "budgetUsd", 1, 10_000_000),
-        keep_data=_boolean(raw, "keepData"),
-        flow_logs=_boolean(raw, "flowLogs"),
-        replace_nodes=_boolean(raw, "replaceNodes"),
-    )
-
-
-def _word(raw: Mapping[str, str], key: str, form: re.Pattern[str], allowed: str) -> str:
-    if raw[key] and not form.fullmatch(raw[key]):
-        raise SettingsError(key, raw[key], f"{allowed}; or empty, for the cluster's default")
-    return raw[key]
-
-
-def _needed(raw: Mapping[str, str], key: str, form: re.Pattern[str], allowed: str, cluster: str) -> str:
-    if not (form.fullmatch(raw[key]) or (raw[key] == "" and cluster == "local")):
-        raise SettingsError(key, raw[key], allowed)
-    return raw[key]
-
-
-def _boolean(raw: Mapping[str, str], key: str) -> bool:
-    return _choice(raw, key, ("true", "false")) == "true"
-
-
-def _admin(text: str, cluster: str) -> ipaddress.IPv4Network | None:
-    """Where SSH may come from. The whole world is refused, in every way it can be written."""
-    if not text and cluster == "local":
-        return None
-    try:
-        network = ipaddress.IPv4Network(text)
-    except ValueError:
-        raise SettingsError(
-            "adminCidr", text, "your own public address as an IPv4 network, 203.0.113.7/32 say; never everybody's"
-        ) from None
-    if network.prefixlen < MIN_ADMIN_PREFIX:
-        raise SettingsError("adminCidr", text, f"a network of /{MIN_ADMIN_PREFIX} or smaller: SSH is for you alone")
-    return network
+    return integer(raw, key, 0 if cluster == "local" else 1, most)

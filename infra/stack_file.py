@@ -16,6 +16,11 @@ from infra.settings import ROOT, SettingsError, check_stack
 PROJECT = "trainyard"
 
 
+def path_of(stack: str, root: Path = ROOT) -> Path:
+    """The stack's file, whether it is there or not."""
+    return root / "stacks" / f"Pulumi.{stack}.yaml"
+
+
 def read(stack: str, root: Path = ROOT) -> dict[str, str]:
     """The stack's keys as text, defaults filled in.
 
@@ -25,7 +30,7 @@ def read(stack: str, root: Path = ROOT) -> dict[str, str]:
     check_stack(stack)
     declared = _mapping(root / "Pulumi.yaml").get("config", {})
     values = {key: _text(key, spec["default"]) for key, spec in declared.items() if "default" in spec}
-    path = root / "stacks" / f"Pulumi.{stack}.yaml"
+    path = path_of(stack, root)
     if not path.exists():
         there = sorted(p.name.removeprefix("Pulumi.").removesuffix(".yaml") for p in path.parent.glob("Pulumi.*.yaml"))
         raise SettingsError("stack", stack, f"one with a file stacks/Pulumi.<stack>.yaml, such as {', '.join(there)}")

@@ -34,6 +34,8 @@ from infra.settings import Settings, load
 
 REPO = Path(__file__).resolve().parent.parent
 Make = Callable[..., Settings]
+SELECT = "pulumi stack select --create aws-xeon"
+"""Before the first `up`, Pulumi knows no such stack, and would set none of its keys."""
 
 
 @pytest.fixture
@@ -92,7 +94,7 @@ def test_the_operators_address_is_compared(make: Make, monkeypatch: pytest.Monke
             found = account.address(make("aws-xeon"))
         assert found.state == expected, found
         if expected == "failed":
-            assert found.mend == "pulumi config set adminCidr 198.51.100.4/32 --stack aws-xeon"
+            assert found.mend == f"{SELECT} && pulumi config set adminCidr 198.51.100.4/32 --stack aws-xeon"
     monkeypatch.setenv("TRAINYARD_ADDRESS_ECHO", "http://127.0.0.1:1")
     found = account.address(make("aws-xeon"))
     assert found.state == "undecided" and "cannot be reached" in found.said
@@ -205,9 +207,9 @@ def test_a_zone_that_does_not_offer_the_type_names_those_that_do(make: Make, mot
     settings = make("aws-xeon", zone="use1-az3", baseImage=moto)
     found = finding(aws.check(settings), "zone")
     assert found.state == "failed" and found.said.startswith("use1-az3 does not offer m7i.8xlarge; these do: use1-az")
-    assert found.mend.startswith("pulumi config set zone use1-az")
+    assert found.mend.startswith(f"{SELECT} && pulumi config set zone use1-az")
     with pytest.raises(
-        UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: pulumi config set"
+        UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: pulumi stack select"
     ) as e:
         account.cheap(settings)
     assert "\n" not in str(e.value)
@@ -225,7 +227,7 @@ def test_a_region_and_an_image_that_are_not(make: Make, moto: str) -> None:
     found = aws.check(make("aws-xeon", region="us-east-9", zone="use9-az1"))
     assert found[-1].said == "AWS has no region us-east-9"
     image = finding(aws.check(make("aws-xeon", image="ami-0123456789abcdef0")), "image")
-    assert image.state == "failed" and image.mend == "pulumi config set image bake --stack aws-xeon"
+    assert image.state == "failed" and image.mend == f"{SELECT} && pulumi config set image bake --stack aws-xeon"
 
 
 def test_without_credentials_the_list_ends_there(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,25 @@ def thing(kind: str, identifier: str, usd: float | None = 0.0, holds: str = "", 
     }
 
 
+GROUP = "/subscriptions/S/resourceGroups/trainyard-yard"
+AZURE = {
+    name: (
+        f"urn:pulumi:yard::trainyard::azure-native:{kind}::{name}",
+        f"{GROUP}{path and '/providers/Microsoft.'}{path}",
+    )
+    for name, kind, path in (
+        ("group", "resources:ResourceGroup", ""),
+        ("nat-address", "network:PublicIPAddress", "Network/publicIPAddresses/nat"),
+        ("nat", "network:NatGateway", "Network/natGateways/nat"),
+        ("network", "network:VirtualNetwork", "Network/virtualNetworks/net"),
+        ("subnet", "network:Subnet", "Network/virtualNetworks/net/subnets/net"),
+        ("node1", "compute:VirtualMachine", "Compute/virtualMachines/node1"),
+        ("data", "storage:StorageAccount", "Storage/storageAccounts/tyyard"),
+        ("container", "storage:BlobContainer", "Storage/storageAccounts/tyyard/blobServices/default/containers/data"),
+    )
+}
+"""Name -> urn and id, as the program declares them and Pulumi's state has them."""
+
 BUCKET = thing("bucket", "trainyard-yard", 0.01, "5 objects (older versions counted), 2.0 GB")
 
 
@@ -39,6 +58,10 @@ class Played:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = {NODE: "i-1", DATA: "trainyard-yard"}
         self.there = [thing("instance", "i-1", 1.6), dict(BUCKET)]
+        self.needs: dict[str, list[str]] = {}
+        """What each depends on, all the way: it stays in the state with what is excluded."""
+        self.refuses: set[str] = set()
+        """The kinds that a sweep cannot remove."""
         self.retains = False
         """Whether Pulumi lets go of the bucket instead of deleting it."""
         self.stays: list[dict[str, Any]] = []
@@ -54,6 +77,21 @@ class Played:
         monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
         monkeypatch.setattr(left, "SETTLE_S", 0.0)
 
+    def move_to_azure(self) -> None:
+        """A node and an account whose firewall names the subnet, which is behind a NAT gateway."""
+        self.told = {"cluster": "azure-xeon", "cloud": "azure", "keep_data": False}
+        self.state = dict(AZURE.values())
+        self.needs = {
+            AZURE[name][0]: [AZURE[other][0] for other in ("group", "nat-address", "nat", "network", "subnet")]
+            for name in ("data", "container")
+        }
+        ids = {name: identifier.lower() for name, (_, identifier) in AZURE.items()}
+        self.there = [
+            *(thing("machine", ids["node1"], 1.6), thing("network", ids["network"])),
+            *(thing("NAT gateway", ids["nat"], 0.045), thing("address", ids["nat-address"], 0.005)),
+            *(thing("storage account", ids["data"], 0.01, "3 blobs"), thing("resource group", ids["group"])),
+        ]
+
     def exported(self, _stack: str) -> list[dict[str, Any]]:
         return [{"urn": urn, "type": urn.split("::")[2], "id": identifier} for urn, identifier in self.state.items()]
 
@@ -61,20 +99,25 @@ class Played:
         self.ran.append(list(argv))
         if "destroy" in argv:
             kept = {entry.removeprefix("--exclude=") for entry in argv if entry.startswith("--exclude=")}
-            gone = {identifier for urn, identifier in self.state.items() if urn not in kept}
+            kept |= {needed for urn in kept for needed in self.needs.get(urn, [])}
+            gone = {identifier.lower() for urn, identifier in self.state.items() if urn not in kept}
             self.state = {urn: identifier for urn, identifier in self.state.items() if urn in kept}
             self.there = [
-                entry for entry in self.there if entry["owner"] not in gone or (self.retains and entry["holds"])
+                entry
+                for entry in self.there
+                if entry["owner"] not in gone or (self.retains and entry["kind"] in ("bucket", "resource group"))
             ]
             self.there += self.stays
         return 0
 
     def ask(self, argv: Sequence[str]) -> str:
-        known = json.loads(argv[argv.index("--known") + 1])
+        known = [entry.lower() for entry in json.loads(argv[argv.index("--known") + 1])]
         found = [entry for entry in self.there if entry["owner"] not in known]
         if "--sweep" in argv:
             found = [e for e in found if not e["unseen"] and ("--delete-data" in argv or not e["holds"])]
-            self.there = [entry for entry in self.there if entry not in found]
+            self.there = [entry for entry in self.there if entry not in found or entry["kind"] in self.refuses]
+            if any(entry["kind"] in self.refuses for entry in found):
+                raise Exit("could not be removed:\nthe reason", code=1)
         return json.dumps(found)
 
 
@@ -114,6 +157,45 @@ def test_the_settings_keep_data_unless_told_otherwise(played: Played) -> None:
     destroy()
     assert [entry["kind"] for entry in played.there] == ["bucket"]
     played.retains = True
+    destroy(delete_data=True)
+    assert played.there == []
+
+
+def test_data_that_is_kept_on_azure_keeps_nothing_else(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    """Pulumi keeps all that the account depends on; a NAT gateway costs while nobody uses it."""
+    played.move_to_azure()
+    destroy(keep_data=True)
+    assert AZURE["nat"][0] in played.state, "Pulumi has kept it"
+    assert [entry["kind"] for entry in played.there] == ["storage account", "resource group"]
+    out = capsys.readouterr().out
+    assert "kept: storage account" in out and "nothing of stack yard is left but the data that you keep" in out
+    stack.audit(Context(), stack="yard")
+
+
+def test_what_the_kept_data_holds_on_to_is_told_with_its_price(
+    played: Played, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played.move_to_azure()
+    played.refuses = {"network", "NAT gateway"}
+    with pytest.raises(Exit, match=r"2 things .* are left, which cost 0\.0450 USD per hour; .*fab recover") as no:
+        destroy(keep_data=True)
+    assert no.value.code == 1
+    out = capsys.readouterr().out
+    assert "the reason" in out and "kept: storage account" in out and "nothing of stack" not in out
+
+
+def test_an_account_that_no_state_knows_is_kept_with_its_group(played: Played) -> None:
+    played.move_to_azure()
+    played.there[4]["holds"] = ""
+    played.state = {AZURE["node1"][0]: AZURE["node1"][1]}
+    destroy(keep_data=True)
+    assert [entry["kind"] for entry in played.there] == ["storage account", "resource group"]
+
+
+@pytest.mark.parametrize("holds", ["", "5 objects"])
+def test_data_that_the_last_up_retained_goes_when_it_is_given_up(holds: str, played: Played) -> None:
+    """Pulumi lets go of an empty bucket as of a full one."""
+    played.told["keep_data"], played.retains, played.there[1]["holds"] = True, True, holds
     destroy(delete_data=True)
     assert played.there == []
 
@@ -165,6 +247,16 @@ def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys
     assert "data is never swept; remove it: fab destroy --delete-data" in capsys.readouterr().out
 
 
+def test_a_recovery_waits_for_what_a_cloud_still_lists(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    going = thing("volume", "vol-1", 0.02)
+    answers = iter([[going], [going], []])
+    monkeypatch.setattr(left, "SETTLE_S", 60.0)
+    monkeypatch.setattr(left, "SETTLE_POLL_S", 0.0)
+    monkeypatch.setattr(backend, "ask", lambda _argv: json.dumps(next(answers)))
+    stack.recover(Context(), stack="yard", yes=True)
+    assert next(answers, None) is None, "one sweep, and two looks"
+
+
 def test_both_ways_at_once_is_no_way(played: Played) -> None:
     with pytest.raises(Exit, match="only one of them") as no:
         destroy(keep_data=True, delete_data=True)
@@ -183,6 +275,26 @@ def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
     assert no.value.code == 2 and played.ran == []
     played.state = {"urn:pulumi:yard::trainyard::pulumi-python:dynamic:Resource::node1": "x"}
     assert left.about("yard")["cloud"] == ""
+    played.state = {"urn:pulumi:yard::trainyard::pulumi:providers:aws::aws": "x"}  # an `up` that came no further
+    with pytest.raises(Exit, match="the stack is in a cloud"):
+        left.about("yard")
+
+
+@pytest.mark.parametrize("verb", [stack.destroy, stack.recover, stack.audit])
+@pytest.mark.parametrize("pulumi", [True, False])
+def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
+    verb: Any, pulumi: bool, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_argv: Any) -> Any:
+        raise Exit("Pulumi.yard.yaml: not YAML", code=2)
+
+    played.state = {"urn:pulumi:yard::trainyard::pulumi:pulumi:Stack::yard": ""} if pulumi else {}
+    playing = {"about": broken, "ask": broken, "has_pulumi": lambda: pulumi, "resources": lambda _stack: []}
+    for name, value in playing.items():
+        monkeypatch.setattr(backend, name, value)
+    with pytest.raises(Exit, match="not YAML") as no:
+        verb(Context(), stack="yard", **({} if verb is stack.audit else {"yes": True}))
+    assert no.value.code == 2 and played.ran == []
 
 
 @pytest.mark.parametrize("verb", [stack.up, stack.preview, stack.destroy, stack.recover, stack.audit])

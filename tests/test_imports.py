@@ -17,19 +17,22 @@ PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
 OURS = (
     *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
-    *("infra.operation", "infra.provider"),
+    *("infra.config_values", "infra.naming", "infra.operation", "infra.provider"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
     "infra.errors": (),
     "infra.thing": (),
-    "infra.finding": (),
+    "infra.finding": ("infra.config_values",),
     "infra.extras": ("infra.errors",),
     "infra.operation": ("infra.errors",),
     "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
     "infra.prices": ("infra.errors",),
-    "infra.settings": ("infra.errors",),
+    "infra.config_values": ("infra.errors",),
+    "infra.cloud_settings": ("infra.config_values",),
+    "infra.settings": ("infra.config_values", "infra.cloud_settings"),
+    "infra.naming": ("infra.settings",),
     "infra.inventory": (),
     "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
@@ -126,6 +129,7 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
     [
         ("infra.settings", "import pulumi"),
         ("infra.settings", "def f():\n    import yaml"),
+        ("infra.cloud_settings", "from infra.settings import CLUSTERS"),
         ("infra.inventory", "from infra.settings import Settings"),
         ("infra.inventory", "from .errors import UsageError"),
         ("infra.local.nodes", "from infra.aws import network"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,31 @@ def test_a_network_says_how_many_nodes_it_has_room_for(good: dict[str, str]) -> 
     assert "room for 64 nodes; a /27 has room for 21" in refusal({**good, "cidr": "10.0.0.0/27", "nodes": "64"})
     load("local", {**good, "cidr": "10.0.0.0/27", "nodes": "21"})
     assert "room for 22" in refusal({**good, "cidr": "10.0.0.0/27", "nodes": "22"})
+
+
+@pytest.mark.parametrize("key", ["adminCidr", "owner", "alertEmail"])
+@pytest.mark.parametrize("value", ["", "*" * 80])
+def test_what_a_cloud_needs_is_refused_with_the_command_that_sets_it(
+    key: str, value: str, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The longest name of a stack; and before the first `up`, when Pulumi knows no such stack."""
+    stack = "a" * 32
+    needed = {"maxHours": "24", "adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
+    line = refusal({**good, "cluster": "aws-xeon", **needed, key: value}, stack)
+    assert_names(line, key)
+    command = line.partition("; set it: ")[2]
+    for name in ("pulumi", "curl"):
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\n[ {name} = curl ] && echo 198.51.100.4 || echo "$@" >> {tmp_path}/said\n'
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    subprocess.run(["sh", "-c", command], check=True, timeout=20)
+    made, put = (tmp_path / "said").read_text().splitlines()
+    assert made == f"stack select --create {stack}"
+    *words, given, flag, named = put.split()
+    assert (words, flag, named) == (["config", "set", key], "--stack", stack)
+    load(stack, {**good, "cluster": "aws-xeon", **needed, key: given})
 
 
 # --- the public key's file ---

@@ -3,8 +3,8 @@
 check(settings)        raises UsageError for what can be known before anything is touched; changes nothing
 build(settings)        declares the cluster under Pulumi; its inventory, as an output
 bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices)
-find(settings)         everything of the stack that exists, whatever any state says: infra.thing.Thing
-sweep(settings, known) removes what of it belongs to none of the `known` resources; what it was
+
+What of a stack exists, whatever any state says, is found and swept by infra.<cloud>.leftovers (infra.audit).
 """
 
 from __future__ import annotations

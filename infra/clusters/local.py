@@ -6,7 +6,7 @@ import os
 
 import pulumi
 
-from infra import cloud_config, inventory, prices, user_data
+from infra import cloud_config, inventory, naming, prices, user_data
 from infra.local import bake, base, host
 from infra.local.image import Image
 from infra.local.network import Network
@@ -49,7 +49,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
     )
     nodes = []
     for index in range(settings.nodes):
-        name, role = _name(index), "head" if index == 0 else "worker"
+        name = naming.node(index)
         node = Node(
             name,
             stack=stack,
@@ -57,7 +57,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
             address=f"{settings.address(index)}/{settings.cidr.prefixlen}",
             bridge=network.bridge,
             image=golden.image,
-            user_data=user_data.for_node(settings, image, name, role, baked=True),
+            user_data=user_data.for_node(settings, image, name, naming.role(index), baked=True),
             cpus=local.cpus,
             memory_mb=local.memory_mb,
             opts=pulumi.ResourceOptions(),
@@ -67,17 +67,13 @@ def build(settings: Settings) -> pulumi.Output[str]:
     return pulumi.Output.all(*facts).apply(lambda known: _inventory(settings, known))
 
 
-def _name(index: int) -> str:
-    return f"node{index + 1}"
-
-
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
     """The contract, from each node's [host_key, console]."""
     identity = settings.identity_file
     nodes = tuple(
         inventory.Node(
-            name=_name(index),
-            role="head" if index == 0 else "worker",
+            name=naming.node(index),
+            role=naming.role(index),
             private_ip=settings.address(index),
             cores_per_slot=min(settings.local.cpus, os.cpu_count() or 1),
             memory_gb=settings.local.memory_mb / 1024,

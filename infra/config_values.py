@@ -1,0 +1,50 @@
+"""One value of the configuration: how it is refused, and the small checks that several keys share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from infra.errors import UsageError
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+class SettingsError(UsageError):
+    """A key of the configuration that cannot be used."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        self.key = key
+        name = key if key.isprintable() and len(key) <= 60 else shown(key)
+        super().__init__(f"{name} = {shown(value)}: must be {allowed}")
+
+
+def shown(value: object) -> str:
+    """A value as it is shown in an error: on one line, and not endless."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def integer(raw: Mapping[str, str], key: str, least: int, most: int) -> int:
+    text = raw[key].strip()
+    if not (_INTEGER.fullmatch(text) and text.isascii() and least <= int(text) <= most):
+        raise SettingsError(key, raw[key], f"a whole number from {least} to {most}")
+    return int(text)
+
+
+def choice(raw: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
+    if raw[key] not in allowed:
+        raise SettingsError(key, raw[key], f"one of {', '.join(allowed)}")
+    return raw[key]
+
+
+def boolean(raw: Mapping[str, str], key: str) -> bool:
+    return choice(raw, key, ("true", "false")) == "true"
+
+
+def set_key(key: str, value: str, stack: str) -> str:
+    """The command that puts a key of the stack's configuration right, for a shell.
+
+    Pulumi sets no key of a stack that it does not know; before the first `up` it knows none.
+    """
+    return f"pulumi stack select --create {stack} && pulumi config set {key} {value} --stack {stack}"

@@ -1,0 +1,66 @@
+"""infra.audit: where a stack is looked for when its file does not say it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra import audit, stack_file
+from infra.errors import UsageError
+from infra.local import leftovers
+from infra.thing import Thing
+
+BROKEN = {
+    "not YAML": "config: [",
+    "a secret": "config: {trainyard:owner: {secure: v1:abc}}",
+    "no such cluster": "config: {trainyard:cluster: aws-xeno}",
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The stack's, which is not there yet."""
+    path = tmp_path / "Pulumi.yard.yaml"
+    monkeypatch.setattr(stack_file, "path_of", lambda _stack, _root=None: path)
+    return path
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_file_is_not_taken_for_a_clean_stack(
+    text: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be a cloud's. With something on this machine it is this machine's, and that is listed and swept."""
+
+    def asked(*flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["audit", "yard", *flags])
+        code = audit.main()
+        return code, *capsys.readouterr()
+
+    here: list[Thing] = []
+    monkeypatch.setattr(leftovers, "find", lambda _stack: here)
+    monkeypatch.setattr(leftovers, "sweep", lambda _stack, _known: here)
+    assert asked() == (0, "[]\n", ""), "no file at all: local, by its name"
+    file.write_text(text)
+    for flags in ((), ("--sweep",)):
+        code, out, error = asked(*flags)
+        assert (code, out, len(error.splitlines())) == (2, "", 1)
+    assert asked("--local") == (0, "[]\n", ""), "its state has said where it is"
+    here.append(Thing("mount", "/var/lib/trainyard/yard/nodes/node1", "node1"))
+    for flags in ((), ("--sweep",)):
+        code, out, error = asked(*flags)
+        assert (code, error, json.loads(out)[0]["kind"]) == (0, "", "mount")
+
+
+def test_a_machine_that_cannot_be_asked_is_not_a_clean_stack_either(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_linux(_stack: str) -> list[Thing]:
+        raise FileNotFoundError("/proc/self/mountinfo")
+
+    file.write_text("config: [")
+    monkeypatch.setattr(leftovers, "find", no_linux)
+    with pytest.raises(UsageError, match="not YAML"):
+        audit.find("yard")
