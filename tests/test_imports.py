@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws", "boto3", "botocore"),
     "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native", "azure"),
     # Rules are about declarations, whoever makes them: never a provider's modules.
-    "infra.policy": ("infra.policy", "yaml"),
+    "infra.policy": ("infra.policy", "infra.naming", "yaml"),
     "infra.policy.__main__": ("infra.policy", "infra.stack_file", "pulumi_policy"),
     "infra.clusters": (
         *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.extras", "infra.clusters", "pulumi"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra.aws.provider import STACK_TAG, named
+from infra.aws.provider import named
+from infra.naming import STACK_TAG
 from infra.settings import Settings
 
 ALARMS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra.aws.provider import STACK_TAG, asking, named
+from infra.aws.provider import asking, named
 from infra.aws.zones import short
+from infra.naming import STACK_TAG
 from infra.settings import Settings
 
 OLD_DAYS = 7

@@ -15,8 +15,9 @@ from infra import user_data
 from infra.aws import types
 from infra.aws.gate import Baked, Sealed
 from infra.aws.ground import Ground
-from infra.aws.provider import IMAGE_TAG, asking, named, region, tags, titled
+from infra.aws.provider import IMAGE_TAG, asking, named, region, titled
 from infra.errors import UsageError
+from infra.naming import tags
 from infra.settings import Settings, SettingsError
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"

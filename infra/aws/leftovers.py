@@ -10,8 +10,9 @@ from functools import partial
 
 from infra.aws import api, removal
 from infra.aws.listing import KINDS, Place
-from infra.aws.provider import STACK_TAG, region
+from infra.aws.provider import region
 from infra.errors import OperationError
+from infra.naming import STACK_TAG
 from infra.settings import Settings
 from infra.thing import Thing
 

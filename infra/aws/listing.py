@@ -8,8 +8,8 @@ from typing import Any
 
 from infra import prices
 from infra.aws import api, contents
-from infra.aws.provider import STACK_TAG
 from infra.errors import UsageError
+from infra.naming import STACK_TAG
 from infra.thing import Thing
 
 

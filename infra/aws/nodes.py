@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import user_data
+from infra import naming, user_data
 from infra.aws import types
 from infra.aws.ground import Ground
 from infra.aws.host_key import HostKey
 from infra.aws.image import Golden
 from infra.aws.network import address, is_public
-from infra.aws.provider import STACK_TAG, named, region, tags, titled
+from infra.aws.provider import named, region, titled
 from infra.errors import UsageError
+from infra.naming import STACK_TAG, tags
 from infra.settings import Settings
 
 USER_DATA_BYTES = 16 * 1024
@@ -36,14 +37,6 @@ class Node:
 
     public_ip: pulumi.Output[str]
     host_key: pulumi.Output[str]
-
-
-def name(index: int) -> str:
-    return f"node{index + 1}"
-
-
-def role(index: int) -> str:
-    return "head" if index == 0 else "worker"
 
 
 def check_user_data(text: str, what: str) -> str:
@@ -117,10 +110,10 @@ def _spot() -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs:
 
 
 def _node(settings: Settings, index: int, golden: Golden, template: aws.ec2.LaunchTemplate, ground: Ground) -> Node:
-    called, public = name(index), is_public(settings, index)
+    called, public = naming.node(index), is_public(settings, index)
     subnet = ground.network.public if public else ground.network.private
     assert subnet is not None  # there is a private one wherever a node is not public
-    text = user_data.for_node(settings, golden.key, called, role(index), baked=True)
+    text = user_data.for_node(settings, golden.key, called, naming.role(index), baked=True)
     instance = aws.ec2.Instance(
         called,
         launch_template=aws.ec2.InstanceLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str)),

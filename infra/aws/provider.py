@@ -5,25 +5,16 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
+from infra.naming import tags
 from infra.settings import Settings
 
 DEFAULT_REGION = "us-east-1"
-STACK_TAG = "trainyard-stack"
 IMAGE_TAG = "trainyard-image"
 """On an image: the key of what it was baked from, which the node's bootstrap compares with its own."""
 
 
 def region(settings: Settings) -> str:
     return settings.cloud.region or DEFAULT_REGION
-
-
-def tags(settings: Settings) -> dict[str, str]:
-    """Whose it is and how long it may live. No date: it would be another one at each `up`."""
-    return {
-        STACK_TAG: settings.stack,
-        "trainyard-owner": settings.cloud.owner,
-        "trainyard-max-hours": str(settings.max_hours),
-    }
 
 
 def named(settings: Settings, what: str = "") -> str:

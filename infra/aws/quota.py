@@ -8,8 +8,9 @@ from typing import Any
 
 from infra.aws import api, types
 from infra.aws.image import bakes, builder_type
-from infra.aws.provider import STACK_TAG, region
+from infra.aws.provider import region
 from infra.finding import Finding
+from infra.naming import STACK_TAG
 from infra.settings import Settings
 
 QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from infra.aws import api, contents
 from infra.aws.listing import Place
-from infra.aws.provider import STACK_TAG
+from infra.naming import STACK_TAG
 from infra.thing import Thing
 
 WAIT_S = 600.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import cloud_config, inventory, prices, user_data
+from infra import cloud_config, inventory, naming, prices, user_data
 from infra.aws import access, budget, ground, image, network, nodes, provider, types, zones
 from infra.settings import Settings
 
@@ -72,8 +72,8 @@ def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     identity = settings.identity_file
     found = tuple(
         inventory.Node(
-            name=nodes.name(index),
-            role="head" if index == 0 else "worker",
+            name=naming.node(index),
+            role=naming.role(index),
             private_ip=network.address(settings, index),
             ssh_host=public_ip if network.is_public(settings, index) else "",
             slots=machine.numa_nodes,

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from infra.naming import MAX_HOURS_TAG, TAGS
 from infra.policy.machines import INSTANCE
 from infra.policy.rule import Props, Resource, Rule, block
 from infra.policy.unknown import Unknown
 
-REQUIRED = ("trainyard-stack", "trainyard-owner", "trainyard-max-hours")
 AWS_WITHOUT = frozenset(
     f"aws:{name}"
     for name in (
@@ -60,7 +60,7 @@ AZURE_WITHOUT = frozenset(
 
 
 def _required(tags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((key, tags.get(key)) for key in REQUIRED)
+    yield from ((key, tags.get(key)) for key in TAGS)
 
 
 def _of_resource(resource: Resource) -> Iterator[tuple[str, Any]]:
@@ -108,7 +108,7 @@ def _tagged(part: tuple[str, Any]) -> str | None:
     text = str(value)
     if not text.strip():
         return f"the tag {key} must say something"
-    if key == "trainyard-max-hours" and not text.isdecimal():
+    if key == MAX_HOURS_TAG and not text.isdecimal():
         return f"the tag {key} must be whole hours, not {text!r}"
     return None
 
