@@ -33,6 +33,11 @@ def name(stack: str, logical: str) -> str:
     return f"trainyard-{stack}-{logical}"
 
 
+def group_name(stack: str) -> str:
+    """Of the resource group that everything is in."""
+    return f"trainyard-{stack}"
+
+
 def gallery_name(stack: str) -> str:
     """Of the gallery: letters, digits, dots and underscores."""
     return f"trainyard_{stack.replace('-', '_')}"
@@ -103,7 +108,7 @@ def declare(settings: Settings) -> Base:
     client = authorization.get_client_config_output(opts=pulumi.InvokeOptions(provider=provider))
     group = resources.ResourceGroup(
         "group",
-        resource_group_name=f"trainyard-{settings.stack}",
+        resource_group_name=group_name(settings.stack),
         location=location,
         tags=tags(settings),
         opts=pulumi.ResourceOptions(provider=provider, retain_on_delete=settings.cloud.keep_data),

@@ -23,6 +23,8 @@ from infra.errors import UsageError
 TAG = "trainyard-stack"
 SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"
 STORAGE = "https://storage.azure.com/.default"
+AZ_S = 60.0
+"""How long Azure's command line may take to say which subscription it works on."""
 DELETING_S = 3600.0
 """How long a deletion may take: a gallery version with replicas is the slowest."""
 
@@ -34,7 +36,10 @@ def subscription() -> str:
         return given
     if shutil.which("az"):
         asked = ["az", "account", "show", "--query", "id", "--output", "tsv"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=AZ_S)
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"no Azure subscription: az does not answer within {AZ_S:.0f} s; {SIGN_IN}") from None
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.strip()
     raise UsageError(f"no Azure subscription: {SIGN_IN}")
@@ -67,6 +72,11 @@ class Rest:
     def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
         """One thing; ArmError with Azure's own words when it cannot be had, UsageError without credentials."""
         return _json(self._send("GET", urljoin(self.endpoint, path), {"api-version": version, **query}))
+
+    def get_if_there(self, path: str, version: str) -> dict[str, Any] | None:
+        """One thing, None where there is none."""
+        response = self._send("GET", urljoin(self.endpoint, path), {"api-version": version}, gone=True)
+        return None if response.status_code == 404 else _json(response)
 
     def plain(self, path: str, version: str) -> list[dict[str, Any]]:
         """A listing that is a bare list, without pages: Compute's of its marketplace images."""
