@@ -417,6 +417,27 @@ def test_data_outlives_the_cluster_only_when_asked(program: Program, keep: str, 
     assert {name for name, found in ran.declared.items() if found.retain_on_delete} == kept
 
 
+def test_data_that_is_kept_keeps_no_network(program: Program) -> None:
+    """`--exclude` keeps what the account depends on, and a NAT gateway costs; the subnet comes first nevertheless."""
+    ran = program()
+    for kept in ("data", "container", "may-read"):
+        assert ran.closure(kept) <= {"group", "azure", "data"}, ran.closure(kept)
+    (rule,) = only(ran, "StorageAccount")["networkRuleSet"]["virtualNetworkRules"]
+    assert rule["virtualNetworkResourceId"] == f"{GROUP}/providers/Subnet/subnet", "waited for"
+
+
+def test_a_preview_knows_the_subnet_that_is_not_there_yet(raw: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Azure.outputs
+    unmade = {"id": ""}
+    monkeypatch.setattr(
+        Azure, "outputs", lambda self, args: {**answer(self, args), **(unmade if args.name == "subnet" else {})}
+    )
+    ran = run(raw, Azure(), stack="xeon", preview=True)
+    (rule,) = only(ran, "StorageAccount")["networkRuleSet"]["virtualNetworkRules"]
+    own = "Microsoft.Network/virtualNetworks/trainyard-xeon-network/subnets/trainyard-xeon-subnet"
+    assert rule["virtualNetworkResourceId"] == f"{GROUP}/providers/{own}"
+
+
 def test_flow_logs_by_config(program: Program) -> None:
     assert program().of(":FlowLog") == []
     made = only(program(flowLogs="true"), "FlowLog")
