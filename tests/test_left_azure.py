@@ -231,7 +231,7 @@ def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
 ) -> None:
     rest, cloud = place
     cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
-    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted in use"):
+    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted: in use"):
         leftovers.sweep(settings, [], rest=rest)
     assert [thing.kind for thing in leftovers.find(settings, rest)] == ["network", "resource group"]
 

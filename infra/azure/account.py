@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from infra.azure import arm, quota, types
+from infra.azure.arm import SIGN_IN
 from infra.azure.base import DEFAULT_REGION, region
 from infra.azure.image import base_image
 from infra.azure.quota import Sku
-from infra.azure.rest import SIGN_IN, Rest, subscription
+from infra.azure.rest import Rest, subscription
 from infra.errors import UsageError
 from infra.finding import Finding, set_key
 from infra.settings import Settings
