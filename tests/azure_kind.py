@@ -58,4 +58,9 @@ class Azure(Kind):
 
     def invoked(self, args: MockCallArgs) -> dict[str, Any]:
         assert args.token == "azure-native:authorization:getClientConfig", args.token
-        return {"clientId": "c", "objectId": "o", "subscriptionId": SUBSCRIPTION, "tenantId": "t"}
+        return {
+            "clientId": "04b07795-8ddb-461a-bbee-02f9e1bf7b46",
+            "objectId": "o",
+            "subscriptionId": SUBSCRIPTION,
+            "tenantId": "t",
+        }

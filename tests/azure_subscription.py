@@ -20,6 +20,8 @@ from azure.core.credentials import AccessToken
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 ROOT = f"/subscriptions/{SUBSCRIPTION}"
+UNLISTED = ("Microsoft.Authorization", "Microsoft.Consumption")
+"""What is no resource of a group's, as its listing goes."""
 PAGE = 3
 """Items of a listing's page."""
 
@@ -44,6 +46,8 @@ class Cloud:
         """How many of the next requests get a 429."""
         self.refuses: set[str] = set()
         """Ids that Azure says it could not delete, once it had begun."""
+        self.forbids: set[str] = set()
+        """Ends of paths that nobody may look at."""
         self.asked: list[str] = []
         self.operations: dict[str, tuple[str, int]] = {}
         """A deletion under way -> (id, looks until it is done)."""
@@ -65,6 +69,8 @@ class Cloud:
         return identifier
 
     def answer(self, path: str, query: dict[str, list[str]]) -> tuple[int, Any]:
+        if any(path.lower().endswith(end) for end in self.forbids):
+            return 403, {"error": {"code": "AuthorizationFailed", "message": "you may not"}}
         if path.lower() in (f"{ROOT}/resourcegroups", f"{ROOT}/resources"):
             groups = path.endswith("groups")
             stack = query["$filter"][0].rpartition("'")[0].rpartition("'")[2]
@@ -72,12 +78,21 @@ class Cloud:
             return 200, [entry for entry in tagged if (entry["type"] == "group") == groups]
         if path.endswith("/resources"):
             inside = path.removesuffix("/resources").lower() + "/providers/"
-            return 200, [entry for name, entry in self.things.items() if name.startswith(inside)]
+            inside_it = [entry for name, entry in self.things.items() if name.startswith(inside)]
+            return 200, [entry for entry in inside_it if not entry["type"].startswith(UNLISTED)]
+        if path.lower().endswith("/roleassignments"):
+            # Those above, at and below; here all of them. The filter by scope is the caller's.
+            return 200, [entry for name, entry in self.things.items() if "/roleassignments/" in name]
         if path in self.lists:
             return 200, self.lists[path]
         if path.lower() in self.things:
             return 200, self.things[path.lower()]
         return 404, {"error": {"code": "ResourceNotFound", "message": f"{path} was not found."}}
+
+    def assigned(self, role: str) -> list[str]:
+        """Who has a role."""
+        given = [entry for name, entry in self.things.items() if "/roleassignments/" in name]
+        return [entry["name"] for entry in given if entry["properties"]["roleDefinitionId"].lower() == role]
 
     def delete(self, identifier: str) -> None:
         for name in [entry for entry in self.things if f"{entry}/".startswith(f"{identifier}/")]:
@@ -120,7 +135,11 @@ class Handler(BaseHTTPRequestHandler):
         self.cloud.asked.append(f"DELETE {path}")
         if path not in self.cloud.things:
             return self._send(404, {"error": {"code": "ResourceNotFound", "message": "not found"}})
-        if "storageaccounts" in path:  # these go at once
+        if "/roledefinitions/" in path and self.cloud.assigned(path):
+            said = {"code": "RoleDefinitionHasAssignments", "message": "there are existing role assignments"}
+            return self._send(400, {"error": said})
+        if any(kind in path for kind in ("storageaccounts", "microsoft.authorization", "microsoft.consumption")):
+            # these go at once
             self.cloud.delete(path)
             return self._send(200, {})
         name = f"/operations/{len(self.cloud.operations)}"

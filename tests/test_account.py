@@ -26,6 +26,7 @@ from infra import account, stack_file
 from infra.aws import account as aws
 from infra.aws import api
 from infra.azure import account as azure
+from infra.azure import image
 from infra.azure.image import DEFAULT_BASE
 from infra.azure.rest import Rest
 from infra.errors import UsageError
@@ -269,7 +270,7 @@ def fit(cloud: Cloud) -> None:
     cloud.lists[f"{COMPUTE}/locations/eastus/usages"] = [
         usage("cores", 4, 350),
         usage("lowPriorityCores", 0, 3),
-        usage("standardDSv6Family", 4, 100),
+        usage("standardDSv6Family", 4, 104),
     ]
     publisher, offer, name, version = DEFAULT_BASE.split(":")
     images = f"{COMPUTE}/locations/eastus/publishers/{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{name}"
@@ -284,7 +285,7 @@ def sku(name: str, **more: Any) -> dict[str, Any]:
         "family": "standardDSv6Family",
         "locations": ["eastus"],
         "locationInfo": [{"location": "eastus", "zones": ["1", "2", "3"]}],
-        "capabilities": [{"name": "vCPUs", "value": "32"}],
+        "capabilities": [{"name": "vCPUs", "value": "".join(filter(str.isdigit, name.partition("_v")[0]))}],
         "restrictions": [],
         **more,
     }
@@ -297,7 +298,8 @@ def usage(name: str, used: int, limit: int) -> dict[str, Any]:
 def test_a_subscription_that_is_fit(make: Make, place: tuple[Rest, Cloud]) -> None:
     found = azure.check(make("azure-xeon"), place[0])
     assert states(found) == dict.fromkeys(("sign-in", "providers", "region", "type", "quota", "image", "rights"), "ok")
-    assert finding(found, "quota").said.startswith("3 nodes need 96 vCPUs; standardDSv6Family: 4 of 100 used")
+    said = "3 nodes and the builder need 100 of standardDSv6Family (4 of 104 used), 100 of cores (4 of 350 used)"
+    assert finding(found, "quota").said == said
 
 
 @pytest.mark.parametrize(
@@ -305,8 +307,8 @@ def test_a_subscription_that_is_fit(make: Make, place: tuple[Rest, Cloud]) -> No
     [
         ("region", {"region": "moonbase"}, "no region moonbase", "config set region eastus"),
         ("type", {"zone": "4"}, "zone 4 of eastus does not offer", "config set zone 1"),
-        ("quota", {"nodes": "4"}, "4 nodes need 128 vCPUs; standardDSv6Family: 4 of 100 used", "ask for 132"),
-        ("quota", {"spot": "true"}, "lowPriorityCores: 0 of 3 used", "lowPriorityCores in eastus"),
+        ("quota", {"nodes": "4"}, "4 nodes and the builder need 132 of standardDSv6Family (4 of 104", "ask for 136"),
+        ("quota", {"spot": "true"}, "96 of lowPriorityCores (0 of 3 used", "96 of lowPriorityCores in eastus"),
         ("image", {"baseImage": "Canonical:nothing:server:1.0.0"}, "has no such image", "config set baseImage"),
     ],
 )
@@ -315,6 +317,46 @@ def test_what_is_wrong_on_azure_comes_with_its_mend(
 ) -> None:
     found = finding(azure.check(make("azure-xeon", **changes), place[0]), check)
     assert found.state == "failed" and said in found.said and mend in found.mend, found
+
+
+def machine(cloud: Cloud, name: str, size: str, **more: Any) -> None:
+    group = "resourceGroups/trainyard-azure-xeon"
+    path = f"{group}/providers/Microsoft.Compute/virtualMachines"
+    listed = cloud.lists.setdefault(f"{cloud.add(group, 'azure-xeon')}/{path.partition('/')[2].partition('/')[2]}", [])
+    properties = {"hardwareProfile": {"vmSize": size}, **more}
+    listed.append({"name": f"trainyard-azure-xeon-{name}", "location": "eastus", "properties": properties})
+
+
+def test_a_cluster_that_runs_has_the_cores_that_it_needs(make: Make, place: tuple[Rest, Cloud]) -> None:
+    """Its own machines are no others'; a builder counts, and does while it is deallocated."""
+    rest, cloud = place
+    settings = make("azure-xeon")
+    for index in (1, 2, 3):
+        machine(cloud, f"node{index}", "Standard_D32s_v6")
+    machine(cloud, f"builder-{image.key(settings)[:12]}", "Standard_D4s_v6")
+    usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
+    usages[:] = [usage("cores", 104, 350), usage("lowPriorityCores", 0, 3), usage("standardDSv6Family", 104, 104)]
+    found = finding(azure.check(settings, rest), "quota")
+    assert found.state == "ok" and "(104 of 104 used, 100 of them by this stack)" in found.said
+    found = finding(azure.check(make("azure-xeon", nodes="4"), rest), "quota")
+    assert found.state == "failed" and "ask for 136 of standardDSv6Family" in found.mend
+
+
+def test_another_images_builder_is_there_until_the_new_one_is_done(make: Make, place: tuple[Rest, Cloud]) -> None:
+    rest, cloud = place
+    machine(cloud, "builder-0123456789ab", "Standard_D4s_v6")
+    cloud.lists[f"{COMPUTE}/locations/eastus/usages"][2] = usage("standardDSv6Family", 4, 103)
+    assert "ask for 104" in finding(azure.check(make("azure-xeon"), rest), "quota").mend
+
+
+def test_spot_nodes_are_baked_for_on_demand(make: Make, place: tuple[Rest, Cloud]) -> None:
+    rest, cloud = place
+    usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
+    usages[1:] = [usage("lowPriorityCores", 96, 96), usage("standardDSv6Family", 0, 3)]
+    for index in (1, 2, 3):
+        machine(cloud, f"node{index}", "Standard_D32s_v6", priority="Spot")
+    found = finding(azure.check(make("azure-xeon", spot="true"), rest), "quota")
+    assert found.state == "failed" and "ask for 4 of standardDSv6Family" in found.mend
 
 
 def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Rest, Cloud]) -> None:

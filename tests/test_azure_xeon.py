@@ -381,8 +381,23 @@ def test_the_identity_may_end_machines_and_keep_blobs_and_no_more(program: Progr
     assert role["scope"] == GROUP and role["assignableScopes"] == [GROUP]
     scopes = {found.name: found.inputs["scope"] for found in ran.of(":RoleAssignment")}
     assert scopes["may-end"] == GROUP and scopes["may-store"].endswith("/container")
+    assert {ran[name].inputs["principalId"] for name in ("may-end", "may-store")} == {"identity-principal"}
     for machine in (*nodes(ran), named(ran, "builder")):
         assert ran[machine].inputs["identity"]["type"] == "UserAssigned"
+
+
+@pytest.mark.parametrize("client, kind", [("", "User"), ("11111111-aaaa-bbbb-cccc-222222222222", "ServicePrincipal")])
+def test_whoever_runs_it_may_list_what_the_container_holds(
+    raw: dict[str, str], client: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An Owner may not, and keys are off: the audit could not tell an empty container from a full one."""
+    answer = Azure.invoked
+    signed_in = {"clientId": client} if client else {}
+    monkeypatch.setattr(Azure, "invoked", lambda self, args: {**answer(self, args), **signed_in})
+    made = run(raw, Azure(), stack="xeon")["may-read"].inputs
+    assert (made["principalId"], made["principalType"]) == ("o", kind)
+    assert made["scope"].endswith("/StorageAccount/data"), "the flow logs' container as well"
+    assert made["roleDefinitionId"].endswith("/2a2b9908-6ea1-4ae2-8e65-a410df84e7d1")  # Storage Blob Data Reader
 
 
 def test_the_budget_is_of_the_group_and_its_month_is_not_the_programs_clock(program: Program) -> None:
@@ -396,10 +411,31 @@ def test_the_budget_is_of_the_group_and_its_month_is_not_the_programs_clock(prog
         assert len(clock) == (path.name == "budget.py"), "only the provider of the month looks at the calendar"
 
 
-@pytest.mark.parametrize("keep, kept", [("true", {"group", "data", "container"}), ("false", set())])
+@pytest.mark.parametrize("keep, kept", [("true", {"group", "data", "container", "may-read"}), ("false", set())])
 def test_data_outlives_the_cluster_only_when_asked(program: Program, keep: str, kept: set[str]) -> None:
     ran = program(keepData=keep)
     assert {name for name, found in ran.declared.items() if found.retain_on_delete} == kept
+
+
+def test_data_that_is_kept_keeps_no_network(program: Program) -> None:
+    """`--exclude` keeps what the account depends on, and a NAT gateway costs; the subnet comes first nevertheless."""
+    ran = program()
+    for kept in ("data", "container", "may-read"):
+        assert ran.closure(kept) <= {"group", "azure", "data"}, ran.closure(kept)
+    (rule,) = only(ran, "StorageAccount")["networkRuleSet"]["virtualNetworkRules"]
+    assert rule["virtualNetworkResourceId"] == f"{GROUP}/providers/Subnet/subnet", "waited for"
+
+
+def test_a_preview_knows_the_subnet_that_is_not_there_yet(raw: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Azure.outputs
+    unmade = {"id": ""}
+    monkeypatch.setattr(
+        Azure, "outputs", lambda self, args: {**answer(self, args), **(unmade if args.name == "subnet" else {})}
+    )
+    ran = run(raw, Azure(), stack="xeon", preview=True)
+    (rule,) = only(ran, "StorageAccount")["networkRuleSet"]["virtualNetworkRules"]
+    own = "Microsoft.Network/virtualNetworks/trainyard-xeon-network/subnets/trainyard-xeon-subnet"
+    assert rule["virtualNetworkResourceId"] == f"{GROUP}/providers/{own}"
 
 
 def test_flow_logs_by_config(program: Program) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,10 +11,10 @@ import pytest
 from azure_subscription import SUBSCRIPTION, Cloud, Who
 
 from infra import stack_file
-from infra.azure import leftovers
+from infra.azure import access, leftovers
 from infra.azure.arm import ArmError
-from infra.azure.rest import Rest
-from infra.errors import OperationError
+from infra.azure.rest import Rest, subscription
+from infra.errors import OperationError, UsageError
 from infra.settings import Settings, load
 
 GROUP = "resourceGroups/trainyard-yard"
@@ -62,8 +63,87 @@ def fill(cloud: Cloud, endpoint: str) -> None:
         cloud.add(f"{NETWORK}/{kind}/yard", "yard")
     account = cloud.add(ACCOUNT, "yard", properties={"primaryEndpoints": {"blob": f"{endpoint}/blob/"}})
     cloud.lists[f"{account}/blobServices/default/containers"] = [{"name": "data"}]
+    cloud.add(
+        "resourceGroups/NetworkWatcherRG/providers/Microsoft.Network/networkWatchers/NetworkWatcher_eastus/flowLogs/yard",
+        "yard",
+    )
+    add_untagged(cloud)
     cloud.add("resourceGroups/trainyard-yard-2", "yard-2")
     cloud.add("resourceGroups/trainyard-yard-2/providers/Microsoft.Compute/disks/other", "yard-2")
+
+
+def add_untagged(cloud: Cloud) -> None:
+    """The role of its own, the three rights that the program gives, and the budget."""
+    role = cloud.add(
+        f"providers/Microsoft.Authorization/roleDefinitions/{access.role_guid(SUBSCRIPTION, 'yard')}",
+        properties={"roleName": "trainyard-yard-role"},
+    )
+    assign(cloud, "may-end", GROUP, role)
+    assign(cloud, "may-store", f"{ACCOUNT}/blobServices/default/containers/data", "/roleDefinitions/of-azures")
+    assign(cloud, "may-read", ACCOUNT, "/roleDefinitions/of-azures")
+    cloud.add(f"{GROUP}/providers/Microsoft.Consumption/budgets/trainyard-yard-budget", properties={"amount": 100})
+
+
+def assign(cloud: Cloud, logical: str, scope: str, role: str) -> str:
+    """A right on a part of the subscription; Azure tells scopes in capitals of its own."""
+    scope = f"{azure_subscription.ROOT}/{scope}" if scope else azure_subscription.ROOT
+    called = access.assignment_guid(logical, scope, "somebody")
+    return cloud.add(
+        f"{scope}/providers/Microsoft.Authorization/roleAssignments/{called}".removeprefix(
+            f"{azure_subscription.ROOT}/"
+        ),
+        properties={"scope": scope.upper(), "principalId": "somebody", "roleDefinitionId": role},
+    )
+
+
+def test_what_has_no_tag_is_found_by_its_name(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Others' rights are not: on the subscription, on another group, on ours by somebody's own hand."""
+    rest, cloud = place
+    assign(cloud, "may-read", "", "/roleDefinitions/of-azures")
+    assign(cloud, "may-end", "resourceGroups/trainyard-yard-2", "/roleDefinitions/of-azures")
+    assign(cloud, "by-hand", GROUP, "/roleDefinitions/of-azures")
+    untagged = ("role assignment", "role definition", "budget")
+    found = {(thing.kind, thing.what) for thing in leftovers.find(settings, rest) if thing.kind in untagged}
+    rights = {("role assignment", what) for what in ("may-end", "may-store", "may-read")}
+    assert found == {*rights, ("role definition", "trainyard-yard-role"), ("budget", "trainyard-yard-budget")}
+
+
+def test_a_role_that_has_outlived_its_group_is_swept(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Its name is the next one's, and Azure would refuse that one."""
+    rest, cloud = place
+    cloud.delete(f"{azure_subscription.ROOT}/{GROUP}".lower())
+    leftovers.sweep(settings, [], rest=rest)
+    assert not [name for name in cloud.things if "roledefinitions" in name]
+    assert leftovers.find(settings, rest) == []
+
+
+def test_a_role_is_known_by_the_groups_name_for_it(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Pulumi's state has it under the scope that it was declared for, Azure under the subscription."""
+    rest, _cloud = place
+    called = access.role_guid(SUBSCRIPTION, "yard")
+    known = f"{azure_subscription.ROOT}/{GROUP}/providers/Microsoft.Authorization/roleDefinitions/{called}"
+    swept = leftovers.sweep(settings, [known], rest=rest)
+    assert "role definition" not in {thing.kind for thing in swept}
+
+
+def test_rights_that_may_not_be_listed_are_told(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.forbids.add("roleassignments")
+    (unseen,) = [thing for thing in leftovers.find(settings, rest) if thing.unseen]
+    assert unseen.kind == "role assignment" and "403 AuthorizationFailed" in unseen.what
+
+
+def test_an_az_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ARM_SUBSCRIPTION_ID", "AZURE_SUBSCRIPTION_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def hang(argv: list[str], *, timeout: float, **_more: object) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("subprocess.run", hang)
+    with pytest.raises(UsageError, match=r"^no Azure subscription: az does not answer within 60 s; az login"):
+        subscription()
 
 
 def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Rest, Cloud], settings: Settings) -> None:
@@ -113,7 +193,15 @@ def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Rest
     assert leftovers.find(settings, rest) == []
     assert len([name for name in cloud.things if "yard-2" in name]) == 2 == len(cloud.things)
     gone = [line.rpartition("/providers/")[2] for line in cloud.asked if line.startswith("DELETE")]
-    order = ["machines/node1", "interfaces/node1", "galleries/yard/images/gold/versions", "virtualnetworks", "natgat"]
+    order = [
+        "flowlogs/",
+        "machines/node1",
+        "interfaces/node1",
+        "galleries/yard/images/gold/versions",
+        "virtualnetworks",
+        "natgat",
+    ]
+    order += ["storageaccounts/", "roledefinitions/"]
     places = [next(index for index, line in enumerate(gone) if part in line) for part in order]
     assert places == sorted(places)
     assert leftovers.sweep(settings, [], rest=rest) == []
@@ -123,8 +211,9 @@ def test_data_goes_only_when_asked_for(place: tuple[Rest, Cloud], settings: Sett
     rest, cloud = place
     cloud.blobs = {f"train-{index}.bin": 1_000_000_000 for index in range(5)}
     leftovers.sweep(settings, [], rest=rest)
-    (account, group) = leftovers.find(settings, rest)
+    account, *rights, group = leftovers.find(settings, rest)
     assert (account.kind, account.holds) == ("storage account", "5 blobs (older versions counted), 5 GB")
+    assert {right.what for right in rights} == {"may-store", "may-read"}, "whoever keeps data may read it"
     assert group.kind == "resource group"
     leftovers.sweep(settings, [], delete_data=True, rest=rest)
     assert leftovers.find(settings, rest) == []
@@ -142,7 +231,7 @@ def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
 ) -> None:
     rest, cloud = place
     cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
-    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted in use"):
+    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted: in use"):
         leftovers.sweep(settings, [], rest=rest)
     assert [thing.kind for thing in leftovers.find(settings, rest)] == ["network", "resource group"]
 

@@ -1,6 +1,9 @@
-"""Who the nodes are: one identity, which may end the stack's own machines and use its container, and no more."""
+"""Who may do what: the nodes' one identity ends the stack's own machines and uses its container, the operator reads."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 from pulumi_azure_native import authorization, managedidentity
@@ -10,6 +13,10 @@ from infra.azure.data import Data
 
 BLOB_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
 """Azure's own role Storage Blob Data Contributor: read, write and delete blobs."""
+BLOB_READER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1"
+"""Azure's own role Storage Blob Data Reader: list and read blobs."""
+ASSIGNED = ("may-end", "may-store", "may-read")
+"""The assignments, by their names in the program."""
 ENDS_MACHINES = ("Microsoft.Compute/virtualMachines/read", "Microsoft.Compute/virtualMachines/deallocate/action")
 """A role of our own: the narrowest of Azure's that may deallocate may start, restart and reconfigure as well."""
 
@@ -26,7 +33,7 @@ def declare(base: Base, data: Data) -> managedidentity.UserAssignedIdentity:
     stack = base.settings.stack
     role = authorization.RoleDefinition(
         "role",
-        role_definition_id=base.subscription.apply(lambda subscription: guid(subscription, stack, "role")),
+        role_definition_id=base.subscription.apply(lambda subscription: role_guid(subscription, stack)),
         # Unique in the whole directory, so the subscription is part of it.
         role_name=base.subscription.apply(lambda subscription: f"{base.name('role')}-{guid(subscription, stack)[:8]}"),
         description=f"Deallocate the machines of the Trainyard stack {stack}",
@@ -35,31 +42,52 @@ def declare(base: Base, data: Data) -> managedidentity.UserAssignedIdentity:
         permissions=[authorization.PermissionArgs(actions=list(ENDS_MACHINES))],
         opts=base.opts(),
     )
-    _assign(base, "may-end", identity, base.group.id, role.id)
-    blobs = base.subscription.apply(
-        lambda subscription: (
-            f"/subscriptions/{subscription}/providers/Microsoft.Authorization/roleDefinitions/{BLOB_CONTRIBUTOR}"
-        )
-    )
-    _assign(base, "may-store", identity, data.container.id, blobs)
+    # Its type is said, or Azure would look for an identity that its directory may not have yet.
+    nodes = Principal(identity.principal_id, "ServicePrincipal")
+    operator = Principal(base.operator, base.operator_type)
+    _assign(base, "may-end", nodes, base.group.id, role.id)
+    _assign(base, "may-store", nodes, data.container.id, _builtin(base, BLOB_CONTRIBUTOR))
+    # Whoever owns a subscription may still not list its blobs: that needs a right to data, and keys are off. Without it
+    # the audit could not tell an empty container from a full one. On the account, as flow logs have a container of
+    # their own. It stays with data that is kept, and goes with the account.
+    _assign(base, "may-read", operator, data.account.id, _builtin(base, BLOB_READER), retain_on_delete=base.kept)
     return identity
 
 
+@dataclass(frozen=True)
+class Principal:
+    """Somebody in the directory."""
+
+    id: pulumi.Output[str]
+    type: pulumi.Input[str]
+
+
+def role_guid(subscription: str, stack: str) -> str:
+    """The name of the stack's own role."""
+    return guid(subscription, stack, "role")
+
+
+def assignment_guid(logical: str, scope: str, principal: str) -> str:
+    """The name of an assignment: it has no tag, and is known as ours by this. Azure's capitals vary."""
+    return guid(logical, scope.lower(), principal.lower())
+
+
+def _builtin(base: Base, role: str) -> pulumi.Output[str]:
+    return base.subscription.apply(
+        lambda subscription: f"/subscriptions/{subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
+    )
+
+
 def _assign(
-    base: Base,
-    logical: str,
-    identity: managedidentity.UserAssignedIdentity,
-    scope: pulumi.Output[str],
-    role: pulumi.Output[str],
+    base: Base, logical: str, who: Principal, scope: pulumi.Output[str], role: pulumi.Output[str], **more: Any
 ) -> None:
-    """The principal's type is said, or Azure would look for an identity that its directory may not have yet."""
-    names = pulumi.Output.all(scope, identity.principal_id)
+    names = pulumi.Output.all(scope, who.id)
     authorization.RoleAssignment(
         logical,
-        role_assignment_name=names.apply(lambda parts: guid(logical, *parts)),
-        principal_id=identity.principal_id,
-        principal_type="ServicePrincipal",
+        role_assignment_name=names.apply(lambda parts: assignment_guid(logical, *parts)),
+        principal_id=who.id,
+        principal_type=who.type,
         role_definition_id=role,
         scope=scope,
-        opts=base.opts(),
+        opts=base.opts(**more),
     )

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
-from infra.azure import arm, types
+from infra.azure import arm, quota, types
+from infra.azure.arm import SIGN_IN
 from infra.azure.base import DEFAULT_REGION, region
 from infra.azure.image import base_image
-from infra.azure.rest import SIGN_IN, Rest, subscription
+from infra.azure.quota import Sku
+from infra.azure.rest import Rest, subscription
 from infra.errors import UsageError
 from infra.finding import Finding, set_key
 from infra.settings import Settings
 
-RESOURCES, SUBSCRIPTIONS, SKUS, USAGES = "2021-04-01", "2022-12-01", "2021-07-01", "2024-07-01"
+RESOURCES, SUBSCRIPTIONS, SKUS = "2021-04-01", "2022-12-01", "2021-07-01"
 IMAGES, GALLERIES, PERMISSIONS = "2024-07-01", "2024-03-03", "2022-04-01"
 """Versions of the interfaces that are asked."""
 NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.Storage", "Microsoft.ManagedIdentity")
@@ -27,18 +28,6 @@ ACTIONS = (
     "Microsoft.Authorization/roleDefinitions/write",
 )
 """One of each kind of right that `up` needs."""
-
-
-@dataclass(frozen=True)
-class Sku:
-    """One machine size as one region offers it to one subscription."""
-
-    family: str
-    vcpus: int
-    zones: tuple[str, ...] = field(default=())
-    refused: str = ""
-    """Azure's reason why this subscription may not have it here."""
-    refused_zones: tuple[str, ...] = field(default=())
 
 
 def check(settings: Settings, rest: Rest | None = None) -> list[Finding]:
@@ -150,31 +139,7 @@ def _size_and_quota(rest: Rest, settings: Settings) -> Iterator[Finding]:
     finding = _size(settings, skus)
     yield finding
     if finding.state == "ok":
-        yield _quota(rest, settings, skus[_name(settings).lower()])
-
-
-def _quota(rest: Rest, settings: Settings, sku: Sku) -> Finding:
-    """Of the size's family and of the region's total; Spot has one of its own. What runs already is in `currentValue`.
-
-    Machines of this stack are counted as others': Azure does not say whose the cores are.
-    """
-    where = region(settings)
-    path = f"{rest.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
-    usages = {item["name"]["value"].lower(): item for item in rest.every(path, USAGES)}
-    look = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
-    needed = settings.nodes * sku.vcpus
-    names = ["lowPriorityCores"] if settings.cloud.spot else [sku.family, "cores"]
-    said = []
-    for name in names:
-        usage = usages.get(name.lower())
-        if usage is None:
-            return Finding("quota", "undecided", f"{where} names no quota {name}", look)
-        limit, used = usage["limit"], usage["currentValue"]
-        said.append(f"{usage['name'].get('localizedValue', name)}: {used} of {limit} used")
-        if needed + used > limit:
-            more = f"{look} (ask for {needed + used} of {name} in {where})"
-            return Finding("quota", "failed", f"{settings.nodes} nodes need {needed} vCPUs; {said[-1]}", more)
-    return Finding("quota", "ok", f"{settings.nodes} nodes need {needed} vCPUs; {'; '.join(said)}")
+        yield quota.check(rest, settings, skus)
 
 
 def _image(rest: Rest, settings: Settings) -> Iterator[Finding]:

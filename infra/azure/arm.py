@@ -11,17 +11,19 @@ import os
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from azure.core import PipelineClient
 from azure.core.credentials import TokenCredential
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
-from azure.core.rest import HttpRequest
+from azure.core.rest import HttpRequest, HttpResponse
 from azure.identity import AzureCliCredential, CertificateCredential, ClientSecretCredential, ManagedIdentityCredential
 
 from infra.errors import OperationError
 
 ENDPOINT = "https://management.azure.com"
+SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"
 SCOPE = "https://management.azure.com/.default"
 WAIT = 10.0
 """Seconds between two looks at the same thing."""
@@ -31,6 +33,10 @@ COMPUTE = "2024-11-01"
 
 class ArmError(OperationError):
     """A request that Azure refused, or that did not reach it."""
+
+
+class SignInError(ArmError):
+    """Nobody whom Azure knows asks."""
 
 
 def credential() -> TokenCredential:
@@ -48,32 +54,69 @@ def credential() -> TokenCredential:
     return AzureCliCredential(process_timeout=60)
 
 
+Client = PipelineClient[HttpRequest, HttpResponse]
+
+
+def client(endpoint: str, who: TokenCredential, scope: str, retries: int = 6) -> Client:
+    """HTTP with retries: Azure says how long to wait by Retry-After, on a 429 of its quotas as well as on a 503."""
+    policies = [RetryPolicy(retry_total=retries), BearerTokenCredentialPolicy(who, scope)]
+    return PipelineClient(endpoint, policies=policies)
+
+
+def send(client: Client, request: HttpRequest, endpoint: str, *, gone: bool = False) -> HttpResponse:
+    """The answer, read to its end; with `gone` a 404 is one too.
+
+    Raises SignInError without credentials, ArmError with Azure's own words for what it refuses.
+    """
+    what = f"{request.method} {urlsplit(request.url).path}"
+    try:
+        # A stand-in for tests has no TLS; Azure's own address always has.
+        response = client.send_request(request, enforce_https=endpoint.startswith("https:"))
+        response.read()
+    except ClientAuthenticationError as error:  # also where there is no `az`
+        raise SignInError(f"no Azure credentials that work: {_first(error)}; {SIGN_IN}") from None
+    except AzureError as error:
+        raise ArmError(f"{what}: Azure does not answer: {_first(error)}") from None
+    if response.status_code >= 400 and not (gone and response.status_code == 404):
+        raise ArmError(f"{what}: {response.status_code} {reason(response)}")
+    return response
+
+
+def parsed(response: HttpResponse) -> dict[str, Any]:
+    """The answer's JSON; an empty object for what has none."""
+    try:
+        found = json.loads(response.text() or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def reason(response: HttpResponse) -> str:
+    """Azure's own words in an answer that says no."""
+    error = parsed(response).get("error")
+    if isinstance(error, dict):
+        return f"{error.get('code', '')}: {error.get('message', '')}"[:400]
+    return " ".join(response.text().split())[:400]
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0][:300]
+
+
 class Arm:
     """Requests to Azure's one endpoint."""
 
     def __init__(self, *, check: Callable[[], None] = lambda: None) -> None:
         """`check` raises when nobody wants the result any more."""
         self._check = check
-        policies = [RetryPolicy(retry_total=6), BearerTokenCredentialPolicy(credential(), SCOPE)]
-        self._client: PipelineClient[Any, Any] = PipelineClient(ENDPOINT, policies=policies)
+        self._client = client(ENDPOINT, credential(), SCOPE)
 
     def request(
         self, method: str, path: str, *, version: str = COMPUTE, body: object = None, **query: str
     ) -> dict[str, Any]:
         """The answer's JSON; an empty answer is an empty object. Raises ArmError with Azure's own words."""
         request = HttpRequest(method, f"{ENDPOINT}{path}", params={"api-version": version, **query}, json=body)
-        try:
-            # A stand-in for tests has no TLS; Azure's own address always has.
-            response = self._client.send_request(request, enforce_https=ENDPOINT.startswith("https:"))
-            text = response.text()
-        except ClientAuthenticationError as error:  # also where there is no `az`
-            raise ArmError(f"not signed in to Azure ({error}): az login, or ARM_CLIENT_ID and its like") from None
-        except AzureError as error:
-            raise ArmError(f"{method} {path}: {error}") from None
-        if response.status_code >= 400:
-            raise ArmError(f"{method} {path}: {response.status_code} {_reason(text)}")
-        found: dict[str, Any] = json.loads(text) if text.strip() else {}
-        return found
+        return parsed(send(self._client, request, ENDPOINT))
 
     def until(self, what: str, seconds: float, look: Callable[[], bool]) -> None:
         """Look again and again until it is so. Raises ArmError when it is not within `seconds`."""
@@ -103,12 +146,3 @@ def stopped(machine: str) -> str:
     except OperationError as error:
         return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
     return "the machine was stopped (deallocated)"
-
-
-def _reason(text: str) -> str:
-    """Azure's own words in an answer that says no."""
-    try:
-        error = json.loads(text)["error"]
-        return f"{error['code']}: {error['message']}"
-    except (ValueError, KeyError, TypeError):
-        return " ".join(text.split())[:400]

@@ -17,6 +17,8 @@ from infra.settings import Settings
 DEFAULT_REGION = "eastus"
 USER = "trainyard"
 """The user of bootstrap/cloud-config.yaml, and the administrator that Azure wants a machine to have."""
+AZURE_CLI = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
+"""Azure's command line as an application: whoever has signed in through it is a person."""
 
 
 def region(settings: Settings) -> str:
@@ -29,6 +31,11 @@ def name(stack: str, logical: str) -> str:
     A stack's name has 32 characters at most, so these have 64 at most, which is what Azure allows a Linux machine.
     """
     return f"trainyard-{stack}-{logical}"
+
+
+def group_name(stack: str) -> str:
+    """Of the resource group that everything is in."""
+    return f"trainyard-{stack}"
 
 
 def gallery_name(stack: str) -> str:
@@ -68,6 +75,10 @@ class Base:
     subscription: pulumi.Output[str]
     """The subscription's id. Known at preview: asking for it makes nothing."""
     group: resources.ResourceGroup
+    operator: pulumi.Output[str]
+    """The directory's id of whoever runs the program."""
+    operator_type: pulumi.Output[str]
+    """User or ServicePrincipal, as a role assignment wants it."""
 
     @property
     def location(self) -> str:
@@ -97,9 +108,17 @@ def declare(settings: Settings) -> Base:
     client = authorization.get_client_config_output(opts=pulumi.InvokeOptions(provider=provider))
     group = resources.ResourceGroup(
         "group",
-        resource_group_name=f"trainyard-{settings.stack}",
+        resource_group_name=group_name(settings.stack),
         location=location,
         tags=tags(settings),
         opts=pulumi.ResourceOptions(provider=provider, retain_on_delete=settings.cloud.keep_data),
     )
-    return Base(settings, provider, client.subscription_id, group)
+    return Base(settings, provider, client.subscription_id, group, client.object_id, client.client_id.apply(_type))
+
+
+def _type(client: str) -> str:
+    """What a caller is by the application that it has signed in with. A service principal's, also one that has signed
+    in through `az`, and a managed identity's application is itself. A wrong type is refused (UnmatchedPrincipalType),
+    and pulumi-azure-native takes one that is left out for User.
+    """
+    return "User" if client == AZURE_CLI else "ServicePrincipal"

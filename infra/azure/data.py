@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_azure_native import storage
 
-from infra.azure.base import Base, account_name
+from infra.azure.base import Base, account_name, group_name
 from infra.azure.network import Network
 from infra.settings import PRIVATE
 
@@ -50,7 +50,7 @@ def declare(base: Base, net: Network) -> Data:
             ip_rules=[
                 storage.IPRuleArgs(i_p_address_or_range=rule) for rule in ip_rules(base.settings.cloud.admin_cidr)
             ],
-            virtual_network_rules=[storage.VirtualNetworkRuleArgs(virtual_network_resource_id=net.subnet.id)],
+            virtual_network_rules=[storage.VirtualNetworkRuleArgs(virtual_network_resource_id=_loosely(base, net))],
         ),
         tags=base.tags,
         opts=base.opts(retain_on_delete=base.kept),
@@ -64,6 +64,26 @@ def declare(base: Base, net: Network) -> Data:
         opts=base.opts(retain_on_delete=base.kept),
     )
     return Data(account, container)
+
+
+def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
+    """The subnet's id, once the subnet is there, without the account's depending on it in Pulumi's state.
+
+    `pulumi destroy --exclude` of the account keeps all that it depends on, and depends_on is no different: through the
+    subnet that would be the NAT gateway and its address, which cost, for data that needs neither. Azure itself wants
+    the subnet first (it looks at its service endpoint), and lets it go first: a subnet that is deleted is taken out
+    of the account's rules, and the account works on for the admin's network. The next `up --refresh` sees that the
+    rule lacks and puts it back, with the new subnet.
+    """
+    subscription = base.subscription.future()
+
+    async def waited() -> str:
+        # Not known in the preview before it is made; then what it is going to be.
+        own = f"virtualNetworks/{base.name('network')}/subnets/{base.name('subnet')}"
+        group = f"/subscriptions/{await subscription}/resourceGroups/{group_name(base.settings.stack)}"
+        return await net.subnet.id.future() or f"{group}/providers/Microsoft.Network/{own}"
+
+    return pulumi.Output.from_input(waited())
 
 
 def ip_rules(admin: ipaddress.IPv4Network | None) -> list[str]:

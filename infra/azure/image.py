@@ -176,9 +176,8 @@ def _disk_id(profile: compute.outputs.StorageProfileResponse | None) -> str:
     return str(profile.os_disk.managed_disk.id)
 
 
-def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> compute.GalleryImageVersion:
-    """A generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
-    gallery = compute.Gallery(
+def _gallery(base: Base) -> compute.Gallery:
+    return compute.Gallery(
         "gallery",
         gallery_name=gallery_name(base.settings.stack),
         resource_group_name=base.group.name,
@@ -187,7 +186,11 @@ def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> c
         tags=base.tags,
         opts=base.opts(),
     )
-    definition = compute.GalleryImage(
+
+
+def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> compute.GalleryImage:
+    """Of a generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
+    return compute.GalleryImage(
         f"definition-{stage}",
         gallery_image_name=f"trainyard-{name}",
         gallery_name=gallery.name,
@@ -207,6 +210,11 @@ def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> c
         tags=base.tags,
         opts=base.opts(),
     )
+
+
+def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> compute.GalleryImageVersion:
+    gallery = _gallery(base)
+    definition = _definition(base, gallery, stage, name)
     source = compute.GalleryDiskImageSourceArgs(id=snapshot.id)
     region = compute.TargetRegionArgs(
         name=base.location, regional_replica_count=replicas(base.settings), storage_account_type="Standard_LRS"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from infra.azure import arm, listing
-from infra.azure.listing import GROUP, KINDS, RESOURCES
+from infra.azure.listing import GROUP, RESOURCES, VERSIONS
 from infra.azure.rest import Rest, subscription
 from infra.errors import OperationError
 from infra.settings import Settings
@@ -28,7 +28,10 @@ def sweep(
     """
     rest = rest or Rest(subscription())
     known = {identifier.lower() for identifier in known}
-    doomed = [thing for thing in listing.find(rest, settings.stack) if _is_doomed(thing, known, delete_data)]
+    found = listing.find(rest, settings.stack)
+    if not delete_data:  # what belongs to data that stays, stays: the right to read it
+        known |= {thing.owner for thing in found if thing.holds}
+    doomed = [thing for thing in found if _is_doomed(thing, known)]
     trouble: list[str] = []
     swept: list[Thing] = []
     for thing in doomed:  # in the order in which they can go, groups last
@@ -41,12 +44,12 @@ def sweep(
     return swept
 
 
-def _is_doomed(thing: Thing, known: Collection[str], delete_data: bool) -> bool:
-    return thing.ours and not {thing.owner, thing.id} & set(known) and (delete_data or not thing.holds)
+def _is_doomed(thing: Thing, known: Collection[str]) -> bool:
+    return thing.ours and not thing.unseen and not {thing.owner, thing.id} & set(known)
 
 
 def _remove(rest: Rest, thing: Thing) -> None:
-    version = {GROUP: RESOURCES, **{kind.name: kind.version for kind in KINDS}}.get(thing.kind)
+    version = VERSIONS.get(thing.kind)
     if version is None:
         raise arm.ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {thing.id}")
     rest.delete(thing.id or thing.owner, version)

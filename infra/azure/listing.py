@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra import prices
-from infra.azure import arm, types
+from infra.azure import arm, types, untagged
 from infra.azure.rest import TAG, Rest
 from infra.errors import UsageError
 from infra.thing import Thing
@@ -32,6 +32,8 @@ class Kind:
 
 
 KINDS = (
+    # In Azure's own NetworkWatcherRG; what they are of and what they are kept in go after them.
+    Kind("microsoft.network/networkwatchers/flowlogs", "flow log", "2024-05-01"),
     Kind("microsoft.compute/virtualmachines", "machine", "2024-11-01"),
     Kind("microsoft.network/networkinterfaces", "network interface", "2024-05-01"),
     Kind("microsoft.compute/disks", "disk", "2024-03-02"),
@@ -48,7 +50,10 @@ KINDS = (
     Kind("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
     Kind("microsoft.storage/storageaccounts", "storage account", "2024-01-01"),
 )
-"""In the order in which they can be removed."""
+"""In the order in which they can be removed; then what has no tags (infra.azure.untagged), and the groups."""
+ORDER = (*(kind.name for kind in KINDS), *untagged.VERSIONS, "other", GROUP)
+VERSIONS = {**{kind.name: kind.version for kind in KINDS}, **untagged.VERSIONS, GROUP: RESOURCES}
+"""Of the interface that removes a thing, by its kind."""
 _BY_TYPE = {kind.type: kind for kind in KINDS}
 _INSIDE_A_MACHINE = ("microsoft.compute/virtualmachines/extensions", "microsoft.compute/virtualmachines/runcommands")
 
@@ -77,10 +82,11 @@ def resources(rest: Rest, stack: str) -> list[dict[str, Any]]:
 
 def find(rest: Rest, stack: str) -> list[Thing]:
     """Everything of the stack, the groups last; a kind that cannot be looked at stands there as unseen."""
+    tagged = groups(rest, stack)
     found = [_thing(rest, stack, item) for item in resources(rest, stack)]
-    found += [Thing(GROUP, group["name"], group["id"].lower()) for group in groups(rest, stack)]
-    order = {kind.name: place for place, kind in enumerate(KINDS)}
-    return sorted(found, key=lambda thing: order.get(thing.kind, len(order) + (thing.kind == GROUP)))
+    found += untagged.find(rest, stack, tagged)
+    found += [Thing(GROUP, group["name"], group["id"].lower()) for group in tagged]
+    return sorted(found, key=lambda thing: ORDER.index(thing.kind))
 
 
 def _thing(rest: Rest, stack: str, item: dict[str, Any]) -> Thing:
