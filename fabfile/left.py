@@ -16,6 +16,8 @@ SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
 """A cloud lists for a while what has just been removed: a disk that is `deleting`, a machine `shutting-down`."""
 _DATA_TYPES = ("aws:s3/", "azure-native:storage:")
 _DATA_KINDS = ("bucket", "storage account")
+_MAY_READ = "::may-read"
+"""Azure: the operator's right to list what is kept; without it the audit could not say what that is."""
 _GROUP_KIND = "resource group"
 _CLOUD_TYPES = ("aws:", "azure-native:", "pulumi:providers:aws", "pulumi:providers:azure-native")
 _GROUP_TYPE = "azure-native:resources:ResourceGroup"
@@ -119,8 +121,12 @@ def with_data(things: Sequence[Thing]) -> list[Thing]:
 
 
 def data_urns(stack: str) -> list[str]:
-    """The state's resources that hold data, and the parts of them: their policy, their encryption, ..."""
-    return [entry["urn"] for entry in backend.exported(stack) if entry["type"].startswith(_DATA_TYPES)]
+    """The state's resources that hold data, and the parts of them: their policy, their encryption, who may look."""
+    return [
+        entry["urn"]
+        for entry in backend.exported(stack)
+        if entry["type"].startswith(_DATA_TYPES) or entry["urn"].endswith(_MAY_READ)
+    ]
 
 
 def describe(thing: Thing) -> str:

@@ -12,6 +12,7 @@ import pulumi
 import pulumi_azure_native as azure
 from pulumi_azure_native import authorization, resources
 
+from infra import naming
 from infra.settings import Settings
 
 DEFAULT_REGION = "eastus"
@@ -57,15 +58,6 @@ def guid(*parts: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(("trainyard", *parts))))
 
 
-def tags(settings: Settings) -> dict[str, str]:
-    """What everything is tagged with. No date of expiry: it would differ at each `up`."""
-    return {
-        "trainyard-stack": settings.stack,
-        "trainyard-owner": settings.cloud.owner,
-        "trainyard-max-hours": str(settings.max_hours),
-    }
-
-
 @dataclass(frozen=True)
 class Base:
     """Handed to every part of the cluster."""
@@ -86,7 +78,7 @@ class Base:
 
     @property
     def tags(self) -> dict[str, str]:
-        return tags(self.settings)
+        return naming.tags(self.settings)
 
     def name(self, logical: str) -> str:
         return name(self.settings.stack, logical)
@@ -110,7 +102,7 @@ def declare(settings: Settings) -> Base:
         "group",
         resource_group_name=group_name(settings.stack),
         location=location,
-        tags=tags(settings),
+        tags=naming.tags(settings),
         opts=pulumi.ResourceOptions(provider=provider, retain_on_delete=settings.cloud.keep_data),
     )
     return Base(settings, provider, client.subscription_id, group, client.object_id, client.client_id.apply(_type))

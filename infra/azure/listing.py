@@ -12,8 +12,9 @@ from typing import Any
 
 from infra import prices
 from infra.azure import arm, types, untagged
-from infra.azure.rest import TAG, Rest
+from infra.azure.rest import Rest
 from infra.errors import UsageError
+from infra.naming import STACK_TAG
 from infra.thing import Thing
 
 RESOURCES = "2021-04-01"
@@ -64,16 +65,16 @@ def kind_of(item: dict[str, Any]) -> Kind | None:
 
 def groups(rest: Rest, stack: str) -> list[dict[str, Any]]:
     """The resource groups with the stack's tag."""
-    wanted = f"tagName eq '{TAG}' and tagValue eq '{stack}'"
+    wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
     listed = rest.every(f"{rest.subscription}/resourcegroups", RESOURCES, **{"$filter": wanted})
-    return [group for group in listed if (group.get("tags") or {}).get(TAG) == stack]
+    return [group for group in listed if (group.get("tags") or {}).get(STACK_TAG) == stack]
 
 
 def resources(rest: Rest, stack: str) -> list[dict[str, Any]]:
     """Everything with the tag, wherever it lies, and everything in the stack's groups; each once."""
-    wanted = f"tagName eq '{TAG}' and tagValue eq '{stack}'"
+    wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
     listed = rest.every(f"{rest.subscription}/resources", RESOURCES, **{"$filter": wanted})
-    found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(TAG) == stack}
+    found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
     for group in groups(rest, stack):
         for item in rest.every(f"{group['id']}/resources", RESOURCES):
             found.setdefault(item["id"].lower(), item)
@@ -92,7 +93,7 @@ def find(rest: Rest, stack: str) -> list[Thing]:
 def _thing(rest: Rest, stack: str, item: dict[str, Any]) -> Thing:
     kind, identifier = kind_of(item), item["id"].lower()
     owner = (item.get("managedBy") or identifier).lower()
-    ours = (item.get("tags") or {}).get(TAG, stack) == stack
+    ours = (item.get("tags") or {}).get(STACK_TAG, stack) == stack
     name = _short(item)
     if kind is None:
         return Thing("other", f"{name} ({item['type']})", owner, identifier, usd_per_hour=None, ours=ours)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_azure_native import compute
 
-from infra import user_data
+from infra import naming, user_data
 from infra.azure import machine, types
 from infra.azure.base import Base
 from infra.azure.command import Command
@@ -24,10 +24,6 @@ class Node:
     private_ip: str
     host_key: pulumi.Output[str]
     public_ip: pulumi.Output[str | None] | None
-
-
-def name(index: int) -> str:
-    return f"node{index + 1}"
 
 
 def declare(base: Base, net: Network, golden: Golden, identity: pulumi.Output[str]) -> list[Node]:
@@ -52,7 +48,7 @@ def _node(
     index: int,
 ) -> Node:
     settings, size = base.settings, types.of(base.settings)
-    host, role = name(index), "head" if index == 0 else "worker"
+    host, role = naming.node(index), naming.role(index)
     public = address(base, f"{host}-address") if is_public(base, index) else None
     spec = machine.Spec(
         logical=host,

@@ -18,7 +18,6 @@ from infra.azure import arm
 from infra.azure.arm import SIGN_IN
 from infra.errors import UsageError
 
-TAG = "trainyard-stack"
 STORAGE = "https://storage.azure.com/.default"
 AZ_S = 60.0
 """How long Azure's command line may take to say which subscription it works on."""
