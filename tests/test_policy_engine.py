@@ -110,7 +110,7 @@ def test_a_secret_in_user_data_ends_the_preview(preview: Preview) -> None:
 
 def test_user_data_that_is_not_known_is_told(preview: Preview) -> None:
     """Not known before `up`, when the engine asks again."""
-    known = "user_data=user_data.for_node(settings, image, name, role, baked=True),"
+    known = "user_data=user_data.for_node(settings, image, name, naming.role(index), baked=True),"
     edit = ["infra/clusters/local.py", known, 'user_data=network.bridge.apply(lambda bridge: f"# {bridge}"),']
     done = preview("local", edit)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -148,7 +148,11 @@ PLANTED = {
     "azure-xeon": {
         "trusted-launch": ["infra/azure/machine.py", "secure_boot_enabled=True", "secure_boot_enabled=False"],
         "no-ssh-from-anywhere": ["infra/azure/network.py", '"Tcp", admin,', '"Tcp", "Internet",'],
-        "tagged": ["infra/azure/base.py", '"trainyard-owner": settings.cloud.owner,', ""],
+        "tagged": [
+            "infra/azure/base.py",
+            "return naming.tags(self.settings)",
+            "return {naming.STACK_TAG: self.settings.stack}",
+        ],
     },
 }
 """A rule over one resource, one over the stack, and one that reads what the provider has made of the declaration."""

@@ -175,8 +175,13 @@ PLANTS = [
         '"Microsoft.Compute/virtualMachines/deallocate/action"',
         '"Microsoft.Compute/*"',
     ),
-    azure("tagged", "base.py", '"trainyard-owner": settings.cloud.owner,', ""),
-    azure("tagged", "base.py", '"trainyard-max-hours": str(settings.max_hours)', '"trainyard-max-hours": "soon"'),
+    azure("tagged", "base.py", "return naming.tags(self.settings)", "return {naming.STACK_TAG: self.settings.stack}"),
+    azure(
+        "tagged",
+        "base.py",
+        "return naming.tags(self.settings)",
+        'return {**naming.tags(self.settings), naming.MAX_HOURS_TAG: "soon"}',
+    ),
     azure("no-secret-in-user-data", "machine.py", "custom_data=spec.user_data", f'custom_data="{KEY}"'),
 ]
 EVERY_WAY = [

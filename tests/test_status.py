@@ -125,7 +125,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     (folder / "ready.json").write_text(json.dumps(TOLD["ready"]))
     (folder / "job.json").write_text(json.dumps(TOLD["job"]))
     (folder / "first-boot.json").write_text(json.dumps({"time": time.time() - 7200, "instance": "i-1"}))
-    told = {"deadline": time.time() + 3601, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
+    told = {"deadline": time.time() + 3630, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
     (folder / "limits.json").write_text(json.dumps(told))
     lines = fab_status(tmp_path, machines).splitlines()
     assert lines[0].split() == (
@@ -145,7 +145,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert read["nodes"][0]["up_seconds"] > 0
     assert 7200 <= read["nodes"][0]["age_seconds"] < 7300 and read["spent_usd"] == 0
     limits = read["nodes"][0]["limits"]
-    assert 3500 < limits["expires_in_seconds"] <= 3601 and 700 <= limits["idle_seconds"] < 800
+    assert 3500 < limits["expires_in_seconds"] <= 3630 and 700 <= limits["idle_seconds"] < 800
     assert read["nodes"][1]["limits"] is None
     assert all(server.log.count("Accepted publickey") == 2 for server in servers)  # one connection per call
 
