@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import traceback
+from typing import Any
 
-from pulumi.dynamic import ConfigureRequest, ResourceProvider
+from pulumi.dynamic import ConfigureRequest, DiffResult, ResourceProvider
 
 from infra import operation
 from infra.errors import OperationError
@@ -29,3 +30,22 @@ class PlainProvider(ResourceProvider):
 
         traceback.format_exc = format_exc
         operation.end_with_engine()
+
+
+class OnceProvider(PlainProvider):
+    """For what is done once in the life of a machine: create does it, only another machine is another time.
+
+    Nothing of it is there to be read, updated or deleted by itself: it goes with its machine.
+    """
+
+    machine = ""
+    """The input that only this machine has."""
+    delete_before_replace = False
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        changed = olds[self.machine] != news.get(self.machine)  # not there: not known yet, of one to be made
+        return DiffResult(
+            changes=changed,
+            replaces=[self.machine] if changed else [],
+            delete_before_replace=self.delete_before_replace,
+        )

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource
+from pulumi.dynamic import CreateResult, Resource
 
 from infra import operation
 from infra.aws import ssm
 from infra.errors import OperationError, UsageError
-from infra.provider import PlainProvider
+from infra.provider import OnceProvider
 
 BAKE = 3600.0
 """Seconds for a whole bake; a step that hangs is ended by the bootstrap itself, well before."""
@@ -109,16 +109,10 @@ def _reason(failed: dict[str, Any]) -> str:
     return f"{failed['node']}: step {failed['step']} failed: {failed['reason']}; the end of its log:{tail}"
 
 
-class _GateProvider(PlainProvider):
-    """Made once for a builder; another builder is another gate."""
-
-    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        changed = olds["instance"] != news.get("instance")  # not there: not known yet, of one to be made
-        return DiffResult(changes=changed, replaces=["instance"] if changed else [], delete_before_replace=False)
-
-
-class BakedProvider(_GateProvider):
+class BakedProvider(OnceProvider):
     """Create waits for the builder's ready record."""
+
+    machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         machine = builder(props)
@@ -127,8 +121,10 @@ class BakedProvider(_GateProvider):
         return CreateResult(id_=props["instance"], outs=props)
 
 
-class SealedProvider(_GateProvider):
+class SealedProvider(OnceProvider):
     """Create takes out of the builder what is its own."""
+
+    machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         machine = builder(props)

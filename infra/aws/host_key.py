@@ -6,11 +6,11 @@ import re
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, Resource
+from pulumi.dynamic import CreateResult, Resource
 
 from infra import operation
 from infra.aws import ssm
-from infra.provider import PlainProvider
+from infra.provider import OnceProvider
 
 # cloud-init makes the key before it starts sshd, the agent may be quicker than both.
 _READ = r"""
@@ -31,16 +31,15 @@ def read(machine: ssm.Machine) -> str:
     return said
 
 
-class HostKeyProvider(PlainProvider):
+class HostKeyProvider(OnceProvider):
     """Create reads it; another instance is another key."""
+
+    machine = "instance"
+    delete_before_replace = True
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         machine = ssm.Machine(props["region"], props["instance"], props["node"], operation.Watch().check)
         return CreateResult(id_=props["instance"], outs={**props, "host_key": read(machine)})
-
-    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        changed = olds["instance"] != news.get("instance")  # not there: not known yet, of one to be made
-        return DiffResult(changes=changed, replaces=["instance"] if changed else [], delete_before_replace=True)
 
 
 class HostKey(Resource, module="aws", name="HostKey"):

@@ -14,12 +14,12 @@ import time
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
+from pulumi.dynamic import CreateResult, Resource
 
 from infra import operation
 from infra.azure import arm
 from infra.errors import OperationError
-from infra.provider import PlainProvider
+from infra.provider import OnceProvider
 
 _OVER = ("Succeeded", "Failed", "TimedOut", "Canceled")
 _GRACE = 600.0
@@ -57,8 +57,10 @@ def run(client: arm.Arm, machine: str, name: str, location: str, script: str, se
     return output
 
 
-class CommandProvider(PlainProvider):
-    """Create runs the command; nothing is there to be updated or deleted: its record goes with the machine."""
+class CommandProvider(OnceProvider):
+    """Create runs the command. A node that has ended cannot be asked again, nor a sealed builder."""
+
+    machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         client = arm.Arm(check=operation.Watch().check)
@@ -80,19 +82,6 @@ class CommandProvider(PlainProvider):
                 ) from None
             raise
         return CreateResult(id_=f"{props['machine']}/{props['name']}", outs={**props, "output": found.group()})
-
-    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        """Only another machine is another run: a node that has ended cannot be asked again, nor a sealed builder."""
-        changed = olds["incarnation"] != news["incarnation"]
-        return DiffResult(
-            changes=changed, replaces=["incarnation"] if changed else [], stables=[], delete_before_replace=False
-        )
-
-    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        return ReadResult(id_=id_, outs=props)
-
-    def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """Nothing: Azure forgets a command with its machine."""
 
 
 def _started(client: arm.Arm, machine: str) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
+from pulumi.dynamic import CreateResult, Resource
 
 from infra import operation
 from infra.azure import arm
 from infra.errors import OperationError
-from infra.provider import PlainProvider
+from infra.provider import OnceProvider
 
 SEALING = 900.0
 """Seconds for the builder to seal itself and switch off."""
@@ -28,8 +28,10 @@ class StopError(OperationError):
     """A builder that was not sealed: no image may be made of it."""
 
 
-class StopProvider(PlainProvider):
-    """Create waits until the machine is off, then deallocates it; nothing is there to be updated or deleted."""
+class StopProvider(OnceProvider):
+    """Create waits until the machine is off, then deallocates it."""
+
+    machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         machine, name = props["machine"], props["name"]
@@ -48,16 +50,6 @@ class StopProvider(PlainProvider):
             raise StopError(f"{error}\n{arm.stopped(machine)}; {anew}") from None
         client.deallocate(machine)
         return CreateResult(id_=f"{machine}/stopped", outs=props)
-
-    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        changed = olds["incarnation"] != news["incarnation"]
-        return DiffResult(changes=changed, replaces=["incarnation"] if changed else [], delete_before_replace=False)
-
-    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        return ReadResult(id_=id_, outs=props)
-
-    def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """Nothing: the machine is another resource."""
 
 
 class Stopped(Resource, module="azure", name="Stopped"):
