@@ -38,11 +38,10 @@ def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False
     say(text.strip() if json else shown(_loaded(text)))
 
 
-def announce(stack: str) -> None:
+def announce(bill: Mapping[str, Any]) -> None:
     """The price in a line, before anything is made."""
-    bill = _loaded(backend.ask(backend.module("cost", stack)))
     line = f"price: {summary(bill)}"
-    say(f"{line}   (what for: fab cost --stack {stack})" if bill["lines"] else line)
+    say(f"{line}   (what for: fab cost --stack {bill['stack']})" if bill["lines"] else line)
     if bill["age_days"] > OLD_DAYS:
         say(_old(bill))
 

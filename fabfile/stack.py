@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -21,11 +22,7 @@ HELP_YES = {**HELP, "yes": "do not ask"}
 def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
-    told = backend.about(stack)
-    backend.refuse_without_pulumi(told, stack)
-    backend.ask(backend.module("preflight", stack))
-    announce(stack)
-    _say_engine()
+    told = _checked(stack)
     _must_be_answerable(yes)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
@@ -44,11 +41,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
 def preview(_c: Context, stack: str = "") -> None:
     """Show what `up` would do."""
     stack = stack or backend.default_stack()
-    told = backend.about(stack)
-    backend.refuse_without_pulumi(told, stack)
-    backend.ask(backend.module("preflight", stack))
-    announce(stack)
-    _say_engine()
+    told = _checked(stack)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         _finish(backend.follow(["pulumi", "preview", "--stack", stack, *_policies(told)]), stack)
@@ -177,9 +170,16 @@ def audit(_c: Context, stack: str = "") -> None:
     say(f"audit: nothing of stack {stack} exists outside its state")
 
 
-def _say_engine() -> None:
+def _checked(stack: str) -> dict[str, Any]:
+    """What the preflight tells of a stack that can be made here (infra.about); its price and its engine are said."""
+    if not backend.has_pulumi():
+        backend.refuse_without_pulumi(backend.about(stack), stack)  # before anybody asks its cloud
+    told = json.loads(backend.ask(backend.module("preflight", stack)))
+    announce(told["bill"])
     if not backend.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
+    about: dict[str, Any] = told["about"]
+    return about
 
 
 def _policies(told: dict[str, Any]) -> list[str]:

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from infra import stack_file
 from infra.errors import UsageError
-from infra.settings import load
+from infra.settings import Settings, load
+
+
+def of(settings: Settings) -> dict[str, Any]:
+    return {
+        "cluster": settings.cluster,
+        "cloud": settings.cluster.partition("-")[0] if settings.cluster != "local" else "",
+        "type": settings.cloud.instance_type or "the default type",
+        "place": settings.cloud.zone or settings.cloud.region or "the default region",
+        "keep_data": settings.cloud.keep_data,
+    }
 
 
 def main() -> int:
@@ -19,17 +30,7 @@ def main() -> int:
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
-    print(
-        json.dumps(
-            {
-                "cluster": settings.cluster,
-                "cloud": settings.cluster.partition("-")[0] if settings.cluster != "local" else "",
-                "type": settings.cloud.instance_type or "the default type",
-                "place": settings.cloud.zone or settings.cloud.region or "the default region",
-                "keep_data": settings.cloud.keep_data,
-            }
-        )
-    )
+    print(json.dumps(of(settings)))
     return 0
 
 
