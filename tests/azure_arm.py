@@ -7,13 +7,14 @@ view only with $expand), "Virtual Machines - Instance View", "- Deallocate" and 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from http_stand_in import listening
 
 MACHINE = "/subscriptions/s/resourceGroups/trainyard-xeon/providers/Microsoft.Compute/virtualMachines/trainyard-xeon-vm"
 ENDED = {"executionState": "Succeeded", "exitCode": 0, "output": "done", "error": "", "executionMessage": ""}
@@ -99,12 +100,5 @@ def serve(machine: Machine) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with listening(Handler) as url:
+        yield url

@@ -8,15 +8,15 @@ server of Azure's to be had. It has never been compared with a live subscription
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from azure.core.credentials import AccessToken
+from http_stand_in import listening
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 ROOT = f"/subscriptions/{SUBSCRIPTION}"
@@ -192,11 +192,5 @@ class Handler(BaseHTTPRequestHandler):
 def azure() -> Iterator[tuple[str, Cloud]]:
     """(endpoint, what is there): an empty subscription."""
     cloud = Cloud()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"cloud": cloud}))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", cloud
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(type("Own", (Handler,), {"cloud": cloud})) as url:
+        yield url, cloud

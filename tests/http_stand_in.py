@@ -1,4 +1,4 @@
-"""A web server on loopback that answers as a documented interface does, and remembers what it was asked."""
+"""Web servers on loopback, for as long as a test needs them; `serve` is one that remembers what it was asked."""
 
 from __future__ import annotations
 
@@ -32,8 +32,23 @@ class Server:
 
 
 @contextmanager
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server whose requests the handler answers."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{httpd.server_port}"
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
+
+
+@contextmanager
 def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
-    """The server, for as long as it is needed."""
+    """A server that answers as it is told here."""
+    server = Server("")
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -43,6 +58,7 @@ def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
             self._answer()
 
         def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             headers = {name.lower(): value for name, value in self.headers.items()}
             asked = Asked(self.command, self.path, headers)
             server.asked.append(asked)
@@ -56,13 +72,5 @@ def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = Server(f"http://127.0.0.1:{httpd.server_port}")
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(Handler) as server.url:
         yield server
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import boto3
+from http_stand_in import listening
 from moto.server import ThreadedMotoServer
 
 REGION = "us-east-1"
@@ -132,13 +132,8 @@ def amazon() -> Iterator[str]:
 @contextmanager
 def answering(agent: Agent) -> Iterator[str]:
     """The stand-in on a free port of loopback; its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(agent))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with listening(_handler(agent)) as url:
+        yield url
 
 
 def instance() -> str:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import boto3
 import moto_cloud
 import pytest
 from azure_subscription import ROOT, SUBSCRIPTION, Cloud, Who
+from http_stand_in import Answer, serve
 from invoke.context import Context
 from invoke.exceptions import Exit
 
@@ -51,29 +50,8 @@ def make(good: dict[str, str]) -> Make:
 @contextmanager
 def answering(body: bytes, kind: str = "text/plain") -> Iterator[str]:
     """A server that says the same to everybody; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.do_GET()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve(lambda _: Answer(body=body, headers={"Content-Type": kind})) as server:
+        yield server.url
 
 
 def states(findings: list[Finding]) -> dict[str, str]:
