@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from ranks import TINY, losses, start, tiny_tokens, wait_for
+from ranks import losses, start, wait_for
 
 from training import checkpoint, sample, state, tokens
 from training import job as jobs
@@ -24,6 +24,7 @@ from training.distributed import Ranks
 from training.saver import Saver
 
 pytestmark = pytest.mark.faults
+pytest_plugins = ["run_fixtures"]
 
 
 def files(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:
@@ -32,13 +33,6 @@ def files(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:
         "model.safetensors": {"a": torch.randn(20, 30), "b": torch.randn(7).bfloat16(), "empty": torch.zeros(0, 3)},
         "optimizer.safetensors": {"exp_avg.a": torch.randn(20, 30), "step": torch.tensor(float(value))},
     }
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY.format(data=tiny_tokens(tmp_path / "tokens")))
-    return path
 
 
 def test_what_is_written_is_read_by_us_and_by_safetensors(tmp_path: Path) -> None:

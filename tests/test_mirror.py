@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,30 +16,13 @@ pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
 import buckets
 from buckets import Server
-from ranks import TINY, Group, lines, losses, start, tiny_tokens, wait_for
+from ranks import Group, lines, losses, start, wait_for
 
 from training import bucket, checkpoint, download, manifest, mirroring, transfer
 
 pytestmark = pytest.mark.faults
+pytest_plugins = ["run_fixtures"]
 KINDS = {"s3": buckets.s3, "blobs": buckets.blobs}
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with buckets.s3(tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_tokens(tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture
-def job(tmp_path: Path, data: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY.format(data=data))
-    return path
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from test_imports import ROOT
 from training import bucket, download, manifest, tokens, transfer
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
+pytest_plugins = ["run_fixtures"]
 SERVERS = {"directory": buckets.directory, "s3": buckets.s3, "blobs": buckets.blobs}
 BIG = 12 * download.PIECE + 12345
 
@@ -32,12 +33,6 @@ def any_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module", params=["s3", "blobs"])
 def cloud(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with SERVERS[request.param](tmp_path_factory.mktemp("server") / "data") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with buckets.s3(tmp_path_factory.mktemp("server") / "data") as server:
         yield server
 
 

@@ -13,21 +13,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from ranks import TINY, Group, lines, losses, start, tiny_tokens, wait_for
+from ranks import Group, lines, losses, start, wait_for
 
 pytestmark = pytest.mark.faults
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_tokens(tmp_path_factory.mktemp("tokens"))
-
-
-@pytest.fixture
-def job(tmp_path: Path, data: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY.format(data=data))
-    return path
+pytest_plugins = ["run_fixtures"]
 
 
 def parameters(run: Path, step: int) -> str:

@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,16 @@ class Project:
         config = known.setdefault("config", {"trainyard:cidr": self.cidr})
         config.update({f"trainyard:{key}": value for key, value in keys.items()})
         path.write_text(yaml.safe_dump(known))
+
+    @contextmanager
+    def ready(self, nodes: int, profile: str) -> Iterator[Project]:
+        """As a cluster of a profile, up and ready; nothing is left of it afterwards."""
+        self.configure(nodes=nodes, memoryMb=4096, profile=profile, collectives="gloo")
+        self.fab("up", "--yes", timeout=1200)
+        self.fab("wait")
+        yield self
+        self.fab("destroy", "--yes")
+        assert self.left() == []
 
     def fab(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end; `code` is the exit code that it must have (None: any)."""

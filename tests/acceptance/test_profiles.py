@@ -50,13 +50,8 @@ class Cluster:
 
 @pytest.fixture(scope="module", params=["native", "ipex"])
 def cluster(request: pytest.FixtureRequest, make_shared_project: Callable[..., Project]) -> Iterator[Cluster]:
-    project = make_shared_project()
-    project.configure(nodes=1, memoryMb=4096, profile=request.param, collectives="gloo")
-    project.fab("up", "--yes", timeout=1200)
-    project.fab("wait")
-    yield Cluster(project, request.param)
-    project.fab("destroy", "--yes")
-    assert project.left() == []
+    with make_shared_project().ready(nodes=1, profile=request.param) as project:
+        yield Cluster(project, request.param)
 
 
 def test_ready_record_has_the_pinned_versions(cluster: Cluster) -> None:

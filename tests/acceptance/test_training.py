@@ -69,13 +69,8 @@ def test_a_key_of_a_tracker_reaches_rank_0_and_nothing_else(cluster: Project, tm
 @pytest.fixture(scope="module", params=["native", "ipex"])
 def published(request: pytest.FixtureRequest, make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     """Three nodes of a profile."""
-    project = make_shared_project()
-    project.configure(nodes=3, memoryMb=4096, profile=request.param, collectives="gloo")
-    project.fab("up", "--yes", timeout=1200)
-    project.fab("wait")
-    yield project
-    project.fab("destroy", "--yes")
-    assert project.left() == []
+    with make_shared_project().ready(nodes=3, profile=request.param) as project:
+        yield project
 
 
 def test_the_published_job_in_its_shape(published: Project) -> None:
