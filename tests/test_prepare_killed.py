@@ -46,6 +46,8 @@ KILLED = """
 import sys
 from training import encode, prepare, unfinished
 encode.BATCH, unfinished.COMMIT = 2000, 0.0
+begin = unfinished.Unfinished.begin
+unfinished.Unfinished.begin = lambda self: (begin(self), print("begun", flush=True))
 sys.exit(prepare.main(sys.argv[1:]))
 """
 
@@ -53,20 +55,31 @@ sys.exit(prepare.main(sys.argv[1:]))
 def start(*arguments: Any) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "PYTHONPATH": str(Path(prepare.__file__).parents[1])}
     command = [sys.executable, "-c", KILLED, *(str(argument) for argument in arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def await_work(process: subprocess.Popen[bytes]) -> None:
+    """Until it goes on with what there was, or begins: after its imports, whose time says nothing of its work's."""
+    assert process.stdout
+    assert b"begun\n" in iter(process.stdout.readline, b"")
 
 
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    """SIGKILL again and again, at seeded moments of its life, until one run comes to its end."""
+    """SIGKILL again and again, at seeded moments of its work, until one run comes to its end."""
     draw = random.Random(5)
     wish = ["--train-vocab", 300, "--val-fraction", 0.1, folder]
+    process = start("--out", tmp_path / "whole", *wish)
+    await_work(process)
     began = time.monotonic()
-    assert start("--out", tmp_path / "whole", *wish).wait() == 0
+    process.communicate()
+    assert process.returncode == 0
     life = time.monotonic() - began
     expected, out, resumed = contents(tmp_path / "whole"), tmp_path / "out", 0
     for kill in range(12):
         process = start("--out", out, *wish)
-        time.sleep(life * draw.uniform(0.3, 1.1))
+        if kill % 3:  # else perhaps before it has found what an earlier one has left
+            await_work(process)
+        time.sleep(life * draw.uniform(0, 1.1))
         process.send_signal(signal.SIGKILL)
         _, err = process.communicate()
         resumed += b"going on after" in err
@@ -78,7 +91,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(folder: Path, tmp_pat
                 tokens.open(out)
         assert kill < 11 or resumed
     process = start("--out", out, *wish)
-    assert process.wait() == 0
+    process.communicate()
+    assert process.returncode == 0
     assert contents(out) == expected
 
 
