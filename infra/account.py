@@ -15,8 +15,9 @@ import urllib.request
 from types import ModuleType
 
 from infra import extras, stack_file
+from infra.config_values import set_key
 from infra.errors import OperationError, UsageError
-from infra.finding import Finding, set_key, to_json
+from infra.finding import Finding, to_json
 from infra.settings import Settings, load
 
 ECHO = "https://checkip.amazonaws.com"

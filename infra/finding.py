@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from infra.config_values import set_key as set_key  # what finds something says how to mend it
-
 State = Literal["ok", "failed", "undecided"]
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from infra.inventory import Role
 from infra.settings import Settings
 
 STACK_TAG = "trainyard-stack"
@@ -24,6 +23,6 @@ def node(index: int) -> str:
     return f"node{index + 1}"
 
 
-def role(index: int) -> Literal["head", "worker"]:
+def role(index: int) -> Role:
     """The first node is the head."""
     return "head" if index == 0 else "worker"

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra import cloud_settings
-from infra.config_values import SettingsError as SettingsError  # what loads settings catches this
-from infra.config_values import choice, integer
+from infra.config_values import SettingsError, choice, integer
 
 ROOT = Path(__file__).resolve().parent.parent
 CLUSTERS = ("local", "aws-xeon", "azure-xeon")

@@ -10,8 +10,9 @@ from typing import Any
 
 import yaml
 
+from infra.config_values import SettingsError
 from infra.errors import UsageError
-from infra.settings import ROOT, SettingsError, check_stack
+from infra.settings import ROOT, check_stack
 
 PROJECT = "trainyard"
 

@@ -22,8 +22,9 @@ from recorder import HOST_KEY, Declared, Ran, run
 from infra import prices, stack_file, user_data
 from infra.aws import image, nodes, types, zones
 from infra.clusters import aws_xeon
+from infra.config_values import SettingsError
 from infra.errors import UsageError
-from infra.settings import Settings, SettingsError, load
+from infra.settings import Settings, load
 
 STACK = "aws-xeon"
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}

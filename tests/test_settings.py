@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from inputs import public_key
 
-from infra.settings import KEYS, ROOT, SettingsError, load
+from infra.config_values import SettingsError
+from infra.settings import KEYS, ROOT, load
 
 PRIVATE_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk=\n-----END OPENSSH PRIVATE KEY-----\n"
 

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra import stack_file
+from infra.config_values import SettingsError
 from infra.errors import UsageError
-from infra.settings import KEYS, SettingsError
+from infra.settings import KEYS
 
 PULUMI = "config:\n  nodes: {type: integer, default: 3}\n  profile: {type: string, default: native}\n  name: {}\n"
 

@@ -8,11 +8,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.aws.provider import named
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 
 MANAGED = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
-KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
-"""What EC2 takes as a key pair."""
 _VERSION = "2012-10-17"
 """Of the policy language."""
 
@@ -25,13 +23,6 @@ class Access:
     key: pulumi.Output[str]
     rights: list[pulumi.Resource]
     """A machine that boots before these has none."""
-
-
-def check(settings: Settings) -> None:
-    """Raise SettingsError for a public key that EC2 does not take."""
-    kind = settings.public_key.split()[0]
-    if kind not in KEY_TYPES:
-        raise SettingsError("publicKey", kind, f"a key of type {' or '.join(KEY_TYPES)} on AWS")
 
 
 def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> Access:

@@ -9,8 +9,9 @@ from infra.aws import api, quota, types, zones
 from infra.aws.api import SIGN_IN
 from infra.aws.image import UBUNTU, bakes
 from infra.aws.provider import IMAGE_TAG, region
+from infra.config_values import set_key
 from infra.errors import OperationError, UsageError
-from infra.finding import Finding, set_key
+from infra.finding import Finding
 from infra.settings import Settings
 
 ACTIONS = (

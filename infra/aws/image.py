@@ -16,9 +16,10 @@ from infra.aws import types
 from infra.aws.gate import Baked, Sealed
 from infra.aws.ground import Ground
 from infra.aws.provider import IMAGE_TAG, asking, named, region, titled
+from infra.config_values import SettingsError
 from infra.errors import UsageError
 from infra.naming import tags
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 """The parameter that Canonical keeps pointed at its newest image."""

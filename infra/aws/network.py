@@ -17,7 +17,8 @@ import pulumi_aws as aws
 
 from infra.aws.provider import named, region, titled
 from infra.aws.zones import zone
-from infra.settings import FIRST_HOST, Settings, SettingsError
+from infra.config_values import SettingsError
+from infra.settings import FIRST_HOST, Settings
 
 ANYWHERE = "0.0.0.0/0"
 _KEPT = 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.settings import SettingsError
+from infra.config_values import SettingsError
 
 DEFAULT = "m7i.8xlarge"
 _CORES = {

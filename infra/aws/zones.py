@@ -7,8 +7,9 @@ import re
 import pulumi_aws as aws
 
 from infra.aws.provider import DEFAULT_REGION, asking, region
+from infra.config_values import SettingsError
 from infra.errors import UsageError
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 
 DEFAULT_ZONE = "use1-az6"
 _REGION = re.compile(

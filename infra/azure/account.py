@@ -12,8 +12,9 @@ from infra.azure.base import DEFAULT_REGION, region
 from infra.azure.image import base_image
 from infra.azure.quota import Sku
 from infra.azure.rest import Rest, subscription
+from infra.config_values import set_key
 from infra.errors import UsageError
-from infra.finding import Finding, set_key
+from infra.finding import Finding
 from infra.settings import Settings
 
 RESOURCES, SUBSCRIPTIONS, SKUS = "2021-04-01", "2022-12-01", "2021-07-01"

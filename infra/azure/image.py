@@ -22,7 +22,8 @@ from infra.azure.base import Base, gallery_name
 from infra.azure.command import Command
 from infra.azure.network import Network, address
 from infra.azure.stop import Stopped
-from infra.settings import Settings, SettingsError
+from infra.config_values import SettingsError
+from infra.settings import Settings
 
 DEFAULT_BASE = "Canonical:ubuntu-24_04-lts:server:24.04.202609040"
 """Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake what nobody chose."""

@@ -13,6 +13,7 @@ from infra.azure.base import Base
 from infra.azure.command import Command
 from infra.azure.image import Golden, script
 from infra.azure.network import Network, address
+from infra.inventory import Role
 
 HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 
@@ -20,7 +21,7 @@ HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 @dataclass(frozen=True)
 class Node:
     name: str
-    role: str
+    role: Role
     private_ip: str
     host_key: pulumi.Output[str]
     public_ip: pulumi.Output[str | None] | None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from infra.settings import Settings, SettingsError
+from infra.config_values import SettingsError
+from infra.settings import Settings
 
 DEFAULT = "Standard_D32s_v6"
 BUILDER_DISK_GB = 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pulumi
 
 from infra import cloud_config, inventory, naming, prices, user_data
-from infra.aws import access, budget, ground, image, network, nodes, provider, types, zones
+from infra.aws import budget, ground, image, network, nodes, provider, types, zones
+from infra.cloud_settings import check_key_type
 from infra.settings import Settings
 
 IMAGE_GB = 20
@@ -20,7 +21,7 @@ def check(settings: Settings) -> None:
     zones.zone(settings)
     types.of(settings.cloud.instance_type)
     network.plan(settings)
-    access.check(settings)
+    check_key_type(settings.public_key, "AWS")
     image.check(settings)
     nodes.check_user_data(user_data.for_bake(settings, image.key(settings)), "the builder")
     bill(settings)
@@ -69,7 +70,6 @@ def bill(settings: Settings) -> list[prices.Line]:
 def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     """The contract, from each node's [public address, host key]."""
     machine = types.of(settings.cloud.instance_type)
-    identity = settings.identity_file
     found = tuple(
         inventory.Node(
             name=naming.node(index),
@@ -86,7 +86,7 @@ def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     cluster = inventory.SshCluster(
         name=settings.stack,
         nodes=found,
-        identity_file=str(identity) if identity else "",
+        identity_file=str(settings.identity_file or ""),
         jump_host=found[0].ssh_host if network.has_private(settings) else "",
         data_url=f"s3://{bucket}",
         hourly_usd=round(prices.total(bill(settings)), 4),

@@ -6,11 +6,12 @@ import pulumi
 
 from infra import cloud_config, inventory, prices, user_data
 from infra.azure import access, base, budget, data, image, network, nodes, types
+from infra.cloud_settings import check_key_type
+from infra.config_values import SettingsError
 from infra.prices import Line
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 
 ZONES = ("1", "2", "3")
-KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
 DATA_GB = 20
 """What the container is billed for in advance: the published token set is 17 GB."""
 
@@ -29,10 +30,7 @@ def check(settings: Settings) -> None:
             cloud.disk_gb,
             f"from {types.BUILDER_DISK_GB}, the image's own size, to {types.MOST_DISK_GB} on Azure",
         )
-    if settings.public_key.split()[0] not in KEY_TYPES:
-        raise SettingsError(
-            "publicKey", str(settings.public_key_file), f"a key of type {' or '.join(KEY_TYPES)}: Azure takes no other"
-        )
+    check_key_type(settings.public_key, "Azure")
     bill(settings)
 
 
@@ -59,12 +57,12 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], public: list[str | None], url: str) -> str:
     """The contract. A node without a public address is reached through the head."""
-    identity, size = settings.identity_file, types.of(settings)
+    size = types.of(settings)
     all_public = settings.cloud.public_nodes == "all"
     members = tuple(
         inventory.Node(
             name=node.name,
-            role="head" if node.role == "head" else "worker",
+            role=node.role,
             private_ip=node.private_ip,
             ssh_host=address or "",
             cores_per_slot=size.cores,
@@ -76,7 +74,7 @@ def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], publ
     cluster = inventory.SshCluster(
         name=settings.stack,
         nodes=members,
-        identity_file=str(identity) if identity else "",
+        identity_file=str(settings.identity_file or ""),
         jump_host="" if all_public or len(members) == 1 else members[0].address,
         data_url=url,
         hourly_usd=round(prices.total(bill(settings)), 4),

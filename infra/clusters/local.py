@@ -69,7 +69,6 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
     """The contract, from each node's [host_key, console]."""
-    identity = settings.identity_file
     nodes = tuple(
         inventory.Node(
             name=naming.node(index),
@@ -83,6 +82,6 @@ def _inventory(settings: Settings, facts: list[list[str]]) -> str:
         for index, (host_key, console) in enumerate(facts)
     )
     cluster = inventory.SshCluster(
-        name=settings.stack, nodes=nodes, identity_file=str(identity) if identity else "", interface="host0"
+        name=settings.stack, nodes=nodes, identity_file=str(settings.identity_file or ""), interface="host0"
     )
     return inventory.to_json(cluster)

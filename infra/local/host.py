@@ -8,9 +8,10 @@ import os
 import platform
 import shutil
 
+from infra.config_values import SettingsError
 from infra.errors import UsageError
 from infra.local import base, cgroup, command, image, network, paths
-from infra.settings import Settings, SettingsError
+from infra.settings import Settings
 
 TOOLS = {
     "systemd-nspawn": "systemd-container",
