@@ -14,8 +14,9 @@ SHELL := /bin/bash
 .PHONY: help demo test faults bench debian pulumi key clean
 
 PYTHON ?= python3
-# Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together.
-PYTEST_ARGS ?= --numprocesses 2 --dist loadscope
+# Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; those that
+# boot machines come first, so that no worker ends alone with a long one.
+PYTEST_ARGS ?= --numprocesses 2 --dist loadscope --no-loadscope-reorder
 VENV := .venv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
 # pulumi's own installer puts it there
@@ -36,10 +37,9 @@ test: DEBIAN += $(DEBIAN_TEST)
 test: debian $(VENV)/.test pulumi
 	@$(SUDO) $(VENV)/bin/pytest -m "not faults" $(PYTEST_ARGS)
 
-# One at a time: they hold the product to bounds in seconds.
 faults: DEBIAN += $(DEBIAN_TEST)
 faults: debian $(VENV)/.test pulumi
-	@$(SUDO) $(VENV)/bin/pytest -m faults
+	@$(SUDO) $(VENV)/bin/pytest -m faults $(PYTEST_ARGS)
 
 bench: debian $(VENV)/.test pulumi
 	for script in tests/bench/bench_*.py; do $(SUDO) $(VENV)/bin/python "$$script"; done
