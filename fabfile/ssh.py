@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from types import TracebackType
 from typing import TypeVar
 
@@ -35,6 +37,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+AHEAD = 100
 
 
 class Fleet:
@@ -175,3 +178,39 @@ def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T
             raise error
         results[name] = result  # type: ignore[assignment] # None only with an error
     return {node.name: results[node.name] for node in nodes}
+
+
+def apart(items: Generator[T, None, None]) -> Iterator[T]:
+    """The same items, taken in a thread of its own, AHEAD of them ahead at most.
+
+    paramiko takes its locks outside of `try`: Ctrl-C in the middle of it may leave one locked, and whoever closes the
+    channel then waits for ever. In this thread no Ctrl-C is ever raised.
+    """
+    # Not a Queue: in its Python code Ctrl-C leaves a lock behind in the same way.
+    taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    left = threading.Event()
+
+    def take() -> None:
+        try:
+            with closing(items):
+                for item in items:
+                    taken.put((item, None))
+                    while taken.qsize() > AHEAD and not left.is_set():
+                        time.sleep(0.01)
+                    if left.is_set():
+                        return
+            taken.put((None, StopIteration()))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            taken.put((None, error))
+
+    try:
+        threading.Thread(target=take, daemon=True).start()
+        while True:
+            item, error = taken.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc] # None only with an error
+    finally:
+        left.set()

@@ -235,7 +235,10 @@ def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
         ({"missing": ("systemd-nspawn",)}, "apt-get install systemd-container"),
         ({"missing": ("mmdebstrap", "ip")}, "apt-get install iproute2 mmdebstrap"),
         ({"sources": False}, "no archive"),
-        ({"free_gb": host.BAKE_GB["native"] + 1}, f".0 GiB free, and {host.BAKE_GB['native'] + 1.5:.1f} GiB are needed"),
+        (
+            {"free_gb": host.BAKE_GB["native"] + 1},
+            f".0 GiB free, and {host.BAKE_GB['native'] + 1.5:.1f} GiB are needed",
+        ),
         ({"image": IMAGE}, f"image = '{IMAGE}': must be 'bake' or a baked image; there are: none"),
     ],
     ids=lambda value: str(value)[:40],

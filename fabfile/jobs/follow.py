@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 
 from fabfile.jobs.head import Head, runs
 from fabfile.output import next_command, prefixed, say
-from fabfile.ssh import SshError
+from fabfile.ssh import SshError, apart
 
 _AGAIN = 1.0
 _PATIENCE = 300.0
@@ -41,7 +41,7 @@ def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
     offset, tail, lost = 0, wanted.tail, 0.0
     while True:
         try:
-            for event in _events(head, wanted, offset, tail):
+            for event in apart(_events(head, wanted, offset, tail)):
                 lost = 0.0
                 for line in event.get("lines", ()):
                     show(line)
@@ -61,7 +61,7 @@ def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
             time.sleep(_AGAIN)
 
 
-def _events(head: Head, wanted: Wanted, offset: int, tail: int) -> Iterator[dict[str, Any]]:
+def _events(head: Head, wanted: Wanted, offset: int, tail: int) -> Generator[dict[str, Any], None, None]:
     """The events of one connection; OSError when it breaks."""
     argv = ["logs", f"{runs(head.cluster)}/{wanted.job}", "--offset", str(offset), "--tail", str(tail)]
     argv += ["--rank", wanted.rank] if wanted.rank else []

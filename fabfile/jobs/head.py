@@ -11,8 +11,8 @@ from invoke.exceptions import Exit
 
 from fabfile.deploy import deploy
 from fabfile.remote import Result, follow
-from fabfile.ssh import Fleet
-from infra.inventory import SshCluster
+from fabfile.ssh import Fleet, in_parallel
+from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
 
@@ -33,12 +33,16 @@ class Head:
 
     def ask(self, *argv: str, told: object = None) -> Any:
         """Its answer in JSON to something told."""
-        channel: Any = self.start(*argv)
-        with channel:
-            if told is not None:
-                channel.sendall(json.dumps(told).encode() + b"\n")
-            channel.shutdown_write()
-            result = follow(self.node.name, channel, timeout=TIMEOUT)
+
+        def one(node: Node) -> Result:
+            channel: Any
+            with self.start(*argv) as channel:
+                if told is not None:
+                    channel.sendall(json.dumps(told).encode() + b"\n")
+                channel.shutdown_write()
+                return follow(node.name, channel, timeout=TIMEOUT)
+
+        result = in_parallel(one, [self.node])[self.node.name]  # apart from Ctrl-C, see fabfile.ssh.apart
         if not result.ok:
             raise Exit(f"{self.node.name}: {result.why}", code=1)
         return json.loads(result.stdout)

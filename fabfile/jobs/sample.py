@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Generator
 
 import paramiko
 from invoke.context import Context
@@ -14,7 +15,7 @@ from fabfile.jobs.head import Head, runs, state
 from fabfile.launchers import RUNTIME, VENV
 from fabfile.output import interruptible
 from fabfile.remote import guarded
-from fabfile.ssh import Fleet
+from fabfile.ssh import Fleet, apart
 from fabfile.targets import load
 
 
@@ -57,25 +58,31 @@ def sample(
         program = shlex.join([f"{VENV}/python", "-m", "training.sample", f"{runs(cluster)}/{job}", *words])
         threads = max(node.cores_per_slot for node in cluster.nodes[:1])
         environment = f"PYTHONPATH={head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
-        code = _stream(head, f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}")
+        code = _show(head, f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}")
     if code != 0:
         raise Exit(code=code)
 
 
-def _stream(head: Head, command: str) -> int:
+def _show(head: Head, command: str) -> int:
     """Its output as it comes, not line by line; its exit code."""
+    code = 0
     try:
-        with head.fleet.connection(head.node).create_session() as channel:
-            channel.exec_command(guarded(command))
-            while data := channel.recv(4096):
-                sys.stdout.buffer.write(data)
+        for said in apart(_output(head, command)):
+            if isinstance(said, int):
+                code = said
+            else:
+                sys.stdout.buffer.write(said)
                 sys.stdout.buffer.flush()
-            sys.stderr.write(_rest(channel))
-            return int(channel.recv_exit_status())
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.node.name}: the connection was lost: {error}", code=1) from None
+    return code
 
 
-def _rest(channel: paramiko.Channel) -> str:
-    said = channel.makefile_stderr("r").read()
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+def _output(head: Head, command: str) -> Generator[bytes | int, None, None]:
+    """What a command prints, then its exit code."""
+    with head.fleet.connection(head.node).create_session() as channel:
+        channel.exec_command(guarded(command))
+        while data := channel.recv(4096):
+            yield data
+        sys.stderr.write(channel.makefile_stderr("rb").read().decode(errors="replace"))
+        yield int(channel.recv_exit_status())
