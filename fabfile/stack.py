@@ -16,6 +16,8 @@ from fabfile.output import say
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
 HELP_YES = {**HELP, "yes": "do not ask"}
+# Pulumi would fetch the plugin of each SDK that is installed, hundreds of megabytes that a local stack has no use for.
+_WITHOUT_PLUGINS = {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
 @task(help=HELP_YES)
@@ -28,7 +30,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
         argv += [*_policies(told), *_pulumi_yes(yes)]
-        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv), stack)
+        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv, **_WITHOUT_PLUGINS), stack)
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
@@ -44,7 +46,8 @@ def preview(_c: Context, stack: str = "") -> None:
     told = _checked(stack)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        _finish(backend.follow(["pulumi", "preview", "--stack", stack, *_policies(told)]), stack)
+        argv = ["pulumi", "preview", "--stack", stack, *_policies(told)]
+        _finish(backend.follow(argv, **{} if told["cloud"] else _WITHOUT_PLUGINS), stack)
     else:
         _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
     say(f"next: fab up{_flag(stack)}")
