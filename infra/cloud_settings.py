@@ -11,8 +11,6 @@ from infra.config_values import SettingsError, boolean, choice, integer, set_key
 
 MIN_ADMIN_PREFIX = 16
 """The largest network that SSH is opened to: a university's, not a provider's."""
-KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
-"""Of an operator's key: no cloud takes another."""
 _WORD = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+){1,3}")
 _BASE = re.compile(r"ami-[0-9a-f]{8,17}|[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}")
@@ -79,13 +77,6 @@ def read(raw: Mapping[str, str], cluster: str, stack: str) -> Cloud:
         flow_logs=boolean(raw, "flowLogs"),
         replace_nodes=boolean(raw, "replaceNodes"),
     )
-
-
-def check_key_type(public_key: str, cloud: str) -> None:
-    """Raise SettingsError for a public key that no machine of a cloud can be made with."""
-    kind = public_key.split()[0]
-    if kind not in KEY_TYPES:
-        raise SettingsError("publicKey", kind, f"a key of type {' or '.join(KEY_TYPES)} on {cloud}")
 
 
 def _word(raw: Mapping[str, str], key: str, form: re.Pattern[str], allowed: str) -> str:

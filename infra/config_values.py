@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from infra.errors import UsageError
 
+KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
+"""Of an operator's key: no cloud takes another."""
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 
 
@@ -40,6 +42,13 @@ def choice(raw: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
 
 def boolean(raw: Mapping[str, str], key: str) -> bool:
     return choice(raw, key, ("true", "false")) == "true"
+
+
+def check_key_type(public_key: str, cloud: str) -> None:
+    """Raise SettingsError for a public key that no machine of a cloud can be made with."""
+    kind = public_key.split()[0]
+    if kind not in KEY_TYPES:
+        raise SettingsError("publicKey", kind, f"a key of type {' or '.join(KEY_TYPES)} on {cloud}")
 
 
 def set_key(key: str, value: str, stack: str) -> str:

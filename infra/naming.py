@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from infra.inventory import Role
+from typing import Literal
+
 from infra.settings import Settings
+
+Role = Literal["head", "worker"]
 
 STACK_TAG = "trainyard-stack"
 """The audit finds a stack's things by it, and a sweep removes nothing that does not carry it."""

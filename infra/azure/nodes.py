@@ -13,7 +13,6 @@ from infra.azure.base import Base
 from infra.azure.command import Command
 from infra.azure.image import Golden, script
 from infra.azure.network import Network, address
-from infra.inventory import Role
 
 HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 
@@ -21,7 +20,7 @@ HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 @dataclass(frozen=True)
 class Node:
     name: str
-    role: Role
+    role: naming.Role
     private_ip: str
     host_key: pulumi.Output[str]
     public_ip: pulumi.Output[str | None] | None

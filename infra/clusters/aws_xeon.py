@@ -6,7 +6,7 @@ import pulumi
 
 from infra import cloud_config, inventory, naming, prices, user_data
 from infra.aws import budget, ground, image, network, nodes, provider, types, zones
-from infra.cloud_settings import check_key_type
+from infra.config_values import check_key_type
 from infra.settings import Settings
 
 IMAGE_GB = 20

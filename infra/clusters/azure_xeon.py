@@ -6,8 +6,7 @@ import pulumi
 
 from infra import cloud_config, inventory, prices, user_data
 from infra.azure import access, base, budget, data, image, network, nodes, types
-from infra.cloud_settings import check_key_type
-from infra.config_values import SettingsError
+from infra.config_values import SettingsError, check_key_type
 from infra.prices import Line
 from infra.settings import Settings
 
