@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.deploy import deploy
-from fabfile.remote import Result, follow
-from fabfile.ssh import Fleet, in_parallel
+from fabfile.remote import Result, follow, guarded
+from fabfile.ssh import Fleet, apart, in_parallel
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
+_CHUNK = 1 << 16
 
 
 class Head:
@@ -46,6 +48,18 @@ class Head:
         if not result.ok:
             raise Exit(f"{self.node.name}: {result.why}", code=1)
         return json.loads(result.stdout)
+
+    def output(self, command: str) -> Iterator[bytes | Result]:
+        """What a command prints, as it comes, not line by line; last its Result, with what it said on stderr."""
+        return apart(self._output(command))
+
+    def _output(self, command: str) -> Generator[bytes | Result, None, None]:
+        with self.fleet.connection(self.node).create_session() as channel:
+            channel.exec_command(guarded(command))
+            while data := channel.recv(_CHUNK):
+                yield data
+            said = channel.makefile_stderr("rb").read().decode(errors="replace")
+            yield Result(self.node.name, channel.recv_exit_status(), stderr=said)
 
     def run(self, command: str, timeout: float = TIMEOUT) -> Result:
         return self.fleet.run(command, nodes=[self.node], timeout=timeout)[self.node.name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Generator
 
 import paramiko
 from invoke.context import Context
@@ -14,8 +13,8 @@ from invoke.tasks import task
 from fabfile.jobs.head import Head, runs, state
 from fabfile.launchers import RUNTIME, VENV
 from fabfile.output import interruptible
-from fabfile.remote import guarded
-from fabfile.ssh import Fleet, apart
+from fabfile.remote import Result
+from fabfile.ssh import Fleet
 from fabfile.targets import load
 
 
@@ -64,25 +63,16 @@ def sample(
 
 
 def _show(head: Head, command: str) -> int:
-    """Its output as it comes, not line by line; its exit code."""
+    """Its output as it comes; its exit code."""
     code = 0
     try:
-        for said in apart(_output(head, command)):
-            if isinstance(said, int):
-                code = said
+        for part in head.output(command):
+            if isinstance(part, Result):
+                sys.stderr.write(part.stderr)
+                code = part.exited
             else:
-                sys.stdout.buffer.write(said)
+                sys.stdout.buffer.write(part)
                 sys.stdout.buffer.flush()
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.node.name}: the connection was lost: {error}", code=1) from None
     return code
-
-
-def _output(head: Head, command: str) -> Generator[bytes | int, None, None]:
-    """What a command prints, then its exit code."""
-    with head.fleet.connection(head.node).create_session() as channel:
-        channel.exec_command(guarded(command))
-        while data := channel.recv(4096):
-            yield data
-        sys.stderr.write(channel.makefile_stderr("rb").read().decode(errors="replace"))
-        yield int(channel.recv_exit_status())
