@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from infra import stack_file
-from infra.errors import UsageError
+from infra.errors import UsageError, told
 from infra.settings import Settings, load
 
 
@@ -28,8 +28,7 @@ def main() -> int:
     try:
         settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
     except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return told(error)
     print(json.dumps(of(settings)))
     return 0
 

@@ -16,7 +16,7 @@ from types import ModuleType
 
 from infra import extras, stack_file
 from infra.config_values import set_key
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError, UsageError, told
 from infra.finding import Finding, to_json
 from infra.settings import Settings, load
 
@@ -80,12 +80,8 @@ def main() -> int:
     try:
         settings = load(args.stack, stack_file.read(args.stack))
         print(json.dumps(of(settings).offers(settings)) if args.offers else to_json(check(settings)))
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except OperationError as error:
-        print(error, file=sys.stderr)
-        return 1
+    except (UsageError, OperationError) as error:
+        return told(error)
     return 0
 
 

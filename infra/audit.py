@@ -17,7 +17,7 @@ from types import ModuleType
 
 from infra import extras, stack_file
 from infra.config_values import choice
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError, UsageError, told
 from infra.local import leftovers as local
 from infra.settings import CLUSTERS, Settings, check_stack, load
 from infra.thing import Thing, to_json
@@ -95,12 +95,8 @@ def main() -> int:
             found = sweep(args.stack, known, delete_data=args.delete_data, is_local=args.local)
         else:
             found = unknown(find(args.stack, is_local=args.local), known)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (OperationError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    except (UsageError, OperationError, OSError) as error:
+        return told(error)
     print(to_json(found))
     return 0
 

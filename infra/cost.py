@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from infra import clusters, price_refresh, prices, stack_file
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError, UsageError, told
 from infra.settings import Settings, load
 
 
@@ -52,12 +52,8 @@ def main() -> int:
         else:
             settings = load(args.stack, stack_file.read(args.stack))
             print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except (OperationError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    except (UsageError, OperationError, OSError) as error:
+        return told(error)
     return 0
 
 

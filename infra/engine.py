@@ -37,7 +37,7 @@ from pulumi.runtime.stack import run_in_stack
 
 from infra import operation, stack_file
 from infra.engine_state import Resource, State
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError, UsageError, told
 from infra.local.report import say
 
 PROVIDER = "__provider"
@@ -272,15 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with State.opened(args.stack, shared=args.verb in ("output", "export")) as state:
             VERBS[args.verb](state, args.stack)
-    except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
     except operation.Cancelled as error:
-        print(error, file=sys.stderr)
+        told(error)
         return 130
-    except OperationError as error:
-        print(error, file=sys.stderr)
-        return 1
+    except (UsageError, OperationError) as error:
+        return told(error)
     except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1

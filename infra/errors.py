@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class UsageError(Exception):
     """Something the user wrote or the machine lacks. Shown as one line; exit code 2; nothing was created."""
@@ -9,3 +11,9 @@ class UsageError(Exception):
 
 class OperationError(Exception):
     """An operation on real things that failed: says what, where, and what was said last. Exit code 1."""
+
+
+def told(error: Exception) -> int:
+    """Say an error on stderr, as the end of a module's main; its exit code."""
+    print(error, file=sys.stderr)
+    return 2 if isinstance(error, UsageError) else 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import operation
-from infra.errors import OperationError
+from infra.errors import OperationError, told
 from infra.local import image, paths
 
 
@@ -71,8 +71,7 @@ def main() -> int:
     try:
         print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
     except (OperationError, PermissionError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        return told(error)
     return 0
 
 

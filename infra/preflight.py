@@ -11,7 +11,7 @@ import json
 import sys
 
 from infra import about, account, clusters, cost, stack_file
-from infra.errors import UsageError
+from infra.errors import UsageError, told
 from infra.settings import load
 
 
@@ -22,8 +22,7 @@ def main() -> int:
         account.cheap(settings)
         bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
     except UsageError as error:
-        print(error, file=sys.stderr)
-        return 2
+        return told(error)
     print(json.dumps({"about": about.of(settings), "bill": bill}))
     return 0
 
