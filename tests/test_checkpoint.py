@@ -223,13 +223,13 @@ def test_what_stepped_aside_comes_back_after_a_kill(tmp_path: Path) -> None:
     checkpoint.verify(tmp_path / "best")
 
 
-def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, tmp_path: Path) -> None:
+def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     start(job, run, 1, ["train.steps=3"]).done()
     group = start(job, run, 1, ["model.n_embd=64"])
     assert group.wait() == [2]
     assert "error: model.n_embd = 64; allowed: 32, as in this run's checkpoints" in group.output()
-    other = tokens.open(tmp_path / "tokens")
+    other = tokens.open(data)
     changed = other.train[:-1].copy()
     tokens.write(tmp_path / "other", train=changed, val=other.val, vocab_size=64, encoding={"name": "gpt2"})
     group = start(job, run, 1, [f"data.path={tmp_path / 'other'}"])
@@ -237,11 +237,11 @@ def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, tmp_path
     assert "not the tokens that this run's checkpoints were trained on" in group.output()
 
 
-def test_sampling_from_a_run(job: Path, tmp_path: Path) -> None:
-    data = tokens.open(tmp_path / "tokens")
-    tiny = state.fresh(jobs.load(job), data, torch.device("cpu"))
+def test_sampling_from_a_run(job: Path, data: Path, tmp_path: Path) -> None:
+    text = tokens.open(data)
+    tiny = state.fresh(jobs.load(job), text, torch.device("cpu"))
     ranks = Ranks(0, 1, 0, "node0", 20, torch.device("cpu"), "gloo", nodes=["node0"])
-    files, written = state.capture(tiny, ranks, data, whole=True)
+    files, written = state.capture(tiny, ranks, text, whole=True)
     checkpoint.write(tmp_path / "run" / "checkpoints" / "step-000000", files, written)
     folder = checkpoint.find(tmp_path / "run")
     loaded = sample.load(folder)
