@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,8 @@ def starting(cluster: Project, logs: Path) -> Iterator[Start]:
                 ["fab", "train", file, *argv],
                 **{"cwd": cluster.root, "env": cluster.env, "stdin": subprocess.DEVNULL},
                 **{"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True},
+                # Tests that run in the background of a shell have it ignored, and so would their children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         until(lambda: re.match(r"\S+-\d+:", log.read_text()) or fab.poll() is not None, 30, "the job has a number")
         job = Job(cluster, log.read_text().partition(":")[0], fab, log)
