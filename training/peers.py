@@ -8,6 +8,7 @@ thread that reads it there ends its process with it: nobody waits for a time-out
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -118,6 +119,8 @@ def is_collective(error: BaseException) -> bool:
 
 def plain(error: BaseException) -> str:
     """The reason without file names and line numbers of the library."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error.filename or 'its run directory'}: the disk is full"  # a write, unlike open, names no file
     text = " ".join(str(error).split()) or type(error).__name__
     if timed_out := re.search(r"[Tt]imed out waiting (\d+) ?ms", text):
         return f"no message for {int(timed_out[1]) / 1000:g} s"
