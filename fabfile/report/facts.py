@@ -129,6 +129,11 @@ def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    found = record.get(key)
+    return found if isinstance(found, list) else []
+
+
 def shown(value: object) -> str:
     """A value of the configuration, as TOML has it."""
     return value if isinstance(value, str) and value else json.dumps(value, default=str)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fabfile.on_node.job.paths import OVER
 from fabfile.on_node.report import number
-from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_of
+from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_of, list_of
 
 _TO_START = 30.0
 """Seconds from a job's creation to its launcher being there."""
@@ -61,7 +61,7 @@ def run_of(
         attempts=attempts,
         notes=tuple(_note(note) for note in _rows(log.get("notes"))),
         notes_left_out=int(number(log.get("left_out")) or 0),
-        on_disk=tuple(step for step in disk.get("steps") or () if isinstance(step, int)),
+        on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),
         command=_command(spec, told, names_in(asked) or nodes),
@@ -91,11 +91,10 @@ def _state(state: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str]
 
 def _point(entry: Mapping[str, Any]) -> Point:
     plain = ("time", "tokens", "loss", "lr", "grad_norm", "tokens_per_s", "peak_share")
-    each = entry.get("rank_seconds")
     return Point(
         step=number(entry.get("step")) or 0.0,
         steps=int(number(entry.get("steps")) or 1),
-        rank_seconds=tuple(number(value) for value in each) if isinstance(each, list) else (),
+        rank_seconds=tuple(number(value) for value in list_of(entry, "rank_seconds")),
         **{name: number(entry.get(name)) for name in plain},
     )
 
@@ -124,7 +123,7 @@ def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt,
 def _paused(log: Mapping[str, Any]) -> float:
     """From each end to the attempt that went on from it."""
     starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
-    ends = [end for raw in log.get("ends") or () if (end := number(raw)) is not None]
+    ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
     return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
 
 
