@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,12 +70,13 @@ def attempt(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) 
 def _one(fleet: Fleet, node: Node, job: str, ranks: int) -> Deployed | str:
     """A string says why not."""
     parts = package()
+    wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # rank 0's alone
     asked = {"hash": parts.hash, "sizes": {"wheel": len(parts.wheel), "launch": len(parts.launch)}}
     try:
         with fleet.connection(node).create_session() as channel:
             channel.settimeout(_TIMEOUT)
             channel.exec_command(f"exec python3 -I -c {shlex.quote(_RECEIVER)}")
-            channel.sendall(json.dumps({**asked, "job": job, "ranks": ranks}).encode() + b"\n")
+            channel.sendall(json.dumps({**asked, "job": job, "ranks": ranks, "wandb": wandb}).encode() + b"\n")
             answers = channel.makefile("r")
             if not _answer(answers.readline())["have"]:
                 channel.sendall(parts.wheel + parts.launch)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
+from training.metrics import check_wandb
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +226,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--without-data", action="store_true", help="the token set is not on this machine")
+    parser.add_argument("--wandb", action="store_true", help="the operator has a key of Weights & Biases")
     args = parser.parse_intermixed_args(argv)
     try:
         job = load(args.job, args.overrides)
         check_ranks(job, args.ranks)
         if not args.without_data:
             _open_data(job)
+        if args.wandb:
+            check_wandb()
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

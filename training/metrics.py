@@ -81,6 +81,15 @@ def _step_of(line: str) -> float:
         return float("inf")  # the torn last line of a run that was killed
 
 
+def check_wandb() -> None:
+    """Raises JobError where Weights & Biases cannot be used, though the operator has a key of it."""
+    if not importlib.util.find_spec("wandb"):
+        raise JobError(
+            "WANDB_API_KEY is set, but the wandb package is not installed on the head; there:"
+            " sudo /opt/trainyard/venv/bin/uv pip install --python /opt/trainyard/venv wandb==0.31.0"
+        )
+
+
 def trackers(run: Path) -> list[Any]:
     """accelerate's trackers: TensorBoard events under run/tensorboard, Weights & Biases where its key is set."""
     from accelerate.tracking import TensorBoardTracker, WandBTracker
@@ -91,11 +100,7 @@ def trackers(run: Path) -> list[Any]:
     else:
         print("no TensorBoard events: the tensorboard package is not installed here", flush=True)
     if os.environ.get("WANDB_API_KEY"):
-        if not importlib.util.find_spec("wandb"):
-            raise JobError(
-                "WANDB_API_KEY is set, but the wandb package is not installed on the head; there:"
-                " sudo /opt/trainyard/venv/bin/uv pip install --python /opt/trainyard/venv wandb==0.31.0"
-            )
+        check_wandb()
         found.append(WandBTracker("trainyard", dir=str(run), name=run.name))
     return found
 

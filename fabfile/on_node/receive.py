@@ -2,7 +2,7 @@
 
 Talks over its stdin and stdout, in lines of JSON:
 
-    in   {"hash": ..., "sizes": {"wheel": n, "launch": n}, "job": text or "", "ranks": n}
+    in   {"hash": ..., "sizes": {"wheel": n, "launch": n}, "job": text or "", "ranks": n, "wandb": bool}
     out  {"have": bool}
     in   the bytes of both, where they were not there
     out  {"folder": where they are, "busy": the job that the node has or "", "problem": why it cannot have this one}
@@ -38,7 +38,7 @@ def main() -> None:
     else:
         unpack(folder, {name: sys.stdin.buffer.read(size) for name, size in asked["sizes"].items()})
         forget_old(folder)
-    problem = check(folder, asked["job"], asked["ranks"]) if asked["job"] else ""
+    problem = check(folder, asked["job"], asked["ranks"], asked["wandb"]) if asked["job"] else ""
     print(json.dumps({"folder": str(folder), "busy": busy(), "problem": problem}), flush=True)
 
 
@@ -63,12 +63,13 @@ def forget_old(current: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def check(folder: Path, job: str, ranks: int) -> str:
+def check(folder: Path, job: str, ranks: int, wandb: bool) -> str:
     """The job against the data that this node has, by the trainer's own eyes."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(job)
         file.flush()
         argv = [PYTHON, "-m", "training.job", "check", file.name, "--ranks", str(ranks)]
+        argv += ["--wandb"] if wandb else []
         # Relative paths in a job start at home, on every node.
         environment = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run(argv, cwd=Path.home(), env=environment, capture_output=True, text=True, check=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_on_nodes import Start, folder
+from jobs_on_nodes import ENDLESS, RANK, Start, folder, listed, process
 from project import Project
 
 PUBLISHED = "gpt2-124m-openwebtext"
@@ -47,22 +47,39 @@ def test_any_number_of_nodes_gives_the_same_losses(cluster: Project, start: Star
         assert losses[nodes] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_a_key_of_a_tracker_reaches_rank_0_and_nothing_else(cluster: Project, tmp_path: Path) -> None:
-    """No image has the wandb package: that it is asked for is the sign that the key was there."""
-    key = "k" * 40
-    cluster.env["WANDB_API_KEY"] = key
-    try:
-        done = cluster.fab("train", "job.toml", code=2)
-    finally:
-        del cluster.env["WANDB_API_KEY"]
-    job = done.stdout.partition(":")[0]
-    assert "WANDB_API_KEY is set, but the wandb package is not installed on the head" in done.stdout + done.stderr
-    there = [
-        path for path in folder(cluster, job, "node1").rglob("*") if path.is_file() and key in path.read_text("latin1")
+def test_a_key_of_a_tracker_that_the_head_has_not_starts_nothing(
+    cluster: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No image has the wandb package."""
+    before = listed(cluster)
+    monkeypatch.setitem(cluster.env, "WANDB_API_KEY", "k" * 40)
+    (line,) = cluster.fab("train", "job.toml", code=2).stderr.splitlines()
+    assert line.startswith("node1: WANDB_API_KEY is set, but the wandb package is not installed on the head; there: ")
+    assert listed(cluster) == before
+
+
+def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
+    cluster: Project, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key goes the same way as all WANDB_*, of which another one starts a job without the package."""
+    secret = "k" * 40
+    monkeypatch.setitem(cluster.env, "WANDB_NOTES", secret)
+    job = start(ENDLESS)
+    told = [
+        f"WANDB_NOTES={secret}".encode() in Path(f"/proc/{process(cluster, node, RANK)}/environ").read_bytes()
+        for node in ("node1", "node2", "node3")
     ]
-    assert [(path.name, path.stat().st_mode & 0o777) for path in there] == [("secrets.json", 0o600)]
-    assert not (folder(cluster, job, "node2") / "secrets.json").exists() and key not in done.stdout + done.stderr
-    cluster.fab("fetch", job, "--to", str(tmp_path / "fetched"))
+    assert told == [True, False, False]
+    cluster.fab("stop", job.id)
+    files = {node: folder(cluster, job.id, node).rglob("*") for node in ("node1", "node2", "node3")}
+    there = {
+        (node, path.name, path.stat().st_mode & 0o777)
+        for node, paths in files.items()
+        for path in paths
+        if path.is_file() and secret in path.read_text("latin1")
+    }
+    assert there == {("node1", "secrets.json", 0o600)} and secret not in job.text()
+    cluster.fab("fetch", job.id, "--to", str(tmp_path / "fetched"))
     assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
 
 
