@@ -190,6 +190,8 @@ def _accept(wire: Wire, listener: socket.socket) -> None:
 def _pass(wire: Wire, source: socket.socket, target: socket.socket, up: bool) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
+            if wire.down:  # opened just when the others were cut
+                break
             if up:
                 wire.sent += len(data)
             else:
