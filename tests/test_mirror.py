@@ -120,9 +120,7 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     group = train(job, run, shelf, 1, *overrides)
     wait_for(lambda: len(steps(shelf)) >= 2)
     s3.wire.cut()
-    began = time.monotonic()
     wait_for(lambda: "is not mirrored, next attempt at the next one" in group.output(), 90)
-    away = time.monotonic() - began
     said = group.output()
     assert f"{shelf.url}/run" in said and "no answer" in said
     before = lines(run)[-1]["step"]
@@ -134,7 +132,7 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     assert steps(shelf)[-1] == f"step-{last:06d}", group.output()
     assert len(steps(shelf)) == 2
     waits = [line["seconds"].get("checkpoint", 0.0) for line in lines(run)]
-    assert sorted(waits)[-3] < away / 4, "a checkpoint waited for the bucket"
+    assert sorted(waits)[-3] < 2, "a checkpoint waited for the bucket"
 
 
 def test_an_end_without_a_server_is_soon_and_good(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
