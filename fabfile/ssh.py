@@ -38,6 +38,7 @@ __all__ = [
 
 T = TypeVar("T")
 AHEAD = 100
+"""Items that are read before they are asked for; a slow terminal holds up the reading, not the memory."""
 
 
 class Fleet:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from fabfile.known_hosts import directory, fingerprint, known_hosts, write
 from fabfile.openssh import jump_node
 from fabfile.remote import Lines
 from fabfile.shell import config_text
-from fabfile.ssh import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, apart, connect, forget, options, run_all
+from fabfile.ssh import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, connect, forget, options, run_all
 from fabfile.targets import choose, load
 from infra.inventory import InventoryError, Node, SshCluster, to_json
 
@@ -439,51 +439,3 @@ def test_options_survive_a_shell(home: Path) -> None:
     assert words[0] == "ssh"
     assert words[-3:] == ["-W", "[%h]:%p", "10.9.9.9"]
     assert "StrictHostKeyChecking=yes" in words
-
-
-# What is read apart.
-
-
-def test_what_is_read_apart_comes_in_its_order_with_its_error() -> None:
-    def lines() -> Generator[int, None, None]:
-        yield from range(1000)
-        raise OSError("the connection broke")
-
-    got = []
-    with pytest.raises(OSError, match="broke"):
-        for number in apart(lines()):
-            got.append(number)
-    assert got == list(range(1000))
-    assert list(apart(letter for letter in "abc")) == ["a", "b", "c"]
-
-
-def test_ctrl_c_leaves_no_lock_of_what_is_read_apart() -> None:
-    """At any moment of a reader that takes its lock as paramiko does, outside of `try`."""
-    lock, ended = threading.Lock(), threading.Event()
-
-    def lines() -> Generator[int, None, None]:
-        try:
-            while True:
-                lock.acquire()
-                try:
-                    number = sum(range(5))
-                finally:
-                    lock.release()
-                yield number
-        finally:
-            ended.set()
-
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for trial in range(300):
-            ended.clear()
-            signal.setitimer(signal.ITIMER_REAL, 0.001 + trial * 0.00001)
-            with pytest.raises(KeyboardInterrupt):
-                for _ in apart(lines()):
-                    pass
-            assert lock.acquire(timeout=5), f"trial {trial}"
-            lock.release()
-            assert ended.wait(5), "the reader ends with whom it read for"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
