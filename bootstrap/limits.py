@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MINUTE = 60
+LONGEST_WAIT = 10 * MINUTE
 NEVER = 1e12
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX", "/"))
 NAME = "var/lib/trainyard/limits.json"
@@ -82,17 +83,36 @@ def say(text: str) -> None:
 
 
 def end(record: Record) -> None:
-    say(f"this node ends: {record['ends']}")
     if os.environ["TRAINYARD_CLUSTER"] == "azure-xeon":
-        program = Path(__file__).parent / "azure-xeon/deallocate.py"
-        done = subprocess.run([sys.executable, "-IS", program], stderr=subprocess.PIPE, text=True, check=False)
-        record["failed"] = done.stderr
-        if record["time"] - record.setdefault("trying", record["time"]) < 15 * MINUTE:
-            return  # and if it is still here: again
-        record["failed"] += "SWITCHED OFF AND STILL PAID FOR"
-        say(record["failed"])
+        deallocate(record)
+        return
+    say(f"this node ends: {record['ends']}")
     save(record)
     subprocess.run(["systemctl", "poweroff", "-i"], check=True)
+
+
+def deallocate(record: Record) -> None:
+    """Ask Azure to deallocate this node, for ever. Never power it off: Azure bills a machine that is only powered off,
+    and nothing would be left on it to ask again. After a failure the next try is later: 30 s, 60 s, ... 10 minutes.
+    """
+    if 0 < record.get("next_try", 0) - record["time"] <= LONGEST_WAIT:
+        return
+    say(f"this node ends: {record['ends']}")
+    program = [sys.executable, "-IS", str(Path(__file__).parent / "azure-xeon/deallocate.py")]
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=2 * MINUTE)
+        record["failed"] = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        record["failed"] = str(error)
+    if not record["failed"]:
+        record.pop("tries", None)
+        record.pop("next_try", None)
+        return  # Azure switches the node off in a moment; if it is still here at the next run: again
+    record["tries"] = record.get("tries", 0) + 1
+    wait = min(30 * 2 ** min(record["tries"] - 1, 10), LONGEST_WAIT)
+    record["next_try"] = record["time"] + wait
+    record["failed"] += f"; try {record['tries']}, the next in {wait} s"
+    say(f"this node is STILL PAID FOR: {record['failed']}; you can end it yourself: az vm deallocate")
 
 
 def main() -> None:
@@ -111,7 +131,8 @@ def main() -> None:
     if record["ends"]:
         end(record)
     else:
-        record.pop("trying", None)
+        for key in ("tries", "next_try", "failed"):
+            record.pop(key, None)
     save(record)
 
 

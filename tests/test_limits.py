@@ -70,6 +70,10 @@ class Node:
         times = {key: time.time() - float(str(value)) for key, value in values.items()}
         (self.state / "limits.json").write_text(json.dumps({"time": time.time(), "used": "", **times}))
 
+    def change(self, **values: object) -> None:
+        """Change the last run's record by hand."""
+        (self.state / "limits.json").write_text(json.dumps({**self.record(), **values}))
+
     def tick(self, **changes: str) -> list[str]:
         """One run; what was called, a word or two of each."""
         (self.root / "called").write_text("")
@@ -301,26 +305,60 @@ def test_a_proxy_is_not_asked_for_the_token(node: Node) -> None:
         assert server.asked[-1].method == "POST"
 
 
-def test_a_node_that_may_not_be_deallocated_tries_for_a_while_and_then_goes_off_saying_that_it_costs(
-    node: Node,
-) -> None:
+def test_a_node_of_azure_that_cannot_be_deallocated_is_never_switched_off_and_tries_for_ever(node: Node) -> None:
+    """Switched off it would be billed as before, with nobody left on it to ask again."""
     node.booted(ago=2 * HOUR)
-    with cloud(allowed=False) as (_, environment):
-        assert not node.ends(**environment)
-        assert "HTTP Error 403" in node.record()["failed"]
-        node.was(trying=16 * MINUTE)
-        called = node.tick(**environment)
-        assert "systemctl poweroff -i" in called and any("STILL PAID FOR" in line for line in called)
-        assert "STILL PAID FOR" in node.record()["failed"]
+    waits = []
+    with cloud(allowed=False) as (server, environment):
+        for number in range(1, 9):
+            called = node.tick(**environment)
+            record = node.record()
+            assert not any("poweroff" in line for line in called)
+            assert any("wall this node is STILL PAID FOR" in line and f"try {number}," in line for line in called)
+            assert "HTTP Error 403" in record["failed"] and "AuthorizationFailed" in record["failed"]
+            waits.append(round(record["next_try"] - record["time"]))
+            asked = len(server.asked)
+            assert node.tick(**environment) == [] and len(server.asked) == asked, "not before its time"
+            node.change(next_try=time.time() - 1)
+    assert waits == [30, 60, 120, 240, 480, 600, 600, 600]
+    with cloud() as (server, environment):  # a day later Azure answers again
+        node.tick(**environment)
+        assert server.asked[-1].path.startswith(f"{MACHINE}/deallocate")
+    assert node.record()["failed"] == "" and "next_try" not in node.record()
+
+
+def test_a_clock_that_jumped_back_does_not_stop_the_tries(node: Node) -> None:
+    node.booted(ago=2 * HOUR)
+    with cloud(allowed=False) as (server, environment):
+        node.tick(**environment)
+        node.change(next_try=time.time() + 1000 * HOUR)
+        before = len(server.asked)
+        node.tick(**environment)
+        assert len(server.asked) > before
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"null", b"{", b'"x"', b'{"access_token": null}', b"{}"])
+def test_a_metadata_service_that_answers_nonsense_is_a_failed_try(node: Node, answer: bytes) -> None:
+    node.booted(ago=2 * HOUR)
+
+    def nonsense(asked: Asked) -> Answer:
+        return Answer(body=answer) if "/oauth2/token" in asked.path else azure(asked)
+
+    with http_stand_in.serve(nonsense) as server:
+        both = {"TRAINYARD_CLUSTER": "azure-xeon", "TRAINYARD_IMDS": server.url, "TRAINYARD_ARM": server.url}
+        called = node.tick(**both, TRAINYARD_MAX_HOURS="1")
+    assert "cannot be deallocated" in node.record()["failed"]
+    assert not any("poweroff" in line for line in called)
 
 
 def test_a_node_that_is_used_again_begins_anew(node: Node) -> None:
     with cloud(allowed=False) as (_, environment):
         environment = {**environment, "TRAINYARD_MAX_HOURS": "0", "TRAINYARD_IDLE_MINUTES": "60"}
         node.was(idle_since=100 * MINUTE)
-        assert not node.ends(**environment) and "trying" in node.record()
+        assert not node.ends(**environment) and "next_try" in node.record()
         node.process(100, "-bash", SSH)
-        assert not node.ends(**environment) and "trying" not in node.record()
+        assert not node.ends(**environment)
+        assert not {"next_try", "tries", "failed"} & set(node.record())
 
 
 # --- how it is started ---

@@ -7,6 +7,8 @@ Exit code 1, and why on stderr, when it cannot be asked for. TRAINYARD_IMDS and 
 import json
 import os
 import sys
+from http.client import HTTPException
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 METADATA = os.environ.get("TRAINYARD_IMDS", "http://169.254.169.254") + "/metadata"
@@ -28,8 +30,9 @@ def main() -> int:
         machine = ask(f"{METADATA}/instance/compute/resourceId?api-version=2021-02-01&format=text", own)
         url = f"{os.environ.get('TRAINYARD_ARM', MANAGER)}{machine.strip()}/deallocate?api-version=2024-11-01"
         ask(url, {"Authorization": f"Bearer {json.loads(token)['access_token']}"}, b"")
-    except (OSError, ValueError, KeyError) as error:
-        print(f"cannot be deallocated: {error}", file=sys.stderr)
+    except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
+        said = error.read(400).decode(errors="replace") if isinstance(error, HTTPError) else ""
+        print(f"cannot be deallocated: {type(error).__name__} {error} {said}".strip(), file=sys.stderr)
         return 1
     return 0
 
