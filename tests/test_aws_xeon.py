@@ -6,6 +6,7 @@ import base64
 import gzip
 import ipaddress
 import json
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
@@ -209,6 +210,13 @@ def test_groups_have_rules_of_their_own_and_all_say_what_for(program: Program) -
     assert all(found.inputs["description"] for found in (*rules, *groups))
     assert not any({"ingress", "egress"} & set(found.inputs) for found in groups)
     assert {found.inputs["securityGroupId"] for found in ran.of("EgressRule")} == {"nodes-group-id", "builder-group-id"}
+
+
+def test_descriptions_of_groups_and_rules_have_only_characters_that_ec2_takes(program: Program) -> None:
+    """https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_CreateSecurityGroup.html, GroupDescription (VPC)."""
+    ran = program(stack="a" * 32)
+    for found in [*ran.of("SecurityGroupIngressRule"), *ran.of("EgressRule"), *ran.of("securityGroup:SecurityGroup")]:
+        assert re.fullmatch(r"[a-zA-Z0-9 ._\-:/()#,@\[\]+=&;{}!$*]{1,255}", found.inputs["description"]), found.name
 
 
 def test_the_default_group_lets_nothing_through(program: Program) -> None:

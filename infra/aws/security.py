@@ -46,7 +46,7 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
     )
     ssh = aws.vpc.SecurityGroupIngressRule(
         "operator-ssh",
-        description="SSH from the operator's network",
+        description="SSH from the operator network (adminCidr)",
         security_group_id=nodes.id,
         cidr_ipv4=str(settings.cloud.admin_cidr),
         ip_protocol="tcp",
