@@ -242,14 +242,14 @@ def test_who_queues_waits_for_those_before_it_and_not_for_those_after_it(tmp_pat
 
 
 def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, full = Path.write_text, [True, True]
+    real, full = os.fsync, [True, True]
 
-    def write(path: Path, text: str, *args: Any, **options: Any) -> int:
+    def sync(file: int) -> None:
         if full and full.pop():
             raise OSError(28, "No space left on device")
-        return real(path, text, *args, **options)
+        real(file)
 
-    monkeypatch.setattr(Path, "write_text", write)
+    monkeypatch.setattr(os, "fsync", sync)
     paths.write(tmp_path / "state.json", {"state": "FAILED"})
     assert paths.read(tmp_path / "state.json") == {"state": "FAILED"}
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]

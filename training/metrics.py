@@ -15,7 +15,8 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,19 +53,26 @@ class Clock:
 
 
 class Lines:
-    """metrics.jsonl. Opened at a step, it loses what a killed run wrote after it: every step is there once."""
+    """metrics.jsonl. Opened at a step, it loses what a killed run wrote after it: every step is there once.
 
-    def __init__(self, path: Path, step: int) -> None:
+    A file of more than `limit` bytes is thinned to half of that: of its steps every second stays, or every fourth, and
+    so on, and every one with a validation. So a run of any length keeps its whole curve, in a file of a bounded size.
+    """
+
+    def __init__(self, path: Path, step: int, *, limit: int = 64 << 20) -> None:
+        self._path, self._limit = path, limit
         if path.exists():
-            kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(f"{line}\n" for line in kept))
-            temporary.replace(path)
+            self._rewrite(lambda line: _step_of(line) <= step)
         self._file = path.open("a", buffering=1)
+        self._size = path.stat().st_size
 
     def write(self, values: Mapping[str, Any]) -> None:
         """One line, handed to the system at once: a kill of the process loses none."""
-        self._file.write(json.dumps(values) + "\n")
+        line = json.dumps(values) + "\n"
+        self._file.write(line)
+        self._size += len(line)
+        if self._size > self._limit:
+            self._thin()
 
     def sync(self) -> None:
         """On disk, before the checkpoint that stands for the same steps is."""
@@ -72,6 +80,26 @@ class Lines:
 
     def close(self) -> None:
         self._file.close()
+
+    def _thin(self) -> None:
+        self._file.close()
+        stride = 1
+        while self._path.stat().st_size > self._limit // 2 and stride < 1 << 30:
+            stride *= 2
+            self._rewrite(partial(_is_kept, stride))
+        self._file = self._path.open("a", buffering=1)
+        self._size = self._path.stat().st_size
+
+    def _rewrite(self, is_kept: Callable[[str], bool]) -> None:
+        """Keep these lines; one at a time, and under another name until the file is whole."""
+        temporary = self._path.with_suffix(".tmp")
+        with self._path.open(errors="replace") as old, temporary.open("w") as new:
+            new.writelines(filter(is_kept, old))
+        temporary.replace(self._path)
+
+
+def _is_kept(stride: int, line: str) -> bool:
+    return _step_of(line) % stride == 0 or '"val_loss"' in line
 
 
 def _step_of(line: str) -> float:

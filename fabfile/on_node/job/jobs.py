@@ -15,6 +15,8 @@ from fabfile.on_node.job.paths import Record
 
 _TO_START = 5.0
 """Seconds from a job's record to its service."""
+_NEEDED = {"id", "state", "created", "nodes"}
+"""What a job's record has at least."""
 
 
 @contextmanager
@@ -52,8 +54,11 @@ def every(runs: Path) -> list[Record]:
 
 
 def state_of(run_dir: Path) -> Record:
-    """A job's state. One whose launcher is gone without a word has failed, whatever its record says."""
+    """A job's state; empty: there is no such job. One whose launcher is gone without a word has failed, whatever its
+    record says, and so has one whose record cannot be read."""
     state = paths.read(run_dir / "state.json")
+    if not state.keys() >= _NEEDED and (run_dir / "state.json").exists():
+        return damaged(run_dir)
     if not state or time.time() - state["created"] < _TO_START:
         return state
     if state["state"] not in paths.OVER and not is_active(state["id"]):
@@ -61,6 +66,23 @@ def state_of(run_dir: Path) -> Record:
         if state["state"] not in paths.OVER:
             return {**state, "state": "FAILED", "reason": "its launcher on the head is gone", "exit_code": 1}
     return state
+
+
+def damaged(run_dir: Path) -> Record:
+    """The state of a job whose record is empty or cut: its files can still be fetched, and it can be resumed."""
+    when = (run_dir / "state.json").stat().st_mtime
+    return {
+        "id": run_dir.name,
+        "state": "FAILED",
+        "reason": "its record state.json is damaged",
+        "exit_code": 1,
+        "nodes": [],
+        "created": when,
+        "started": None,
+        "ended": when,
+        "attempt": 0,
+        "price_per_hour": 0.0,
+    }
 
 
 def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:

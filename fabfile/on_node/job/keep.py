@@ -21,7 +21,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fabfile.on_node.job import left, paths
 
@@ -137,18 +137,19 @@ class Rank:
 
     def __init__(self, number: int, path: Path, run_dir: Path) -> None:
         self.number, self.path = number, path
-        self._log = path.with_suffix(".log")
+        self._lines = Lines(path.with_suffix(".log"))
         self._heartbeat = run_dir / "heartbeat" / f"rank-{number}.json"
-        self._offset = 0
         self._record: Event = {}
         self._stopped_since: float | None = None
         self._over = False
 
     def news(self) -> list[Event]:
         """Everything new: its lines first, so that its last word is there before its end."""
-        record = paths.read(self.path)
-        events = self._lines()
-        if self._over:
+        record = paths.read(self.path) or self._record
+        events: list[Event] = [
+            {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
+        ]
+        if self._over or not record:
             return events
         if record != self._record:
             self._record = record
@@ -193,17 +194,45 @@ class Rank:
         self._stopped_since = float("inf")
         return True
 
-    def _lines(self) -> list[Event]:
-        events: list[Event] = []
-        with self._log.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                when, _, text = line.decode(errors="replace").rstrip("\n").partition(" ")
-                events.append({"event": "log", "rank": self.number, "time": float(when), "text": text})
-        return events
+
+class Lines:
+    """A rank's log file as it grows: the new lines since the last look, also over its rotation (see rank.Log)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._rest = b""
+        self._time = 0.0
+
+    def new(self) -> list[tuple[float, str]]:
+        """(time, text) of each whole line. One whose time was cut, by a full disk say, has that of the line before."""
+        if self._file is None:
+            if not self._path.exists():
+                return []
+            self._file = self._path.open("rb")
+        found = self._whole(self._file.read())
+        if not self._is_current(self._file):
+            found += self._whole(self._file.read())  # written between the read above and the rotation
+            self._file.close()
+            self._file, self._rest = None, b""
+        return found
+
+    def _whole(self, data: bytes) -> list[tuple[float, str]]:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [self._parsed(line.decode(errors="replace")) for line in lines if line]
+
+    def _parsed(self, line: str) -> tuple[float, str]:
+        when, space, text = line.partition(" ")
+        if not (space and paths.TIME.fullmatch(when)):
+            return self._time or time.time(), line
+        self._time = float(when)
+        return self._time, text
+
+    def _is_current(self, file: IO[bytes]) -> bool:
+        try:
+            return self._path.stat().st_ino == os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            return False
 
 
 def _state(pid: int) -> str:

@@ -1,4 +1,9 @@
-"""The job's log on the head: every line of every rank, `time node rank text`, and how it is read back by offset."""
+"""The job's log on the head: every line of every rank, `time node rank text`, and how it is read back by offset.
+
+The log is a row of files: `log` is written, and what it grew beyond is beside it as `log.START`, START being how many
+bytes of the log came before it. An offset counts bytes from the very beginning, so a reader that lost its connection
+goes on where it was, whatever was rotated meanwhile. The oldest files go when there are more than KEPT.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +27,43 @@ POLL = 0.3
 LOOK = 5.0
 """Seconds between two questions to systemd, whether the job's launcher is there: its cores are for the training."""
 BATCH = 500
+"""Lines in one message to the operator, and so what is held in memory at once."""
+FILE_BYTES = 64 << 20
+"""A file of the log is rotated when it is larger."""
+KEPT = 4
+"""Rotated files that stay: with the one that is written, 320 MiB at most for a job."""
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file of the log."""
+
+    path: Path
+    start: int
+    """Offset of its first byte in the whole log."""
+    size: int
+
+
+def parts(path: Path) -> list[Part]:
+    """The files of a log, the oldest first; `path` is the one that is written, and last."""
+    rotated = []
+    for file in path.parent.glob(f"{path.name}.*"):
+        number = file.name.removeprefix(f"{path.name}.")
+        if number.isdigit():
+            with suppress(FileNotFoundError):  # dropped while we looked
+                rotated.append(Part(file, int(number), file.stat().st_size))
+    rotated.sort(key=lambda part: part.start)
+    start = rotated[-1].start + rotated[-1].size if rotated else 0
+    return [*rotated, Part(path, start, path.stat().st_size if path.exists() else 0)]
 
 
 class Log:
     """Written from several threads; a line is whole. On a full disk lines are kept and written later."""
 
-    def __init__(self, path: Path, node: str) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._node = node
+    def __init__(self, path: Path, node: str, *, file_bytes: int = FILE_BYTES) -> None:
+        self._path, self._node, self._file_bytes = path, node, file_bytes
+        self._file = self._open()
         self._lock = threading.Lock()
         self._kept: list[bytes] = []
 
@@ -42,6 +79,7 @@ class Log:
                     written = os.write(self._file, self._kept[0])
                     rest = self._kept[0][written:]
                     self._kept[:1] = [rest] if rest else []
+                self._rotate()
             except OSError:
                 return  # the next line tries again
 
@@ -52,34 +90,52 @@ class Log:
             self.say("lines were late, as the disk was full")
             time.sleep(0.2)
 
+    def _open(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _rotate(self) -> None:
+        """Between two lines, once the file is large enough."""
+        if os.fstat(self._file).st_size < self._file_bytes:
+            return
+        *before, current = parts(self._path)
+        self._path.rename(self._path.with_name(f"{self._path.name}.{current.start}"))
+        os.close(self._file)
+        self._file = self._open()
+        for part in before[: max(0, len(before) + 1 - KEPT)]:
+            part.path.unlink(missing_ok=True)
+
 
 def main(argv: list[str]) -> int:
     """`logs ID`: a line of JSON for each batch of lines, and the job's state after the last of a job that is over."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--offset", type=int, default=0)
+    parser.add_argument("--offset", type=int, default=0, help="bytes of the log to leave out; -1: all that is there")
     parser.add_argument("--rank", default="")
     parser.add_argument("--since", type=float, default=0.0, help="seconds before now")
     parser.add_argument("--tail", type=int, default=-1, help="only so many lines of what is there already")
     parser.add_argument("--follow", action="store_true")
     args = parser.parse_args(argv[1:])
     run_dir = paths.absolute(str(args.run_dir))
+    path = run_dir / "log"
     wanted = Wanted(args.rank, time.time() - args.since if args.since else 0.0)
-    offset, tail, looked = args.offset, args.tail, 0.0
+    offset, looked = args.offset, 0.0
+    if offset < 0:
+        offset = end(path)
+    if args.tail >= 0:
+        offset = tail(path, args.tail, wanted, offset)
     while True:
         state = paths.read(run_dir / "state.json")
         if time.monotonic() - looked > LOOK:
             looked, state = time.monotonic(), jobs.state_of(run_dir)
-        lines, offset = read(run_dir / "log", offset, wanted)
-        if tail >= 0:
-            lines, tail = lines[len(lines) - tail :] if tail < len(lines) else lines, -1
-        for first in range(0, len(lines), BATCH):
-            tell({"lines": lines[first : first + BATCH], "offset": offset if first + BATCH >= len(lines) else None})
-        if state["state"] in paths.OVER or not args.follow:
+        over = not args.follow or state.get("state") in paths.OVER
+        lines, offset = read(path, offset, wanted)
+        if lines:
+            tell({"lines": lines, "offset": offset})
+            continue
+        if over and offset >= end(path, whole_lines=True):
             tell({"state": state, "offset": offset})
             return 0
-        if not lines:
-            tell({"offset": offset})  # and nobody to hear it ends this program
+        tell({"offset": offset})  # and nobody to hear it ends this program
         time.sleep(POLL)
 
 
@@ -92,22 +148,101 @@ class Wanted:
     def __call__(self, line: list[str]) -> bool:
         return (not self._rank or line[2] == self._rank) and float(line[0]) >= self._since
 
+    def is_before(self, line: list[str]) -> bool:
+        """Whether a line is older than everything that is wanted."""
+        return float(line[0]) < self._since
 
-def read(path: Path, offset: int, wanted: Wanted) -> tuple[list[list[str]], int]:
-    """The whole lines from an offset on that somebody wants, and the offset after them."""
+
+def parsed(raw: bytes) -> list[str] | None:
+    """[time, node, rank, text] of a whole line; None for one that a full disk or a crash has cut."""
+    line = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
+    return line if len(line) == 4 and paths.TIME.fullmatch(line[0]) else None
+
+
+def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[list[list[str]], int]:
+    """Up to BATCH of the wanted whole lines from an offset on, and the offset after the last line that was looked at.
+
+    What has been dropped since is left out: the offset then is where the oldest file begins.
+    """
     lines: list[list[str]] = []
-    if not path.exists():
-        return lines, offset
-    with path.open("rb") as file:
-        file.seek(offset)
-        for raw in file:
-            if not raw.endswith(b"\n"):
-                break  # it is still being written
-            offset += len(raw)
-            line = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
-            if len(line) == 4 and wanted(line):
-                lines.append(line)
-    return lines, offset
+    while True:
+        there = parts(path)
+        offset = max(offset, there[0].start)
+        part = next(part for part in reversed(there) if part.start <= offset)
+        try:
+            file = part.path.open("rb")
+        except FileNotFoundError:
+            if part is there[-1]:
+                return lines, offset  # no line has been written yet
+            continue  # rotated out while we looked
+        with file:
+            if part is there[-1] and parts(path)[-1].start != part.start:
+                continue  # rotated while we looked: this may be the next file, which has another offset
+            file.seek(offset - part.start)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return lines, offset  # it is still being written
+                offset += len(raw)
+                line = parsed(raw)
+                if line is not None and wanted(line):
+                    lines.append(line)
+                    if len(lines) == BATCH:
+                        return lines, offset
+        if part is there[-1]:
+            return lines, offset
+
+
+def end(path: Path, *, whole_lines: bool = False) -> int:
+    """The offset after the last byte of the log, or after its last whole line."""
+    last = parts(path)[-1]
+    if not whole_lines or not last.size:
+        return last.start + last.size
+    with last.path.open("rb") as file:
+        at = file.seek(max(0, last.size - _BLOCK))
+        newline = file.read(last.size - at).rfind(b"\n")
+    return last.start + (at + newline + 1 if newline >= 0 else at)
+
+
+def tail(path: Path, count: int, wanted: Wanted, stop: int = 0) -> int:
+    """The offset of the last `count` wanted lines, never before `stop`. Reads from the end, no more than it must."""
+    offset = found = end(path, whole_lines=True)
+    seen = 0
+    for raw, at in _backwards(path):
+        if seen >= count or at < stop:
+            return found
+        line = parsed(raw)
+        if line is None:
+            continue
+        if wanted.is_before(line):
+            return found
+        if wanted(line):
+            seen, found = seen + 1, at
+    return found if seen else offset
+
+
+def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
+    """Every whole line of the log from the last to the first, with its offset."""
+    for part in reversed(parts(path)):
+        if not part.size:
+            continue
+        with part.path.open("rb") as file:
+            at, rest = part.size, b""
+            while at > 0:
+                length = min(_BLOCK, at)
+                at -= length
+                file.seek(at)
+                block = file.read(length) + rest
+                first, *whole = block.split(b"\n")
+                # `rest` is the line that begins before this block; what follows the last newline is no whole line.
+                position = at + len(first) + 1
+                starts = []
+                for raw in whole[:-1]:
+                    starts.append((raw, part.start + position))
+                    position += len(raw) + 1
+                yield from reversed(starts)
+                rest = first + b"\n" if whole else block
+            if rest.endswith(b"\n"):
+                yield rest[:-1], part.start
 
 
 def tell(event: dict[str, Any]) -> None:

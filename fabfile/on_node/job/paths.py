@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ JOB = Path("/var/lib/trainyard/job.json")
 LIMITS = Path("/var/lib/trainyard/limits.json")
 """On a node that has limits: when it ends, see bootstrap/limits.py."""
 SECRETS = "secrets.json"
+TIME = re.compile(r"\d{1,10}\.\d{3}")
+"""The time of a line in a log, seconds of Unix time: anything else was cut by a full disk or a crash."""
 _FULL_DISK_SECONDS = 5.0
 
 Record = dict[str, Any]
@@ -45,23 +48,26 @@ def unit_of(job: str) -> str:
 
 
 def read(path: Path) -> Record:
-    """A record; empty when there is none."""
+    """A record; empty when there is none, or when what is there is no record: a machine that lost its power can leave
+    an empty file, and one such file must not stop every verb for every job."""
     try:
-        text = path.read_text()
-    except FileNotFoundError:
+        record = json.loads(path.read_text(errors="replace"))
+    except (FileNotFoundError, ValueError):
         return {}
-    record: Record = json.loads(text)
-    return record
+    return record if isinstance(record, dict) else {}
 
 
 def write(path: Path, record: Record) -> None:
-    """Renamed into place. On a full disk it is tried for a while: whoever filled it with half a checkpoint takes
-    that away again, and a job's end must be known."""
+    """Put on disk, then renamed into place: never half of a record, not even after a power failure. On a full disk it
+    is tried for a while: whoever filled it with half a checkpoint takes that away again, and a job's end must be known."""
     deadline = time.monotonic() + _FULL_DISK_SECONDS
     while True:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(record))
+            with temporary.open("w") as file:
+                file.write(json.dumps(record))
+                file.flush()
+                os.fsync(file.fileno())
             temporary.replace(path)
             return
         except OSError as error:

@@ -24,6 +24,8 @@ from fabfile.on_node.job import cores, paths
 READY = Path("/var/lib/trainyard/ready.json")
 LONGEST = 16384
 """Bytes of a line that are kept."""
+FILE_BYTES = 64 << 20
+"""A rank's log file on its node is rotated when it is larger; one rotated file stays. The head has all of its lines."""
 LINGER = 4.0
 """Seconds from a rank's bad end to that of its wrapper, at which the launcher kills all others: by then the head has
 heard what they have to say of it, and has ended them itself."""
@@ -124,8 +126,9 @@ def ccl(every: list[list[int]]) -> dict[str, str]:
 class Log:
     """A rank's lines, each with its time, on this node's disk; on a full disk to stdout, and so over mpirun."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES) -> None:
+        self._path, self._file_bytes = path, file_bytes
+        self._file, self._size = self._open()
         self._last = ""
         self._error = ""
 
@@ -149,9 +152,22 @@ class Log:
         try:
             if os.write(self._file, data) != len(data):
                 raise OSError
+            self._size += len(data)
+            if self._size >= self._file_bytes:
+                self._rotate()
         except OSError:
             with suppress(OSError):
                 print(text, flush=True)
+
+    def _open(self) -> tuple[int, int]:
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        return file, os.fstat(file).st_size
+
+    def _rotate(self) -> None:
+        """The node's keeper reads the old file to its end before it turns to the new one."""
+        self._path.replace(self._path.with_suffix(".log.1"))
+        os.close(self._file)
+        self._file, self._size = self._open()
 
     def complaint(self) -> str:
         """What it said of its trouble: its own word for it, else the last line."""
