@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,4 +34,4 @@ def test_a_long_run_keeps_its_whole_curve_in_a_bounded_file(tmp_path: Path) -> N
     kept = steps(path)
     assert kept == sorted(set(kept)) and kept[-1] == 5000 and kept[0] < 50
     assert {1000, 2000, 3000, 4000, 5000} <= set(kept), "validations stay"
-    assert max(later - earlier for earlier, later in zip(kept, kept[1:], strict=False)) <= 16, "no gap in the curve"
+    assert max(later - earlier for earlier, later in pairwise(kept)) <= 16, "no gap in the curve"

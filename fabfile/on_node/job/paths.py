@@ -7,7 +7,7 @@ runs/ID/ on every node
 runs/ID/ on the head, too
     spec.json            what was asked for: see fabfile/jobs/train.py
     state.json           how it is: see STATES
-    log                  every line of every rank: time, node, rank, text
+    log, log.START       every line of every rank: time, node, rank, text; rotated, see log.py
     stop.json            there: somebody wants it stopped
     secrets.json         for rank 0's environment alone, for its owner's eyes: the key of Weights & Biases
 """
@@ -59,7 +59,8 @@ def read(path: Path) -> Record:
 
 def write(path: Path, record: Record) -> None:
     """Put on disk, then renamed into place: never half of a record, not even after a power failure. On a full disk it
-    is tried for a while: whoever filled it with half a checkpoint takes that away again, and a job's end must be known."""
+    is tried for a while: whoever filled it with half a checkpoint takes that away again, and a job's end must be
+    known."""
     deadline = time.monotonic() + _FULL_DISK_SECONDS
     while True:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
