@@ -194,6 +194,7 @@ def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Chec
         uid: int = 0,
         missing: tuple[str, ...] = (),
         cgroups: bool = True,
+        controllers: tuple[str, ...] = ("cpu", "memory", "pids"),
         routes: tuple[dict[str, Any], ...] = (),
         sources: bool = True,
         free_gb: float = 100,
@@ -201,7 +202,9 @@ def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Chec
     ) -> str:
         (home / "cgroup" / "unified").mkdir(parents=True, exist_ok=True)
         if cgroups:
-            (home / "cgroup" / "unified" / "cgroup.procs").touch()
+            for tree in ("unified", *controllers):
+                (home / "cgroup" / tree).mkdir(exist_ok=True)
+                (home / "cgroup" / tree / "cgroup.procs").touch()
         with monkeypatch.context() as patch:
             patch.setattr(platform, "system", lambda: system)
             patch.setattr(os, "geteuid", lambda: uid)
@@ -232,6 +235,7 @@ def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
         ({"uid": 1000}, "only root"),
         ({"missing": ("apt-get",)}, "no apt-get"),
         ({"cgroups": False}, "control groups v2"),
+        ({"controllers": ("memory",)}, "this machine lacks cpu, pids"),
         ({"missing": ("systemd-nspawn",)}, "apt-get install systemd-container"),
         ({"missing": ("mmdebstrap", "ip")}, "apt-get install iproute2 mmdebstrap"),
         ({"sources": False}, "no archive"),
@@ -256,6 +260,46 @@ def test_another_system_is_told_so_before_anything_of_linux_is_read(
 
     monkeypatch.setattr(base, "release", release)
     assert "this is Darwin" in check(system="Darwin")
+
+
+@pytest.mark.parametrize("offered, missing", [("cpuset cpu io memory pids", []), ("", ["cpu", "memory", "pids"])])
+def test_controllers_of_a_host_with_version_2_alone(
+    offered: str, missing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text(f"{offered}\n")
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
+    assert cgroup.missing() == missing
+
+
+SOURCES = {
+    "sources.list": "# deb cdrom:[Debian]/ trixie main\n\ndeb [trusted=yes] http://deb.debian.org/debian trixie main\n",
+    "sources.list.d/0000trixie.list": "deb http://deb.debian.org/debian trixie main non-free-firmware # ours\n",
+    "sources.list.d/debian.sources": "Types: deb\n# a copy\nURIs: http://deb.debian.org/debian\n"
+    "Suites: trixie trixie-updates\nComponents:\n main\n",
+    "sources.list.d/security.sources": "Types: deb deb-src\nURIs: http://deb.debian.org/debian-security\n"
+    "Suites: trixie-security\nComponents: main\n",
+}
+NO_SOURCES = {
+    "sources.list": "# deb http://deb.debian.org/debian trixie main\n",
+    "sources.list.d/source.list": "deb-src http://deb.debian.org/debian trixie main\n",
+    "sources.list.d/docker.list": "deb [arch=amd64] https://download.docker.com/linux/debian trixie stable\n",
+    "sources.list.d/sdk.list": "deb https://packages.cloud.google.com/apt cloud-sdk-trixie main\n",
+    "sources.list.d/node.sources": "Types: deb\nURIs: https://deb.nodesource.com/node\nSuites: nodistro\n"
+    "Components: main\n\nTypes: deb-src\nSuites: trixie\nComponents: main\n",
+    "sources.list.d/debian.sources.bak": SOURCES["sources.list.d/debian.sources"],
+}
+
+
+@pytest.mark.parametrize("files, found", [(SOURCES, sorted(SOURCES)), (NO_SOURCES, [])], ids=["own", "others"])
+def test_the_archive_is_found_whatever_its_file_is_called(
+    files: dict[str, str], found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sources.list.d").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(base, "APT", tmp_path)
+    monkeypatch.setattr(base, "release", lambda: {"VERSION_CODENAME": "trixie"})
+    assert [str(path.relative_to(tmp_path)) for path in base.sources()] == found
 
 
 def test_a_baked_image_needs_neither_the_tools_nor_the_room_of_a_bake(check: Check, home: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infra.local import command, paths
 
+APT = Path("/etc/apt")
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "udev", "netbase", "iproute2", "iputils-ping"),
     *("cloud-init", "locales", "openssh-server", "sudo", "ca-certificates", "procps", "less", "rsync", "kmod"),
@@ -40,15 +42,23 @@ def release() -> dict[str, str]:
 
 
 def sources() -> list[Path]:
-    """The host's own files that name its distribution's archive."""
-    etc = Path("/etc/apt")
-    names = ("sources.list", "sources.list.d/debian.sources", "sources.list.d/ubuntu.sources")
-    return [etc / name for name in names if (etc / name).is_file() and _names_archive(etc / name)]
+    """The host's own files that name its distribution's archive, whatever they are called; none of another archive."""
+    found = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
+    codename = release().get("VERSION_CODENAME", "")
+    suites = {codename, f"{codename}-updates", f"{codename}-security"}
+    return [path for path in found if path.suffix in (".list", ".sources") and path.is_file() and _names(path, suites)]
 
 
-def _names_archive(path: Path) -> bool:
-    lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
-    return any(line.startswith(("deb ", "Types: deb")) for line in lines)
+def _names(path: Path, suites: set[str]) -> bool:
+    """Whether a file has an entry for one of the release's own suites; no other archive has `main` in it."""
+    lines = path.read_text(errors="replace").splitlines()
+    text = "\n".join(line for line in lines if not line.startswith("#"))  # between the lines of an entry, too
+    if path.suffix == ".list":  # deb [options] URI SUITE COMPONENT...
+        entries = [re.sub(r"\[.*?\]|#.*", "", line).split() for line in text.splitlines()]
+        return any(entry[:1] == ["deb"] and set(entry[2:3]) & suites and "main" in entry[3:] for entry in entries)
+    wanted: tuple[tuple[str, set[str]], ...] = (("Types", {"deb"}), ("Suites", suites), ("Components", {"main"}))
+    stanzas = [dict(re.findall(r"(?m)^([A-Za-z-]+):(.*(?:\n[ \t].*)*)", stanza)) for stanza in text.split("\n\n")]
+    return any(all(values & set(fields.get(key, "").split()) for key, values in wanted) for fields in stanzas)
 
 
 def key() -> str:

@@ -17,6 +17,7 @@ from infra.errors import OperationError
 ROOT = Path("/sys/fs/cgroup")
 TOP = "trainyard"
 PERIOD_US = 100_000
+CONTROLLERS = ("cpu", "memory", "pids")
 
 
 class CgroupError(OperationError):
@@ -41,6 +42,14 @@ def _trees() -> list[Path]:
     return [tree for tree in named if (tree / "cgroup.procs").exists()]
 
 
+def missing() -> list[str]:
+    """The controllers that a machine's limits need and this host does not offer, such as a container without them."""
+    if is_hybrid():
+        return [name for name in CONTROLLERS if not (ROOT / name / "cgroup.procs").exists()]
+    offered = (ROOT / "cgroup.controllers").read_text().split()
+    return [name for name in CONTROLLERS if name not in offered]
+
+
 def make(stack: str, machine: str) -> list[Path]:
     """Make the machine's groups; the `cgroup.procs` files that a process joins them through."""
     joins = []
@@ -50,7 +59,7 @@ def make(stack: str, machine: str) -> list[Path]:
         joins.append(group / "cgroup.procs")
     if not is_hybrid():
         for parent in (ROOT, ROOT / TOP, ROOT / TOP / stack):
-            (parent / "cgroup.subtree_control").write_text("+cpu +memory +pids")
+            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
     return joins
 
 

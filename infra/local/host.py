@@ -38,6 +38,11 @@ def check_machine() -> None:
         raise UsageError("cluster = 'local': needs Debian or Ubuntu, and this machine has no apt-get")
     if not (cgroup.unified().parent / "cgroup.procs").exists():
         raise UsageError("cluster = 'local': needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup")
+    if missing := cgroup.missing():
+        raise UsageError(
+            f"cluster = 'local': needs the control groups' controllers cpu, memory and pids; this machine lacks "
+            f"{', '.join(missing)} (in a container: the host has to delegate them)"
+        )
 
 
 def check(settings: Settings, image_id: str) -> None:
