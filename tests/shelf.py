@@ -65,13 +65,22 @@ class BookProvider(ResourceProvider):
         (directory() / props["name"]).unlink(missing_ok=True)
 
 
+class MapProvider(BookProvider):
+    """A kind of its own: the engine deletes those of one kind at once, and different kinds one after the other."""
+
+
 class Book(Resource, module="test", name="Book"):
     """A file."""
 
     mark: pulumi.Output[str]
 
     def __init__(self, name: str, props: dict[str, Any], opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__(BookProvider(), name, {**props, "name": name, "mark": None}, opts)
+        super().__init__(
+            MapProvider() if props["kind"] == "map" else BookProvider(),
+            name,
+            {**props, "name": name, "mark": None},
+            opts,
+        )
 
 
 def want(**books: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def books() -> list[str]:
 
 
 def test_resources_are_made_after_what_they_need_and_deleted_before_it() -> None:
-    shelf.want(a={"mode": "slow"}, c={"beside": "a"}, b={"beside": "c"})
+    shelf.want(a={"mode": "slow"}, c={"beside": "a", "kind": "map"}, b={"beside": "c"})
     run("up")
     assert shelf.log() == ["create a", "create c", "create b"]
     assert names() == ["a", "c", "b"]
@@ -123,9 +123,9 @@ def test_a_preview_says_all_and_does_nothing(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_update_keeps_the_resource_and_its_place() -> None:
-    shelf.want(a={}, b={"beside": "a"})
+    shelf.want(a={}, b={"beside": "a", "kind": "map"})
     run("up")
-    shelf.want(a={"pages": 2}, b={"beside": "a"})
+    shelf.want(a={"pages": 2}, b={"beside": "a", "kind": "map"})
     run("up")
     assert shelf.log()[2:] == ["update a"] and (shelf.directory() / "a").read_text() == "2"
     assert names() == ["a", "b"]
@@ -150,7 +150,7 @@ def test_a_replacement_makes_before_it_deletes_where_two_can_be() -> None:
 
 
 def test_what_is_not_declared_any_more_is_deleted_last_made_first() -> None:
-    shelf.want(a={}, b={"beside": "a"}, c={"beside": "b"})
+    shelf.want(a={}, b={"beside": "a", "kind": "map"}, c={"beside": "b"})
     run("up")
     shelf.want(a={}, d={})
     run("up")
