@@ -27,6 +27,8 @@ OWN_NAMES = {
     "GalleryImageVersion": "galleryImageVersionName",
     "StorageAccount": "accountName",
     "BlobContainer": "containerName",
+    "BlobServiceProperties": "blobServicesName",
+    "ManagementPolicy": "managementPolicyName",
     "UserAssignedIdentity": "resourceName",
     "Budget": "budgetName",
     "RoleDefinition": "roleDefinitionId",
@@ -46,11 +48,12 @@ class Azure(Kind):
         if kind == "VirtualMachine":
             disk = {"managedDisk": {"id": f"{GROUP}/disks/{args.name}"}}
             made |= {"vmId": str(uuid.uuid5(uuid.NAMESPACE_OID, args.name)), "storageProfile": {"osDisk": disk}}
+        if "identity" in args.inputs:
             # A list as an input, a mapping as an output.
             made["identity"] = {**args.inputs["identity"], "userAssignedIdentities": {}}
         made |= {
             "PublicIPAddress": {"ipAddress": f"198.51.100.{sum(args.name.encode()) % 250}"},
-            "UserAssignedIdentity": {"principalId": "identity-principal"},
+            "UserAssignedIdentity": {"principalId": f"{args.name}-principal"},
             "Command": {"output": HOST_KEY},
             "Month": {"first": "2026-11-01T00:00:00Z"},
         }.get(kind, {})

@@ -42,6 +42,8 @@ class Cloud:
         """Answers to other listings, by their path."""
         self.blobs: dict[str, int] = {}
         """Sizes of the blobs of the one container, by name."""
+        self.deleted: dict[str, int] = {}
+        """Sizes of those that were deleted and can be had back: listed for who asks for them."""
         self.busy = 0
         """How many of the next requests get a 429."""
         self.refuses: set[str] = set()
@@ -161,11 +163,12 @@ class Handler(BaseHTTPRequestHandler):
         return self._send(200, {"status": "Succeeded"})
 
     def _blobs(self, query: dict[str, list[str]]) -> None:
-        names = sorted(self.cloud.blobs)
+        included = query.get("include", [""])[0].split(",")
+        blobs = {**self.cloud.blobs, **(self.cloud.deleted if "deleted" in included else {})}
+        names = sorted(blobs)
         start = int(query.get("marker", ["0"])[0] or 0)
         entries = "".join(
-            f"<Blob><Name>{name}</Name><Properties><Content-Length>{self.cloud.blobs[name]}</Content-Length>"
-            "</Properties></Blob>"
+            f"<Blob><Name>{name}</Name><Properties><Content-Length>{blobs[name]}</Content-Length></Properties></Blob>"
             for name in names[start : start + PAGE]
         )
         following = str(start + PAGE) if start + PAGE < len(names) else ""

@@ -132,6 +132,24 @@ ACCOUNT = declared(
     networkRuleSet={"defaultAction": "Deny"},
 )
 CONTAINER = declared(accounts.CONTAINER, "data", publicAccess="None")
+BLOBS = declared(
+    accounts.BLOBS,
+    "blobs",
+    {"accountName": "account"},
+    isVersioningEnabled=True,
+    deleteRetentionPolicy={"enabled": True, "days": 7.0},
+    containerDeleteRetentionPolicy={"enabled": True, "days": 7.0},
+)
+OLD_VERSIONS = declared(
+    accounts.LIFECYCLE,
+    "old-versions",
+    {"accountName": "account"},
+    policy={
+        "rules": [
+            {"enabled": True, "definition": {"actions": {"version": {"delete": {"daysAfterCreationGreaterThan": 1.0}}}}}
+        ]
+    },
+)
 
 
 def policy(*statements: dict[str, Any]) -> str:
@@ -182,11 +200,14 @@ VPC = declared(networks.VPC, "network", cidrBlock="10.0.0.0/24")
 VNET = declared(networks.VNET, "vnet", addressSpace={"addressPrefixes": ["10.0.0.0/16"]})
 DEFAULT_GROUP = declared(networks.DEFAULT_GROUP, "closed", {"vpcId": "network"}, ingress=[], egress=[])
 FLOW_LOG = declared(networks.FLOW_LOG, "log", {"vpcId": "network"}, trafficType="ALL")
-VNET_FLOW_LOG = declared(networks.VNET_FLOW_LOG, "vnet-log", {"targetResourceId": "vnet"}, enabled=True)
+VNET_FLOW_LOG = declared(
+    networks.VNET_FLOW_LOG, "vnet-log", {"targetResourceId": "vnet"}, enabled=True, identity={"type": "UserAssigned"}
+)
 
 GOOD = Stack(
     [
         *(INSTANCE, IMAGE, TEMPLATE, FROM_TEMPLATE, VM, SSH_IN, WEB_IN, GROUP, NSG, SUBNET, ACCOUNT, CONTAINER),
+        *(BLOBS, OLD_VERSIONS),
         *(ROLE_POLICY, ROLE, ATTACHMENT, ASSIGNMENT, DEFINITION, BUCKET, ACCESS, ENCRYPTION, VERSIONING),
         *(BUCKET_POLICY, LIFECYCLE, VPC, VNET, DEFAULT_GROUP, FLOW_LOG, VNET_FLOW_LOG),
     ],
@@ -242,6 +263,8 @@ CASES: dict[str, Case] = {
     "containers-private": Case("data", "publicAccess", "Blob"),
     "storage-no-shared-key": Case("account", "allowSharedKeyAccess", True),
     "storage-closed-by-default": Case("account", "networkRuleSet.defaultAction", "Allow"),
+    "blobs-can-be-had-back": Case("blobs", "deleteRetentionPolicy.days", 6),
+    "old-versions-deleted": Case("old-versions", "policy.rules.0.definition.actions.version", None),
     "iam-no-stars": Case("bucket-access", "policy", policy({**OWN_BUCKET, "Resource": "*"})),
     "roles-for-services": Case("role", "assumeRolePolicy", policy({**TRUST, "Principal": {"AWS": "*"}})),
     "no-administrators": Case("ssm", "policyArn", "arn:aws:iam::aws:policy/AdministratorAccess"),

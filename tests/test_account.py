@@ -362,6 +362,16 @@ def test_rights_and_providers_that_lack(make: Make, place: tuple[Rest, Cloud]) -
     assert finding(found, "providers").mend == "az provider register --wait --namespace Microsoft.Compute"
 
 
+@pytest.mark.parametrize("flow_logs, state", [("true", "failed"), ("false", "ok")])
+def test_flow_logs_need_one_more_provider(make: Make, place: tuple[Rest, Cloud], flow_logs: str, state: str) -> None:
+    rest, cloud = place
+    cloud.things[f"{ROOT}/providers/microsoft.insights"] = {"type": "provider", "registrationState": "NotRegistered"}
+    found = azure.check(make("azure-xeon", flowLogs=flow_logs), rest)
+    assert finding(found, "providers").state == state
+    if flow_logs == "true":
+        assert finding(found, "providers").mend == "az provider register --wait --namespace Microsoft.Insights"
+
+
 def test_a_subscription_that_is_not_there_or_does_not_answer(make: Make, place: tuple[Rest, Cloud]) -> None:
     rest, cloud = place
     del cloud.things[ROOT]

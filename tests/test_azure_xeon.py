@@ -19,7 +19,7 @@ from inputs import public_key
 from recorder import HOST_KEY, Ran, run
 
 from infra import inventory, prices, stack_file, user_data
-from infra.azure import base, data, image, types
+from infra.azure import access, base, data, image, types
 from infra.clusters import azure_xeon
 from infra.errors import UsageError
 from infra.settings import ROOT, Settings, load
@@ -46,6 +46,8 @@ LIMITS = {
     "StorageAccount": r"[a-z0-9]{3,24}",
     "BlobContainer": r"[a-z0-9]([a-z0-9-]{1,61}[a-z0-9])",
     "UserAssignedIdentity": r"[A-Za-z0-9][\w-]{2,127}",
+    "BlobServiceProperties": "default",
+    "ManagementPolicy": "default",
     "Budget": r"[\w-]{1,63}",
     "FlowLog": r"[A-Za-z0-9][\w.-]{0,78}\w",
     "RoleDefinition": r"[0-9a-f-]{36}",
@@ -338,6 +340,27 @@ def test_the_head_alone_is_public_and_the_others_go_out_through_nat(program: Pro
     assert [node.address for node in ran.cluster.nodes[1:]] == ["10.0.0.11", "10.0.0.12"]
 
 
+def test_one_node_has_no_nat_gateway_to_pay_for(program: Program, settings: Callable[..., Settings]) -> None:
+    """It has an address of its own. The builder, which has none there, gets one."""
+    ran = program(nodes=1)
+    assert ran.of(":NatGateway") == [] and "natGateway" not in only(ran, "Subnet")
+    assert {found.name for found in ran.of(":PublicIPAddress")} == {"node1-address", f"{named(ran, 'builder')}-address"}
+    card = ran[f"{named(ran, 'builder')}-interface"].inputs["ipConfigurations"][0]
+    assert card["publicIPAddress"]["id"].endswith(f"{named(ran, 'builder')}-address")
+    bill = {line.what: line.count for line in azure_xeon.bill(settings(nodes=1))}
+    assert not {"NAT gateway, without its traffic", "its address"} & set(bill)
+    assert bill["address of the builder"] == 1 and bill["public addresses of nodes"] == 1
+
+
+def test_one_node_that_becomes_four_stays_as_it_is(program: Program) -> None:
+    """Subnet and builder's interface change in place, as Azure can; no machine does."""
+    one, four = program(nodes=1), program(nodes=4)
+    assert only(four, "Subnet")["natGateway"]["id"].endswith("/nat")
+    changed = {name for name in one.declared if name in four.declared and one[name].inputs != four[name].inputs}
+    assert changed == {"subnet", f"{named(one, 'builder')}-interface"}
+    assert set(one.declared) - set(four.declared) == {f"{named(one, 'builder')}-address"}
+
+
 def test_all_public_by_config(program: Program) -> None:
     ran = program(nodes=3, publicNodes="all")
     addresses = {found.name for found in ran.of(":PublicIPAddress")}
@@ -411,7 +434,10 @@ def test_the_budget_is_of_the_group_and_its_month_is_not_the_programs_clock(prog
         assert len(clock) == (path.name == "budget.py"), "only the provider of the month looks at the calendar"
 
 
-@pytest.mark.parametrize("keep, kept", [("true", {"group", "data", "container", "may-read"}), ("false", set())])
+DATA = {"group", "data", "container", "blobs", "tidy", "may-read"}
+
+
+@pytest.mark.parametrize("keep, kept", [("true", DATA), ("false", set())])
 def test_data_outlives_the_cluster_only_when_asked(program: Program, keep: str, kept: set[str]) -> None:
     ran = program(keepData=keep)
     assert {name for name, found in ran.declared.items() if found.retain_on_delete} == kept
@@ -420,8 +446,8 @@ def test_data_outlives_the_cluster_only_when_asked(program: Program, keep: str, 
 def test_data_that_is_kept_keeps_no_network(program: Program) -> None:
     """`--exclude` keeps what the account depends on, and a NAT gateway costs; the subnet comes first nevertheless."""
     ran = program()
-    for kept in ("data", "container", "may-read"):
-        assert ran.closure(kept) <= {"group", "azure", "data"}, ran.closure(kept)
+    for kept in DATA:
+        assert ran.closure(kept) <= {"group", "azure", "data", "blobs"}, ran.closure(kept)
     (rule,) = only(ran, "StorageAccount")["networkRuleSet"]["virtualNetworkRules"]
     assert rule["virtualNetworkResourceId"] == f"{GROUP}/providers/Subnet/subnet", "waited for"
 
@@ -444,6 +470,58 @@ def test_flow_logs_by_config(program: Program) -> None:
     assert made["targetResourceId"].endswith("/network") and made["networkWatcherName"] == "NetworkWatcher_eastus"
 
 
+def test_flow_logs_come_with_an_identity_that_may_do_nothing_else(program: Program) -> None:
+    """The account takes no keys, so logs without an identity would never be written."""
+    ran = program(flowLogs="true")
+    assert only(ran, "StorageAccount")["allowSharedKeyAccess"] is False
+    log = ran["flow-logs"]
+    assert log.inputs["identity"] == {
+        "type": "UserAssigned",
+        "userAssignedIdentities": [f"{GROUP}/providers/UserAssignedIdentity/flow-logs-identity"],
+    }
+    assert "may-log" in log.needs, "the right is there before the first log"
+    right = ran["may-log"].inputs
+    assert right["principalId"] == "flow-logs-identity-principal" and right["scope"].endswith("/StorageAccount/data")
+    assert right["roleDefinitionId"].endswith(f"/{access.BLOB_CONTRIBUTOR}")
+    others = [found.inputs for found in ran.of(":RoleAssignment") if found.name != "may-log"]
+    assert all(other["principalId"] != "flow-logs-identity-principal" for other in others)
+    machines = [found.inputs["identity"]["userAssignedIdentities"] for found in ran.of(":VirtualMachine")]
+    assert machines and all("flow-logs" not in str(identities) for identities in machines)
+
+
+def test_one_lifecycle_policy_removes_old_flow_logs(program: Program) -> None:
+    """A retention in the flow log would make Network Watcher write a policy over the account's."""
+    ran = program(flowLogs="true")
+    assert only(ran, "FlowLog")["retentionPolicy"] == {"days": 0, "enabled": False}
+    rules = {rule["name"]: rule["definition"] for rule in only(ran, "ManagementPolicy")["policy"]["rules"]}
+    assert set(rules) == {"old-versions", "old-flow-logs"}
+    assert rules["old-flow-logs"]["filters"]["prefixMatch"] == ["insights-logs-flowlogflowevent/"]
+    assert rules["old-flow-logs"]["actions"] == {"baseBlob": {"delete": {"daysAfterModificationGreaterThan": 30}}}
+    (own,) = only(program(), "ManagementPolicy")["policy"]["rules"]
+    assert own["name"] == "old-versions"
+
+
+def test_what_a_node_deletes_can_be_had_back_for_a_week_and_not_for_ever(program: Program) -> None:
+    ran = program()
+    service = only(ran, "BlobServiceProperties")
+    week = {"days": 7, "enabled": True}
+    assert service["isVersioningEnabled"] is True
+    assert service["deleteRetentionPolicy"] == service["containerDeleteRetentionPolicy"] == week
+    (rule,) = only(ran, "ManagementPolicy")["policy"]["rules"]
+    assert rule["enabled"] is True
+    assert rule["definition"] == {
+        "actions": {"version": {"delete": {"daysAfterCreationGreaterThan": 1}}},
+        "filters": {"blobTypes": ["blockBlob"]},
+    }
+
+
+def test_a_machine_is_made_after_its_right_to_end_itself(program: Program) -> None:
+    """One that is there before, and whose `up` dies, could ask nobody to deallocate it, and would be billed on."""
+    ran = program()
+    for machine in (*nodes(ran), named(ran, "builder")):
+        assert "may-end" in ran[machine].needs, machine
+
+
 # --- all of it ---
 
 
@@ -451,6 +529,7 @@ def test_one_provider_and_the_stacks_tags_on_everything_taggable(program: Progra
     ran = program(maxHours=12)
     tags = {"trainyard-stack": "xeon", "trainyard-owner": "me", "trainyard-max-hours": "12"}
     untagged = {"Subnet", "RoleDefinition", "RoleAssignment", "Budget", "BlobContainer"}
+    untagged |= {"BlobServiceProperties", "ManagementPolicy"}
     for found in ran.declared.values():
         if found.type.startswith("azure-native:"):
             assert found.provider == "azure", found.name

@@ -212,10 +212,23 @@ def test_data_goes_only_when_asked_for(place: tuple[Rest, Cloud], settings: Sett
     cloud.blobs = {f"train-{index}.bin": 1_000_000_000 for index in range(5)}
     leftovers.sweep(settings, [], rest=rest)
     account, *rights, group = leftovers.find(settings, rest)
-    assert (account.kind, account.holds) == ("storage account", "5 blobs (older versions counted), 5 GB")
+    assert (account.kind, account.holds) == (
+        "storage account",
+        "5 blobs (older versions and deleted ones counted), 5 GB",
+    )
     assert {right.what for right in rights} == {"may-store", "may-read"}, "whoever keeps data may read it"
     assert group.kind == "resource group"
     leftovers.sweep(settings, [], delete_data=True, rest=rest)
+    assert leftovers.find(settings, rest) == []
+
+
+def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.deleted = {"step-100.pt": 1_500_000_000}
+    (account,) = [thing for thing in leftovers.find(settings, rest) if thing.kind == "storage account"]
+    assert account.holds == "1 blobs (older versions and deleted ones counted), 1.5 GB"
+    assert account.usd_per_hour
+    leftovers.sweep(settings, [], delete_data=True, rest=rest)  # it goes with its account
     assert leftovers.find(settings, rest) == []
 
 

@@ -18,7 +18,7 @@ from policy_cases import ATTACHMENT, CASES, GOOD, INSTANCE, NSG, OWN_BUCKET, ROL
 from policy_cases import policy as document
 
 from infra import user_data
-from infra.policy import access, buckets, leaks, machines, networks, openings, pack, tags
+from infra.policy import access, accounts, buckets, leaks, machines, networks, openings, pack, tags
 from infra.policy.rule import Finding, Resource, Stack
 from infra.policy.unknown import UNKNOWN, UndecidedError
 from infra.settings import load
@@ -357,6 +357,7 @@ NAMED = sorted(
     {
         *(key for rule in pack.RULES for key in rule.parts if key != "*"),
         *(networks.VPC, networks.DEFAULT_GROUP, networks.FLOW_LOG, networks.VNET_FLOW_LOG),
+        *(accounts.BLOBS, accounts.LIFECYCLE),
         *(buckets.BUCKET, buckets.ACCESS, buckets.ENCRYPTION, buckets.VERSIONING, buckets.POLICY),
     }
 )
@@ -398,7 +399,9 @@ def test_volumes_say_so_themselves() -> None:
 # --- what must stand beside a resource ---
 
 
-@pytest.mark.parametrize("beside", ["private", "encryption", "versions", "tls", "tidy", "closed", "log", "vnet-log"])
+@pytest.mark.parametrize(
+    "beside", ["private", "encryption", "versions", "tls", "tidy", "closed", "log", "vnet-log", "blobs", "old-versions"]
+)
 def test_what_must_stand_beside_it_is_missed(beside: str) -> None:
     without = replace(GOOD, resources=[resource for resource in GOOD.resources if resource.name != beside])
     elsewhere = replace(GOOD, resources=[replace(r, links={}) if r.name == beside else r for r in GOOD.resources])

@@ -152,9 +152,16 @@ PLANTS = [
     azure("nothing-from-anywhere", "network.py", NSG_SSH, '"Tcp", "Internet", subnet, "443"'),
     azure(
         "flow-logs-as-configured",
-        "network.py",
+        "flow_logs.py",
         "enabled=True,\n        format",
         "enabled=False,\n        format",
+        flowLogs="true",
+    ),
+    azure(
+        "flow-logs-as-configured",
+        "flow_logs.py",
+        "type=network.ResourceIdentityType.USER_ASSIGNED, ",
+        "",
         flowLogs="true",
     ),
     azure("storage-https-only", "data.py", "enable_https_traffic_only=True", "enable_https_traffic_only=False"),
@@ -162,6 +169,14 @@ PLANTS = [
     azure("storage-no-public-blobs", "data.py", "allow_blob_public_access=False,", ""),
     azure("storage-no-shared-key", "data.py", "allow_shared_key_access=False", "allow_shared_key_access=True"),
     azure("storage-closed-by-default", "data.py", "storage.DefaultAction.DENY", "storage.DefaultAction.ALLOW"),
+    azure("blobs-can-be-had-back", "data.py", "is_versioning_enabled=True", "is_versioning_enabled=False"),
+    azure(
+        "blobs-can-be-had-back",
+        "data.py",
+        "container_delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),",
+        "",
+    ),
+    azure("old-versions-deleted", "data.py", "rules = [_old_versions()]", "rules = []", flowLogs="true"),
     azure("containers-private", "data.py", "storage.PublicAccess.NONE", "storage.PublicAccess.BLOB"),
     azure(
         "no-privileged-roles",

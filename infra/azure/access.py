@@ -15,13 +15,24 @@ BLOB_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
 """Azure's own role Storage Blob Data Contributor: read, write and delete blobs."""
 BLOB_READER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1"
 """Azure's own role Storage Blob Data Reader: list and read blobs."""
-ASSIGNED = ("may-end", "may-store", "may-read")
+ASSIGNED = ("may-end", "may-store", "may-read", "may-log")
 """The assignments, by their names in the program."""
 ENDS_MACHINES = ("Microsoft.Compute/virtualMachines/read", "Microsoft.Compute/virtualMachines/deallocate/action")
 """A role of our own: the narrowest of Azure's that may deallocate may start, restart and reconfigure as well."""
 
 
-def declare(base: Base, data: Data) -> managedidentity.UserAssignedIdentity:
+@dataclass(frozen=True)
+class Access:
+    """What a machine of the stack needs before it may be there."""
+
+    identity: pulumi.Output[str]
+    """The id of the nodes' identity."""
+    may_end: pulumi.Resource
+    """The right of that identity to deallocate machines. A machine that is made without it could not end itself, and
+    would be billed until somebody finds it."""
+
+
+def declare(base: Base, data: Data) -> Access:
     identity = managedidentity.UserAssignedIdentity(
         "identity",
         resource_name_=base.name("identity"),
@@ -45,13 +56,13 @@ def declare(base: Base, data: Data) -> managedidentity.UserAssignedIdentity:
     # Its type is said, or Azure would look for an identity that its directory may not have yet.
     nodes = Principal(identity.principal_id, "ServicePrincipal")
     operator = Principal(base.operator, base.operator_type)
-    _assign(base, "may-end", nodes, base.group.id, role.id)
-    _assign(base, "may-store", nodes, data.container.id, _builtin(base, BLOB_CONTRIBUTOR))
+    may_end = assign(base, "may-end", nodes, base.group.id, role.id)
+    assign(base, "may-store", nodes, data.container.id, builtin(base, BLOB_CONTRIBUTOR))
     # Whoever owns a subscription may still not list its blobs: that needs a right to data, and keys are off. Without it
     # the audit could not tell an empty container from a full one. On the account, as flow logs have a container of
     # their own. It stays with data that is kept, and goes with the account.
-    _assign(base, "may-read", operator, data.account.id, _builtin(base, BLOB_READER), retain_on_delete=base.kept)
-    return identity
+    assign(base, "may-read", operator, data.account.id, builtin(base, BLOB_READER), retain_on_delete=base.kept)
+    return Access(identity.id, may_end)
 
 
 @dataclass(frozen=True)
@@ -72,17 +83,19 @@ def assignment_guid(logical: str, scope: str, principal: str) -> str:
     return guid(logical, scope.lower(), principal.lower())
 
 
-def _builtin(base: Base, role: str) -> pulumi.Output[str]:
+def builtin(base: Base, role: str) -> pulumi.Output[str]:
+    """The id of one of Azure's own roles."""
     return base.subscription.apply(
         lambda subscription: f"/subscriptions/{subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
     )
 
 
-def _assign(
+def assign(
     base: Base, logical: str, who: Principal, scope: pulumi.Output[str], role: pulumi.Output[str], **more: Any
-) -> None:
+) -> authorization.RoleAssignment:
+    """Give a role on a scope. `logical` is one of ASSIGNED: by it the audit knows the assignment as the stack's."""
     names = pulumi.Output.all(scope, who.id)
-    authorization.RoleAssignment(
+    return authorization.RoleAssignment(
         logical,
         role_assignment_name=names.apply(lambda parts: assignment_guid(logical, *parts)),
         principal_id=who.id,

@@ -21,14 +21,27 @@ RESOURCES, SUBSCRIPTIONS, SKUS = "2021-04-01", "2022-12-01", "2021-07-01"
 IMAGES, GALLERIES, PERMISSIONS = "2024-07-01", "2024-03-03", "2022-04-01"
 """Versions of the interfaces that are asked."""
 NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.Storage", "Microsoft.ManagedIdentity")
+"""Resource providers that a subscription has to register before their resources can be made in it. Those of resource
+groups, roles and budgets are registered in every subscription."""
+FLOW_LOG_NAMESPACE = "Microsoft.Insights"
+"""What flow logs need besides: without it Network Watcher writes none."""
 ACTIONS = (
     *("Microsoft.Resources/subscriptions/resourceGroups/write", "Microsoft.Compute/virtualMachines/write"),
     *("Microsoft.Compute/galleries/images/versions/write", "Microsoft.Network/virtualNetworks/write"),
     *("Microsoft.Storage/storageAccounts/write", "Microsoft.ManagedIdentity/userAssignedIdentities/write"),
+    *("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action", "Microsoft.Consumption/budgets/write"),
     "Microsoft.Authorization/roleAssignments/write",
     "Microsoft.Authorization/roleDefinitions/write",
 )
 """One of each kind of right that `up` needs."""
+
+
+FLOW_LOG_ACTION = "Microsoft.Network/networkWatchers/flowLogs/write"
+
+
+def namespaces(settings: Settings) -> tuple[str, ...]:
+    """The resource providers that `up` needs with these settings."""
+    return (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
 
 
 def check(settings: Settings, rest: Rest | None = None) -> list[Finding]:
@@ -80,14 +93,15 @@ def _findings(settings: Settings, rest: Rest | None) -> Iterator[Finding]:
 
 
 def _providers(rest: Rest, settings: Settings) -> Iterator[Finding]:
-    for name in NAMESPACES:
+    names = namespaces(settings)
+    for name in names:
         state = rest.get(f"{rest.subscription}/providers/{name}", RESOURCES).get("registrationState")
         if state != "Registered":
             yield Finding(
                 "providers", "failed", f"{name} is {state}", f"az provider register --wait --namespace {name}"
             )
             return
-    yield Finding("providers", "ok", f"{', '.join(name.partition('.')[2] for name in NAMESPACES)} are registered")
+    yield Finding("providers", "ok", f"{', '.join(name.partition('.')[2] for name in names)} are registered")
 
 
 def _region(rest: Rest, settings: Settings) -> Iterator[Finding]:
@@ -179,12 +193,13 @@ def _version(rest: Rest, settings: Settings) -> Finding:
 
 def _rights(rest: Rest, settings: Settings) -> Iterator[Finding]:
     listed = rest.every(f"{rest.subscription}/providers/Microsoft.Authorization/permissions", PERMISSIONS)
-    denied = [action for action in ACTIONS if not any(_allows(entry, action) for entry in listed)]
+    actions = (*ACTIONS, FLOW_LOG_ACTION) if settings.cloud.flow_logs else ACTIONS
+    denied = [action for action in actions if not any(_allows(entry, action) for entry in listed)]
     if denied:
         role = f'az role assignment create --role Owner --assignee ... --scope "{rest.subscription}"'
         yield Finding("rights", "failed", f"you may not {', '.join(denied)}", role)
     else:
-        yield Finding("rights", "ok", f"{len(ACTIONS)} actions that `up` needs are allowed")
+        yield Finding("rights", "ok", f"{len(actions)} actions that `up` needs are allowed")
 
 
 def _allows(entry: dict[str, Any], action: str) -> bool:

@@ -13,6 +13,15 @@ from infra.azure.network import Network
 from infra.settings import PRIVATE
 
 CONTAINER = "data"
+FLOW_LOG_CONTAINER = "insights-logs-flowlogflowevent"
+"""Network Watcher makes this container in the account when flow logs are on: a blob an hour for each interface."""
+FLOW_LOG_DAYS = 30
+KEPT_DAYS = 7
+"""What was overwritten or deleted can be had back for so long, as in the bucket of a stack on AWS."""
+VERSION_DAYS = 1
+"""An old version is deleted so many days after it was written, and can then be had back for KEPT_DAYS more. Azure
+counts from when a version was written, not from when another replaced it, so a longer time here would promise nothing:
+of a checkpoint that is a week old and is deleted now, the version would go tonight."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +36,10 @@ class Data:
 
 
 def declare(base: Base, net: Network) -> Data:
-    """No public blobs, no keys: who comes in has an identity, TLS 1.2, and an address of the nodes' or the admin's."""
+    """No public blobs, no keys: who comes in has an identity, TLS 1.2, and an address of the nodes' or the admin's.
+
+    What a node overwrites or deletes can be had back for a week: its role may delete blobs, but no version of one.
+    """
     stack = base.settings.stack
     account = storage.StorageAccount(
         "data",
@@ -63,7 +75,58 @@ def declare(base: Base, net: Network) -> Data:
         public_access=storage.PublicAccess.NONE,
         opts=base.opts(retain_on_delete=base.kept),
     )
+    _keep_deleted(base, account)
     return Data(account, container)
+
+
+def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
+    """Keep old versions and what was deleted for some days, and no longer: both are billed like other blobs."""
+    service = storage.BlobServiceProperties(
+        "blobs",
+        blob_services_name="default",
+        account_name=account.name,
+        resource_group_name=base.group.name,
+        is_versioning_enabled=True,
+        delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),
+        container_delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),
+        opts=base.opts(retain_on_delete=base.kept),
+    )
+    rules = [_old_versions()]
+    if base.settings.cloud.flow_logs:
+        rules.append(_old_flow_logs())
+    storage.ManagementPolicy(
+        "tidy",
+        management_policy_name="default",
+        account_name=account.name,
+        resource_group_name=base.group.name,
+        policy=storage.ManagementPolicySchemaArgs(rules=rules),
+        opts=base.opts(depends_on=[service], retain_on_delete=base.kept),
+    )
+
+
+def _old_versions() -> storage.ManagementPolicyRuleArgs:
+    old = storage.DateAfterCreationArgs(days_after_creation_greater_than=VERSION_DAYS)
+    return _rule(
+        "old-versions",
+        storage.ManagementPolicyActionArgs(version=storage.ManagementPolicyVersionArgs(delete=old)),
+        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"]),
+    )
+
+
+def _old_flow_logs() -> storage.ManagementPolicyRuleArgs:
+    old = storage.DateAfterModificationArgs(days_after_modification_greater_than=FLOW_LOG_DAYS)
+    return _rule(
+        "old-flow-logs",
+        storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=old)),
+        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"], prefix_match=[f"{FLOW_LOG_CONTAINER}/"]),
+    )
+
+
+def _rule(
+    name: str, actions: storage.ManagementPolicyActionArgs, which: storage.ManagementPolicyFilterArgs
+) -> storage.ManagementPolicyRuleArgs:
+    definition = storage.ManagementPolicyDefinitionArgs(actions=actions, filters=which)
+    return storage.ManagementPolicyRuleArgs(enabled=True, name=name, type="Lifecycle", definition=definition)
 
 
 def _loosely(base: Base, net: Network) -> pulumi.Output[str]:

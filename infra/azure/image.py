@@ -18,9 +18,10 @@ from pulumi_azure_native import compute, network
 
 from infra import user_data
 from infra.azure import machine, types
+from infra.azure.access import Access
 from infra.azure.base import Base, gallery_name
 from infra.azure.command import Command
-from infra.azure.network import Network, address
+from infra.azure.network import Network, address, has_nat_gateway
 from infra.azure.stop import Stopped
 from infra.config_values import SettingsError
 from infra.settings import Settings
@@ -78,19 +79,19 @@ class Golden:
     """What a node has to wait for; nothing for an image that is there already."""
 
 
-def declare(base: Base, net: Network, identity: pulumi.Output[str]) -> Golden:
+def declare(base: Base, net: Network, own: Access) -> Golden:
     settings, name = base.settings, key(base.settings)
     if settings.image != "bake":
         return Golden(pulumi.Output.from_input(settings.image), name, ())
     # The start of it is enough for names: with all of it, the longest machine's would have more than 64 characters.
     stage = name[:12]
-    builder = _builder(base, net, identity, stage, name)
+    builder = _builder(base, net, own, stage, name)
     sealed = _sealed(base, builder, stage, name)
     version = _version(base, _snapshot(base, builder, sealed, stage), stage, name)
     return Golden(version.id, name, (version,))
 
 
-def _builder(base: Base, net: Network, identity: pulumi.Output[str], stage: str, name: str) -> compute.VirtualMachine:
+def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> compute.VirtualMachine:
     settings, size = base.settings, types.of(base.settings)
     publisher, offer, sku, version = base_image(settings).split(":")
     spec = machine.Spec(
@@ -110,11 +111,11 @@ def _builder(base: Base, net: Network, identity: pulumi.Output[str], stage: str,
     opts = pulumi.ResourceOptions(
         ignore_changes=kept, delete_before_replace=True, custom_timeouts=pulumi.CustomTimeouts(create="30m")
     )
-    return machine.declare(base, spec, subnet=net.subnet, identity=identity, opts=opts)
+    return machine.declare(base, spec, subnet=net.subnet, own=own, opts=opts)
 
 
 def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
-    return address(base, f"builder-{stage}-address") if base.settings.cloud.public_nodes == "all" else None
+    return None if has_nat_gateway(base.settings) else address(base, f"builder-{stage}-address")
 
 
 def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:

@@ -168,7 +168,9 @@ def _account(rest: Rest, item: dict[str, Any], version: str) -> Detail:
     held = [rest.blobs(f"{found.rstrip('/')}/{name}") for name in names]
     count, size = sum(one for one, _ in held), sum(one for _, one in held)
     price = _price(item, "blob-gb-month", size / 1e9) if size else 0.0
-    return Detail("", price, f"{count} blobs (older versions counted), {size / 1e9:.3g} GB" if count else "")
+    return Detail(
+        "", price, f"{count} blobs (older versions and deleted ones counted), {size / 1e9:.3g} GB" if count else ""
+    )
 
 
 def _priced(sku: str) -> Callable[[Rest, dict[str, Any], str], Detail]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_azure_native import compute, network
 
+from infra.azure.access import Access
 from infra.azure.base import USER, Base
 from infra.azure.types import Size
 
@@ -39,10 +40,13 @@ def declare(
     spec: Spec,
     *,
     subnet: network.Subnet,
-    identity: pulumi.Output[str],
+    own: Access,
     opts: pulumi.ResourceOptions,
 ) -> compute.VirtualMachine:
-    """The machine and its interface. `opts` are the machine's; the provider is the stack's."""
+    """The machine and its interface. `opts` are the machine's; the provider is the stack's.
+
+    It is made after its identity's right to deallocate it: from its first boot on it can end itself.
+    """
     zone = base.settings.cloud.zone
     card = _interface(base, spec, subnet)
     return compute.VirtualMachine(
@@ -60,7 +64,7 @@ def declare(
             uefi_settings=compute.UefiSettingsArgs(secure_boot_enabled=True, v_tpm_enabled=True),
         ),
         identity=compute.VirtualMachineIdentityArgs(
-            type=compute.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[identity]
+            type=compute.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[own.identity]
         ),
         storage_profile=_storage(base, spec),
         os_profile=_system(base, spec),
@@ -78,7 +82,7 @@ def declare(
         billing_profile=compute.BillingProfileArgs(max_price=-1) if spec.spot else None,
         proximity_placement_group=compute.SubResourceArgs(id=spec.near.id) if spec.near else None,
         tags=base.tags,
-        opts=pulumi.ResourceOptions.merge(opts, base.opts()),
+        opts=pulumi.ResourceOptions.merge(opts, base.opts(depends_on=[own.may_end])),
     )
 
 

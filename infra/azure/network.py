@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import pulumi
 from pulumi_azure_native import network
 
 from infra.azure.base import Base
@@ -24,6 +23,11 @@ def vnet_cidr(settings: Settings) -> str:
     return str(settings.cidr.supernet(new_prefix=min(VNET_PREFIX, settings.cidr.prefixlen)))
 
 
+def has_nat_gateway(settings: Settings) -> bool:
+    """Whether nodes without a public address need a way out. The head has an address; a single node is the head."""
+    return settings.cloud.public_nodes == "head" and settings.nodes > 1
+
+
 def declare(base: Base) -> Network:
     vnet = network.VirtualNetwork(
         "network",
@@ -35,8 +39,7 @@ def declare(base: Base) -> Network:
         opts=base.opts(),
     )
     group = _security_group(base)
-    behind_nat = base.settings.cloud.public_nodes == "head"
-    gateway = _nat_gateway(base) if behind_nat else None
+    gateway = _nat_gateway(base) if has_nat_gateway(base.settings) else None
     subnet = network.Subnet(
         "subnet",
         subnet_name=base.name("subnet"),
@@ -117,22 +120,4 @@ def _rule(
         source_port_range="*",
         destination_address_prefix=target,
         destination_port_range=port,
-    )
-
-
-def declare_flow_logs(base: Base, net: Network, account: pulumi.Input[str]) -> None:
-    """The VNet's traffic, kept for a month in the stack's account. Azure makes one watcher per region by itself."""
-    network.FlowLog(
-        "flow-logs",
-        flow_log_name=base.name("flow-logs"),
-        network_watcher_name=f"NetworkWatcher_{base.location}",
-        resource_group_name="NetworkWatcherRG",
-        location=base.location,
-        target_resource_id=net.vnet.id,
-        storage_id=account,
-        enabled=True,
-        format=network.FlowLogFormatParametersArgs(type="JSON", version=2),
-        retention_policy=network.RetentionPolicyParametersArgs(days=30, enabled=True),
-        tags=base.tags,
-        opts=base.opts(),
     )

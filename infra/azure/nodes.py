@@ -9,6 +9,7 @@ from pulumi_azure_native import compute
 
 from infra import naming, user_data
 from infra.azure import machine, types
+from infra.azure.access import Access
 from infra.azure.base import Base
 from infra.azure.command import Command
 from infra.azure.image import Golden, script
@@ -26,7 +27,7 @@ class Node:
     public_ip: pulumi.Output[str | None] | None
 
 
-def declare(base: Base, net: Network, golden: Golden, identity: pulumi.Output[str]) -> list[Node]:
+def declare(base: Base, net: Network, golden: Golden, own: Access) -> list[Node]:
     group = compute.ProximityPlacementGroup(
         "placement",
         proximity_placement_group_name=base.name("placement"),
@@ -36,14 +37,14 @@ def declare(base: Base, net: Network, golden: Golden, identity: pulumi.Output[st
         tags=base.tags,
         opts=base.opts(),
     )
-    return [_node(base, net, golden, identity, group, index) for index in range(base.settings.nodes)]
+    return [_node(base, net, golden, own, group, index) for index in range(base.settings.nodes)]
 
 
 def _node(
     base: Base,
     net: Network,
     golden: Golden,
-    identity: pulumi.Output[str],
+    own: Access,
     group: compute.ProximityPlacementGroup,
     index: int,
 ) -> Node:
@@ -65,7 +66,7 @@ def _node(
         one_thread=size.one_thread,
         near=group,
     )
-    node = machine.declare(base, spec, subnet=net.subnet, identity=identity, opts=_options(base, golden))
+    node = machine.declare(base, spec, subnet=net.subnet, own=own, opts=_options(base, golden))
     return Node(host, role, spec.address, _host_key(base, node, host), public.ip_address if public else None)
 
 

@@ -105,10 +105,11 @@ class Rest:
                 return
 
     def blobs(self, container: str) -> tuple[int, int]:
-        """(how many, bytes) of a container by its URL; versions are counted too."""
+        """(how many, bytes) of a container by its URL. Versions and deleted ones that can be had back are counted too:
+        they are billed."""
         count, total, marker = 0, 0, ""
         while True:
-            query = {"restype": "container", "comp": "list", "include": "versions", "marker": marker}
+            query = {"restype": "container", "comp": "list", "include": "versions,deleted", "marker": marker}
             root = ElementTree.fromstring(self._send("GET", container, query, storage=True).text())
             for entry in root.iter("Content-Length"):
                 count, total = count + 1, total + int(entry.text or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 
 from infra import cloud_config, inventory, prices, user_data
-from infra.azure import access, base, budget, data, image, network, nodes, types
+from infra.azure import access, base, budget, data, flow_logs, image, network, nodes, types
 from infra.config_values import SettingsError, check_key_type
 from infra.prices import Line
 from infra.settings import Settings
@@ -43,11 +43,11 @@ def build(settings: Settings) -> pulumi.Output[str]:
     net = network.declare(stack)
     store = data.declare(stack, net)
     if settings.cloud.flow_logs:
-        network.declare_flow_logs(stack, net, store.account.id)
-    identity = access.declare(stack, store)
+        flow_logs.declare(stack, net, store)
+    own = access.declare(stack, store)
     budget.declare(stack)
-    golden = image.declare(stack, net, identity.id)
-    made = nodes.declare(stack, net, golden, identity.id)
+    golden = image.declare(stack, net, own)
+    made = nodes.declare(stack, net, golden, own)
     keys = pulumi.Output.all(*(node.host_key for node in made))
     public = pulumi.Output.all(*(node.public_ip for node in made))
     known = pulumi.Output.all(keys, public, store.url)
@@ -90,7 +90,7 @@ def bill(settings: Settings) -> list[Line]:
         _line(settings, f"managed-disk-{types.tier(size.storage, cloud.disk_gb)}", count, "their disks"),
         _line(settings, "public-ip-standard", public, "public addresses of nodes"),
     ]
-    if cloud.public_nodes == "head":
+    if network.has_nat_gateway(settings):
         lines.append(_line(settings, "nat-gateway", 1, "NAT gateway, without its traffic"))
         lines.append(_line(settings, "public-ip-standard", 1, "its address"))
     if settings.image == "bake":
@@ -107,7 +107,7 @@ def _bill_of_image(settings: Settings) -> list[Line]:
         _line(settings, "snapshot-gb-month", gb, "snapshot, at most"),
         _line(settings, "gallery-version-gb-month", gb * image.replicas(settings), "golden image, at most"),
     ]
-    if settings.cloud.public_nodes == "all":
+    if not network.has_nat_gateway(settings):
         lines.append(_line(settings, "public-ip-standard", 1, "address of the builder"))
     return lines
 

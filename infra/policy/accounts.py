@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from infra.policy.rule import Props, Rule, block, is_off, is_on, same, whole
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from infra.policy.rule import Props, Resource, Rule, Stack, StackRule, block, is_off, is_on, items, same, whole
 
 ACCOUNT = "azure-native:storage:StorageAccount"
 CONTAINER = "azure-native:storage:BlobContainer"
+BLOBS = "azure-native:storage:BlobServiceProperties"
+LIFECYCLE = "azure-native:storage:ManagementPolicy"
 TLS = ("TLS1_2", "TLS1_3")
+KEPT_DAYS = 7
 
 
 def _https(account: Props) -> str | None:
@@ -39,6 +44,43 @@ def _closed(account: Props) -> str | None:
     if same(block(account, "networkRuleSet").get("defaultAction"), "Deny"):
         return None
     return "networkRuleSet.defaultAction must be Deny: who comes in is named by network as well"
+
+
+def _beside(type_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
+    def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
+        for account in stack.of(ACCOUNT):
+            yield account, stack.beside(account, type_, "accountName")
+
+    return parts
+
+
+def _keeps_deleted(services: Sequence[Resource]) -> str | None:
+    if not services:
+        return "the storage account must have BlobServiceProperties, which say how long it keeps what is deleted"
+    for service in services:
+        if not is_on(service.props.get("isVersioningEnabled")):
+            return "the account's blob service must have isVersioningEnabled"
+        for key in ("deleteRetentionPolicy", "containerDeleteRetentionPolicy"):
+            policy = block(service.props, key)
+            days = policy.get("days")
+            if not is_on(policy.get("enabled")) or days is None or int(days) < KEPT_DAYS:
+                return f"the account's blob service must have a {key} of {KEPT_DAYS} days or more"
+    return None
+
+
+def _removes_old_versions(policies: Sequence[Resource]) -> str | None:
+    for policy in policies:
+        for rule in items(block(policy.props, "policy"), "rules"):
+            version = block(block(block(rule, "definition"), "actions"), "version")
+            # Azure takes a rule that says nothing of it as enabled.
+            if (
+                not is_off(rule.get("enabled"))
+                and block(version, "delete").get("daysAfterCreationGreaterThan") is not None
+            ):
+                return None
+    return (
+        "the storage account must have a ManagementPolicy that deletes old versions of blobs: they are billed for ever"
+    )
 
 
 RULES = (
@@ -83,5 +125,21 @@ RULES = (
         numbers=("CKV_AZURE_35",),
         parts={ACCOUNT: whole},
         problem=_closed,
+    ),
+)
+STACK_RULES = (
+    StackRule(
+        name="blobs-can-be-had-back",
+        description="What is overwritten or deleted in a storage account can be had back for a week.",
+        numbers=("CIS Azure 4.0 10.2.1", "CIS Azure 4.0 10.2.2"),
+        parts=_beside(BLOBS),
+        problem=_keeps_deleted,
+    ),
+    StackRule(
+        name="old-versions-deleted",
+        description="An old version of a blob is not kept, and billed, for ever.",
+        numbers=("no CKV or CIS number: both want versions kept, neither says how long",),
+        parts=_beside(LIFECYCLE),
+        problem=_removes_old_versions,
     ),
 )

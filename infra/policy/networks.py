@@ -79,6 +79,8 @@ def _logged(logs: Sequence[tuple[str, Props]]) -> str | None:
     for cloud, log in logs:
         if cloud == "azure" and not is_on(log.get("enabled")):
             return "flowLogs is on: the network's flow log must be enabled"
+        if cloud == "azure" and not same(block(log, "identity").get("type"), "UserAssigned"):
+            return "flowLogs is on: the network's flow log must have an identity of its own: its account takes no keys"
         if cloud == "aws" and not (same(log.get("trafficType"), "ALL") or same(log.get("trafficType"), "REJECT")):
             return "flowLogs is on: the network's flow log must have what is rejected (trafficType ALL)"
     return None

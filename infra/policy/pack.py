@@ -25,6 +25,7 @@ STACK_RULES: tuple[StackRule, ...] = (
     *images.STACK_RULES,
     *networks.STACK_RULES,
     *buckets.STACK_RULES,
+    *accounts.STACK_RULES,
 )
 NOT_APPLIED = {
     "CKV_AWS_88, CKV_AWS_130, CKV_AZURE_119": "the head has a public address: that is how one logs in",
