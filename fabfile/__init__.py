@@ -6,10 +6,9 @@ from fabfile.data import data
 from fabfile.demo import demo
 from fabfile.images import images, prune
 from fabfile.jobs import fetch, jobs, logs, sample, stop, train
-from fabfile.jobs.options import accept_overrides
 from fabfile.prepare import prepare
+from fabfile.program import take_over
 from fabfile.report import report
-from fabfile.report.words import accept_second
 from fabfile.shell import run, ssh, ssh_config
 from fabfile.stack import audit, destroy, preview, recover, refresh, up
 from fabfile.status import status
@@ -43,5 +42,4 @@ __all__ = [
     "wait",
 ]
 
-accept_overrides()
-accept_second()
+take_over()

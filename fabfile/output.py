@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import io
 import os
-import shlex
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,19 +17,79 @@ from invoke.exceptions import Exit
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 _NODE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 _lock = threading.Lock()
+_target = [""]
+"""The flag that names this command's cluster, then the verbs that take it."""
+
+
+class OutputClosed(Exit):
+    """Whoever read what is printed is gone (`fab logs demo-1 | head`): the verb ends, and says nothing.
+
+    No OSError, which a verb would take for a lost connection.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(code=141)  # as a shell shows a command that SIGPIPE has ended
 
 
 def say(line: str, *, file: TextIO | None = None) -> None:
     """Print a line at once and whole, from any thread."""
+    write(line + "\n", file=file)
+
+
+def write(text: str | bytes, *, file: TextIO | None = None) -> None:
+    """Print at once, from any thread; OutputClosed where nobody reads it any more."""
     file = file or sys.stdout
-    with _lock:
-        file.write(line + "\n")
-        file.flush()
+    try:
+        with _lock:
+            if isinstance(text, bytes):
+                file.flush()
+                file.buffer.write(text)
+            else:
+                file.write(text)
+            file.flush()
+    except BrokenPipeError:
+        _to_nowhere(file)
+        raise OutputClosed from None
+    except OSError as error:
+        _to_nowhere(file)
+        raise Exit(f"the output cannot be written: {error.strerror}", code=1) from None
+
+
+def open_streams() -> None:
+    """Make sure that there is something to print to, and that every character can be printed."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: `fab up >&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _to_nowhere(file: TextIO) -> None:
+    """Or Python complains when it flushes at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
 
 
 def colour(text: str, name: str, *, file: TextIO | None = None) -> str:
-    """The text in a colour, if somebody is looking at a terminal."""
-    return f"\033[{_COLOURS[name]}m{text}\033[0m" if (file or sys.stdout).isatty() else text
+    """The text in a colour, if somebody is looking at a terminal that has colours."""
+    return f"\033[{_COLOURS[name]}m{text}\033[0m" if has_colours(file or sys.stdout) else text
+
+
+def has_colours(file: TextIO) -> bool:
+    """A terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise; anything with FORCE_COLOR."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return file.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """Columns of the terminal; 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
 
 
 def prefixed(node: str, line: str, *, file: TextIO | None = None) -> str:
@@ -37,14 +98,22 @@ def prefixed(node: str, line: str, *, file: TextIO | None = None) -> str:
     return f"{colour(f'[{node}]', name, file=file)} {line}"
 
 
+def remember_target(flag: str, verbs: Sequence[str]) -> None:
+    """Which stack or inventory this command was given (` --stack lab`, or nothing), and the verbs that take it."""
+    _target[:] = [flag, *verbs]
+
+
+def hint(text: str) -> str:
+    """The text, each `fab VERB` in it on the same stack or inventory that this command was given."""
+    flag, *verbs = _target
+    if not flag or "--stack" in text or "--inventory" in text:
+        return text
+    return re.sub(r"\bfab ([a-z][a-z-]*)", lambda found: found[0] + (flag if found[1] in verbs else ""), text)
+
+
 def next_command(command: str) -> str:
-    """The line that says what to do next, on the same stack or inventory that this command was given."""
-    target = ""
-    for word, value in itertools.pairwise([*sys.argv, ""]):
-        flag, equals, inline = word.partition("=")
-        if flag in ("-s", "--stack", "-i", "--inventory"):
-            target = f" {flag} {shlex.quote(inline if equals else value)}"
-    return f"next: {command}{target}"
+    """The line that says what to do next."""
+    return hint(f"next: {command}")
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -71,11 +140,8 @@ def gigabytes(value: float) -> str:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C, or a reader that goes away (`fab run ... | head`), ends a verb without a traceback."""
+    """Ctrl-C ends a verb without a traceback."""
     try:
         yield
     except KeyboardInterrupt:
         raise Exit("interrupted", code=130) from None
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at the end
-        raise Exit(code=141) from None

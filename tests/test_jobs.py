@@ -21,7 +21,6 @@ from invoke.exceptions import Exit
 from fabfile.jobs.job_file import resolve
 from fabfile.jobs.listing import row
 from fabfile.jobs.logs import seconds
-from fabfile.jobs.options import rewritten
 from fabfile.jobs.train import choose, dry
 from fabfile.launchers import Launch
 from fabfile.on_node.job import jobs, keep, left, log, paths
@@ -414,20 +413,6 @@ def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, monkey
 
 
 # --- the command line ---
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("train j.toml train.steps=3 --nodes 2", "train j.toml --set train.steps=3 --nodes 2"),
-        ("train j.toml --set train.lr=1 data.path=/a", "train j.toml --set train.lr=1 --set data.path=/a"),
-        ("train ./a.b/j.toml --inventory x=y.json", "train ./a.b/j.toml --inventory x=y.json"),
-        ("run train.steps=3", "run train.steps=3"),
-        ("", ""),
-    ],
-)
-def test_overrides_stand_where_a_person_puts_them(words: str, expected: str) -> None:
-    assert rewritten(words.split()) == expected.split()
 
 
 @pytest.mark.parametrize(("text", "value"), [("", 0), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400)])

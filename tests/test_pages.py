@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from invoke.collection import Collection
 
-import fabfile
+from fabfile import program
 
 STACKS = Path(__file__).resolve().parent.parent / "stacks"
 PAGES = ("aws-xeon", "azure-xeon")
@@ -26,7 +25,7 @@ def commands(page: str) -> list[str]:
 
 def options() -> dict[str, set[str]]:
     """What each verb takes."""
-    return {context.name: set(context.flags) for context in Collection.from_module(fabfile).to_contexts()}
+    return {name: set(verb.options) for name, verb in program.verbs().items()}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,183 +1,327 @@
-"""The Pulumi program under mocks: what it declares, from which settings, and the inventory that comes out."""
+"""The command itself: what is read, what is refused before anything runs, and how a verb ends."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import pulumi
 import pytest
-import yaml
-from aws_kind import Amazon
-from azure_kind import Azure
-from bad_settings import as_text
-from pulumi.runtime.mocks import MockResourceArgs
-from recorder import HOST_KEY, Declared, Kind, Ran, run
+from inputs import public_key
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
-from infra import inventory, prices, stack_file, user_data
-from infra.clusters.local import image_id
-from infra.local import host
-from infra.settings import KEYS, ROOT, load
+import fabfile
+from fabfile import output, program
+from fabfile.command_line import SHORT, AtLeast, UsageError, Verb
 
-OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
-"""What a cloud's stack file leaves to its user."""
-
-
-class Machines(Kind):
-    """Answers as the local providers do."""
-
-    def outputs(self, args: MockResourceArgs) -> dict[str, Any]:
-        made: dict[str, dict[str, Any]] = {
-            "Network": {"bridge": "ty0123456789"},
-            "Image": {"software": "{}"},
-            "Node": {"host_key": HOST_KEY, "console": f"/var/log/{args.name}", "alive": True},
-        }
-        return made[args.typ.rsplit(":", 1)[-1]]
+ROOT = Path(__file__).resolve().parent.parent
+OWN = [sys.executable, "-m", "fabfile"]
+FABRICS = [sys.executable, "-m", "fabric"]
+"""Fabric's own `fab`, which finds the collection in the checkout."""
+VERBS = program.verbs()
 
 
-Program = Callable[..., Ran]
+def command(
+    *words: str | bytes, start: Sequence[str] = OWN, cwd: Path = ROOT, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """The command, in an environment with no stack, no home and nothing of a cloud in it."""
+    bare = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(
+        [*start, *words], cwd=cwd, env=bare, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
 
 
-@pytest.fixture
-def program(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Run infra/__main__.py with these keys, on a machine that has what it takes."""
-    monkeypatch.setattr(host, "check_machine", lambda: None)
-    monkeypatch.setattr(host, "check", lambda settings, image: None)
-
-    def local(*, stack: str = "local", preview: bool = False, **keys: object) -> Ran:
-        raw = {**good, **{key: str(value) for key, value in keys.items()}}
-        return run(raw, Machines(), stack=stack, preview=preview)
-
-    return local
-
-
-def nodes(ran: Ran) -> dict[str, Declared]:
-    return {node.name: node for node in ran.of("Node")}
-
-
-@pytest.mark.parametrize("count", [1, 3, 64])
-def test_as_many_nodes_as_asked_for(program: Program, count: int) -> None:
-    ran = program(nodes=count)
-    assert list(nodes(ran)) == [f"node{number}" for number in range(1, count + 1)]
-    assert set(ran.declared) == {"network", "image", *nodes(ran)}
-    assert [node.name for node in ran.cluster.nodes] == list(nodes(ran))
-    assert ran.outputs["hourlyUsd"] == 0, "the machine is the user's own"
-
-
-def test_addresses_are_fixed_and_those_of_the_settings(program: Program) -> None:
-    ran = program(nodes=3, cidr="172.20.4.0/23")
-    assert [node.inputs["address"] for node in ran.of("Node")] == [f"172.20.4.{n}/23" for n in (10, 11, 12)]
-    assert [node.private_ip for node in ran.cluster.nodes] == [f"172.20.4.{n}" for n in (10, 11, 12)]
-    assert ran["network"].inputs["cidr"] == "172.20.4.0/23"
-
-
-def test_another_number_of_nodes_changes_no_other_node(program: Program) -> None:
-    few, many = program(nodes=2), program(nodes=5)
-    for name in nodes(few):
-        assert few[name] == many[name]
-    assert few["image"] == many["image"]
-
-
-def test_the_inventory_is_the_contract(program: Program, key_file: Path) -> None:
-    ran = program(nodes=2, memoryMb=1536, stack="local")
-    cluster = ran.cluster
-    assert (cluster.name, cluster.launcher, cluster.interface) == ("local", "mpirun", "host0")
-    assert cluster.identity_file == str(key_file.with_suffix(""))
-    assert [node.role for node in cluster.nodes] == ["head", "worker"]
-    assert {node.host_key for node in cluster.nodes} == {HOST_KEY}
-    assert [node.console for node in cluster.nodes] == ["/var/log/node1", "/var/log/node2"]
-    assert {node.memory_gb for node in cluster.nodes} == {1.5}
-    assert inventory.from_json(inventory.to_json(cluster)) == cluster
-
-
-KINDS: dict[str, Callable[[], Kind]] = {"local": Machines, "aws-xeon": Amazon, "azure-xeon": Azure}
-"""What each kind of cluster's providers answer; the stack of that name is its example."""
-
-
-@pytest.mark.parametrize("cluster", KINDS)
-def test_every_kind_of_cluster_has_an_inventory_of_the_same_shape(
-    program: Program, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, cluster: str
+@task(help={"job": "its id", "dry-run": "only say it"})
+def toy(
+    _c: Context,
+    job: str,
+    set_: Sequence[str] | None = None,
+    tokens: Annotated[int, AtLeast(1)] = 100,
+    rate: float = 0.5,
+    nodes: Annotated[int, AtLeast(1)] | None = None,
+    dry_run: bool = False,
+    from_: str = "",
 ) -> None:
-    """The verbs know no clouds: what `local` tells them of a node, every cluster does."""
-    monkeypatch.setattr(prices, "line", lambda *_, **__: prices.Line("thing", 1, "thing", 0.1, "2026-11-21"))
-    raw = {**good, **stack_file.read(cluster), "publicKey": good["publicKey"], **OWN, "nodes": "3"}
-    ran, model = run(raw, KINDS[cluster](), stack=cluster), program(nodes=3)
-    assert ran.outputs.keys() == model.outputs.keys()
-    found, like = json.loads(ran.outputs["inventory"]), json.loads(model.outputs["inventory"])
-    assert found.keys() == like.keys()
-    for key in ("schema", "kind", "launcher", "ssh_user", "identity_file"):
-        assert found[key] == like[key]
-    assert [node.keys() for node in found["nodes"]] == [node.keys() for node in like["nodes"]]
-    for node, other in zip(found["nodes"], like["nodes"], strict=True):
-        assert {key: type(value) for key, value in node.items()} == {key: type(value) for key, value in other.items()}
-        for key in ("name", "role", "host_key"):
-            assert node[key] == other[key]
-        assert node["memory_gb"] > 0 and node["cores_per_slot"] > 0 and node["slots"] > 0
-    assert ran.cluster.name == cluster
-    assert cluster == "local" or (ran.cluster.hourly_usd > 0 and "://" in ran.cluster.data_url)
+    """Do something: 100 % of it."""
 
 
-def test_a_node_needs_the_network_and_the_image_and_no_other_node(program: Program) -> None:
-    needs = {name: found.needs for name, found in program(nodes=3).declared.items()}
-    assert needs == {"network": set(), "image": set(), **{f"node{n}": {"network", "image"} for n in (1, 2, 3)}}
+@task(positional=["id", "id2"])
+def pair(_c: Context, id: str, id2: str = "", out: str = "") -> None:
+    """Compare."""
 
 
-def test_a_node_is_told_its_own_name_and_role(program: Program) -> None:
-    ran = program(nodes=2)
-    settings = load("local", ran.raw)
-    image = image_id(settings)
-    assert ran["image"].inputs["image"] == image
-    for index, (name, role) in enumerate((("node1", "head"), ("node2", "worker"))):
-        wanted = user_data.for_node(settings, image, name, role, baked=True)
-        assert ran.of("Node")[index].inputs["user_data"] == wanted
+TOY, PAIR = Verb("toy", toy), Verb("pair", pair)
 
 
-def test_an_image_that_was_asked_for_is_not_baked(program: Program) -> None:
-    ran = program(nodes=1, image="0123456789abcdef")
-    assert (ran["image"].inputs["image"], ran["image"].inputs["user_data"]) == ("0123456789abcdef", "")
-    assert ran["node1"].inputs["image"] == "0123456789abcdef"
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("j.toml", {"job": "j.toml", "set_": []}),
+        ("j train.steps=3 --nodes 2", {"job": "j", "set_": ["train.steps=3"], "nodes": 2}),
+        (
+            "--tokens=7 j --set train.lr=1 data.path=/a",
+            {"job": "j", "set_": ["train.lr=1", "data.path=/a"], "tokens": 7},
+        ),
+        ("-n2 j --dry-run", {"job": "j", "set_": [], "nodes": 2, "dry_run": True}),
+        ("j --rate -1.5 --from=-x", {"job": "j", "set_": [], "rate": -1.5, "from_": "-x"}),
+        ("train.steps=3 j", {"job": "j", "set_": ["train.steps=3"]}),
+        ("-- -j", {"job": "-j", "set_": []}),
+    ],
+)
+def test_words_become_arguments(words: str, given: dict[str, Any]) -> None:
+    assert TOY.read(words.split()) == given
 
 
-def test_nothing_secret_goes_into_any_resource(program: Program) -> None:
-    ran = program(nodes=1)
-    assert "PRIVATE KEY" not in repr(ran.declared) + repr(ran.outputs)
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ("a", {"id": "a"}),
+        ("a b", {"id": "a", "id2": "b"}),
+        ("a --out x b", {"id": "a", "id2": "b", "out": "x"}),
+        ("-ox a b", {"id": "a", "id2": "b", "out": "x"}),
+    ],
+)
+def test_an_argument_may_be_left_out(words: str, given: dict[str, Any]) -> None:
+    assert PAIR.read(words.split()) == given
 
 
-def test_a_preview_declares_the_same(program: Program) -> None:
-    assert list(nodes(program(nodes=2, preview=True))) == ["node1", "node2"]
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("", "JOB is missing: fab toy JOB [section.key=value ...] [options]"),
+        ("train.steps=3", "JOB is missing"),
+        ("j --tokens abc", "--tokens: must be a whole number of at least 1, not 'abc'"),
+        ("j --tokens 0", "--tokens: must be a whole number of at least 1, not '0'"),
+        ("j -n 0", "--nodes: must be a whole number of at least 1, not '0'"),
+        ("j --nodes x", "--nodes: must be a whole number of at least 1, not 'x'"),
+        ("j --rate nan", "--rate: must be a number, not 'nan'"),
+        ("j --tokens", "--tokens: needs a value"),
+        ("j --from --dry-run", "--from: needs a value"),
+        ("j --token 3", "there is no option --token; did you mean --tokens?"),
+        ("j -R", "there is no option -R"),
+        ("j --dry-run=yes", "--dry-run: ignored explicit argument 'yes'"),
+        ("j k", "'k' is not section.key=value"),
+        ("j pair", "one verb at a time: fab toy ... && fab pair"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_a_line(words: str, line: str) -> None:
+    with pytest.raises(UsageError) as error:
+        TOY.read(words.split(), ["toy", "pair"])
+    assert error.value.code == 2
+    assert str(error.value.message).startswith(f"fab toy: {line}") and "\n" not in str(error.value.message)
 
 
-@pytest.mark.parametrize("keys", [{"nodes": 0}, {"cidr": "8.8.8.0/24"}, {"profile": "x"}, {"nodse": 3}], ids=str)
-def test_bad_settings_are_one_line_and_declare_nothing(program: Program, keys: dict[str, object]) -> None:
-    with pytest.raises(pulumi.RunError) as caught:
-        program(**keys)
-    assert str(caught.value).startswith(f"{next(iter(keys))} = ") and len(str(caught.value).splitlines()) == 1
+def test_one_argument_too_many() -> None:
+    with pytest.raises(UsageError, match="one argument too many: 'c'"):
+        PAIR.read(["a", "b", "c"])
 
 
-# --- Pulumi.yaml and the settings say the same ---
+def test_the_help_of_a_verb_has_every_option() -> None:
+    text = TOY.help()
+    for part in (
+        "usage: fab toy JOB [section.key=value ...] [options]",
+        "100 % of it",
+        "-n N, --nodes N",
+        "only say it",
+    ):
+        assert part in text
+    assert "(default: 100)" in text and "-h, --help" in text
 
 
-def declared() -> dict[str, dict[str, Any]]:
-    loaded: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    return loaded
+@pytest.mark.parametrize("name", VERBS)
+def test_every_verb_reads_and_shows_its_options(name: str) -> None:
+    verb = VERBS[name]
+    assert verb.summary and f"usage: fab {name}" in verb.help()
+    for parameter in verb.parameters:
+        assert parameter.help, f"fab {name} {parameter.flag} has no help"
 
 
-def test_pulumi_declares_the_keys_of_the_settings_in_their_order() -> None:
-    assert tuple(declared()) == KEYS
-    assert all(spec["description"] for spec in declared().values())
+def test_a_short_flag_is_the_same_option_with_every_verb() -> None:
+    for verb in VERBS.values():
+        for flag, parameter in verb.options.items():
+            if not flag.startswith("--"):
+                assert SHORT[parameter.name.strip("_")] == flag, f"fab {verb.name} {flag}"
+    assert len(set(SHORT.values())) == len(SHORT)
+    assert "-h" not in SHORT.values()
 
 
-def test_every_default_has_its_type_and_can_be_used(key_file: Path) -> None:
-    types = {"string": str, "integer": int, "boolean": bool}
-    for key, spec in declared().items():
-        assert type(spec["default"]) is types[spec["type"]], key
-    defaults = {key: as_text(spec["default"]) for key, spec in declared().items()}
-    load("local", {**defaults, "publicKey": str(key_file)})
+@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_after_a_verb_shows_help_and_does_nothing(
+    name: str, flag: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    verb = VERBS[name]
+    monkeypatch.setattr(verb, "body", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr(program, "verbs", lambda: VERBS)
+    for words in ([name, flag], [name, "x", "--yes", flag, "y"], [flag, name]):
+        assert program.run(words) == 0
+        out, err = capfd.readouterr()
+        assert out.startswith(f"usage: fab {name}") and err == ""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "stacks").glob("Pulumi.*.yaml")), ids=lambda path: path.name)
-def test_every_stack_of_ours_can_be_used(path: Path, key_file: Path) -> None:
-    stack = path.name.removeprefix("Pulumi.").removesuffix(".yaml")
-    load(stack, {**stack_file.read(stack), "publicKey": str(key_file), **OWN})
+@pytest.mark.parametrize("start", [OWN, FABRICS], ids=["own", "fabric's"])
+@pytest.mark.parametrize("name", ["run", "destroy"])
+def test_help_is_help_for_both_commands(name: str, start: list[str]) -> None:
+    done = command(name, "--help", start=start)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(f"usage: fab {name}")
+
+
+@pytest.mark.parametrize("start", [OWN, FABRICS], ids=["own", "fabric's"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("-R destroy --yes", "fab: -R is an option of Fabric's that no verb here honours"),
+        ("--dry destroy --yes", "fab: --dry is an option of Fabric's"),
+        ("-H host up --yes", "fab: -H is an option of Fabric's"),
+        ("-e up --yes", "fab: -e is an option of Fabric's"),
+        ("-S file up --yes", "fab: -S is an option of Fabric's"),
+        ("destroy --yes -R", "fab destroy: there is no option -R"),
+        ("--stack x up", "fab: --stack stands after a verb"),
+        ("up wait", "fab up: one verb at a time: fab up ... && fab wait"),
+        ("destory", "fab: there is no verb 'destory'; did you mean destroy?"),
+        ("status --stak x", "fab status: there is no option --stak; did you mean --stack?"),
+        ("run", "fab run: COMMAND is missing"),
+    ],
+)
+def test_what_no_verb_honours_is_refused_before_anything_runs(words: str, line: str, start: list[str]) -> None:
+    done = command(*words.split(), start=start)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.startswith(line) and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flag", ["-T abc", "-H", "--prompt-for-login-password", "--list-agent-keys", "-c x"])
+def test_fabrics_flags_are_refused_before_fabric_reads_them(flag: str) -> None:
+    done = command(*flag.split(), "up")
+    assert done.returncode == 2 and "option of Fabric's" in done.stderr
+
+
+def test_the_fab_script_is_fabrics_where_another_fabfile_is_nearer(tmp_path: Path) -> None:
+    (tmp_path / "fabfile.py").write_text(
+        "from invoke import task\n\n\n@task\ndef other(c):\n    '''Somebody else's.'''\n    print('theirs')\n"
+    )
+    script = [sys.executable, "-c", "from fabfile.program import fab; fab()"]
+    assert command("other", start=script, cwd=tmp_path, PYTHONSAFEPATH="1").stdout == "theirs\n"
+
+
+def test_bare_fab_says_where_to_begin() -> None:
+    for start in (OWN, FABRICS):
+        said = command(start=start).stdout
+        verbs = [line.split()[1] for line in said.splitlines() if line.startswith("    fab ")]
+        assert verbs == ["up", "wait", "check", "prepare", "train", "logs", "destroy"]
+        assert "fab --list" in said and "-R" not in said
+
+
+def test_every_verb_is_listed_and_the_versions_are_told() -> None:
+    lines = [line.split()[0] for line in command("--list").stdout.splitlines() if line.startswith("  ")]
+    assert set(VERBS) <= set(lines)
+    assert {name.replace("_", "-") for name in fabfile.__all__} == set(VERBS)
+    assert command("--version").stdout.startswith("trainyard 0.")
+    assert command("--help").stdout.startswith(program.BEGIN)
+
+
+def test_it_runs_from_anywhere(tmp_path: Path) -> None:
+    """What is relative is the user's; the checkout's own is found all the same."""
+    (tmp_path / "mine.json").write_text("{}")
+    done = command("status", "--inventory", "mine.json", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("mine.json: ")
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "id_ed25519.pub").write_text(public_key())
+    done = command("cost", "--stack", "local", cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0 and done.stdout.startswith("stack local: $0 an hour"), done.stderr
+
+
+def test_a_word_that_is_not_utf_8_is_one_line() -> None:
+    done = command("sample", "demo-1", "--prompt", b"\xff\xfe")
+    assert (done.returncode, done.stderr) == (2, "not UTF-8: b'\\xff\\xfe'\n")
+
+
+@pytest.mark.parametrize("words", [["--list"], ["train", "--help"], []])
+def test_a_closed_stdout_ends_it_quietly(words: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*OWN, *words], cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_or_missing_stdout_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*OWN, "--list"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "the output cannot be written: No space left on device\n")
+    none = ["sh", "-c", 'exec "$@" >&-', "sh", *OWN, "--list"]
+    assert subprocess.run(none, cwd=ROOT, stderr=subprocess.PIPE, timeout=60).stderr == b""
+
+
+def ending(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    @task
+    def breaks(_c: Context) -> None:
+        """Break."""
+        raise error
+
+    monkeypatch.setattr(program, "verbs", lambda: {"breaks": Verb("breaks", breaks)})
+    return program.run(["breaks"])
+
+
+def test_an_error_that_nobody_foresaw_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TRAINYARD_DEBUG", raising=False)
+    assert ending(monkeypatch, KeyError("x")) == 1
+    said = capfd.readouterr().err
+    assert said.startswith("bug in trainyard at ") and "KeyError: 'x'" in said and len(said.splitlines()) == 1
+    monkeypatch.setenv("TRAINYARD_DEBUG", "1")
+    assert ending(monkeypatch, KeyError("x")) == 1
+    assert "Traceback (most recent call last)" in capfd.readouterr().err
+
+
+def test_how_a_verb_ends_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert ending(monkeypatch, Exit("no", code=3)) == 3
+    assert ending(monkeypatch, KeyboardInterrupt()) == 130
+    assert capfd.readouterr().err == "no\ninterrupted\n"
+    assert ending(monkeypatch, output.OutputClosed()) == 141
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fab wait", "fab wait --stack lab"),
+        ("fab up, or fab destroy", "fab up --stack lab, or fab destroy --stack lab"),
+        ("fab logs x -f   (stop: fab stop x)", "fab logs --stack lab x -f   (stop: fab stop --stack lab x)"),
+        ("fab images", "fab images"),
+        ("fab cost --stack lab", "fab cost --stack lab"),
+    ],
+)
+def test_a_hint_stays_with_the_stack_of_the_command(text: str, expected: str) -> None:
+    output.remember_target(" --stack lab", [verb.name for verb in VERBS.values() if verb.takes("stack")])
+    try:
+        assert output.hint(text) == expected
+    finally:
+        output.remember_target("", [])
+    assert output.hint(text) == text
+
+
+@pytest.mark.parametrize(
+    ("env", "colours"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them(
+    env: dict[str, str], colours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    _, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as file:
+        assert output.colour("x", "red", file=file) == ("\033[31mx\033[0m" if colours else "x")

@@ -23,11 +23,9 @@ from fabfile.report import bars, chart, compare, numbers, page, speeds
 from fabfile.report.facts import Machine, Run
 from fabfile.report.markup import element, escaped
 from fabfile.report.reading import run_of
-from fabfile.report.words import rewritten
 from infra.inventory import Node, SshCluster, to_json
 
 ROOT = Path(__file__).resolve().parent.parent
-FAB = Path(sys.executable).with_name("fab")
 HOSTILE = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload=alert(1) &lt; \u202e\x00\ud800 "
 )
@@ -350,28 +348,9 @@ def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     assert tops[-1] < 100
 
 
-@pytest.mark.parametrize(
-    "words, expected",
-    [
-        ("report a", "report a"),
-        ("report a b", "report a --id2 b"),
-        ("report a --out x b", "report a --out x --id2 b"),
-        ("report --out=x a b -s local", "report --out=x a --id2 b -s local"),
-        ("report a b c", "report a --id2 b c"),
-        ("report -h", "report -h"),
-        ("train a b", "train a b"),
-    ],
-)
-def test_the_second_id(words: str, expected: str) -> None:
-    assert rewritten(words.split()) == expected.split()
-
-
 def fab(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
-    (folder / "yard.py").write_text(
-        "from fabfile.report import report\nfrom fabfile.report.words import accept_second\naccept_second()\n"
-    )
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    command = [FAB, "-c", "yard", "report", *argv]
+    command = [sys.executable, "-m", "fabfile", "report", *argv]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
 
 

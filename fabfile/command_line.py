@@ -1,0 +1,248 @@
+"""A verb's command line, as its function's signature declares it: options, short flags, help, and what is refused.
+
+Invoke's own parser takes `--help` after `fab run` for the command to run, and lets a flag that no verb knows (`-R`)
+pass; so it is not asked. argparse reads the options of the one verb that is named; what is left are its arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from invoke.exceptions import Exit
+from invoke.tasks import Task
+
+USAGE = 2
+SHORT = {
+    "stack": "-s",
+    "inventory": "-i",
+    "nodes": "-n",
+    "follow": "-f",
+    "yes": "-y",
+    "detach": "-d",
+    "json": "-j",
+    "out": "-o",
+    "wide": "-w",
+}
+"""An option has the same short flag with every verb, or none."""
+_OVERRIDES = "set_"
+"""A verb with this parameter takes `section.key=value` wherever it stands, with `--set` before it or without."""
+_OVERRIDE = re.compile(r"[a-z_]+\.[a-z0-9_]+=.*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """For a parameter's annotation: `tokens: Annotated[int, AtLeast(1)]` refuses `--tokens 0`."""
+
+    lowest: float
+
+
+class UsageError(Exit):
+    """A command line that cannot be meant: one line, exit code 2."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line, code=USAGE)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a verb's function, as it stands on the command line."""
+
+    name: str
+    """In Python: `dry_run`, `from_`."""
+    kind: type
+    """bool, int, float, str; list for an option that may be given several times."""
+    default: Any
+    positional: bool
+    required: bool
+    lowest: float | None
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.strip("_").replace("_", "-")
+
+    @property
+    def flags(self) -> list[str]:
+        short = SHORT.get(self.name.strip("_"))
+        return [short, self.flag] if short else [self.flag]
+
+    @property
+    def shown(self) -> str:
+        """An argument as the usage line shows it: JOB, [ID2]."""
+        word = self.flag[2:].upper()
+        return word if self.required else f"[{word}]"
+
+    def read(self, text: str) -> Any:
+        """The value of a word; ArgumentTypeError says what is allowed."""
+        if self.kind not in (int, float):
+            return text
+        what = "a whole number" if self.kind is int else "a number"
+        bound = "" if self.lowest is None else f" of at least {self.lowest:g}"
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = float("nan")
+        if value != value or abs(value) == float("inf") or (self.lowest is not None and value < self.lowest):
+            raise argparse.ArgumentTypeError(f"must be {what}{bound}, not {text!r}")
+        return value
+
+
+class Verb:
+    """A verb: its name, what it takes, and how its words are read."""
+
+    def __init__(self, name: str, task: Task[Any]) -> None:
+        self.name = name
+        self.body: Callable[..., Any] = task.body
+        self.doc = inspect.cleandoc(task.body.__doc__ or "")
+        self.parameters = _parameters(task)
+
+    @property
+    def summary(self) -> str:
+        """What it does, in a line."""
+        return self.doc.partition("\n")[0]
+
+    @property
+    def options(self) -> dict[str, Parameter]:
+        """Every flag, long and short, with its parameter."""
+        return {flag: one for one in self.parameters if not one.positional for flag in one.flags}
+
+    def takes(self, name: str) -> bool:
+        return any(parameter.name == name for parameter in self.parameters)
+
+    @property
+    def usage(self) -> str:
+        """`fab train JOB [section.key=value ...] [options]`"""
+        words = [parameter.shown for parameter in self._arguments()]
+        words += ["[section.key=value ...]"] if self.takes(_OVERRIDES) else []
+        return " ".join(["fab", self.name, *words, *(["[options]"] if self.options else [])])
+
+    def help(self) -> str:
+        """The whole of it, for `fab VERB --help`."""
+        parser = self._parser()
+        for parameter in self._arguments():
+            parser.add_argument(parameter.name, metavar=parameter.shown.strip("[]"), help=_escaped(parameter.help))
+        return parser.format_help().rstrip()
+
+    def read(self, words: Sequence[str], verbs: Iterable[str] = ()) -> dict[str, Any]:
+        """What its function is called with; UsageError for whatever it does not take. `verbs` are the others' names."""
+        end = words.index("--") if "--" in words else len(words)
+        found, rest = self._parser().parse_known_args(list(words[:end]))
+        for word in rest:
+            if _is_option(word):
+                self._refuse_option(word)
+        given = {name: value for name, value in vars(found).items() if value is not None}
+        return given | self._read_arguments([*rest, *words[end + 1 :]], given, list(verbs))
+
+    def _read_arguments(self, words: list[str], given: Mapping[str, Any], verbs: Sequence[str]) -> dict[str, Any]:
+        read: dict[str, Any] = {}
+        if self.takes(_OVERRIDES):
+            read[_OVERRIDES] = [*given.get(_OVERRIDES, []), *filter(_OVERRIDE.fullmatch, words)]
+            words = [word for word in words if not _OVERRIDE.fullmatch(word)]
+        for parameter in self._arguments():
+            if words:
+                read[parameter.name] = words.pop(0)
+            elif parameter.required:
+                raise self._error(f"{parameter.shown} is missing: {self.usage}")
+        if words and words[0] in verbs:
+            raise self._error(f"one verb at a time: fab {self.name} ... && fab {' '.join(words)}")
+        if words and self.takes(_OVERRIDES):
+            raise self._error(f"{words[0]!r} is not section.key=value: {self.usage}")
+        if words:
+            raise self._error(f"one argument too many: {words[0]!r} (put quotes around spaces): {self.usage}")
+        return read
+
+    def _arguments(self) -> list[Parameter]:
+        return [parameter for parameter in self.parameters if parameter.positional]
+
+    def _parser(self) -> _Parser:
+        parser = _Parser(
+            prog=f"fab {self.name}",
+            usage=_escaped(self.usage),
+            description=self.doc,
+            add_help=False,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        options = parser.add_argument_group("options")
+        for one in dict.fromkeys(self.options.values()):
+            said = _escaped(one.help)
+            if one.kind is bool:
+                options.add_argument(*one.flags, dest=one.name, action="store_true", default=None, help=said)
+            elif one.kind is list:
+                options.add_argument(*one.flags, dest=one.name, action="append", metavar="KEY=VALUE", help=said)
+            else:
+                options.add_argument(
+                    *one.flags, dest=one.name, type=one.read, help=said + _default(one), metavar=_metavar(one)
+                )
+        options.add_argument("-h", "--help", action="store_true", default=None, help="show this, and do nothing else")
+        return parser
+
+    def _refuse_option(self, word: str) -> NoReturn:
+        flag = word.partition("=")[0]
+        raise self._error(f"there is no option {flag}{meant(flag, self.options)} (all of them: fab {self.name} --help)")
+
+    def _error(self, line: str) -> UsageError:
+        return UsageError(f"fab {self.name}: {line}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        line = re.sub(r"^argument (?:-\w/)?", "", message)
+        line = line.replace("expected one argument", "needs a value (one that begins with a dash: --option=-value)")
+        raise UsageError(f"{self.prog}: {line}")
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """`; did you mean --stack?`, or nothing where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parameters(task: Task[Any]) -> list[Parameter]:
+    hints = typing.get_type_hints(task.body, include_extras=True)
+    found = []
+    for one in list(inspect.signature(task.body).parameters.values())[1:]:
+        kind, lowest = _kind(hints[one.name])
+        required = one.default is inspect.Parameter.empty
+        word = one.name.strip("_")
+        said = task.help.get(one.name) or task.help.get(word) or task.help.get(word.replace("_", "-")) or ""
+        positional = required or one.name in (task.positional or ())
+        found.append(Parameter(one.name, kind, one.default, positional, required, lowest, said))
+    return found
+
+
+def _kind(hint: Any) -> tuple[type, float | None]:
+    """The type of a value, out of `int`, `int | None`, `Annotated[int, AtLeast(1)]`; and its bound."""
+    lowest = None
+    if typing.get_origin(hint) is typing.Annotated:
+        bounds = [extra.lowest for extra in hint.__metadata__ if isinstance(extra, AtLeast)]
+        lowest, hint = (bounds[0] if bounds else None), hint.__origin__
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        inner = next(_kind(one) for one in typing.get_args(hint) if one is not type(None))
+        return inner[0], inner[1] if lowest is None else lowest
+    return (hint if hint in (bool, int, float, str) else list), lowest
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word.startswith("-")
+
+
+def _metavar(parameter: Parameter) -> str:
+    return "N" if parameter.kind in (int, float) else parameter.flag[2:].upper()
+
+
+def _default(parameter: Parameter) -> str:
+    return f" (default: {parameter.default:g})" if isinstance(parameter.default, int | float) else ""
+
+
+def _escaped(text: str) -> str:
+    """argparse formats its texts with %."""
+    return text.replace("%", "%%")

@@ -1,0 +1,201 @@
+"""The command: `fab` in the checkout, `trainyard` from anywhere, `python -m fabfile`. One verb, its words, its end.
+
+All three end in `run`: what Fabric's own `fab` has read by the time that it loads this collection is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import textwrap
+import tomllib
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fabric.main  # type: ignore[import-untyped]
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import Task
+
+from fabfile import output
+from fabfile.backend import ROOT
+from fabfile.command_line import UsageError, Verb, meant
+from fabfile.output import say
+from fabfile.ssh import SshError
+
+FAILED = 1
+INTERRUPTED = 130
+_HELP = ("-h", "--help")
+_LIST = ("-l", "--list")
+_VERSION = ("-V", "--version")
+BEGIN = """\
+Training clusters as code. On this machine, from nothing to a trained model and back:
+
+    fab up               three machines, each with its own systemd and sshd
+    fab wait             follow their boot until all are ready
+    fab check            is everything as training needs it?
+    fab prepare demo     text into tokens, on every node
+    fab train demo       follows the job; Ctrl-C lets it go on
+    fab logs demo-1 -f   comes back to it
+    fab destroy          nothing stays
+
+All verbs: fab --list      One verb: fab VERB --help      The whole story in one go: fab demo"""
+
+
+class Program(fabric.main.Fab):  # type: ignore[misc]
+    """Fabric's program once it has found this collection: it reads no words and runs no task, `run` does."""
+
+    def parse_tasks(self) -> None:
+        pass
+
+    def parse_cleanup(self) -> None:
+        pass
+
+    def update_config(self) -> None:
+        pass
+
+    def execute(self) -> None:
+        sys.exit(run(self.argv[1:]))
+
+
+def take_over() -> None:
+    """To be called when the collection is loaded: if Fabric's own `fab` does that, what follows is ours."""
+    if hasattr(fabric.main.program, "core"):  # it has read its own flags: it is running
+        fabric.main.program.__class__ = Program
+
+
+def main() -> None:
+    """The commands `trainyard` and `python -m fabfile`."""
+    if not (ROOT / "Pulumi.yaml").is_file():
+        sys.exit(
+            _ended(UsageError(f"{ROOT} is no checkout of trainyard: clone it, and there: pip install --editable ."))
+        )
+    sys.exit(run(sys.argv[1:]))
+
+
+def fab() -> None:
+    """The command `fab`: ours as well, but where another fabfile is the nearest, which is left to Fabric."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "fabfile.py").is_file() or (folder / "fabfile" / "__init__.py").is_file():
+            if folder.resolve() == ROOT.resolve():
+                break
+            sys.exit(fabric.main.program.run())
+    main()
+
+
+def verbs() -> dict[str, Verb]:
+    """Every verb by its name."""
+    import fabfile
+
+    tasks: list[Task[Any]] = [getattr(fabfile, name) for name in fabfile.__all__]
+    return {task.name.replace("_", "-"): Verb(task.name.replace("_", "-"), task) for task in tasks}
+
+
+def run(words: Sequence[str]) -> int:
+    """Do what the words say; the exit code. Whatever happens, there is a line about it and no traceback."""
+    output.open_streams()
+    try:
+        _run(list(words), verbs())
+    except Exit as end:
+        return _ended(end)
+    except KeyboardInterrupt:
+        return _ended(Exit("interrupted", code=INTERRUPTED))
+    except (SshError, EOFError) as error:
+        return _ended(Exit(str(error) or "the input ended", code=FAILED))
+    except Exception as error:  # noqa: BLE001 - the last resort
+        return _ended(Exit(_bug(error), code=FAILED))
+    return 0
+
+
+def _run(words: list[str], known: Mapping[str, Verb]) -> None:
+    for word in words:
+        if re.search("[\ud800-\udfff]", word):
+            raise UsageError(f"not UTF-8: {os.fsencode(word)!r}")
+    own = words[: words.index("--")] if "--" in words else words
+    first = own[0] if own else ""
+    if not own:
+        say(BEGIN)
+    elif first in ("help", *_HELP) or any(word in _HELP for word in own):
+        _help([word for word in own if word not in ("help", *_HELP)], known)
+    elif first in _LIST:
+        say(listing(known))
+    elif first in _VERSION:
+        say(versions())
+    else:
+        verb = _verb(first, known)
+        given = verb.read(words[1:], known)
+        _remember_target(given, known)
+        verb.body(Context(), **given)
+
+
+def _help(words: list[str], known: Mapping[str, Verb]) -> None:
+    """Of the first verb that is named; of them all."""
+    if words:
+        say(_verb(words[0], known).help())
+        return
+    say(f"{BEGIN}\n\n{listing(known)}\n\nfab --version: the versions of trainyard and what it is made of")
+
+
+def _verb(word: str, known: Mapping[str, Verb]) -> Verb:
+    if word in known:
+        return known[word]
+    if not word.startswith("-"):
+        raise UsageError(f"fab: there is no verb {word!r}{meant(word, known)} (all of them: fab --list)")
+    flag = word.partition("=")[0]
+    if any(flag in verb.options for verb in known.values()):
+        raise UsageError(f"fab: {flag} stands after a verb: fab VERB {flag} ...")
+    fabrics = fabric.main.make_program().initial_context.flags
+    if flag in fabrics or (not flag.startswith("--") and flag[:2] in fabrics):
+        raise UsageError(f"fab: {flag} is an option of Fabric's that no verb here honours (all verbs: fab --list)")
+    raise UsageError(f"fab: there is no option {flag}, and options stand after a verb: fab VERB --help")
+
+
+def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> None:
+    """Which cluster the command is about, for the hints that it will print."""
+    for name in ("inventory", "stack"):
+        if given.get(name):
+            output.remember_target(
+                f" --{name} {shlex.quote(str(given[name]))}", [verb.name for verb in known.values() if verb.takes(name)]
+            )
+            return
+    output.remember_target("", [])
+
+
+def listing(known: Mapping[str, Verb]) -> str:
+    """The verbs, each with what it does."""
+    column = max(map(len, known)) + 4
+    wrap = textwrap.TextWrapper(max(60, output.width()), subsequent_indent=" " * column)
+    return "\n".join(wrap.fill(f"  {verb.name}".ljust(column) + verb.summary) for verb in known.values())
+
+
+def versions() -> str:
+    """Of trainyard, and of what it is made of."""
+    own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    parts = [f"{name} {metadata.version(name)}" for name in ("fabric", "invoke", "paramiko", "pulumi")]
+    return f"trainyard {own} ({', '.join(parts)}, Python {sys.version.partition(' ')[0]})"
+
+
+def _ended(end: Exit) -> int:
+    """Say why, if there is something to say; the exit code."""
+    code: int = end.code or 0
+    try:
+        if end.message:
+            say(str(end.message), file=sys.stderr)
+    except Exit:
+        pass  # nobody reads that any more
+    return code
+
+
+def _bug(error: Exception) -> str:
+    if os.environ.get("TRAINYARD_DEBUG"):
+        return "".join(traceback.format_exception(error)).rstrip()
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(str(ROOT))]
+    place = f" at {Path(frames[-1].filename).relative_to(ROOT)}:{frames[-1].lineno}" if frames else ""
+    line = " ".join(str(error).split()) or "without a message"
+    return f"bug in trainyard{place}: {type(error).__name__}: {line} (TRAINYARD_DEBUG=1 shows the traceback)"
