@@ -75,6 +75,8 @@ class Train:
     precision: str = one_of("auto", "fp32", "bf16", "fp16")
     """auto: whichever a short measurement on the nodes finds faster."""
     compile: bool = key(False, "true | false", lambda value: True)
+    threads: int = at_least(0, 0)
+    """Threads that each rank computes with (OMP_NUM_THREADS); 0: one a core, a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
     """How long a rank waits for the others before the job is given up."""
 

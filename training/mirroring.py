@@ -4,6 +4,7 @@
     python -m training.mirroring fetch URL RUN                        the newest whole checkpoint and the best model
 
     URL/run.json                     whose folder it is: a run never touches another one's of the same name
+    URL/job.toml                     the job as it was started last: what `--resume` on another cluster goes on with
     URL/checkpoints/step-000050/     as on disk, the manifest last; at least two whole ones stay
     URL/best/step-000040/            the best model; the one before goes when it is whole
 
@@ -31,6 +32,8 @@ from training.bucket import Place, StoreError
 
 CLAIM = "run.json"
 """In the bucket."""
+JOB = "job.toml"
+"""In both."""
 OWN = "mirror.json"
 """In the run directory: the same, as this run knows it."""
 STAGING = ".mirror"
@@ -126,6 +129,8 @@ def claimed(place: Place, run: Path, resume: bool) -> Place:
             place.check()
             own = own or secrets.token_hex(8)
             place.write(CLAIM, json.dumps({"run": run.name, "token": own}).encode() + b"\n")
+        if (run / JOB).exists():
+            place.write(JOB, (run / JOB).read_bytes())
     manifest.publish(run / OWN, json.dumps({"url": place.url, "token": there or own}) + "\n")
     return place
 

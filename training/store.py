@@ -3,6 +3,7 @@
     python -m training.store push URL FOLDER [--overwrite]
     python -m training.store pull URL FOLDER
     python -m training.store list URL             the folders there, and which of them are whole
+    python -m training.store read URL FILE        a small text file of that folder; nothing where it is not there
 
 URL: s3://BUCKET/..., abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/..., file:///...; see training.bucket. Killed at any
 moment, the same command again goes on where it was. Exit codes: 0 done, 1 failed, 2 what was asked for makes no sense.
@@ -18,16 +19,19 @@ from pathlib import Path
 from training import bucket, download, transfer
 from training.bucket import StoreError
 
+SMALL = 1 << 20
+"""Bytes of a file that `read` shows at most."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.store", description="Folders in a bucket.")
-    parser.add_argument("command", choices=["push", "pull", "list"])
+    parser.add_argument("command", choices=["push", "pull", "list", "read"])
     parser.add_argument("url", metavar="URL")
     parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?")
     parser.add_argument("--overwrite", action="store_true", help="send also what seems to be there")
     args = parser.parse_args(argv)
     if (args.folder is None) != (args.command == "list"):
-        parser.error("push and pull take a FOLDER, list takes none")
+        parser.error("push and pull take a FOLDER, read takes a FILE, list takes none")
     try:
         print(_run(args), flush=True)
     except StoreError as error:
@@ -42,6 +46,9 @@ def _run(args: argparse.Namespace) -> str:
     if args.command == "list":
         with bucket.explained(place.url):
             return "\n".join(listing(place))
+    if args.command == "read":
+        with bucket.explained(place.url):
+            return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
     if args.command == "push":
         done = transfer.push(args.folder, place, overwrite=args.overwrite, told=transfer.Lines("sent"))
         return f"{place.url}: whole; {_megabytes(done)}"

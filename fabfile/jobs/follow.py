@@ -34,11 +34,13 @@ class Wanted:
     tail: int = -1
     """Only so many of what is there already; -1: all."""
     follow: bool = True
+    offset: int = 0
+    """Bytes of the log to leave out: what a resumed job had said before."""
 
 
 def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
     """Print the lines until the job is over, or until what is there is told; the state it is in then."""
-    offset, tail, lost = 0, wanted.tail, 0.0
+    offset, tail, lost = wanted.offset, wanted.tail, 0.0
     while True:
         try:
             for event in apart(_events(head, wanted, offset, tail)):
@@ -65,7 +67,7 @@ def _events(head: Head, wanted: Wanted, offset: int, tail: int) -> Generator[dic
     """The events of one connection; OSError when it breaks."""
     argv = ["logs", f"{runs(head.cluster)}/{wanted.job}", "--offset", str(offset), "--tail", str(tail)]
     argv += ["--rank", wanted.rank] if wanted.rank else []
-    argv += ["--since", str(wanted.since)] if wanted.since and not offset else []
+    argv += ["--since", str(wanted.since)] if wanted.since and offset == wanted.offset else []
     argv += ["--follow"] if wanted.follow else []
     with head.start(*argv) as channel:
         channel.settimeout(_SILENCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import paramiko
@@ -16,6 +16,8 @@ from fabfile.ssh import Fleet, apart, in_parallel
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
+LATEST = "latest"
+"""Stands for the id of the newest job of a cluster."""
 _CHUNK = 1 << 16
 
 
@@ -71,10 +73,18 @@ def runs(cluster: SshCluster) -> str:
 
 
 def state(head: Head, job: str) -> dict[str, Any]:
-    """A job's state; Exit 2 with the jobs that there are."""
+    """A job's state, by its id, by its number or as `latest`; Exit 2 with the jobs that there are."""
     every: list[dict[str, Any]] = head.ask("jobs", runs(head.cluster))
-    for one in every:
-        if one["id"] == job:
-            return one
-    names = ", ".join(one["id"] for one in every[-8:]) or "none"
-    raise Exit(f"no job {job!r} on {head.cluster.name}; there are: {names}", code=2)
+    found = find(every, job)
+    if found is None:
+        names = ", ".join(one["id"] for one in every[-8:]) or "none"
+        raise Exit(f"no job {job!r} on {head.cluster.name}; there are: {names}", code=2)
+    return found
+
+
+def find(every: Sequence[dict[str, Any]], job: str) -> dict[str, Any] | None:
+    """The one of these states, ordered by number, that is meant by an id, a number or `latest`."""
+    if job == LATEST:
+        return every[-1] if every else None
+    numbered = [one for one in every if job.isdigit() and one["id"].endswith(f"-{job}")]
+    return next((one for one in every if one["id"] == job), numbered[-1] if numbered else None)

@@ -37,6 +37,8 @@ class Resolved:
     """The whole job, defaults included, as the nodes get it."""
     name: str
     timeout: int
+    threads: int
+    """Of each rank; 0: as many as it has cores."""
     mirror: str
     """The folder in a bucket that has a folder for each mirrored run; none, or empty: it has no mirror."""
 
@@ -57,5 +59,14 @@ def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") 
     if job["run"]["directory"]:
         raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
     return Resolved(
-        done.stdout, str(job["run"]["name"]), int(job["train"]["timeout"]), str(job["checkpoint"]["mirror"])
+        text=done.stdout,
+        name=str(job["run"]["name"]),
+        timeout=int(job["train"]["timeout"]),
+        threads=int(job["train"]["threads"]),
+        mirror=str(job["checkpoint"]["mirror"]),
     )
+
+
+def known_jobs() -> str:
+    """`the published ones are: demo, smoke`"""
+    return f"the published ones are: {', '.join(sorted(path.stem for path in _JOBS.glob('*.toml')))}"

@@ -42,11 +42,11 @@ def logs(
     cluster = load(stack, inventory)
     if rank not in ("", "-") and not rank.isdigit():
         raise Exit(f"--rank {rank}: must be a number, or - for the launcher's own lines", code=2)
-    wanted = Wanted(job, rank, seconds(since), tail, follow)
+    since_seconds = seconds(since)
     with interruptible(), Fleet(cluster) as fleet:
         head = Head(fleet)
-        state(head, job)  # there is such a job
-        last = show(head, wanted)
+        job = state(head, job)["id"]
+        last = show(head, Wanted(job, rank, since_seconds, tail, follow))
     say(last)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 
+from invoke.exceptions import Exit
+
 from fabfile.jobs.head import Head, runs
 from fabfile.launchers import VENV
 from fabfile.output import say
@@ -29,6 +31,15 @@ def folders(head: Head, url: str) -> list[str]:
         say(f"warning: {head.node.name}: the mirror cannot be asked: {result.why}", file=sys.stderr)
         return []
     return [line.partition("\t")[0] for line in result.stdout.splitlines() if line]
+
+
+def job_file(head: Head, url: str) -> str:
+    """The job.toml that a job's folder in the bucket has; empty: none. `url` is that folder."""
+    program = f"{VENV}/python -m training.store read {shlex.quote(url)} job.toml"
+    result = head.run(f"PYTHONPATH={head.folder} {program}")
+    if not result.ok:
+        raise Exit(f"{head.node.name}: {result.why}", code=1)
+    return result.stdout
 
 
 def has(head: Head, url: str, job: str) -> bool:

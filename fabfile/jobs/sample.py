@@ -52,7 +52,7 @@ def sample(
     }
     with interruptible(), Fleet(cluster) as fleet:
         head = Head(fleet)
-        state(head, job)
+        job = state(head, job)["id"]
         words = [f"--{name}={value}" for name, value in options.items()]
         program = shlex.join([f"{VENV}/python", "-m", "training.sample", f"{runs(cluster)}/{job}", *words])
         threads = max(node.cores_per_slot for node in cluster.nodes[:1])

@@ -36,6 +36,7 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
     with interruptible(), Fleet(cluster) as fleet:
         head = Head(fleet)
         before = state(head, job)
+        job = before["id"]
         if before["state"] in OVER:
             say(f"{job} is {before['state']} already")
         else:
@@ -48,7 +49,7 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
     if left:
         raise Exit(next_command("fab status"), code=1)
     say(f"nothing of {job} is left on {len(cluster.nodes)} nodes")
-    say(next_command(f"fab train JOB.toml --resume {job}") + f"   (files: fab fetch {job})")
+    say(next_command(f"fab train --resume {job}") + f"   (files: fab fetch {job})")
 
 
 def _ask(head: Head, job: str, *, now: bool) -> None:

@@ -15,9 +15,11 @@ from invoke.tasks import task
 from fabfile import launchers
 from fabfile.deploy import Deployed, deploy, package
 from fabfile.jobs import mirror
+from fabfile.jobs import resume as resuming
 from fabfile.jobs.follow import Wanted, follow
-from fabfile.jobs.head import Head, runs, state
-from fabfile.jobs.job_file import Resolved, resolve
+from fabfile.jobs.head import Head, runs
+from fabfile.jobs.job_file import Resolved, known_jobs, resolve
+from fabfile.jobs.resume import Before
 from fabfile.launchers import Found, Launch, LaunchError, plans
 from fabfile.output import interruptible, next_command, say
 from fabfile.ssh import Fleet
@@ -30,11 +32,12 @@ _OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
 
 @task(
     iterable=["set_"],
+    positional=["job"],
     help={
         "job": "a job's TOML file, or the name of one in training/jobs",
         "set": "section.key=value, over the file; also without --set",
         "nodes": "how many nodes, the head among them; default: all",
-        "resume": "go on with this job, from its last checkpoint",
+        "resume": "go on with this job (its id, its number, latest) from its last checkpoint, with its own settings",
         "detach": "do not follow the job",
         "queue": "wait for nodes that another job has",
         "dry-run": "print what would run, and touch nothing",
@@ -46,7 +49,7 @@ _OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
 )
 def train(
     _c: Context,
-    job: str,
+    job: str = "",
     set_: Sequence[str] | None = None,
     nodes: int = 0,
     resume: str = "",
@@ -58,35 +61,51 @@ def train(
     stack: str = "",
     inventory: str = "",
 ) -> None:
-    """Train on the cluster: JOB.toml section.key=value ...; follows the job, which goes on without you."""
+    """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     cluster = load(stack, inventory)
     launcher = launcher or cluster.launcher
-    chosen = choose(cluster, nodes)
-    resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
-    name = resume or f"{resolved.name}-N"
-    launch = Launch(
+    if not (job or resume):
+        raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
+    if not resume:
+        chosen = choose(cluster, nodes)
+        resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
+        launch = launch_of(cluster, chosen, resolved, f"{resolved.name}-N")
+        check(launcher, launch, restarts)
+        if dry_run:
+            say(dry(launcher, launch, resolved))
+            return
+    with interruptible(), Fleet(cluster) as fleet:
+        before = None
+        if resume:
+            before = resuming.before(Head(fleet), resume, job, set_ or ())
+            chosen = resuming.nodes(cluster, before, len(choose(cluster, nodes)) if nodes else 0)
+            resolved = resuming.settings(before, job, set_ or (), sum(node.slots for node in chosen))
+            launch = launch_of(cluster, chosen, resolved, before.id, resume=True)
+            check(launcher, launch, restarts)
+            if dry_run:
+                say(dry(launcher, launch, resolved))
+                return
+        started = start(fleet, launcher, launch, resolved, before=before, queue=queue, restarts=restarts)
+        if detach:
+            say(next_command(f"fab logs {started['id']} --follow") + f"   (stop: fab stop {started['id']})")
+            return
+        watch(Head(fleet), started["id"], started["log"])
+
+
+def launch_of(
+    cluster: SshCluster, chosen: tuple[Node, ...], resolved: Resolved, name: str, *, resume: bool = False
+) -> Launch:
+    """The job on these nodes, under its id."""
+    return Launch(
         id=name,
         nodes=chosen,
         run_dir=f"~/{runs(cluster)}/{name}",
         code=f"~/.cache/trainyard/code/{package().hash}",
         interface=cluster.interface,
         usd_per_hour=round(cluster.hourly_usd * len(chosen) / len(cluster.nodes), 6),
-        resume=bool(resume),
+        threads=resolved.threads,
+        resume=resume,
     )
-    check(launcher, launch, restarts)
-    if dry_run:
-        say(dry(launcher, launch, resolved))
-        return
-    with interruptible(), Fleet(cluster) as fleet:
-        mirrored = bool(resume) and mirror.has(Head(fleet), resolved.mirror, resume)
-        if resume and not mirrored:
-            state(Head(fleet), resume)  # there is such a job
-        again = {"resume": resume, "mirrored": mirrored}
-        id_ = start(fleet, launcher, launch, resolved, again=again, queue=queue, restarts=restarts)
-        if detach:
-            say(next_command(f"fab logs {id_} --follow") + f"   (stop: fab stop {id_})")
-            return
-        watch(Head(fleet), id_)
 
 
 def choose(cluster: SshCluster, count: int) -> tuple[Node, ...]:
@@ -133,17 +152,17 @@ def start(
     launch: Launch,
     resolved: Resolved,
     *,
-    again: dict[str, Any],
+    before: Before | None,
     queue: bool,
     restarts: int,
-) -> str:
-    """The programs on the nodes, the job checked against their data, its number, its service; the job's id. `again`:
-    which job to go on with, if any, and whether its mirror alone knows of it."""
+) -> dict[str, Any]:
+    """The programs on the nodes, the job checked against their data, its number, its service: {"id", "log"}, where
+    `log` is how many bytes of its log were there before. `before`: the job to go on with, if any."""
     cluster = fleet.cluster
     answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
     refuse(answers, queue=queue)
     folder = answers[cluster.head.name].folder
-    taken = [] if again["resume"] else mirror.folders(Head(fleet, folder), resolved.mirror)
+    taken = [] if before else mirror.folders(Head(fleet, folder), resolved.mirror)
     spec = {
         "name": resolved.name,
         "job": resolved.text,
@@ -152,8 +171,10 @@ def start(
         "launcher": launcher,
         "cluster": json.loads(to_json(dataclasses.replace(cluster, nodes=launch.nodes))),
         "timeout": resolved.timeout,
+        "threads": resolved.threads,
         "restarts": restarts,
-        **again,
+        "resume": before.id if before else "",
+        "mirrored": bool(before and before.mirrored),
         "taken": taken,
         "queue": queue,
         "price_per_hour": launch.usd_per_hour,
@@ -164,7 +185,7 @@ def start(
         raise Exit(f"{answer['refused']}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
     names = ", ".join(node.name for node in launch.nodes)
     say(f"{answer['id']}: {launch.ranks} rank{'s' * (launch.ranks > 1)} on {names}")
-    return str(answer["id"])
+    return answer
 
 
 def refuse(answers: dict[str, Deployed], *, queue: bool) -> None:
@@ -179,10 +200,10 @@ def refuse(answers: dict[str, Deployed], *, queue: bool) -> None:
         raise Exit(f"{line}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
 
 
-def watch(head: Head, job: str) -> None:
-    """Follow the job; Ctrl-C leaves it running, its end is this program's end."""
+def watch(head: Head, job: str, offset: int = 0) -> None:
+    """Follow the job; Ctrl-C leaves it running, its end is this program's end. Leaves out `offset` bytes of its log."""
     try:
-        ended = follow(head, Wanted(job))
+        ended = follow(head, Wanted(job, offset=offset))
     except KeyboardInterrupt:
         raise Exit(
             f"\n{job} goes on without you\n{next_command(f'fab logs {job} --follow')}   (stop: fab stop {job})",
@@ -197,5 +218,5 @@ def end(ended: dict[str, Any]) -> None:
     if ended["state"] == "SUCCEEDED":
         say(next_command(f"fab sample {job} --prompt ...") + f"   (files: fab fetch {job})")
         return
-    again = f"   (go on: fab train JOB.toml --resume {job})"
+    again = f"   (go on: fab train --resume {job})"
     raise Exit(next_command(f"fab logs {job}") + again, code=ended["exit_code"] or 1)

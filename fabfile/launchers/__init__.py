@@ -38,6 +38,8 @@ class Launch:
     interface: str = ""
     """For the collectives; empty: each node looks where its route to the others goes."""
     attempt: int = 1
+    threads: int = 0
+    """For computing, of each rank; 0: a node's cores divided among its ranks."""
     usd_per_hour: float = 0.0
     """For all of its nodes; 0: they cost nothing, or nobody knows what."""
     resume: bool = False
@@ -95,10 +97,12 @@ def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # a line is to be seen when it is printed, not when the job ends
         "MASTER_ADDR": launch.nodes[0].private_ip,
         "MASTER_PORT": found.port,
-        "OMP_NUM_THREADS": str(min(node.cores_per_slot for node in launch.nodes)),
+        "OMP_NUM_THREADS": str(launch.threads or min(node.cores_per_slot for node in launch.nodes)),
     }
     if launch.usd_per_hour:
         environment |= {"TRAINYARD_USD_PER_HOUR": f"{launch.usd_per_hour:g}", "TRAINYARD_BEGAN": found.began}
+    if launch.threads:
+        environment["TRAINYARD_THREADS"] = str(launch.threads)
     if launch.interface:
         environment["TRAINYARD_INTERFACE"] = launch.interface
     if not any(node.gpus for node in launch.nodes):

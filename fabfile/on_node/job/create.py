@@ -1,6 +1,7 @@
 """Gives a job its number, its directory and its service; refuses nodes that another one has. Runs on the head.
 
-stdin: a line of JSON, see fabfile/jobs/train.py; stdout: {"id": ...} or {"refused": why}.
+stdin: a line of JSON, see fabfile/jobs/train.py; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is how many
+bytes of its log a resumed job had before, so that nobody is shown them again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
-from fabfile.on_node.job import jobs, left, paths
+from fabfile.on_node.job import jobs, left, log, paths
 from fabfile.on_node.job.paths import Record
 
 STOP_SECONDS = 20
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> int:
         run_dir = runs / job
         run_dir.mkdir(exist_ok=True)
         before = paths.read(run_dir / "state.json")
+        said_before = log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec["job"])
         paths.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
@@ -42,7 +44,7 @@ def main(argv: list[str]) -> int:
             (run_dir / paths.SECRETS).touch(mode=0o600)
             (run_dir / paths.SECRETS).write_text(json.dumps(secrets))
         _start(spec, job, run_dir)
-    print(json.dumps({"id": job}), flush=True)
+    print(json.dumps({"id": job, "log": said_before}), flush=True)
     return 0
 
 

@@ -114,6 +114,15 @@ def is_active(job: str) -> bool:
     return told.stdout.strip() in ("active", "activating", "deactivating", "reloading")
 
 
+def shown(argv: list[str]) -> int:
+    """`job RUNS ID`: what a resumed job goes on with, as JSON: its job.toml as text, and how many nodes it had."""
+    run_dir = paths.absolute(argv[1]) / argv[2]
+    nodes = paths.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
+    file = run_dir / "job.toml"
+    print(json.dumps({"job": file.read_text() if file.exists() else "", "nodes": len(nodes)}), flush=True)
+    return 0
+
+
 def main(argv: list[str]) -> int:
     """`jobs RUNS`: all of them, as JSON."""
     print(json.dumps(every(paths.absolute(argv[1]))), flush=True)

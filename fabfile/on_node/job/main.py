@@ -29,6 +29,7 @@ def _on_head(verb: str, argv: list[str]) -> int:
     verbs = {
         "aftermath": supervise.aftermath,
         "create": create.main,
+        "job": jobs.shown,
         "jobs": jobs.main,
         "logs": log.main,
         "supervise": supervise.main,

@@ -101,7 +101,7 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
     compute = mine[:-1] if workers and len(mine) > 1 else mine
     if mine:
         os.sched_setaffinity(0, compute)
-    environment["OMP_NUM_THREADS"] = str(threads(place.cores, workers))
+    environment["OMP_NUM_THREADS"] = os.environ.get("TRAINYARD_THREADS") or str(threads(place.cores, workers))
     if workers:
         environment |= ccl(every)
     pinned = f"cores {cores.ranges(compute)}" if mine else "any core, as this machine is shared"

@@ -44,6 +44,7 @@ class Supervisor:
             run_dir=str(run_dir),
             code=self.spec["code"],
             interface=cluster.interface,
+            threads=int(self.spec.get("threads", 0)),
             usd_per_hour=float(self.spec["price_per_hour"]),
             resume=bool(self.spec["resume"]),
         )
