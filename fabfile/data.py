@@ -29,7 +29,12 @@ def data(
     job: str,
     set_: Sequence[str] | None = None,
     from_: str = "",
+    text_key: str = "",
+    invalid: str = "",
+    train_vocab: int = 0,
+    ranks: str = "",
     overwrite: bool = False,
+    yes: bool = False,
     stack: str = "",
     inventory: str = "",
 ) -> None:
@@ -38,7 +43,7 @@ def data(
     if not cluster.data_url:
         without = next_command(f"fab prepare {shlex.quote(job)}")
         raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare does without\n{without}", code=2)
-    wanted = token_set.wanted(job, set_)
+    wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
     path, url = wanted["path"], address(cluster.data_url, wanted["path"])
     with interruptible(), Fleet(cluster) as fleet:
@@ -48,7 +53,7 @@ def data(
             if files:
                 upload(fleet, files, path)
             else:
-                token_set.make(fleet, folder, wanted, overwrite=overwrite)
+                token_set.make(fleet, folder, wanted, overwrite=overwrite, yes=yes)
             again = " --overwrite" if overwrite else ""
             token_set.run(fleet, [cluster.head], f"cd ~; {store} push {url} {shlex.quote(path)}{again}")
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster) else cluster.nodes

@@ -21,21 +21,26 @@ def prepare(
     _c: Context,
     job: str,
     set_: Sequence[str] | None = None,
+    text_key: str = "",
+    invalid: str = "",
+    train_vocab: int = 0,
+    ranks: str = "",
     overwrite: bool = False,
+    yes: bool = False,
     stack: str = "",
     inventory: str = "",
 ) -> None:
     """Make a job's token set from its data.source, on the head, and bring it to every node."""
     cluster = load(stack, inventory)
-    data = token_set.wanted(job, set_)
+    data = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     head, others = cluster.nodes[0], cluster.nodes[1:]
     with interruptible(), Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[head.name].folder
-        token_set.make(fleet, folder, data, overwrite=overwrite)
+        token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
         if others and not token_set.is_shared(data["path"], cluster):
             token_set.run(fleet, others, token_set.own(data["path"]))
             token_set.run(fleet, [head], _copies(data["path"], others))
-        verify = f"{token_set.python(folder)} training.tokens {shlex.quote(data['path'])}"
+        verify = f"cd ~; {token_set.python(folder)} training.tokens {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
     say(f"{data['path']} is whole on {len(cluster.nodes)} nodes, checksums verified")
     say(next_command(f"fab train {shlex.quote(job)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import tomllib
@@ -10,26 +11,36 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
+from fabfile import encodings, sources
 from fabfile.jobs.job_file import resolve
 from fabfile.launchers import VENV
 from fabfile.output import prefixed, say
 from fabfile.ssh import Fleet
 from infra.inventory import Node, SshCluster
 
+RANKS = ".tiktoken"
+"""How the name of a rank file ends: a vocabulary in a file."""
 STDLIB = "stdlib"
 """A source that every machine has: the source code of Python's standard library."""
 HELP = {
     "job": "a job's TOML file, or the name of one in training/jobs",
     "set": "section.key=value, over the file; also without --set",
+    "text-key": "the column or key of the text in jsonl, parquet and hf: sources; the same as data.text_key=KEY",
+    "invalid": "what to do with text that is not UTF-8: stop, skip or replace; the same as data.invalid=...",
+    "train-vocab": "train a vocabulary of so many tokens on the text; the same as data.train_vocab=N",
+    "ranks": "a .tiktoken rank file, here or on the head; the same as data.encoding=FILE",
+    "yes": "do not ask before much text is sent to the head",
     "overwrite": "replace a token set of another source or vocabulary",
     "stack": "the stack",
     "inventory": "an inventory file instead of a stack",
 }
 
 
-def wanted(job: str, overrides: Sequence[str] | None) -> dict[str, Any]:
-    """The job's section `data`; Exit 2 for a job that makes no sense."""
-    data: dict[str, Any] = tomllib.loads(resolve(job, overrides or (), 1).text)["data"]
+def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> dict[str, Any]:
+    """The job's section `data`; Exit 2 for a job that makes no sense. `options` are keys of that section, given by an
+    option of the verb; 0 or empty: not given."""
+    words = [*(overrides or ()), *(f"data.{key}={json.dumps(value)}" for key, value in options.items() if value)]
+    data: dict[str, Any] = tomllib.loads(resolve(job, words, 1).text)["data"]
     return data
 
 
@@ -48,13 +59,24 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
         raise Exit(code=2 if all(result.exited == 2 for result in bad) else 1)
 
 
-def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool) -> None:
-    """Make it on the head, from data.source."""
+def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
+    """Make it on the head, from data.source: text that is on this machine is brought there first."""
     if not data["source"]:
         raise Exit(
             "data.source is empty: there is nothing to prepare from; name files, folders, globs or hf:NAME", code=2
         )
-    run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, overwrite)}")
+    try:
+        words = shlex.split(data["source"])
+    except ValueError as error:
+        raise Exit(f"data.source = {data['source']!r}: {error}", code=2) from None
+    if data["source"] != STDLIB:
+        words = sources.brought(fleet, words, yes=yes)
+    vocabulary = data["encoding"]
+    if not data["train_vocab"] and vocabulary.endswith(RANKS):
+        (data["encoding"],) = sources.brought(fleet, [vocabulary], yes=True)
+    elif not data["train_vocab"]:
+        encodings.bring(fleet, folder, vocabulary)
+    run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
 
 
 def own(path: str) -> str:
@@ -71,17 +93,20 @@ def is_shared(path: str, cluster: SshCluster) -> bool:
     return bool(cluster.shared_dir) and path.startswith(cluster.shared_dir.rstrip("/") + "/")
 
 
-def _program(folder: str, data: dict[str, Any], overwrite: bool) -> str:
+def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:
+    """The command line of training.prepare on the head; `words` are the sources as the head can read them."""
     options = ["--out", data["path"], *(["--overwrite"] if overwrite else [])]
     if data["train_vocab"]:
         options += ["--train-vocab", str(data["train_vocab"])]
-    elif data["encoding"].endswith(".tiktoken"):
+    elif data["encoding"].endswith(RANKS):
         options += ["--ranks", data["encoding"]]
     else:
         options += ["--encoding", data["encoding"]]
     if data["source"] == STDLIB:
-        # A few of its files are not UTF-8 on purpose. Whole files are documents, so a larger share is held out.
+        # A few of its files are not UTF-8 on purpose. Its documents are large, so a larger share of them is held out.
         library = f"$({VENV}/python -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
         options += ["--invalid", "skip", "--val-fraction", "0.05"]
         return f'{python(folder)} training.prepare {shlex.join(options)} "{library}/**/*.py"'
-    return f"{python(folder)} training.prepare {shlex.join(options)} {shlex.join(shlex.split(data['source']))}"
+    options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]
+    options += ["--val-fraction", str(data["val_fraction"])]
+    return f"{python(folder)} training.prepare {shlex.join(options)} {shlex.join(words)}"

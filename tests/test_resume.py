@@ -15,8 +15,6 @@ from infra.inventory import Node, SshCluster
 
 CLUSTER = SshCluster(name="lab", nodes=tuple(Node(name=f"node{n}", private_ip=f"10.0.0.{n}") for n in (1, 2, 3)))
 STATES = [{"id": name, "state": "SUCCEEDED"} for name in ("demo-2", "smoke-9", "demo-12")]
-    {"id": f"{name}-{number}", "state": "SUCCEEDED"} for number, name in ((2, "demo"), (9, "smoke"), (12, "demo"))
-]
 
 
 class Head:

@@ -26,23 +26,34 @@ from training.metrics import check_wandb
 class Data:
     path: str = key("", "the folder of a token set, see training.prepare", bool)
     """The token set's folder, the same on every node."""
-    source: str = text("")
-    """What `fab prepare` makes it from where it is not there yet; the trainer itself does not read this."""
+    source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
+    """The text that `fab prepare` makes the token set from; a folder of your machine is brought to the head."""
     encoding: str = text("gpt2", "gpt2, another of tiktoken's encodings, or a .tiktoken rank file")
+    """The vocabulary."""
     train_vocab: int = at_least(0, 0)
     """Above 0: a byte-level BPE of this size is trained on the source, in place of `encoding`."""
+    text_key: str = key("text", "the name of a column", bool)
+    """The column or key of the text in .jsonl, .parquet and hf: sources."""
+    invalid: str = one_of("stop", "skip", "replace")
+    """What to do with text that is not UTF-8; the source stdlib always skips it."""
+    val_fraction: float = key(0.01, "a number from 0 to 0.5", lambda value: 0 <= value <= 0.5)
+    """Share of the documents that is kept for validation; of the source stdlib 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     n_layer: int = at_least(1, 12)
+    """Transformer blocks."""
     n_head: int = at_least(1, 12)
+    """Attention heads of a block; divides n_embd."""
     n_embd: int = at_least(1, 768)
+    """Width of the residual stream."""
     block_size: int = at_least(2, 1024)
     """Tokens of context."""
     vocab_size: int = at_least(0, 0)
     """0: the token set's own."""
     dropout: float = fraction(0.0)
+    """Probability with which an activation is dropped while training."""
     bias: bool = key(True, "true | false", lambda value: True)
     """Biases in the linear layers and norms, as GPT-2 has them."""
     init_from: str = text("", "a folder with model.safetensors in Hugging Face's GPT-2 layout")
@@ -58,13 +69,17 @@ class Train:
     micro_batch: int = at_least(1, 4)
     """Windows that a rank takes at once; the rest of its share comes by accumulation."""
     lr: float = positive(6e-4)
+    """Learning rate after the warm-up."""
     min_lr: float = not_negative(6e-5)
     """Where the cosine ends, at the last step."""
     warmup: int = at_least(0, 0)
+    """Steps in which the learning rate rises from 0 to lr."""
     weight_decay: float = not_negative(0.1)
     """On matrices only: never on biases and norms."""
     beta1: float = fraction(0.9)
+    """AdamW: decay of the mean of the gradients."""
     beta2: float = fraction(0.95)
+    """AdamW: decay of the mean of their squares."""
     clip: float = not_negative(1.0)
     """Largest gradient norm; 0: no clipping."""
     eval_every: int = at_least(0, 0)
@@ -72,9 +87,11 @@ class Train:
     eval_windows: int = at_least(1, 64)
     """Windows of the validation split that one validation reads, over all ranks."""
     seed: int = at_least(0, 1337)
+    """Draws the first weights, the order of the windows and the dropout."""
     precision: str = one_of("auto", "fp32", "bf16", "fp16")
     """auto: whichever a short measurement on the nodes finds faster."""
     compile: bool = key(False, "true | false", lambda value: True)
+    """Whether torch.compile is used."""
     threads: int = at_least(0, 0)
     """Threads that each rank computes with (OMP_NUM_THREADS); 0: one a core, a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
@@ -95,6 +112,7 @@ class Checkpoint:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: _is_name(value))
+    """What the job's id begins with: `demo` becomes demo-1, demo-2, ..."""
     directory: str = text("")
     """Run directory; empty: $RUN_DIR, and where that is not set runs/<name>."""
 

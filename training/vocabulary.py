@@ -3,6 +3,8 @@
 A rank file has a line for each token, its bytes in base64 and its number. It says nothing of how text is cut into words
 first (the pattern) nor of the separator between documents; the published files are known by their checksum, any other
 has GPT-2's pattern unless told, and a separator after its last token.
+
+    python -m training.vocabulary missing NAME      as JSON: [URL, FILE] of what is neither kept here nor in reach
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 import os
+import socket
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +25,13 @@ import tiktoken
 SEPARATOR = "<|endoftext|>"
 NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
 HOST = "openaipublic.blob.core.windows.net"
+FILES = {
+    "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
+    **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
+}
+"""On HOST, as tiktoken_ext.openai_public has them."""
+REACH = 10.0
+"""Seconds in which HOST must answer to be in reach."""
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
 
@@ -82,10 +94,7 @@ def named(name: str) -> Vocabulary:
     """One of tiktoken's own. Its ranks are downloaded once and kept."""
     if name not in NAMES:
         raise VocabularyError(f"encoding {name!r}: not one of {', '.join(NAMES)} (--ranks takes any rank file)")
-    # tiktoken's own choice is the folder for temporary files, which a reboot empties
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken"
-    if not os.environ.get("DATA_GYM_CACHE_DIR"):
-        os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(cache))
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(kept()))
     try:
         encoding = tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
@@ -98,6 +107,28 @@ def named(name: str) -> Vocabulary:
     ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
     ranks = {token: rank for token, rank in ranks.items() if rank not in special}
     return checked(Vocabulary(name, ranks, PATTERNS[pattern_of(name)], separator), name)
+
+
+def kept() -> Path:
+    """The folder of tiktoken's downloads. Its own choice is that for temporary files, which a reboot empties."""
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
+
+
+def missing(name: str) -> list[tuple[str, str]]:
+    """(URL, file) of each of an encoding's files that this machine has not and cannot fetch; none of an unknown one."""
+    urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
+    files = {url: kept() / hashlib.sha1(url.encode()).hexdigest() for url in urls}  # named as tiktoken.load names them
+    lacking = [(url, str(file)) for url, file in files.items() if not file.exists()]
+    return lacking if lacking and not in_reach() else []
+
+
+def in_reach() -> bool:
+    try:
+        with socket.create_connection((HOST, 443), REACH):
+            return True
+    except OSError:
+        return False
 
 
 def pattern_of(name: str) -> str:
@@ -181,3 +212,7 @@ def byte_of(character: str) -> int:
 
 
 UNPRINTABLE = [*range(33), *range(127, 161), 173]
+
+
+if __name__ == "__main__":
+    print(json.dumps(missing(sys.argv[2])))

@@ -1,0 +1,195 @@
+"""A job's text from the operator's machine, and vocabularies that a node cannot fetch, over a real SSH server."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sshd
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from fabfile import encodings, sources, token_set
+from fabfile.prepare import prepare
+from fabfile.ssh import Fleet
+from infra.inventory import SshCluster, to_json
+from training import tokens, vocabulary
+
+
+class Head:
+    """One node with a home of its own, and the operator's folder beside it."""
+
+    def __init__(self, home: Path, here: Path, cluster: SshCluster, file: Path) -> None:
+        self.home, self.here, self.cluster, self.file = home, here, cluster, file
+
+    def prepare(self, source: str, *overrides: str, **options: Any) -> None:
+        words = [f"data.source={source}", "data.path=set", *overrides]
+        prepare.body(Context(), "smoke", set_=words, inventory=str(self.file), **{"train_vocab": 300} | options)
+
+    def place(self, word: str, **options: bool) -> str:
+        with Fleet(self.cluster) as fleet:
+            (placed,) = sources.brought(fleet, [word], **{"yes": False} | options)
+        return placed
+
+
+@pytest.fixture
+def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
+    sshd.require()
+    here, home, programs = tmp_path / "here", tmp_path / "home", tmp_path / "bin"
+    for folder in (here, home, programs, tmp_path / "operator/.ssh"):
+        folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "operator"))
+    monkeypatch.chdir(here)
+    for name, line in {"python": f'exec {sys.executable} "$@"', "sudo": 'exec "$@"', "systemctl": "exit 0"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(token_set, "VENV", str(programs))
+    monkeypatch.setattr(encodings, "VENV", str(programs))
+    yard = sshd.Yard(tmp_path, [])
+    sshd.keygen(yard.identity)
+    node = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
+    server = yard.start("127.0.0.4", sshd.free_port(), environment=node)
+    cluster = yard.cluster(server.node("node1"))
+    (tmp_path / "nodes.json").write_text(to_json(cluster))
+    yield Head(home, here, cluster, tmp_path / "nodes.json")
+    yard.stop()
+
+
+def texts(folder: Path, count: int = 300) -> Path:
+    folder.mkdir(parents=True)
+    for number in range(count):
+        (folder / f"{number}.txt").write_text(f"the quick brown fox jumps over {number} lazy dogs. " * 9)
+    return folder
+
+
+def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    texts(head.here / "texts")
+    (head.here / "texts/link").symlink_to("/etc/passwd")
+    head.prepare("texts")
+    said = capsys.readouterr().out
+    assert "texts: 300 files of this machine" in said and "are brought to node1" in said
+    assert tokens.open(head.home / "set", verify=True).manifest["vocab_size"] <= 301
+    (brought,) = (head.home / "sources").iterdir()
+    assert not (brought / "link").exists(), "links are not followed"
+    head.prepare("texts", overwrite=True)
+    assert "node1 has them already" in capsys.readouterr().out
+
+
+def test_where_the_text_is_is_said(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    texts(head.home / "there", 2)
+    assert head.place("there") == "there"
+    assert "read on node1" in capsys.readouterr().out
+    absolute = str(head.home / "there")
+    assert head.place(absolute) == absolute
+    assert "read on node1" in capsys.readouterr().out
+    texts(head.here / "there", 3)  # a relative path is this machine's first
+    assert head.place("there").startswith("sources/")
+    assert head.place("hf:Skylion007/openwebtext") == "hf:Skylion007/openwebtext"
+    with pytest.raises(Exit, match=r"nowhere: neither on this machine .* nor on node1") as caught:
+        head.place("nowhere")
+    assert caught.value.code == 2
+
+
+def test_a_file_and_a_glob_stay_what_they_are(head: Head) -> None:
+    texts(head.here / "a/b", 2)
+    (head.here / "a/notes.log").write_text("text of no known suffix")
+    file = head.place("a/notes.log")
+    assert file.endswith("/notes.log") and (head.home / file).read_text() == "text of no known suffix"
+    pattern = head.place("a/**/*.txt")
+    assert pattern.endswith("/**/*")
+    found = sorted(path.name for path in head.home.glob(pattern) if path.is_file())
+    assert found == ["0.txt", "1.txt"]
+
+
+def test_much_text_is_asked_about(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts(head.here / "texts", 5)
+    monkeypatch.setattr(sources, "ASK_BYTES", 100)
+    with pytest.raises(Exit, match="no terminal to ask on: add --yes") as caught:
+        head.place("texts")
+    assert caught.value.code == 2 and not (head.home / "sources").exists()
+    assert head.place("texts", yes=True).startswith("sources/")
+
+
+def test_half_of_it_is_never_taken_for_the_whole(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts(head.here / "texts", 5)
+
+    def broken(channel: Any, local: sources.Local) -> Iterator[int]:
+        channel.close()
+        yield 0
+        raise OSError("the connection broke")
+
+    monkeypatch.setattr(sources, "_packed", broken)
+    with pytest.raises(Exit, match="texts was not brought there"):
+        head.place("texts")
+    monkeypatch.undo()
+    monkeypatch.chdir(head.here)
+    folder = head.home / head.place("texts")
+    assert len(list(folder.iterdir())) == 5
+
+
+def test_the_options_that_prepare_suggests_are_there(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.dumps({"content": f"row {number} says that much of it is text. " * 9}) for number in range(200)]
+    (head.here / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    with pytest.raises(Exit):
+        head.prepare("rows.jsonl")
+    assert "--text-key" in capsys.readouterr().err
+    head.prepare("rows.jsonl", text_key="content")
+    broken = texts(head.here / "broken")
+    (broken / "bad.txt").write_bytes(b"\xff\xfe\x80 not UTF-8")
+    with pytest.raises(Exit):
+        head.prepare("broken", "data.path=other")
+    assert "--invalid" in capsys.readouterr().err
+    head.prepare("broken", "data.path=other", invalid="skip")
+    assert tokens.open(head.home / "other", verify=True).manifest["source"]["skipped"] == 1
+
+
+def test_this_machine_fetches_what_the_head_cannot(
+    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"https://{vocabulary.HOST}/encodings/o200k_base.tiktoken"
+    kept = head.home / ".cache/tiktoken" / hashlib.sha1(url.encode()).hexdigest()
+    lacking = json.dumps([[url, str(kept)]])
+    program = Path(encodings.VENV) / "python"
+    monkeypatch.setattr(encodings, "fetch", lambda url, head, name: b"IQ== 0\n")
+    (Path(encodings.VENV) / "python").write_text(f"#!/bin/sh\necho '{lacking}'\n")
+    with Fleet(head.cluster) as fleet:
+        encodings.bring(fleet, "code", "o200k_base")
+    assert kept.read_bytes() == b"IQ== 0\n" and [file.name for file in kept.parent.iterdir()] == [kept.name]
+    assert f"node1 cannot reach {url}: fetched here" in capsys.readouterr().out
+    program.write_text("#!/bin/sh\necho '[]'\n")
+    with Fleet(head.cluster) as fleet:
+        encodings.bring(fleet, "code", "o200k_base")
+    assert capsys.readouterr().out == ""
+
+
+def test_where_nobody_can_fetch_it_the_ways_out_are_said() -> None:
+    with pytest.raises(Exit, match=r"neither node1 nor this machine can fetch http.*\n.*--ranks FILE") as caught:
+        encodings.fetch("http://127.0.0.1:9/vocab.bpe", "node1", "gpt2")
+    assert caught.value.code == 1
+
+
+def test_what_is_missing_of_a_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(vocabulary, "in_reach", lambda: False)
+    ((first, file), (second, _)) = vocabulary.missing("gpt2")
+    assert first.endswith("vocab.bpe") and second.endswith("encoder.json")
+    Path(file).write_text("there")
+    assert [url for url, _ in vocabulary.missing("gpt2")] == [second]
+    assert vocabulary.missing("unknown") == []
+    monkeypatch.setattr(vocabulary, "in_reach", lambda: True)
+    assert vocabulary.missing("gpt2") == []
+
+
+def test_the_addresses_are_tiktokens_own() -> None:
+    import inspect
+
+    from tiktoken_ext import openai_public
+
+    for name, paths in vocabulary.FILES.items():
+        source = inspect.getsource(getattr(openai_public, name))
+        assert all(f"https://{vocabulary.HOST}/{path}" in source for path in paths), name

@@ -1,0 +1,51 @@
+"""The keys of a job file as a table in Markdown, made from their declarations: the README has it.
+
+python -m training.reference
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+from training import job
+from training.job import Checkpoint, Data, Model, Run, Train
+
+SECTIONS: tuple[type[Any], ...] = (Data, Model, Train, Checkpoint, Run)
+
+
+def table() -> str:
+    """A row for each key: section.key, default, what it may be, what it is for."""
+    meanings = _meanings()
+    rows = ["| key | default | allowed | what it is |", "|---|---|---|---|"]
+    for section in SECTIONS:
+        for field in dataclasses.fields(section):
+            default = json.dumps(field.default) if field.default != "" else "none"
+            cells = (f"`{section.__name__.lower()}.{field.name}`", default, field.metadata["allowed"])
+            meaning = " ".join(meanings[section.__name__, field.name].split())
+            rows.append("| " + " | ".join(_cell(cell) for cell in (*cells, meaning)) + " |")
+    return "\n".join(rows)
+
+
+def _meanings() -> dict[tuple[str, str], str]:
+    """(class, field) -> the string that stands below the field in training/job.py."""
+    found = {}
+    for node in ast.parse(inspect.getsource(job)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, below in zip(node.body, [*node.body[1:], None], strict=True):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+                found[node.name, field.target.id] = str(below.value.value)  # type: ignore[union-attr]
+    return found
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(table())
