@@ -6,6 +6,7 @@ from fabfile.data import data
 from fabfile.demo import demo
 from fabfile.images import images, prune
 from fabfile.jobs import fetch, jobs, logs, sample, stop, train
+from fabfile.own_machines import bootstrap
 from fabfile.prepare import prepare
 from fabfile.program import take_over
 from fabfile.report import report
@@ -16,6 +17,7 @@ from fabfile.wait import wait
 
 __all__ = [
     "audit",
+    "bootstrap",
     "check",
     "cost",
     "data",

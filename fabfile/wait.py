@@ -33,6 +33,8 @@ _LONG_STEP_SECONDS = 3.0
 _CONSOLE_LINES = 15
 _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
 
+NEVER_BOOTSTRAPPED = "nobody has made this machine a node: fab bootstrap --inventory FILE does"
+
 Record = Mapping[str, Any]
 
 
@@ -80,6 +82,10 @@ class Progress:
     def told(self, line: str, now: float) -> list[str]:
         """A line of on_node/follow.sh."""
         word, _, rest = line.partition(" ")
+        if word == "bare":
+            self.state = "failed"
+            self.record = {"step": "none", "reason": NEVER_BOOTSTRAPPED}
+            return []
         if word == "unreadable":
             self.seen = f"{rest} cannot be read"
             return []

@@ -90,7 +90,7 @@ class Yard:
         self, address: str, port: int, *, key: str = "ed25519", extra: str = "", environment: Mapping[str, str] = {}
     ) -> Sshd:
         folder = self.folder / f"sshd{len(self.servers)}"
-        folder.mkdir()
+        (folder / "root/opt/trainyard/bootstrap").mkdir(parents=True)  # a machine that was made a node
         host_key = keygen(folder / "host_key", kind=key)
         told = " ".join(f"{name}={value}" for name, value in environment.items())
         # SHLVL: not the first shell, or bash reads the tester's own ~/.bashrc. TRAINYARD_PREFIX: the "node's" files.

@@ -130,6 +130,7 @@ def test_software_in_a_few_words() -> None:
 @pytest.fixture
 def follower(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     state(tmp_path)
+    (tmp_path / "opt/trainyard/bootstrap").mkdir(parents=True)
     process = subprocess.Popen(
         ["bash", "--norc", FOLLOW],
         env={**os.environ, "TRAINYARD_PREFIX": str(tmp_path)},

@@ -4,6 +4,7 @@
 #   step <line of progress.jsonl>
 #   ready <record> | failed <record>
 #   unreadable <path>
+#   bare                         no bootstrap was ever put here, and none is on its way
 state=${TRAINYARD_PREFIX:-}/var/lib/trainyard
 booted=${TRAINYARD_PREFIX:-}/run/systemd/inaccessible/reg # made by this boot's init before anything else, and never touched again
 
@@ -31,7 +32,16 @@ steps() { # the lines of progress.jsonl that are new since the last call
     done
 }
 
+is_bare() { # cloud-init writes its result last: until then it may bring the bootstrap
+    [[ ! -e ${TRAINYARD_PREFIX:-}/opt/trainyard/bootstrap && ! -e $state/progress.jsonl ]] &&
+        [[ ! -d ${TRAINYARD_PREFIX:-}/run/cloud-init || -e ${TRAINYARD_PREFIX:-}/run/cloud-init/result.json ]]
+}
+
 seen=0
+if is_bare; then
+    echo bare
+    exit 0
+fi
 if ! over; then
     until over; do
         steps
