@@ -55,6 +55,8 @@ class Cloud:
     keep_data: bool
     """Whether the bucket outlives the cluster."""
     flow_logs: bool
+    monitoring: bool
+    """Whether each node sends its CPU, memory and network to the cloud's own monitoring once a minute."""
     replace_nodes: bool
     """Whether nodes of an older image are replaced; they are left alone otherwise."""
 
@@ -75,6 +77,7 @@ def read(raw: Mapping[str, str], cluster: str, stack: str) -> Cloud:
         budget_usd=integer(raw, "budgetUsd", 1, 10_000_000),
         keep_data=boolean(raw, "keepData"),
         flow_logs=boolean(raw, "flowLogs"),
+        monitoring=boolean(raw, "monitoring"),
         replace_nodes=boolean(raw, "replaceNodes"),
     )
 

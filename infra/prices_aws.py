@@ -30,6 +30,7 @@ USAGE = {
     },
     "AmazonVPC": {"PublicIPv4:InUseAddress": "public-ipv4"},
     "AmazonS3": {"TimedStorage-ByteHrs": "s3-gb-month"},
+    "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
 """Offer -> usage type, without its region's prefix -> our name for it."""
 _INSTANCE = {

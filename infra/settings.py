@@ -94,7 +94,7 @@ class Settings:
 KEYS = (
     *("cluster", "nodes", "cpus", "memoryMb", "cidr", "profile", "collectives", "publicKey", "image"),
     *("maxHours", "idleMinutes", "region", "zone", "instanceType", "spot", "diskGb", "baseImage", "publicNodes"),
-    *("adminCidr", "owner", "alertEmail", "budgetUsd", "keepData", "flowLogs", "replaceNodes"),
+    *("adminCidr", "owner", "alertEmail", "budgetUsd", "keepData", "flowLogs", "monitoring", "replaceNodes"),
 )
 """Every key that Pulumi.yaml declares, in its order."""
 

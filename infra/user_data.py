@@ -67,6 +67,8 @@ def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bo
         "TRAINYARD_MAX_HOURS": str(settings.max_hours),
         "TRAINYARD_IDLE_MINUTES": str(settings.idle_minutes),
     }
+    if settings.cloud.monitoring and mode != "bake":
+        values["TRAINYARD_MONITORING"] = "true"
     if settings.cloud.region:
         values["TRAINYARD_REGION"] = settings.cloud.region  # training/bucket.py's: no library asks the machine for it
     env = "".join(f"{key}={value}\n" for key, value in values.items())

@@ -120,6 +120,7 @@ BAD: dict[str, st.SearchStrategy[object]] = {
     "budgetUsd": _number(1, 10_000_000),
     "keepData": BOOLEAN,
     "flowLogs": BOOLEAN,
+    "monitoring": BOOLEAN,
     "replaceNodes": BOOLEAN,
 }
 """For every key: values of which none may be used."""

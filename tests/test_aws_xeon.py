@@ -237,6 +237,22 @@ def test_machines_may_use_their_own_bucket_and_systems_manager(program: Program)
     assert one(ran, "LaunchTemplate").inputs["iamInstanceProfile"] == {"name": "trainyard-aws-xeon"}
 
 
+def test_monitoring_is_a_right_to_our_own_metrics_a_word_to_the_nodes_and_a_price(
+    program: Program, keys: dict[str, str]
+) -> None:
+    ran = program(monitoring=True)
+    (allowed,) = json.loads(ran["role-metrics"].inputs["policy"])["Statement"]
+    assert allowed["Action"] == "cloudwatch:PutMetricData"
+    assert allowed["Condition"] == {"StringEquals": {"cloudwatch:namespace": "Trainyard"}}
+    assert "role-metrics" in ran["node1"].needs
+    builder, node = (unpacked(ran[name].inputs["userDataBase64"]) for name in (stage(ran)["builder"], "node1"))
+    assert "TRAINYARD_MONITORING=true\n" in node and "TRAINYARD_MONITORING=" not in builder
+    assert stage(ran) == stage(program()) and "role-metrics" not in program().declared
+    assert skus(keys, monitoring=True)["cloudwatch-metric-month"] == 3 * 4
+    assert skus(keys, monitoring=True)["cloudwatch-request"] == 3 * 60
+    assert not any(name.startswith("cloudwatch") for name in skus(keys))
+
+
 # --- the golden image ---
 
 

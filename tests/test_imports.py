@@ -61,6 +61,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
     "bootstrap": (),
+    "bootstrap.aws-xeon.monitor": ("botocore", "psutil"),
     "bootstrap.verify": (
         *("torch", "accelerate", "tiktoken", "safetensors"),
         *("s3fs", "adlfs", "azure.identity"),

@@ -217,6 +217,21 @@ def test_what_reads_and_takes_no_resource_may_have_a_star() -> None:
     assert violated(declared(access.POLICY, "p", policy=json.loads(document(reading)))) == set()
 
 
+@pytest.mark.parametrize(
+    "condition, passes",
+    [
+        ({"StringEquals": {"cloudwatch:namespace": "Trainyard"}}, True),
+        ({}, False),
+        ({"StringEquals": {"aws:SourceAccount": "123456789012"}}, False),
+        ({"StringLike": {"cloudwatch:namespace": "*"}}, False),
+    ],
+)
+def test_metrics_are_written_into_a_namespace_that_is_named(condition: dict[str, Any], passes: bool) -> None:
+    write = {"Effect": "Allow", "Action": "cloudwatch:PutMetricData", "Resource": "*", "Condition": condition}
+    found = violated(declared(access.POLICY, "p", policy=document(write)))
+    assert found == (set() if passes else {"iam-no-stars"})
+
+
 @pytest.mark.parametrize("principal", ["*", {"AWS": "*"}, {"AWS": "arn:aws:iam::123456789012:root"}, {"Service": "*"}])
 def test_who_may_take_a_role(principal: Any) -> None:
     trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": principal}

@@ -32,7 +32,10 @@ TYPES = {
     "azure": [*("Standard_D16s_v6", "Standard_D32s_v6", "Standard_D64s_v6"), "Standard_D32_v5", "Standard_D32s_v7"],
 }
 OTHERS = {
-    "aws": ["gp3-gb-month", "ebs-snapshot-gb-month", "public-ipv4", "nat-gateway", "s3-gb-month"],
+    "aws": [
+        *("gp3-gb-month", "ebs-snapshot-gb-month", "public-ipv4", "nat-gateway", "s3-gb-month"),
+        *("cloudwatch-metric-month", "cloudwatch-request"),
+    ],
     "azure": [
         *("managed-disk-P15", "managed-disk-E15", "public-ip-standard", "nat-gateway"),
         *("snapshot-gb-month", "gallery-version-gb-month", "blob-gb-month"),
@@ -164,6 +167,11 @@ def aws_offers(asked: Asked) -> Answer:
             {"usageType": f"{prefix}TimedStorage-ByteHrs", "PricePerUnit": "0.022", "StartingRange": "51200"},
             {"usageType": f"{prefix}Tables-TimedStorage-ByteHrs", "PricePerUnit": "0.0265"},
         ],
+        "AmazonCloudWatch": [
+            {"usageType": f"{prefix}CW:MetricMonitorUsage", "PricePerUnit": "0.31", "EndingRange": "10000"},
+            {"usageType": f"{prefix}CW:MetricMonitorUsage", "PricePerUnit": "0.1", "StartingRange": "10000"},
+            {"usageType": f"{prefix}CW:Requests", "PricePerUnit": "0.00002"},
+        ],
     }[code]
     body = offer(code, *rows)
     if code == "AmazonEC2" and "gzip" in asked.headers.get("accept-encoding", ""):
@@ -262,6 +270,8 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
         assert values["aws", region, "nat-gateway"]["usd_per_hour"] == 0.05
         assert values["aws", region, "public-ipv4"]["usd_per_hour"] == 0.006
         assert values["aws", region, "s3-gb-month"]["usd_per_month"] == 0.024
+        assert values["aws", region, "cloudwatch-metric-month"]["usd_per_month"] == 0.31
+        assert values["aws", region, "cloudwatch-request"]["usd_per_hour"] == 0.00002
     assert values["azure", "eastus", "Standard_D32s_v6"]["usd_per_hour"] == 1.7
     assert values["azure", "eastus", "Standard_D32s_v6/spot"]["usd_per_hour"] == 0.5
     assert values["azure", "eastus", "managed-disk-P15"]["usd_per_month"] == 40.0

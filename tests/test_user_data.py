@@ -25,6 +25,8 @@ from infra.local import paths
 from infra.settings import Settings, load
 
 IMAGE = "0123456789abcdef"
+CLOUDS = ("aws-xeon", "azure-xeon")
+"""Folders of what only one kind of cluster gets."""
 AWS_LIMIT = 16 * 1024
 """What AWS takes of user data, compressed (TRAPS.md 16)."""
 
@@ -61,7 +63,7 @@ def env(text: str) -> dict[str, str]:
 
 def scripts() -> Iterator[Path]:
     for path in user_data.BOOTSTRAP.rglob("*"):
-        other = path.relative_to(user_data.BOOTSTRAP).parts[0] in ("aws-xeon", "azure-xeon")
+        other = path.relative_to(user_data.BOOTSTRAP).parts[0] in CLOUDS
         if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
             yield path
 
@@ -190,7 +192,7 @@ def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap_but_its_comments
     root = tmp_path_factory.getbasetemp() / "any-byte"
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(user_data.BOOTSTRAP, root)
-    files = (p for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parts[-2] != "azure-xeon")
+    files = (p for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parts[-2] not in CLOUDS)
     path = data.draw(st.sampled_from(sorted(files)))
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pulumi
@@ -11,6 +12,8 @@ from infra.aws.provider import named
 from infra.settings import Settings
 
 MANAGED = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+METRICS = "Trainyard"
+"""CloudWatch's namespace of what bootstrap/aws-xeon/monitor.py sends."""
 _VERSION = "2012-10-17"
 """Of the policy language."""
 
@@ -45,8 +48,26 @@ def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOpti
     own = aws.iam.RolePolicy(
         "role-data", name=named(settings, "data"), role=role.name, policy=_own_bucket(bucket.arn), opts=opts
     )
+    rights: list[pulumi.Resource] = [managed, own]
+    if settings.cloud.monitoring:
+        rights.append(
+            aws.iam.RolePolicy(
+                "role-metrics", name=named(settings, "metrics"), role=role.name, policy=_metrics(), opts=opts
+            )
+        )
     profile = aws.iam.InstanceProfile("profile", name=named(settings), role=role.name, opts=opts)
-    return Access(profile.name, key.key_name, [managed, own])
+    return Access(profile.name, key.key_name, rights)
+
+
+def _metrics() -> str:
+    """Write metrics into our own namespace. PutMetricData takes no resource: the condition is its only bound."""
+    write = {
+        "Effect": "Allow",
+        "Action": "cloudwatch:PutMetricData",
+        "Resource": "*",
+        "Condition": {"StringEquals": {"cloudwatch:namespace": METRICS}},
+    }
+    return json.dumps({"Version": _VERSION, "Statement": [write]})
 
 
 def _own_bucket(arn: pulumi.Output[str]) -> pulumi.Output[str]:

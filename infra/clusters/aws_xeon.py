@@ -14,6 +14,9 @@ IMAGE_GB = 20
 DATA_GB = 40
 """What is reckoned with in the bucket: the published set is 17 GB, a checkpoint of its model 1.5 GB."""
 
+METRICS = 4
+"""What bootstrap/aws-xeon/monitor.py sends of a node: CPU, memory, network in and out."""
+
 
 def check(settings: Settings) -> None:
     """Raise UsageError for what cannot be a cluster on AWS. Asks nobody, changes nothing."""
@@ -63,6 +66,9 @@ def bill(settings: Settings) -> list[prices.Line]:
     if image.bakes(settings):
         lines.append(line("gp3-gb-month", image.BUILDER_DISK_GB, "disk of the stopped builder"))
         lines.append(line("ebs-snapshot-gb-month", IMAGE_GB, f"snapshot of the image, {IMAGE_GB} GB reckoned"))
+    if cloud.monitoring:
+        lines.append(line("cloudwatch-metric-month", settings.nodes * METRICS, f"metrics, {METRICS} of each node"))
+        lines.append(line("cloudwatch-request", settings.nodes * 60, "sending them, once a minute"))
     lines.append(line("s3-gb-month", DATA_GB, f"bucket, {DATA_GB} GB reckoned"))
     return lines
 

@@ -20,6 +20,8 @@ DEFINITION = "azure-native:authorization:RoleDefinition"
 
 TAKES_NO_RESOURCE = ("ec2:Describe", "ssm:DescribeInstanceInformation", "sts:GetCallerIdentity")
 """Actions that AWS grants on * only (Service Authorization Reference): they read, and name no resource."""
+ONLY_WITH_A_CONDITION = {"cloudwatch:PutMetricData": "cloudwatch:namespace"}
+"""Actions that AWS grants on * only, and the key of the condition that bounds each."""
 TOO_MUCH = ("AdministratorAccess", "PowerUserAccess", "IAMFullAccess")
 PRIVILEGED = {
     # https://learn.microsoft.com/azure/role-based-access-control/built-in-roles/privileged
@@ -99,7 +101,7 @@ def _stars(statement: Statement) -> str | None:
     for action in statement.actions:
         if "*" in action:
             return f"Action {action}: must name each action"
-    if all(action.startswith(TAKES_NO_RESOURCE) for action in statement.actions):
+    if all(_needs_no_resource(action, statement) for action in statement.actions):
         return None
     for resource in statement.resources:
         if not _names_something(resource):
@@ -108,6 +110,14 @@ def _stars(statement: Statement) -> str | None:
                 " or the streams of one log group"
             )
     return None
+
+
+def _needs_no_resource(action: str, statement: Statement) -> bool:
+    """Whether AWS grants the action on * only, and what bounds it instead, if anything does, is there."""
+    key = ONLY_WITH_A_CONDITION.get(action)
+    if key is None:
+        return action.startswith(TAKES_NO_RESOURCE)
+    return bool(statement.condition.get("StringEquals", {}).get(key))
 
 
 def _names_something(resource: str) -> bool:
