@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import tempfile
 from pathlib import Path
+from typing import get_args
 
-from infra.inventory import InventoryError, Node, SshCluster
+from infra.inventory import ClusterName, Form, InventoryError, Node, SshCluster
 
-_CLUSTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _FILES = ("known_hosts", "ssh_config")
 
 
@@ -38,8 +37,9 @@ class HostKeyUnknown(HostKeyError):
 
 def directory(name: str) -> Path:
     """Where the operator keeps the files of one cluster; the name becomes a path, so it is checked."""
-    if not _CLUSTER_NAME.fullmatch(name):
-        raise InventoryError(f"name = {name!r}: must be letters, digits, '.', '_' and '-', at most 63 of them")
+    form: Form = get_args(ClusterName)[1]
+    if not form.fits(name):
+        raise InventoryError(f"name = {name!r}: must be {form.allowed}")
     return Path.home() / ".trainyard" / name
 
 

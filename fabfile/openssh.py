@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from fabfile.known_hosts import trusted_files
-from infra.inventory import Node, SshCluster
+from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
 
 
 def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
@@ -26,14 +26,15 @@ def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
         ("ForwardAgent", "no"),
         ("ConnectTimeout", "10"),
         ("ServerAliveInterval", "15"),
+        ("ServerAliveCountMax", "4"),
     ]
     if identity:
         pairs += [("IdentityFile", quoted(Path(identity).expanduser())), ("IdentitiesOnly", "yes")]
     jump = jump_node(cluster)
     if jump is not None and node != jump:
         # Not ProxyJump: its ssh would take the jump host's settings from the operator's own configuration.
-        hop = shlex.join(["ssh", *options(cluster, jump), "-W", "TARGET", jump.address])
-        pairs.append(("ProxyCommand", hop.replace("%", "%%").replace("TARGET", "'[%h]:%p'")))
+        hop = shlex.join(["ssh", *options(cluster, jump)]).replace("%", "%%")
+        pairs.append(("ProxyCommand", f"{hop} -W '[%h]:%p' {shlex.quote(jump.address)}"))
     return pairs
 
 
@@ -49,21 +50,24 @@ def jump_node(cluster: SshCluster) -> Node | None:
     """The jump host `[user@]host[:port]` as a node; its key is that of a node at its address or the operator's own."""
     if not cluster.jump_host:
         return None
-    target = cluster.jump_host.rpartition("@")[2]
-    host, colon, port = target.rpartition(":")
-    if not colon or not port.isdigit() or (":" in host and not host.startswith("[")):
-        host, port = target, "22"
-    host = host.strip("[]")
+    _, host, port = _split(cluster)
     for node in cluster.nodes:
-        if (node.address, node.ssh_port) == (host, int(port)):
+        if (node.address, node.ssh_port) == (host, port):
             return node
-    return Node(name="jump", private_ip=host, ssh_port=int(port))
+    return Node(name="jump", private_ip=host, ssh_port=port)
 
 
 def user_of(cluster: SshCluster, node: Node) -> str:
     """Who logs in: the cluster's user, but for a jump host that names its own."""
-    user = cluster.jump_host.rpartition("@")[0] if node == jump_node(cluster) else ""
+    user = _split(cluster)[0] if node == jump_node(cluster) else ""
     return user or cluster.ssh_user
+
+
+def _split(cluster: SshCluster) -> tuple[str, str, int]:
+    parts = split_jump_host(cluster.jump_host)
+    if parts is None:  # from_json refuses it: only a cluster made in code gets here
+        raise InventoryError(f"jump_host = {cluster.jump_host!r}: must be [user@]host[:port]")
+    return parts
 
 
 def quoted(path: Path) -> str:

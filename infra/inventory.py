@@ -16,9 +16,10 @@ import dataclasses
 import ipaddress
 import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
 """The version of the contract that this code writes, and the newest that it reads."""
@@ -26,35 +27,150 @@ SCHEMA = 1
 Launcher = Literal["mpirun", "slurm"]
 Role = Literal["head", "worker"]
 
-_HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-
 
 class InventoryError(ValueError):
     """An inventory that cannot be used: one line that says where and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text may be. Each ends up in a shell's command, an SSH configuration or a path, perhaps on a colleague's
+    machine: a form leaves no room for a line end, a quote or an option."""
+
+    allowed: str
+    """For the message: "must be ..."."""
+    pattern: str
+    """A regular expression for the whole text."""
+    check: Callable[[str], bool] = bool
+    """What an expression cannot say."""
+    optional: bool = False
+    """Whether it may be empty."""
+
+    def fits(self, text: str) -> bool:
+        if not text:
+            return self.optional
+        return re.fullmatch(self.pattern, text) is not None and self.check(text)
+
+
+@dataclass(frozen=True)
+class Span:
+    """From the least to the most that a number may be."""
+
+    least: int
+    most: int
+
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}"
+_SIX = r"[0-9A-Fa-f]*:[0-9A-Fa-f.:]+"
+_PLAIN_PATH = r"(/(?!\.\.?(/|$))[A-Za-z0-9._@=+-]+)+/?"
+_JUMP = re.compile(
+    rf"((?P<user>{_USER})@)?((?P<six>{_SIX})|(\[(?P<bracketed>{_SIX})\]|(?P<host>{_HOST}))(:(?P<port>[0-9]{{1,5}}))?)"
+)
+
+
+def split_jump_host(text: str) -> tuple[str, str, int] | None:
+    """(user, address, port) of `[user@]host[:port]`, the user "" where there is none; an IPv6 address with a port is in
+    brackets. None for a text that is no jump host."""
+    match = _JUMP.fullmatch(text)
+    if match is None:
+        return None
+    six, port = match["six"] or match["bracketed"], int(match["port"] or 22)
+    if (six and not _is_address(six)) or not 1 <= port <= 65535:
+        return None
+    return match["user"] or "", six or match["host"], port
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_host(text: str) -> bool:
+    return ":" not in text or _is_address(text)
+
+
+def _is_local_path(text: str) -> bool:
+    return not any(unicodedata.category(character)[0] == "C" or character in "\u2028\u2029" for character in text)
+
+
+Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f.:]+", _is_address)]
+Bucket = Annotated[
+    str,
+    Form(
+        "s3://BUCKET, abfs://CONTAINER@ACCOUNT or file:///FOLDER, with folders of letters, digits and '._@=+-'",
+        rf"(s3|abfs)://[A-Za-z0-9][A-Za-z0-9._@-]*({_PLAIN_PATH})?/?|file://{_PLAIN_PATH}",
+        optional=True,
+    ),
+]
+ClusterName = Annotated[
+    str, Form("letters, digits, '.', '_' and '-', at most 63 of them", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+]
+Count = Annotated[int, Span(1, 1024)]
+HostKey = Annotated[
+    str,
+    Form(
+        "'TYPE BASE64', the public half of a host key",
+        r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}",
+        optional=True,
+    ),
+]
+HostName = Annotated[str, Form("a host name (a-z, 0-9 and '-')", _LABEL)]
+HostOrAddress = Annotated[
+    str, Form("a host name or an IP address (without a zone)", rf"{_HOST}|{_SIX}", _is_host, optional=True)
+]
+Image = Annotated[str, Form("an image's name: letters, digits and '._/:@-'", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")]
+Interface = Annotated[str, Form("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}", optional=True)]
+JumpHost = Annotated[
+    str,
+    Form(
+        "[user@]host[:port], an IPv6 address with a port in brackets",
+        r".+",
+        lambda text: split_jump_host(text) is not None,
+        optional=True,
+    ),
+]
+LocalPath = Annotated[
+    str,
+    Form(
+        "a path of at most 1024 characters that can be seen, without '\"', '`', '$' and backslashes",
+        r"[^\"`\\$-][^\"`\\$]{0,1023}",
+        _is_local_path,
+        optional=True,
+    ),
+]
+Money = Annotated[float, Span(0, 10**6)]
+Gigabytes = Annotated[float, Span(0, 10**6)]
+SharedPath = Annotated[str, Form("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH, optional=True)]
+UserName = Annotated[str, Form("a user's name: letters, digits and '._@+-'", _USER)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """One machine of a cluster that is reached over SSH."""
 
-    name: str
+    name: HostName
     """Host name, as the other nodes and `ssh <name>` know it."""
-    private_ip: str
+    private_ip: Address
     """Address on the cluster's own network."""
     role: Role = "worker"
-    ssh_host: str = ""
+    ssh_host: HostOrAddress = ""
     """Address to reach its sshd at (through the jump host, where there is one); default: private_ip."""
-    ssh_port: int = 22
-    slots: int = 1
+    ssh_port: Annotated[int, Span(1, 65535)] = 22
+    slots: Count = 1
     """Ranks that this node takes: one per NUMA node or per GPU."""
-    cores_per_slot: int = 1
+    cores_per_slot: Count = 1
     """Physical cores that a rank may use."""
-    gpus: int = 0
-    memory_gb: float = 0.0
+    gpus: Annotated[int, Span(0, 64)] = 0
+    memory_gb: Gigabytes = 0.0
     """Memory in GiB; 0: not known."""
-    host_key: str = ""
+    host_key: HostKey = ""
     """Public SSH host key, `ssh-ed25519 AAAA...`; empty: the operator's own known_hosts decides."""
-    console: str = ""
+    console: LocalPath = ""
     """File on the operator's machine with the node's console output; empty: there is none."""
 
     @property
@@ -69,22 +185,22 @@ class SshCluster:
 
     kind: ClassVar[str] = "ssh"
 
-    name: str
+    name: ClusterName
     """The stack's name, or what the writer of the file calls these machines."""
     nodes: tuple[Node, ...]
     launcher: Launcher = "mpirun"
-    ssh_user: str = "trainyard"
-    identity_file: str = ""
+    ssh_user: UserName = "trainyard"
+    identity_file: LocalPath = ""
     """Private key on the operator's machine; empty: the SSH agent and the default keys."""
-    jump_host: str = ""
+    jump_host: JumpHost = ""
     """`[user@]host[:port]` that SSH goes through; empty: directly."""
-    interface: str = ""
+    interface: Interface = ""
     """Network interface for the collectives; empty: that of the route to the other nodes."""
-    shared_dir: str = ""
+    shared_dir: SharedPath = ""
     """Directory that all nodes share; empty: none, each has its own disk."""
-    data_url: str = ""
+    data_url: Bucket = ""
     """Where the data set and the checkpoints are kept beside the nodes (s3://, abfs://); empty: nowhere."""
-    hourly_usd: float = 0.0
+    hourly_usd: Money = 0.0
 
     @property
     def head(self) -> Node:
@@ -104,16 +220,16 @@ class KubeCluster:
 
     kind: ClassVar[str] = "kubernetes"
 
-    name: str
-    region: str
-    namespace: str
-    image: str
+    name: ClusterName
+    region: HostName
+    namespace: HostName
+    image: Image
     """Container image of the training job, with its digest or tag."""
-    workers: int
-    gpus_per_worker: int
-    efa_per_worker: int = 0
-    data_url: str = ""
-    hourly_usd: float = 0.0
+    workers: Count
+    gpus_per_worker: Annotated[int, Span(0, 64)]
+    efa_per_worker: Annotated[int, Span(0, 64)] = 0
+    data_url: Bucket = ""
+    hourly_usd: Money = 0.0
 
 
 Cluster = SshCluster | KubeCluster
@@ -130,11 +246,11 @@ def from_json(text: str, *, source: str = "inventory") -> Cluster:
     """Read an inventory; `source` names it in errors.
 
     Raises InventoryError for text that is not JSON, a newer schema, an unknown kind or key, a value of
-    the wrong type, no nodes, two nodes of one name or address, or a head that is not first.
+    the wrong type or form, no nodes, two nodes of one name or address, or a head that is not first.
     """
     try:
         raw = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and lists a thousand deep
         raise InventoryError(f"{source}: not JSON: {error}") from None
     if not isinstance(raw, dict):
         raise InventoryError(f"{source}: must be a JSON object with schema, kind and nodes")
@@ -166,54 +282,52 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
         if not isinstance(entry, dict):
             raise InventoryError(f"{where}: must be an object with name and private_ip")
         entry = {"role": "head" if index == 0 else "worker", **entry}
-        nodes.append(_check_node(_build(Node, entry, where), where, first=index == 0))
+        node = _build(Node, entry, where)
+        if node.role != ("worker" if index else "head"):
+            raise InventoryError(f"{where}: role = {node.role!r}: the first node is the head, the others are workers")
+        nodes.append(node)
     for field in ("name", "private_ip"):
         values = [getattr(node, field) for node in nodes]
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise InventoryError(f"{source}: nodes: {field} {twice[0]!r} stands twice")
-    cluster = _build(SshCluster, {"name": "machines", **raw, "nodes": tuple(nodes)}, source)
-    if cluster.launcher not in ("mpirun", "slurm"):
-        raise InventoryError(f"{source}: launcher = {cluster.launcher!r}: must be 'mpirun' or 'slurm'")
-    return cluster
-
-
-def _check_node(node: Node, where: str, *, first: bool) -> Node:
-    if not _HOST_NAME.fullmatch(node.name):
-        raise InventoryError(f"{where}: name = {node.name!r}: must be a host name (a-z, 0-9 and '-')")
-    try:
-        ipaddress.ip_address(node.private_ip)
-    except ValueError:
-        raise InventoryError(f"{where}: private_ip = {node.private_ip!r}: must be an IP address") from None
-    if node.role != ("head" if first else "worker"):
-        raise InventoryError(f"{where}: role = {node.role!r}: the first node is the head, the others are workers")
-    for key, least, most in (("ssh_port", 1, 65535), ("slots", 1, 1024), ("cores_per_slot", 1, 1024), ("gpus", 0, 64)):
-        if not least <= getattr(node, key) <= most:
-            raise InventoryError(f"{where}: {key} = {getattr(node, key)}: must be from {least} to {most}")
-    if node.host_key and not re.fullmatch(r"(ssh|ecdsa)-[a-z0-9-]+ [A-Za-z0-9+/=]+", node.host_key):
-        raise InventoryError(f"{where}: host_key: must be 'TYPE BASE64', the public half of a host key")
-    return node
+    return _build(SshCluster, {"name": "machines", **raw, "nodes": tuple(nodes)}, source)
 
 
 def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass from a JSON object, with every key and type checked by name."""
-    hints = get_type_hints(cls)
+    """Make a dataclass from a JSON object, with every key and value checked by name."""
+    hints = get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, value in raw.items():
         if key not in fields:
             raise InventoryError(f"{where}: unknown key {key!r}; known: {', '.join(fields)}")
-        _check_type(key, value, hints[key], where)
+        wrong = _wrong(value, hints[key])
+        if wrong:
+            shown = repr(value)
+            raise InventoryError(
+                f"{where}: {key} = {shown if len(shown) < 100 else shown[:96] + '...'}: must be {wrong}"
+            )
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in raw]
     if missing:
         raise InventoryError(f"{where}: {missing[0]} is missing")
     return cls(**raw)
 
 
-def _check_type(key: str, value: object, hint: object, where: str) -> None:
-    simple = {str: "text", int: "a whole number", float: "a number"}
-    if hint not in simple:
-        return  # Literals and the tuple of nodes are checked where their meaning is
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return
-    if not isinstance(value, hint) or isinstance(value, bool):
-        raise InventoryError(f"{where}: {key} = {value!r}: must be {simple[hint]}")
+def _wrong(value: object, hint: Any) -> str:
+    """What a value must be, where it is something else; "" where it is right. A field whose type says neither a form,
+    a span nor a few words is an error of this file's."""
+    if get_origin(hint) is Literal:
+        words = get_args(hint)
+        return "" if value in words else " or ".join(map(repr, words))
+    if hint == tuple[Node, ...]:
+        return ""  # made from values that were checked one by one
+    if get_origin(hint) is not Annotated:
+        raise TypeError(f"{hint}: a field of the inventory needs a Form or a Span")
+    kind, rule = get_args(hint)
+    simple = {str: "text", int: "a whole number", float: "a number"}[kind]
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
+        return simple
+    if isinstance(rule, Form):
+        return "" if rule.fits(str(value)) else rule.allowed
+    assert isinstance(rule, Span) and isinstance(value, (int, float))
+    return "" if rule.least <= value <= rule.most else f"from {rule.least} to {rule.most}"

@@ -2,58 +2,107 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
 import string
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.inventory import SCHEMA, Cluster, InventoryError, KubeCluster, Node, SshCluster, from_json, to_json
+from infra.inventory import (
+    SCHEMA,
+    Address,
+    Bucket,
+    Cluster,
+    ClusterName,
+    Form,
+    HostKey,
+    HostName,
+    HostOrAddress,
+    Image,
+    Interface,
+    InventoryError,
+    JumpHost,
+    KubeCluster,
+    LocalPath,
+    Node,
+    SharedPath,
+    Span,
+    SshCluster,
+    UserName,
+    from_json,
+    to_json,
+)
 
 TEXT = st.text(max_size=20)
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
-HOST_KEYS = st.one_of(
-    st.just(""), st.text(string.ascii_letters + string.digits, min_size=1).map("ssh-ed25519 {}".format)
-)
-FEW = st.integers(1, 1024)
+
+
+def word(extra: str, most: int = 8) -> st.SearchStrategy[str]:
+    """A letter or digit, then these characters as well."""
+    plain = "abzAZ09"
+    return st.builds("{}{}".format, st.sampled_from(plain), st.text(plain + extra, max_size=most))
+
+
+SIX = st.ip_addresses(v=6).map(str)
+HOSTS = st.lists(NAMES, min_size=1, max_size=3).map(lambda parts: "h" + ".".join(parts))  # a number is an address
+PORTS = st.just("") | st.integers(1, 65535).map(":{}".format)
+USERS = word("._@+-")
+FOLDERS = st.lists(word("._@=+-"), max_size=3).map(lambda parts: "".join(f"/{part}" for part in parts))
+VALUES: dict[Any, st.SearchStrategy[str]] = {
+    Address: st.ip_addresses().map(str),
+    Bucket: st.builds("{}{}".format, st.sampled_from(["s3://b-1.x", "abfs://data@acct.dfs.core.windows.net"]), FOLDERS),
+    ClusterName: word("._-"),
+    HostKey: word("", 30).map("ssh-ed25519 {}==".format),
+    HostName: NAMES,
+    HostOrAddress: HOSTS | st.ip_addresses().map(str),
+    Image: word("._/:@-"),
+    Interface: word("_.:-"),
+    JumpHost: st.builds("{}{}{}".format, st.just("") | USERS.map("{}@".format), HOSTS | SIX.map("[{}]".format), PORTS)
+    | SIX,
+    LocalPath: st.text("ab ._%~#'ü()&;|*?=,-<>!{}[]@:", min_size=1, max_size=12).map("/k{}".format),
+    SharedPath: FOLDERS.filter(bool),
+    UserName: USERS,
+}
+"""Texts of every form. There is none for a form that is new: add it."""
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:
+    """What a field may have."""
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
+    kind, rule = get_args(hint)
+    if isinstance(rule, Span):
+        return st.floats(rule.least, rule.most) if kind is float else st.integers(rule.least, rule.most)
+    return st.just("") | VALUES[hint] if rule.optional else VALUES[hint]
+
+
+def fields_of(cls: type) -> dict[str, st.SearchStrategy[Any]]:
+    hints = get_type_hints(cls, include_extras=True)
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in ("nodes", "role")]
+    return {name: values(hints[name]) for name in names}
 
 
 @st.composite
 def ssh_clusters(draw: st.DrawFn) -> SshCluster:
-    names = draw(st.lists(NAMES, min_size=1, max_size=6, unique=True))
+    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
     addresses = draw(st.lists(st.ip_addresses().map(str), min_size=len(names), max_size=len(names), unique=True))
     nodes = tuple(
-        Node(
+        dataclasses.replace(
+            draw(st.builds(Node, **fields_of(Node))),
             name=name,
             private_ip=address,
             role="head" if index == 0 else "worker",
-            ssh_host=draw(TEXT),
-            ssh_port=draw(st.integers(1, 65535)),
-            slots=draw(FEW),
-            cores_per_slot=draw(FEW),
-            gpus=draw(st.integers(0, 64)),
-            memory_gb=draw(st.floats(0, 1e5)),
-            host_key=draw(HOST_KEYS),
-            console=draw(TEXT),
         )
         for index, (name, address) in enumerate(zip(names, addresses, strict=True))
     )
-    return SshCluster(
-        name=draw(TEXT),
-        nodes=nodes,
-        launcher=draw(st.sampled_from(["mpirun", "slurm"])),
-        jump_host=draw(TEXT),
-        shared_dir=draw(TEXT),
-        hourly_usd=draw(st.floats(0, 1e5)),
-    )
+    return draw(st.builds(SshCluster, **fields_of(SshCluster), nodes=st.just(nodes)))
 
 
-KUBE_CLUSTERS = st.builds(
-    KubeCluster, name=TEXT, region=TEXT, namespace=TEXT, image=TEXT, workers=FEW, gpus_per_worker=FEW
-)
+KUBE_CLUSTERS = st.builds(KubeCluster, **fields_of(KubeCluster))
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -121,7 +170,7 @@ CLUSTER_KEYS = [key for key in GOOD if key not in ("schema", "kind", "nodes")]
 def test_a_wrong_value_of_a_cluster_is_named(key: str, value: object) -> None:
     good = GOOD[key]
     fits = isinstance(value, (int, float) if isinstance(good, float) else type(good)) and not isinstance(value, bool)
-    if fits and key != "launcher":
+    if fits and key != "launcher":  # of the right type: forms and spans are below
         return
     if key == "launcher" and value in ("mpirun", "slurm"):
         return
@@ -187,6 +236,94 @@ def test_the_schema_comes_first(schema: object) -> None:
 def test_a_value_out_of_range_is_named(change: dict[str, object], expected: str) -> None:
     nodes = [GOOD["nodes"][0], {**GOOD["nodes"][1], **change}]
     assert expected in complaint(json.dumps({**GOOD, "nodes": nodes}))
+
+
+@pytest.mark.parametrize("cls", [Node, SshCluster, KubeCluster])
+def test_every_field_says_what_it_may_be(cls: type) -> None:
+    """A new text field without a form would be open to anything: a line end in one ran a command on a laptop."""
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        if name in ("kind", "nodes") or get_origin(hint) is Literal:
+            continue
+        assert get_origin(hint) is Annotated, f"{cls.__name__}.{name} needs a Form or a Span"
+        kind, rule = get_args(hint)
+        assert isinstance(rule, Form if kind is str else Span), f"{cls.__name__}.{name}"
+        if isinstance(rule, Form):
+            for bad in ("a\nb", "\n", "a\x1b[2J", "-oProxyCommand=id", "a`id`", "$(id)", "a;id\n", "a\0b", "\u202ea"):
+                assert not rule.fits(bad), f"{cls.__name__}.{name} lets {bad!r} through"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"ssh_host": "h\n    ProxyCommand id"}, "ssh_host = 'h\\n    ProxyCommand id': must be a host name or an IP"),
+        ({"ssh_host": "-oProxyCommand=id"}, "ssh_host"),
+        ({"ssh_host": "fe80::1%eth0"}, "ssh_host"),
+        ({"console": "/var/log/\x1b[2J"}, "console"),
+        ({"memory_gb": float("nan")}, "memory_gb = nan: must be from 0 to"),
+        ({"private_ip": "fe80::1%\n1"}, "private_ip"),
+    ],
+)
+def test_a_hostile_value_of_a_node_is_refused(change: dict[str, object], expected: str) -> None:
+    nodes = [GOOD["nodes"][0], {**GOOD["nodes"][1], **change}]
+    assert expected in complaint(json.dumps({**GOOD, "nodes": nodes}))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"ssh_user": "u\n    ProxyCommand id"}, "ssh_user"),
+        ({"ssh_user": "-l"}, "ssh_user"),
+        ({"ssh_user": ""}, "ssh_user"),
+        ({"identity_file": '/k" -oProxyCommand=id "'}, "identity_file"),
+        ({"identity_file": "/k\nProxyCommand id"}, "identity_file"),
+        ({"identity_file": "${HOME}/k"}, "identity_file"),
+        ({"jump_host": "a b"}, "jump_host"),
+        ({"jump_host": "u@h:0"}, "jump_host"),
+        ({"jump_host": "u@h:99999"}, "jump_host"),
+        ({"jump_host": "[::1"}, "jump_host"),
+        ({"jump_host": "h\nx"}, "jump_host"),
+        ({"interface": "$(id)"}, "interface"),
+        ({"interface": "e" * 16}, "interface"),
+        ({"shared_dir": "/s; id"}, "shared_dir"),
+        ({"shared_dir": "/s/../../etc"}, "shared_dir"),
+        ({"shared_dir": "s"}, "shared_dir"),
+        ({"data_url": "s3://b/$(id)"}, "data_url"),
+        ({"data_url": "http://b"}, "data_url"),
+        ({"name": "../up"}, "name"),
+        ({"name": "a\nb"}, "name"),
+        ({"hourly_usd": float("inf")}, "hourly_usd = inf"),
+        ({"hourly_usd": -1}, "hourly_usd = -1"),
+    ],
+)
+def test_a_hostile_value_of_a_cluster_is_refused(change: dict[str, object], expected: str) -> None:
+    assert f"{expected}" in complaint(json.dumps({**GOOD, **change}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("ssh_user", "jane.doe@example.org"),
+        ("ssh_user", "svc_1"),
+        ("identity_file", "~/.ssh/my key (2).pem"),
+        ("identity_file", "/srv/j\u00fcrgen/.ssh/id"),
+        ("jump_host", "ubuntu@[fd00::1]:2222"),
+        ("jump_host", "fd00::1"),
+        ("jump_host", "jane@example.org@bastion.example.org:22"),
+        ("interface", "enp1s0f0.100"),
+        ("interface", "br-9f"),
+        ("shared_dir", "/mnt/fsx/team_a/"),
+        ("data_url", "abfs://data@acct123.dfs.core.windows.net/a/b"),
+        ("data_url", "s3://my-bucket.eu"),
+    ],
+)
+def test_values_that_people_use_are_accepted(key: str, value: str) -> None:
+    cluster = from_json(json.dumps({**GOOD, key: value}))
+    assert getattr(cluster, key) == value
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": ' + "9" * 5000 + "}"], ids=["deep", "long"])
+def test_json_that_the_parser_gives_up_on_is_one_line(text: str) -> None:
+    complaint(text)
 
 
 @pytest.mark.parametrize("nodes", [None, [], {}, "node1", [None], ["node1"], [{}], [{"name": "a"}]])

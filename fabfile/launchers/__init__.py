@@ -6,8 +6,9 @@ the other does. Nothing here opens a file or a connection.
 
 from __future__ import annotations
 
+import re
 import shlex
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 
 from infra.inventory import Node
@@ -68,6 +69,10 @@ class Found:
     """Where this attempt's hostfile and SSH command lie."""
 
 
+_VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(Found))
+_OPEN = re.compile(rf"({_VARIABLES})(?![A-Za-z0-9_])|~/")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """What runs on the head: the shell line, and the files that it needs."""
@@ -81,8 +86,8 @@ class Plan:
     def shell(self) -> str:
         """runtime.env first, then what this job needs to be so. tcmalloc is for the ranks, which preload it
         themselves: the launcher and all its helpers need none."""
-        exports = "; ".join(f"export {key}={_quoted(value)}" for key, value in self.environment.items())
-        return f"set -a; . {RUNTIME}; set +a; unset LD_PRELOAD; {exports}; exec {_joined(self.argv)}"
+        exports = "; ".join(f"export {key}={shlex.quote(value)}" for key, value in self.environment.items())
+        return f"set -a; . {RUNTIME}; set +a; unset LD_PRELOAD; {exports}; exec {shlex.join(self.argv)}"
 
 
 def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
@@ -142,5 +147,10 @@ def _joined(argv: list[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For a shell, but with what is only known at the start left as the variable that it is."""
-    return text if text.startswith(("$", "~/")) else shlex.quote(text)
+    """For a shell that a person pastes it into: what is only known at the start is left as the variable that it is, and
+    the home as `~`. All else is quoted, other variables too. What the head itself runs has neither: see Plan.shell."""
+    before = _OPEN.match(text)
+    if before is None:
+        return shlex.quote(text)
+    rest = text[before.end() :]
+    return before[0] + (shlex.quote(rest) if rest else "")
