@@ -35,9 +35,12 @@ def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> st
     return digest.hexdigest()[:16]
 
 
-def for_bake(settings: Settings, image: str, *, bootstrap: Path = BOOTSTRAP) -> str:
-    """User data of the machine that an image is baked from: the scripts, and the order to run the image part."""
-    return _compose(settings, image, "bake", "builder", "builder", bootstrap, scripts=True)
+def for_bake(settings: Settings, image: str, *, last_resort: str = "", bootstrap: Path = BOOTSTRAP) -> str:
+    """User data of the machine that an image is baked from: the scripts, and the order to run the image part.
+
+    `last_resort` is a bash script that sets the builder's own end: cloud-init runs it first, at each boot.
+    """
+    return _compose(settings, image, "bake", "builder", "builder", bootstrap, scripts=True, last_resort=last_resort)
 
 
 def for_node(settings: Settings, image: str, name: str, role: str, *, baked: bool, bootstrap: Path = BOOTSTRAP) -> str:
@@ -50,8 +53,20 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bootstrap: Path, *, scripts: bool) -> str:
+def _compose(
+    settings: Settings,
+    image: str,
+    mode: str,
+    name: str,
+    role: str,
+    bootstrap: Path,
+    *,
+    scripts: bool,
+    last_resort: str = "",
+) -> str:
     config = cloud_config.read(bootstrap)
+    if last_resort:
+        config["bootcmd"] = [["bash", "-c", last_resort], *config.get("bootcmd", [])]
     user = config["users"][0]
     if mode != "bake":
         user["ssh_authorized_keys"] = [settings.public_key]
@@ -77,6 +92,11 @@ def _compose(settings: Settings, image: str, mode: str, name: str, role: str, bo
         files += [_file(*script) for script in _scripts(bootstrap, settings.cluster)]
     config["write_files"] = [*config.get("write_files", []), *files]
     return "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
+
+
+def without_comments(text: str) -> str:
+    """A script without the lines that are only comments: user data has a limit."""
+    return _COMMENT.sub(b"", text.encode()).decode()
 
 
 class _Dumper(yaml.SafeDumper):

@@ -37,6 +37,11 @@ OWN_NAMES = {
 """The input that a resource's own name is in."""
 
 
+def vm_id(logical: str) -> str:
+    """What only one machine of a name has; a replacement has another."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, logical))
+
+
 class Azure(Kind):
     """Answers as Azure's provider does, and our dynamic ones."""
 
@@ -47,7 +52,7 @@ class Azure(Kind):
             made["name"] = args.inputs[OWN_NAMES[kind]]
         if kind == "VirtualMachine":
             disk = {"managedDisk": {"id": f"{GROUP}/disks/{args.name}"}}
-            made |= {"vmId": str(uuid.uuid5(uuid.NAMESPACE_OID, args.name)), "storageProfile": {"osDisk": disk}}
+            made |= {"vmId": vm_id(args.name), "storageProfile": {"osDisk": disk}}
         if "identity" in args.inputs:
             # A list as an input, a mapping as an output.
             made["identity"] = {**args.inputs["identity"], "userAssignedIdentities": {}}

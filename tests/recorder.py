@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pulumi
-from google.protobuf import empty_pb2
+from google.protobuf import empty_pb2, json_format
 from pulumi._types import is_input_type
 from pulumi.dynamic import Resource as DynamicResource
 from pulumi.runtime import rpc
@@ -72,6 +72,8 @@ class Declared:
     """What each input comes from."""
     ignore_changes: tuple[str, ...]
     replace_on_changes: tuple[str, ...]
+    replacement_trigger: Any
+    """Another value here than in the state replaces the resource; None: it has none."""
     timeouts: dict[str, str]
     """create, update and delete, where given, as `90m`."""
     retain_on_delete: bool
@@ -247,6 +249,9 @@ def _declared(request: Any) -> Declared:
         property_needs={key: frozenset(map(_name, of.urns)) for key, of in request.propertyDependencies.items()},
         ignore_changes=tuple(request.ignoreChanges),
         replace_on_changes=tuple(request.replaceOnChanges),
+        replacement_trigger=json_format.MessageToDict(request.replacement_trigger)
+        if request.HasField("replacement_trigger")
+        else None,
         timeouts={key: getattr(times, key) for key in ("create", "update", "delete") if getattr(times, key)},
         retain_on_delete=request.retainOnDelete,
         delete_before_replace=request.deleteBeforeReplace,

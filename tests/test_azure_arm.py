@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import http_stand_in
 import pytest
 from azure.core.credentials import AccessToken
 from azure_arm import MACHINE, Machine, serve
+from http_stand_in import Answer, Asked
 
 from infra import operation
 from infra.azure import arm, command, image
@@ -189,8 +192,7 @@ class Builder:
             (root / folder).mkdir(parents=True)
         (root / "var/log/trainyard-bootstrap.log").write_text("one\n" * 2000 + "the last line\n")
         (root / "var/log/cloud-init-output.log").write_text("cloud-init says\n")
-        self.command("systemd-run", "exit 0")
-        self.command("systemctl", "[ $1 = is-active ] && echo activating; exit 3")
+        self.command("systemctl", "[ $1 = restart ] && exit; [ $1 = is-active ] && echo activating; exit 3")
         self.command("sleep", "exit 0")
 
     def command(self, name: str, body: str) -> None:
@@ -238,17 +240,82 @@ def test_the_gate_does_not_take_an_older_boots_word(builder: Builder) -> None:
 
 
 def test_the_gate_notices_a_bootstrap_that_never_began(builder: Builder) -> None:
-    builder.command("systemctl", "[ $1 = is-active ] && echo inactive; exit 3")
+    builder.command("systemctl", "[ $1 = restart ] && exit; [ $1 = is-active ] && echo inactive; exit 3")
     (builder.root / "run/cloud-init/result.json").write_text("{}")
     done = builder.run()
     assert done.returncode == 1
     assert "cloud-init is done and the bootstrap never began: cloud-init says" in done.stdout
 
 
-def test_the_builder_ends_by_itself_when_nobody_waits_any_more(builder: Builder) -> None:
-    builder.command("systemd-run", f'echo "$@" >{builder.root}/timer')
+def test_the_gate_gives_the_builder_three_hours_from_now(builder: Builder) -> None:
+    """The end that its user data has set counts from the boot, and this may be another try in the same boot."""
+    builder.command("systemctl", f'echo "$@" >>{builder.root}/called; [ $1 = restart ]')
     builder.record("ready.json", ' "image": "x"\n')
-    builder.run()
-    assert "--on-active=3h" in (builder.root / "timer").read_text()
-    ending = (builder.root / "run/trainyard-builder-end").read_text()
-    assert "$machine/deallocate?api-version=" in ending and "poweroff" not in ending
+    assert builder.run().returncode == 0
+    assert (builder.root / "called").read_text().splitlines()[0] == "restart trainyard-builder-end.timer"
+
+
+def test_a_builder_that_would_not_end_by_itself_is_not_waited_for(builder: Builder) -> None:
+    builder.command("systemctl", "exit 5")
+    builder.record("ready.json", ' "image": "x"\n')
+    done = builder.run()
+    assert done.returncode == 1 and "the builder would not end by itself" in done.stdout
+
+
+# --- the builder's last resort, from its user data ---
+
+
+@pytest.fixture
+def last_resort(builder: Builder) -> Builder:
+    """What cloud-init runs first, run under a root of the test's."""
+    builder.command("systemctl", f'echo "$@" >>{builder.root}/called')
+    text = image.last_resort().replace("/run/", f"{builder.root}/run/")
+    done = subprocess.run(
+        ["bash", "-c", text],
+        env={"PATH": f"{builder.root}/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return builder
+
+
+def test_the_builders_user_data_sets_its_end_before_anything_else(last_resort: Builder) -> None:
+    """The gate alone would not do: it runs once the agent answers, which it may never do. Nothing stays on the disk."""
+    assert (last_resort.root / "called").read_text() == "start --no-block trainyard-builder-end.timer\n"
+    timer = (last_resort.root / "run/systemd/system/trainyard-builder-end.timer").read_text()
+    assert "OnActiveSec=3h\n" in timer and "OnUnitInactiveSec=1min\n" in timer, "and it tries again"
+    written = {str(path.relative_to(last_resort.root)) for path in last_resort.root.rglob("*builder-end*")}
+    assert {path.split("/")[0] for path in written} == {"run"}
+    assert "poweroff" not in image.last_resort(), "which would go on to be billed"
+
+
+def test_the_last_resort_deallocates_the_builder_by_its_own_identity(last_resort: Builder) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.path.startswith("/metadata/identity/"):
+            return Answer(body=b'{"access_token": "secret"}')
+        if asked.path.startswith("/metadata/instance/"):
+            return Answer(body=MACHINE.encode())
+        return Answer(202)
+
+    unit = (last_resort.root / "run/systemd/system/trainyard-builder-end.service").read_text()
+    command = re.search(r"^ExecStart=/usr/bin/(.*)$", unit, re.MULTILINE)
+    assert command
+    with http_stand_in.serve(answer) as server:
+        environment = {"PATH": "/usr/bin:/bin", "TRAINYARD_IMDS": server.url, "TRAINYARD_ARM": server.url}
+        done = subprocess.run(command[1].split(), env=environment, capture_output=True, timeout=30, check=False)
+        assert (done.returncode, done.stderr) == (0, b"")
+        last = server.asked[-1]
+    assert (last.method, last.path) == ("POST", f"{MACHINE}/deallocate?api-version=2024-11-01")
+    assert last.headers["authorization"] == "Bearer secret"
+
+
+def test_systemd_knows_every_word_of_the_last_resort(last_resort: Builder) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze on this machine")
+    units = sorted((last_resort.root / "run/systemd/system").glob("trainyard-builder-end.*"))
+    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -14,9 +14,10 @@ from typing import Any
 
 import pulumi
 import pytest
-from azure_kind import GROUP, OWN_NAMES, SUBSCRIPTION, Azure
+import yaml
+from azure_kind import GROUP, OWN_NAMES, SUBSCRIPTION, Azure, vm_id
 from inputs import public_key
-from recorder import HOST_KEY, Ran, run
+from recorder import HOST_KEY, Declared, Ran, run
 
 from infra import inventory, prices, stack_file, user_data
 from infra.azure import access, base, data, image, types
@@ -129,7 +130,9 @@ def test_an_image_is_made_of_a_builder_that_was_ready_sealed_and_off(program: Pr
         assert earlier in ran[later].needs, f"{later} does not wait for {earlier}"
     assert {key for key in ran.declared if key.endswith(chain[0].removeprefix("builder"))} >= set(chain)
     disk = ran[named(ran, "snapshot")].inputs["creationData"]
-    assert disk == {"createOption": "Copy", "sourceResourceId": f"{GROUP}/disks/{chain[0]}"}
+    own = f"{GROUP}/providers/Microsoft.Compute/disks/trainyard-xeon-{chain[0]}-disk"
+    assert disk == {"createOption": "Copy", "sourceResourceId": own}
+    assert ran[chain[0]].inputs["storageProfile"]["osDisk"]["name"] == f"trainyard-xeon-{chain[0]}-disk"
     source = ran[named(ran, "image")].inputs["storageProfile"]["osDiskImage"]["source"]
     assert source["id"].endswith(named(ran, "snapshot"))
 
@@ -140,7 +143,7 @@ def test_another_builder_of_the_same_name_is_another_image(program: Program) -> 
     for part in ("gate", "seal", "stop"):
         assert ran[named(ran, part)].property_needs["incarnation"] == {named(ran, "builder")}
     assert ran[named(ran, "snapshot")].property_needs["snapshotName"] >= {named(ran, "builder")}
-    assert ran[named(ran, "image")].replace_on_changes == ("storageProfile",)
+    assert ran[named(ran, "image")].replacement_trigger == vm_id(named(ran, "builder"))
     assert ran[named(ran, "image")].delete_before_replace and ran[named(ran, "builder")].delete_before_replace
 
 
@@ -223,6 +226,91 @@ def test_an_image_for_many_nodes_has_more_than_one_replica(
     assert image.replicas(settings(nodes=count)) == replicas
 
 
+# --- what a refresh brings ---
+
+
+def replaced_after(declared: Declared, trigger: object = None, **seen: object) -> bool:
+    """Whether the engine would replace what it declares again, when a refresh has put `seen` into the state.
+
+    As in pulumi-azure-native's Read and the engine's step generator: the state's inputs take over what Azure has
+    changed, ignored paths of the new inputs are the state's, and then a difference at or below a path that replaces, or
+    another trigger, makes a replacement. Keys of `seen` are paths with `__` for a dot, values what is there now.
+    """
+    new, old = json.loads(json.dumps(declared.inputs)), json.loads(json.dumps(declared.inputs))
+    for path, value in seen.items():
+        *parents, last = path.split("__")
+        place = old
+        for part in parents:
+            place = place[int(part)] if part.isdigit() else place.setdefault(part, {})
+        place[last] = value
+    changed = {path for path in {*leaves(old), *leaves(new)} if leaves(old).get(path) != leaves(new).get(path)}
+    assert changed or trigger is not None, "the case changes something"
+    changed = {path for path in changed if not below(path, declared.ignore_changes)}
+    other = trigger is not None and trigger != declared.replacement_trigger
+    return other or any(below(path, declared.replace_on_changes) for path in changed)
+
+
+def leaves(value: object, path: str = "") -> dict[str, object]:
+    """Every scalar and empty container by its path."""
+    if isinstance(value, dict | list) and value:
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        found = [leaves(part, f"{path}.{key}".removeprefix(".")) for key, part in parts]
+        return {key: leaf for each in found for key, leaf in each.items()}
+    return {path: value}
+
+
+def below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(f"{root}.") for root in roots)
+
+
+AZURES_OWN = {
+    "another spelling of the snapshot": {
+        "storageProfile__osDiskImage__source__id": f"{GROUP.upper()}/PROVIDERS/Microsoft.Compute/snapshots/SNAPSHOT"
+    },
+    "a default of the disk": {"storageProfile__osDiskImage__hostCaching": "None"},
+    "disks that are not there": {"storageProfile__dataDiskImages": []},
+    "an empty source": {"storageProfile__source": {}},
+    "the region's other name": {"publishingProfile__targetRegions__0__name": "East US"},
+    "how it is copied": {"publishingProfile__replicationMode": "Full"},
+    "not left out of the latest": {"publishingProfile__excludeFromLatest": False},
+    "a default kind of storage": {"publishingProfile__storageAccountType": "Standard_LRS"},
+    "a safety that is off": {"safetyProfile__blockDeletionBeforeEndOfLife": False},
+    "fewer replicas": {"publishingProfile__targetRegions__0__regionalReplicaCount": 2},
+}
+
+
+@pytest.mark.parametrize("seen", AZURES_OWN.values(), ids=AZURES_OWN.keys())
+def test_a_refresh_does_not_make_the_image_again(program: Program, seen: dict[str, object]) -> None:
+    ran = program()
+    assert not replaced_after(ran[named(ran, "image")], **seen)
+
+
+def test_another_builder_does_make_the_image_again(program: Program) -> None:
+    ran = program()
+    assert replaced_after(ran[named(ran, "image")], trigger=vm_id("another"))
+    assert ran[named(ran, "image")].ignore_changes == (), "what was ignored would be made from the old snapshot"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"storageProfile__imageReference__exactVersion": "1.0.0"},
+        {"osProfile__requireGuestProvisionSignal": True},
+        {"osProfile__linuxConfiguration__patchSettings": {"patchMode": "ImageDefault"}},
+        {"osProfile__linuxConfiguration__enableVMAgentPlatformUpdates": False},
+    ],
+)
+@pytest.mark.parametrize("asked", ["true", "false"])
+def test_a_refresh_does_not_make_the_nodes_again(program: Program, asked: str, seen: dict[str, object]) -> None:
+    assert not replaced_after(program(nodes=1, replaceNodes=asked)["node1"], **seen)
+
+
+def test_nodes_are_made_again_for_another_image_only_when_that_is_asked_for(program: Program) -> None:
+    other = {"storageProfile__imageReference__id": BAKED}
+    assert replaced_after(program(nodes=1, replaceNodes="true")["node1"], **other)
+    assert not replaced_after(program(nodes=1)["node1"], **other)
+
+
 # --- the nodes ---
 
 
@@ -230,7 +318,8 @@ def test_a_node_keeps_its_image_and_user_data_unless_its_replacement_is_asked_fo
     kept, replaced = program(nodes=1)["node1"], program(nodes=1, replaceNodes="true")["node1"]
     assert kept.ignore_changes == ("osProfile", "storageProfile.imageReference")
     assert replaced.ignore_changes == ()
-    assert {"osProfile", "storageProfile.imageReference"} <= set(replaced.replace_on_changes)
+    changing = {"osProfile.customData", "osProfile.linuxConfiguration.ssh", "storageProfile.imageReference.id"}
+    assert changing <= set(replaced.replace_on_changes)
     assert kept.delete_before_replace and replaced.delete_before_replace, "the address is one"
 
 
@@ -275,7 +364,9 @@ def test_a_node_is_told_its_own_name_and_role(program: Program, settings: Callab
         wanted = user_data.for_node(own, image.key(own), f"node{index + 1}", role, baked=True)
         assert unpacked(made[f"node{index + 1}"]) == wanted
     builder = program()[named(program(), "builder")].inputs
-    assert unpacked(builder) == user_data.for_bake(own, image.key(own))
+    assert unpacked(builder) == user_data.for_bake(own, image.key(own), last_resort=image.last_resort())
+    assert yaml.safe_load(unpacked(builder))["bootcmd"][0] == ["bash", "-c", image.last_resort()]
+    assert "bootcmd" not in yaml.safe_load(unpacked(made["node1"])), "a node's end is the limits'"
 
 
 def test_user_data_is_below_azures_limit(program: Program) -> None:

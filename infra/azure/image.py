@@ -40,6 +40,12 @@ def script(name: str) -> str:
     return (_SCRIPTS / name).read_text()
 
 
+def last_resort() -> str:
+    """The script in the builder's user data that sets its end. Without comments, as user data has a limit."""
+    program = (user_data.BOOTSTRAP / "azure-xeon/deallocate.py").read_text().rstrip()
+    return user_data.without_comments(script("last_resort.sh").replace("@PROGRAM@", program))
+
+
 def base_image(settings: Settings) -> str:
     """`publisher:offer:sku:version`. Raises SettingsError for another form, or no version."""
     urn = settings.cloud.base_image or DEFAULT_BASE
@@ -87,7 +93,7 @@ def declare(base: Base, net: Network, own: Access) -> Golden:
     stage = name[:12]
     builder = _builder(base, net, own, stage, name)
     sealed = _sealed(base, builder, stage, name)
-    version = _version(base, _snapshot(base, builder, sealed, stage), stage, name)
+    version = _version(base, builder, _snapshot(base, builder, sealed, stage), stage, name)
     return Golden(version.id, name, (version,))
 
 
@@ -102,7 +108,7 @@ def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> co
         image=compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version),
         storage="StandardSSD_LRS",
         disk_gb=types.BUILDER_DISK_GB,
-        user_data=user_data.packed(user_data.for_bake(settings, name)),
+        user_data=user_data.packed(user_data.for_bake(settings, name, last_resort=last_resort())),
         # It installs from the outside: without a NAT gateway through an address of its own.
         public=_builder_address(base, stage),
     )
@@ -155,7 +161,10 @@ def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) 
 
 
 def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
-    disk = builder.storage_profile.apply(_disk_id)
+    # By the name that it was given. Azure's own answer varies in capitals, and another spelling, which a refresh
+    # brings, must not look like another disk.
+    disk_name = machine.disk_name(base, f"builder-{stage}")
+    disk = pulumi.Output.concat(base.group.id, "/providers/Microsoft.Compute/disks/", disk_name)
     # Of this very builder: one that was replaced has a disk of the same name, and needs another snapshot.
     own = builder.vm_id.apply(lambda incarnation: base.name(f"snapshot-{stage}-{incarnation[:8]}"))
     return compute.Snapshot(
@@ -170,12 +179,6 @@ def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stag
         tags=base.tags,
         opts=base.opts(depends_on=[sealed], custom_timeouts=pulumi.CustomTimeouts(create="60m")),
     )
-
-
-def _disk_id(profile: compute.outputs.StorageProfileResponse | None) -> str:
-    if profile is None or profile.os_disk is None or profile.os_disk.managed_disk is None:
-        raise ValueError("the builder has no disk of its own")  # Azure makes none without one
-    return str(profile.os_disk.managed_disk.id)
 
 
 def _gallery(base: Base) -> compute.Gallery:
@@ -214,7 +217,9 @@ def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> 
     )
 
 
-def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> compute.GalleryImageVersion:
+def _version(
+    base: Base, builder: compute.VirtualMachine, snapshot: compute.Snapshot, stage: str, name: str
+) -> compute.GalleryImageVersion:
     gallery = _gallery(base)
     definition = _definition(base, gallery, stage, name)
     source = compute.GalleryDiskImageSourceArgs(id=snapshot.id)
@@ -235,7 +240,9 @@ def _version(base: Base, snapshot: compute.Snapshot, stage: str, name: str) -> c
         safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
         tags=base.tags,
         opts=base.opts(
-            replace_on_changes=["storageProfile"],
+            # Another builder is another image, and nothing else is. Not replace_on_changes of what it is made from: a
+            # refresh brings Azure's own spelling of ids and its defaults, and an image takes an hour to make.
+            replacement_trigger=builder.vm_id,
             delete_before_replace=True,
             # 20 to 60 minutes are usual.
             custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m"),

@@ -35,6 +35,11 @@ class Spec:
     near: compute.ProximityPlacementGroup | None = None
 
 
+def disk_name(base: Base, logical: str) -> str:
+    """Of the disk that a machine is made with."""
+    return base.name(f"{logical}-disk")
+
+
 def declare(
     base: Base,
     spec: Spec,
@@ -114,7 +119,7 @@ def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
         disk_controller_type="NVMe" if spec.facts.nvme else "SCSI",
         image_reference=spec.image,
         os_disk=compute.OSDiskArgs(
-            name=base.name(f"{spec.logical}-disk"),
+            name=disk_name(base, spec.logical),
             create_option="FromImage",
             delete_option="Delete",
             caching=compute.CachingTypes.READ_WRITE,

@@ -81,11 +81,13 @@ def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
     address, is one.
     """
     own = ["osProfile", "storageProfile.imageReference"]
+    # What the program itself changes in those: Azure adds defaults of its own beside them, which a refresh brings.
+    changing = ["osProfile.customData", "osProfile.linuxConfiguration.ssh", "storageProfile.imageReference.id"]
     replace = base.settings.cloud.replace_nodes
     return pulumi.ResourceOptions(
         depends_on=list(golden.made),
         ignore_changes=None if replace else own,
-        replace_on_changes=["priority", "zones", *(own if replace else [])],
+        replace_on_changes=["priority", "zones", *(changing if replace else [])],
         delete_before_replace=True,
         custom_timeouts=pulumi.CustomTimeouts(create="30m", update="30m", delete="30m"),
     )

@@ -15,21 +15,10 @@ give_up() { # REASON
     exit 1
 }
 
-# Whoever waits for this may be gone, and then nobody else stops the machine. A `poweroff` would go on to be billed.
-cat >/run/trainyard-builder-end <<'END'
-#!/bin/bash
-set -euo pipefail
-metadata=http://169.254.169.254/metadata
-ask=(curl --silent --show-error --fail --retry 5 --noproxy '*' -H Metadata:true)
-machine=$("${ask[@]}" "$metadata/instance/compute/resourceId?api-version=2021-02-01&format=text")
-token=$("${ask[@]}" "$metadata/identity/oauth2/token?api-version=2018-02-01&resource=https://management.azure.com/" |
-    python3 -c 'import json, sys; print(json.load(sys.stdin)["access_token"])')
-# The token by standard input: a command line can be read by everybody on the machine.
-curl --silent --show-error --fail --retry 5 -X POST -H @- -H 'Content-Length: 0' \
-    "https://management.azure.com$machine/deallocate?api-version=2024-11-01" <<<"Authorization: Bearer $token"
-END
-systemctl stop trainyard-builder-end.timer 2>/dev/null || true # of another try in the same boot
-systemd-run --quiet --unit=trainyard-builder-end --on-active=3h /bin/bash /run/trainyard-builder-end
+# Whoever waits for this may be gone. The builder's user data has set its end, three hours after its boot; from now on it
+# has three hours again, as this may be another try in the same boot. One without an end is not waited for.
+systemctl restart trainyard-builder-end.timer ||
+    give_up "the builder would not end by itself: its user data has not set trainyard-builder-end.timer"
 
 while ((SECONDS < 4800)); do
     if of_this_boot "$state/ready.json"; then
