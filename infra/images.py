@@ -51,7 +51,12 @@ def prune() -> list[str]:
             if not row["used_by"]:
                 image.remove(row["id"])
                 removed.append(f"image {row['id']} ({row['gb']} GiB)")
-        needed = {(image.record(name) or {}).get("base") for name in image.baked()}
+        in_use = used()
+        for name in image.outdated():
+            if name not in in_use:
+                image.remove(name)
+                removed.append(f"image {name} (of a version whose nodes were root on this machine)")
+        needed = {image.base_of(name) for name in (*image.baked(), *image.outdated())}
         for base in sorted((paths.home() / "base").glob("*")):
             if base.name not in needed:
                 shutil.rmtree(base)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from infra import images, operation
 from infra.clusters import local
 from infra.errors import UsageError
-from infra.local import base, cgroup, command, host, image, network, paths
+from infra.local import base, cgroup, command, host, ids, image, network, paths
 from infra.local.image import ImageProvider
 from infra.local.network import NetworkProvider
 from infra.local.nodes import NodeProvider
@@ -59,6 +59,7 @@ def bake(home: Path, name: str, base_key: str = "base1") -> None:
     (home / "images" / name / "layer").mkdir(parents=True)
     (home / "base" / base_key / "rootfs").mkdir(parents=True, exist_ok=True)
     known = {"base": base_key, "profile": "native", "collectives": "gloo", "versions": {"torch": "2.13.0"}}
+    known["ids"] = ids.RANGE
     (home / "images" / name / "image.json").write_text(json.dumps(known))
 
 
@@ -161,7 +162,19 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
     spec.parent.mkdir(parents=True)
     spec.write_text(json.dumps({"image": "a" * 16}))
     assert [row["used_by"] for row in images.listing()] == [["local"], [], []]
+    known = {"base": "base3"}  # of a version that had no ids of its own
+    for name, stack in (("d" * 16, "local"), ("e" * 16, "")):
+        bake(home, name, "base3")
+        (home / "images" / name / "image.json").write_text(json.dumps(known))
+        if stack:
+            spec = paths.node(stack, "node2") / "spec.json"
+            spec.parent.mkdir(parents=True)
+            spec.write_text(json.dumps({"image": name}))
+    assert image.record("e" * 16) is None and image.outdated() == ["d" * 16, "e" * 16]
     removed = images.prune()
+    assert f"image {'e' * 16} (of a version whose nodes were root on this machine)" in removed
+    assert image.outdated() == ["d" * 16] and (home / "base/base3").is_dir(), "a node runs on it"
+    removed.remove(f"image {'e' * 16} (of a version whose nodes were root on this machine)")
     assert [line.split(" (")[0] for line in removed] == [f"image {'b' * 16}", f"image {'c' * 16}", "base base2"]
     assert image.baked() == ["a" * 16] and (home / "base/base1").is_dir()
     assert images.prune() == []
@@ -195,6 +208,7 @@ def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Chec
         missing: tuple[str, ...] = (),
         cgroups: bool = True,
         controllers: tuple[str, ...] = ("cpu", "memory", "pids"),
+        namespaces: str = "",
         routes: tuple[dict[str, Any], ...] = (),
         sources: bool = True,
         free_gb: float = 100,
@@ -211,6 +225,7 @@ def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Chec
             patch.setattr(os, "cpu_count", lambda: 4)
             patch.setattr(shutil, "which", lambda tool: None if tool in missing else f"/bin/{tool}")
             patch.setattr(cgroup, "ROOT", home / "cgroup")
+            patch.setattr(ids, "why_unavailable", lambda: namespaces)
             patch.setattr(command, "run", lambda argv: json.dumps(routes))
             patch.setattr(base, "sources", lambda: [Path("/etc/apt/sources.list")] if sources else [])
             patch.setattr(shutil, "disk_usage", lambda path: Disk(free_gb * 2**30))
@@ -236,6 +251,7 @@ def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
         ({"missing": ("apt-get",)}, "no apt-get"),
         ({"cgroups": False}, "control groups v2"),
         ({"controllers": ("memory",)}, "this machine lacks cpu, pids"),
+        ({"namespaces": "user namespaces are switched off"}, "cluster = 'local': user namespaces are switched off"),
         ({"missing": ("systemd-nspawn",)}, "apt-get install systemd-container"),
         ({"missing": ("mmdebstrap", "ip")}, "apt-get install iproute2 mmdebstrap"),
         ({"sources": False}, "no archive"),

@@ -2,6 +2,7 @@
 
 The builder shares the host's network, with the host's name servers, certificate authorities and pip settings:
 what the host can install, the bake can, also behind a company's proxy. None of it is left in the image.
+Its root has no more rights here than a node's: see infra.local.ids.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.errors import OperationError
-from infra.local import base, cgroup, command, paths
+from infra.local import base, cgroup, command, ids, paths, rootfs
 from infra.local.machine import Machine
 
 DEADLINE = 1800.0
@@ -38,6 +39,7 @@ INHERITED = (
 )
 HOST_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 HOST_ENV = "etc/trainyard-host.env"
+STATE = "var/lib/trainyard"
 # The host's network is shared, so what would touch it or listen on it stays off.
 INIT = ("systemd.mask=ssh.service", "systemd.mask=systemd-networkd.service", "systemd.mask=systemd-networkd.socket")
 
@@ -80,8 +82,9 @@ class Bake:
             self._make_base(base_key)
             builder.mount([paths.base(base_key) / "rootfs"])
             self._prepare(builder.root)
-            self._check_schema(builder.root)
-            builder.start(_options(), cpus=os.cpu_count() or 1, memory_mb=16 * 1024, init=INIT)
+            self._check_schema(builder)
+            options = ["--resolv-conf=bind-host", "--timezone=off", *_binds(builder.directory / "borrowed")]
+            builder.start(options, cpus=os.cpu_count() or 1, memory_mb=16 * 1024, init=INIT)
             record = self._wait(builder)
             self.say(f"image {self.image}: sealing")
             builder.stop()
@@ -105,32 +108,31 @@ class Bake:
         """The NoCloud seed, and what the builder borrows from the host."""
         seed(root, self.user_data, instance=f"bake-{self.image}", name=BUILDER)
         borrowed = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
-        (root / HOST_ENV).write_text("".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items())))
+        text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
+        rootfs.write(root, HOST_ENV, text, mode=0o600)
 
-    def _check_schema(self, root: Path) -> None:
+    def _check_schema(self, builder: Machine) -> None:
         """cloud-init itself says whether it understands the user data, before anything is booted."""
-        data = root / "tmp" / "user-data"
-        data.write_text(self.user_data)
+        rootfs.write(builder.root, "var/tmp/user-data", self.user_data)
         try:
-            command.run(["chroot", str(root), "cloud-init", "schema", "--config-file", "/tmp/user-data"])
+            builder.run_inside(["/usr/bin/cloud-init", "schema", "--config-file", "/var/tmp/user-data"])
         except command.CommandError as error:
             raise BakeError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
 
     def _wait(self, builder: Machine) -> dict[str, Any]:
         """Follow the bootstrap until its record is there; its image.json."""
-        state = builder.root / "var/lib/trainyard"
         seen, began = 0, time.monotonic()
         while True:
             self.check()
-            events = _events(state / "progress.jsonl")
+            events = _events(builder.root)
             for event in events[seen:]:
                 if event["state"] == "done":
                     self.say(f"image {self.image}: {event['step']} {event['seconds']:.1f} s")
             seen = len(events)
-            if (state / "failed.json").exists():
-                raise BakeError(_reason(json.loads((state / "failed.json").read_text())))
-            if (state / "ready.json").exists():
-                record: dict[str, Any] = json.loads((builder.root / "opt/trainyard/image.json").read_text())
+            if failed := _read(builder.root, f"{STATE}/failed.json"):
+                raise BakeError(_reason(json.loads(failed)))
+            if _read(builder.root, f"{STATE}/ready.json"):
+                record: dict[str, Any] = json.loads(rootfs.read(builder.root, "opt/trainyard/image.json"))
                 return record
             self._check_time(builder, events, time.monotonic() - began)
             time.sleep(0.2)
@@ -151,41 +153,53 @@ class Bake:
         (builder.directory / "upper").rename(target / "layer")
         os.sync()  # what is in the cache is trusted later: it must outlive a crash of the host
         temporary = target / "image.json.tmp"
-        temporary.write_text(json.dumps({**record, "base": base_key}, indent=2) + "\n")
+        temporary.write_text(json.dumps({**record, "base": base_key, "ids": ids.RANGE}, indent=2) + "\n")
         temporary.rename(target / "image.json")
 
 
 def seed(root: Path, user_data: str, *, instance: str, name: str) -> None:
     """Write cloud-init's NoCloud seed; `instance` is what makes cloud-init run its once-per-instance parts again."""
-    directory = root / "var/lib/cloud/seed/nocloud"
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "meta-data").write_text(f"instance-id: {instance}\nlocal-hostname: {name}\n")
-    (directory / "user-data").write_text(user_data)
+    folder = "var/lib/cloud/seed/nocloud"
+    rootfs.write(root, f"{folder}/meta-data", f"instance-id: {instance}\nlocal-hostname: {name}\n")
+    rootfs.write(root, f"{folder}/user-data", user_data)
 
 
 def seal(root: Path) -> None:
     """Take out of a baked root what belongs to the builder alone."""
     for pattern in SEALED:
-        for path in root.glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    (root / "etc/machine-id").write_text("")
+        rootfs.remove(root, pattern)
+    rootfs.write(root, "etc/machine-id", "")
 
 
-def _options() -> list[str]:
-    files = [path for path in (*HOST_FILES, str(Path("~/.config/pip/pip.conf").expanduser())) if Path(path).is_file()]
-    binds = [f"--bind-ro={path}:{path if path in HOST_FILES else '/root/.config/pip/pip.conf'}" for path in files]
-    return ["--resolv-conf=bind-host", "--timezone=off", *binds]
+def _binds(folder: Path) -> list[str]:
+    """Copies of the host's files that the builder needs, for its root's eyes alone, and the options that show them.
+
+    Copies, as its root may not read what is for this machine's root alone, such as a pip.conf with a password.
+    """
+    folder.mkdir(mode=0o700)
+    binds = []
+    for number, source in enumerate((*HOST_FILES, str(Path("~/.config/pip/pip.conf").expanduser()))):
+        if not Path(source).is_file():
+            continue
+        copy = folder / str(number)
+        shutil.copyfile(source, copy)
+        copy.chmod(0o644 if source in HOST_FILES else 0o400)
+        os.chown(copy, ids.FIRST, ids.FIRST)
+        binds.append(f"--bind-ro={copy}:{source if source in HOST_FILES else '/root/.config/pip/pip.conf'}")
+    return binds
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
-    """The bootstrap's progress so far; a line that is still being written waits for the next look."""
+def _read(root: Path, name: str) -> str:
+    """A file of the builder; empty while there is none."""
     try:
-        lines = path.read_text().splitlines(keepends=True)
+        return rootfs.read(root, name)
     except FileNotFoundError:
-        return []
+        return ""
+
+
+def _events(root: Path) -> list[dict[str, Any]]:
+    """The bootstrap's progress so far; a line that is still being written waits for the next look."""
+    lines = _read(root, f"{STATE}/progress.jsonl").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.local import command, paths
+from infra.local import command, ids, paths, rootfs
 
 APT = Path("/etc/apt")
 PACKAGES = (
@@ -31,6 +31,8 @@ FILES = {
     "etc/cloud/cloud.cfg.d/90-trainyard.cfg": "datasource_list: [NoCloud, None]\nnetwork: {config: disabled}\n",
     # The console is the only thing to look at when a machine does not come up.
     "etc/systemd/journald.conf.d/trainyard.conf": "[Journal]\nForwardToConsole=yes\nStorage=volatile\n",
+    # The machine's init is protected when memory runs out, by infra/local/keep.sh; what it starts is not.
+    "etc/systemd/system.conf.d/10-trainyard-local.conf": "[Manager]\nDefaultOOMScoreAdjust=0\n",
 }
 EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 
@@ -63,7 +65,8 @@ def _names(path: Path, suites: set[str]) -> bool:
 
 def key() -> str:
     """Name of the base that this host makes: over its release, the packages and what is set in it."""
-    parts = [release().get("VERSION_CODENAME", ""), *PACKAGES, *UNUSED_UNITS, *EXCLUDED, repr(sorted(FILES.items()))]
+    parts = [release().get("VERSION_CODENAME", ""), *PACKAGES, *UNUSED_UNITS, *EXCLUDED, ids.RANGE]
+    parts.append(repr(sorted(FILES.items())))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -73,15 +76,16 @@ def is_made(name: str) -> bool:
 
 def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]) -> None:
     """Make the base in `work` and rename it into place, so that a part of one is never used."""
-    rootfs = work / "rootfs"
+    root = work / "rootfs"
     argv = [
         *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
         *(f"--aptopt={line}" for line in _apt_options()),
-        *(release()["VERSION_CODENAME"], str(rootfs), *map(str, sources())),
+        *(release()["VERSION_CODENAME"], str(root), *map(str, sources())),
     ]
     command.run_watched(argv, joins, work, timeout=900, check=check)
-    _configure(rootfs)
+    _configure(root)
+    ids.shift(root)
     target = paths.base(name)
     target.parent.mkdir(parents=True, exist_ok=True)
     work.rename(target)
@@ -97,18 +101,19 @@ def _apt_options() -> list[str]:
     ]
 
 
-def _configure(rootfs: Path) -> None:
+def _configure(root: Path) -> None:
     for name, text in FILES.items():
-        path = rootfs / name
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    units = rootfs / "etc/systemd/system"
+    units = root / "etc/systemd/system"
     for unit in UNUSED_UNITS:
         (units / unit).unlink(missing_ok=True)
         (units / unit).symlink_to("/dev/null")
     wants = units / "multi-user.target.wants"
     wants.mkdir(exist_ok=True)
     (wants / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
-    for secret in (rootfs / "etc/ssh").glob("ssh_host_*"):
+    for secret in (root / "etc/ssh").glob("ssh_host_*"):
         secret.unlink()
-    (rootfs / "etc/machine-id").write_text("")
+    rootfs.remove(root, "dev/*")  # device files; a machine gets its own /dev
+    (root / "etc/machine-id").write_text("")

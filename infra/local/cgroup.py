@@ -50,12 +50,19 @@ def missing() -> list[str]:
     return [name for name in CONTROLLERS if name not in offered]
 
 
-def make(stack: str, machine: str) -> list[Path]:
-    """Make the machine's groups; the `cgroup.procs` files that a process joins them through."""
+def make(stack: str, machine: str, part: str = "") -> list[Path]:
+    """Make the machine's groups; the `cgroup.procs` files that a process joins them through.
+
+    In the unified tree it joins the subgroup `part`, where one is named: there, processes and subgroups that have
+    controllers must not be in one group.
+    """
     joins = []
     for tree in _trees():
         group = tree / TOP / stack / machine
         _mkdir(group)
+        if group == unified(stack, machine) and part:
+            group /= part
+            _mkdir(group)
         joins.append(group / "cgroup.procs")
     if not is_hybrid():
         for parent in (ROOT, ROOT / TOP, ROOT / TOP / stack):

@@ -10,7 +10,7 @@ import shutil
 
 from infra.config_values import SettingsError
 from infra.errors import UsageError
-from infra.local import base, cgroup, command, image, network, paths
+from infra.local import base, cgroup, command, ids, image, network, paths
 from infra.settings import Settings
 
 TOOLS = {
@@ -18,6 +18,7 @@ TOOLS = {
     "ip": "iproute2",
     "ssh-keygen": "openssh-client",
     "mount": "mount",
+    "unshare": "util-linux",
 }
 BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}
 BAKE_GB = {"native": 7, "ipex": 9}
@@ -43,6 +44,8 @@ def check_machine() -> None:
             f"cluster = 'local': needs the control groups' controllers cpu, memory and pids; this machine lacks "
             f"{', '.join(missing)} (in a container: the host has to delegate them)"
         )
+    if why := ids.why_unavailable():
+        raise UsageError(f"cluster = 'local': {why}")
 
 
 def check(settings: Settings, image_id: str) -> None:

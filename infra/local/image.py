@@ -17,7 +17,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra import operation
 from infra.errors import OperationError
-from infra.local import paths
+from infra.local import ids, paths
 from infra.local.bake import Bake
 from infra.local.report import say
 from infra.provider import PlainProvider
@@ -28,11 +28,21 @@ class ImageError(OperationError):
 
 
 def record(image: str) -> dict[str, Any] | None:
-    """What is known of a baked image; None when there is none of that id."""
+    """What is known of a baked image; None when there is none of that id that the machines' ids fit."""
     try:
-        loaded: dict[str, Any] = json.loads((paths.images() / image / "image.json").read_text())
+        loaded = _load(image)
     except FileNotFoundError:
         return None
+    return loaded if loaded.get("ids") == ids.RANGE else None
+
+
+def base_of(image: str) -> str:
+    """The base that an image of the cache lies on, also an outdated one's."""
+    return str(_load(image)["base"])
+
+
+def _load(image: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((paths.images() / image / "image.json").read_text())
     return loaded
 
 
@@ -45,8 +55,17 @@ def layers(image: str) -> list[Path]:
 
 
 def baked() -> list[str]:
-    """The ids of all images in the cache."""
-    return sorted(path.parent.name for path in paths.images().glob("*/image.json"))
+    """The ids of all images in the cache that can be used."""
+    return sorted(name for name in _cached() if record(name) is not None)
+
+
+def outdated() -> list[str]:
+    """The ids of images whose files belong to other ids than the machines': of a version before them, of no use now."""
+    return sorted(name for name in _cached() if record(name) is None)
+
+
+def _cached() -> list[str]:
+    return [path.parent.name for path in paths.images().glob("*/image.json")]
 
 
 def remove(image: str) -> None:
@@ -84,6 +103,7 @@ class ImageProvider(PlainProvider):
     def create(self, props: dict[str, Any]) -> CreateResult:
         stack, image = props["stack"], props["image"]
         watch = operation.Watch()
+        paths.close()
         with operation.lock(paths.stack(stack)):
             if record(image) is None and not props["user_data"]:
                 raise ImageError(

@@ -1,7 +1,11 @@
 """A Linux machine on this host: systemd-nspawn boots the systemd of an overlay root.
 
 `--register=no --keep-unit` needs no systemd on the host itself. The handle of a machine is its control group:
-killing systemd-nspawn alone would leave the machine's own init behind, with its link.
+killing systemd-nspawn alone would leave the machine's own init behind, with its link. In that group, keep.sh boots the
+machine again when it reboots itself.
+
+Root on the machine is a user without rights here (infra.local.ids): it makes no device files, opens no disk, loads no
+module, sets nothing of this machine's kernel, and sees no other machine's files.
 """
 
 from __future__ import annotations
@@ -16,10 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.errors import OperationError
-from infra.local import cgroup, command
+from infra.local import cgroup, command, ids
 
 NSPAWN_RUN = Path("/run/systemd/nspawn")
 START_TIMEOUT = 10.0
+KEEPER = "keeper"
+"""The part of a machine's control group that keep.sh is in."""
+KEEP = (Path(__file__).parent / "keep.sh").read_text()
+CONFINED = (
+    *(f"--private-users={ids.RANGE}", "--private-users-ownership=off"),
+    *("--drop-capability=CAP_MKNOD", "--register=no", "--keep-unit", "--quiet"),
+)
+"""systemd-nspawn's options for everything that runs in a machine's root; the layers are shifted already."""
+_TAIL_BYTES = 65536
 
 
 class MachineError(OperationError):
@@ -56,26 +69,37 @@ class Machine:
         """Mount a writable root over `layers`, the uppermost first."""
         for part in ("upper", "work", "root"):
             (self.directory / part).mkdir(parents=True, exist_ok=True)
+        os.chown(self.directory / "upper", ids.FIRST, ids.FIRST)  # the machine's / itself
+        (self.directory / "upper").chmod(0o755)
         lower = ":".join(str(layer) for layer in layers)
         options = f"lowerdir={lower},upperdir={self.directory / 'upper'},workdir={self.directory / 'work'}"
-        command.run(["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)])
+        # From outside, a file that the machine has made is no way to another user's rights, nor to a device.
+        command.run(["mount", "-t", "overlay", "overlay", "-o", f"nosuid,nodev,{options}", str(self.root)])
+
+    def run_inside(self, argv: Sequence[str]) -> str:
+        """Run a command in the mounted root of a machine that does not run; what it printed."""
+        nspawn = ["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", "--private-network", *argv]
+        return command.run(command.in_groups(nspawn, cgroup.make(self.stack, self.name)))
 
     def start(self, options: Sequence[str], *, cpus: int, memory_mb: int, init: Sequence[str] = ()) -> None:
         """Boot it, detached from this process; returns when its init runs.
 
         `options` are systemd-nspawn's, `init` are arguments to the machine's own init.
         """
-        joins = cgroup.make(self.stack, self.name)
+        joins = cgroup.make(self.stack, self.name, KEEPER)
         cgroup.limit(self.stack, self.name, cpus=cpus, memory_mb=memory_mb)
         nspawn = [
-            *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--link-journal=no"),
+            *("systemd-nspawn", *CONFINED, "--link-journal=no"),
             # With a pipe, the machine would have no /dev/console at all, and nobody would hear of a boot that fails.
             *("--console=read-only", "--setenv=TERM=dumb"),
             # What a cloud's machine allows by itself: locked memory for the fabric, and many files.
             *("--rlimit=RLIMIT_MEMLOCK=infinity", "--rlimit=RLIMIT_NOFILE=1048576"),
+            # A machine's root may not lower a nice value by its rights alone; down to -20, among its own processes.
+            "--rlimit=RLIMIT_NICE=40",
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
-        argv = command.in_groups(nspawn, joins)
+        keep = ["sh", "-euc", KEEP, "keep.sh", str(self.group), str(self.root), *nspawn]
+        argv = command.in_groups(["unshare", "--mount", "--propagation=slave", *keep], joins)
         with self.console.open("wb") as console:
             process = subprocess.Popen(
                 argv,
@@ -90,7 +114,7 @@ class Machine:
     def _wait_for_init(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         # Not the init alone: systemd-nspawn joins its own group a moment later, and until then it looks dead.
-        while not self.is_alive():
+        while not self._has_booted():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise MachineError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
             time.sleep(0.01)
@@ -100,11 +124,16 @@ class Machine:
         return self.directory.exists() or self.group.exists()
 
     def is_alive(self) -> bool:
-        """Whether its init and its supervisor run."""
+        """Whether it runs, or is about to boot again by itself."""
+        return self._has_booted() or cgroup.is_populated(self.group / KEEPER)
+
+    def _has_booted(self) -> bool:
+        """Whether its init runs, and the systemd-nspawn above it."""
         return cgroup.is_populated(self.group / "payload") and cgroup.is_populated(self.group / "supervisor")
 
     def stop(self) -> None:
         """End it at once, whatever runs on it; a machine that does not run is fine."""
+        cgroup.kill(self.group / KEEPER, timeout=5.0)  # nothing boots it again from here on
         # When its payload is dead systemd-nspawn cleans up after itself; it gets a moment for that.
         cgroup.kill(self.group / "payload", timeout=5.0)
         deadline = time.monotonic() + 2.0
@@ -141,12 +170,15 @@ class Machine:
             self.directory.rmdir()
 
     def console_tail(self, lines: int) -> str:
-        """The last lines of its console, joined to one."""
+        """The last lines of its console, joined to one; of the machine's control characters, none."""
         try:
-            text = self.console.read_text(errors="replace")
+            with self.console.open("rb") as file:
+                file.seek(max(0, self.console.stat().st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return ""
-        said = [line.strip()[:300] for line in text.splitlines() if line.strip()]
+        lined = ["".join(c if c.isprintable() else " " for c in line).strip()[:300] for line in text.splitlines()]
+        said = [line for line in lined if line]
         return " / ".join(said[-lines:])
 
 

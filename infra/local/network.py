@@ -73,6 +73,7 @@ class NetworkProvider(PlainProvider):
     def create(self, props: dict[str, Any]) -> CreateResult:
         stack, gateway = props["stack"], _gateway(props["cidr"])
         name = bridge_name(stack)
+        paths.close()
         with operation.lock(paths.stack(stack)):
             link = find(stack)
             if link is None:

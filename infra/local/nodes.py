@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -13,7 +12,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 
 from infra import operation
 from infra.errors import OperationError
-from infra.local import bake, cgroup, command, image, paths
+from infra.local import bake, cgroup, command, image, paths, rootfs
 from infra.local.machine import Machine
 from infra.provider import PlainProvider
 
@@ -36,6 +35,7 @@ class NodeProvider(PlainProvider):
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         node = machine(props["stack"], props["name"])
+        paths.close()
         with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
             if not _adopt(node, props):
                 _boot(node, props)
@@ -96,7 +96,7 @@ def _boot(node: Machine, props: dict[str, Any]) -> None:
     node.clear()
     try:
         node.mount(image.layers(props["image"]))
-        _personalise(node.root, props)
+        _personalise(node, props)
         # Written before the boot: a living machine always has it.
         (node.directory / "spec.json").write_text(json.dumps(_spec(props)))
         options = [
@@ -111,26 +111,29 @@ def _boot(node: Machine, props: dict[str, Any]) -> None:
         raise
 
 
-def _personalise(root: Path, props: dict[str, Any]) -> None:
+def _personalise(node: Machine, props: dict[str, Any]) -> None:
     """What a cloud gives a machine before it boots: its identity, its address and its seed.
 
-    The host key is made here, on the node's own disk, so that the host knows the public half without asking the
-    network; the private half is nowhere else.
+    The host key is made here, so that the host knows the public half without asking the network or the node; the
+    private half goes to the node's own disk, and is nowhere else.
     """
-    name = props["name"]
-    (root / "etc/machine-id").write_text(uuid.uuid4().hex + "\n")
-    (root / "etc/hostname").write_text(name + "\n")
+    root, name = node.root, node.name
+    rootfs.write(root, "etc/machine-id", uuid.uuid4().hex + "\n")
+    rootfs.write(root, "etc/hostname", name + "\n")
     network = f"[Match]\nName=host0\n[Network]\nAddress={props['address']}\nLinkLocalAddressing=no\n"
     # Sorted before the distribution's own 80-container-host0.network, which asks for DHCP.
-    (root / "etc/systemd/network/10-trainyard.network").write_text(network)
-    key = root / HOST_KEY
+    rootfs.write(root, "etc/systemd/network/10-trainyard.network", network)
+    key, public = node.directory / "host_key", node.directory / "host_key.pub"
     command.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)])
+    rootfs.write(root, HOST_KEY, key.read_text(), mode=0o600)
+    rootfs.write(root, f"{HOST_KEY}.pub", public.read_text())
+    key.unlink()
     bake.seed(root, props["user_data"], instance=f"{name}-{time.time_ns()}", name=name)
 
 
 def _host_key(node: Machine) -> str:
-    """The public half, `TYPE BASE64`."""
-    return " ".join((node.root / f"{HOST_KEY}.pub").read_text().split()[:2])
+    """The public half, `TYPE BASE64`; from our own copy, as the node's root may have changed the node's."""
+    return " ".join((node.directory / "host_key.pub").read_text().split()[:2])
 
 
 class Node(Resource, module="local", name="Node"):

@@ -1,11 +1,12 @@
 """Where the local stacks keep things on this machine.
 
     /var/lib/trainyard/
-        base/<key>/rootfs          a Debian root file system, as mmdebstrap made it
+        base/<key>/rootfs          a Debian root file system, as mmdebstrap made it, shifted into the machines' ids
         images/<id>/layer          what the bootstrap added to a base; image.json says which, written last
         stacks/<stack>/nodes/...   one directory per machine: spec.json, upper, work, root, console.log
         stacks/<stack>/build/...   the same for a machine that is baking an image
 
+All three are for root alone: files below them belong to the machines' own users, set-id bits included.
 Bases and images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is gone
 after destroy.
 """
@@ -20,6 +21,13 @@ from pathlib import Path
 def home() -> Path:
     """The directory of everything; TRAINYARD_HOME moves it to another disk."""
     return Path(os.environ.get("TRAINYARD_HOME", "/var/lib/trainyard"))
+
+
+def close() -> None:
+    """Make the directories of everything, each for root alone; also those that an older version left open."""
+    for name in ("base", "images", "stacks"):
+        (home() / name).mkdir(parents=True, exist_ok=True)
+        (home() / name).chmod(0o700)
 
 
 def base(key: str) -> Path:

@@ -16,7 +16,7 @@ from project import Project
 from infra.local import cgroup, paths
 
 RUN = Path("/run/systemd/nspawn")
-NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup")
+NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup", "user")
 
 
 def until(what: Callable[[], object], seconds: float, message: str) -> None:

@@ -67,10 +67,11 @@ def test_a_dead_node_is_replaced_alone(cluster: Project) -> None:
 
 
 def test_a_node_whose_supervisor_was_killed_is_replaced_alone(cluster: Project) -> None:
-    """SIGKILL of systemd-nspawn leaves the machine's own init running."""
+    """SIGKILL of systemd-nspawn leaves the machine's own init running; what would end that is killed before."""
     before = boots(cluster.stack)
-    for pid in members(cluster.stack, "node1", "supervisor"):
-        os.kill(pid, signal.SIGKILL)
+    for part in ("keeper", "supervisor"):
+        for pid in members(cluster.stack, "node1", part):
+            os.kill(pid, signal.SIGKILL)
     until(lambda: not members(cluster.stack, "node1", "supervisor"), 10, "its supervisor is dead")
     assert boots(cluster.stack) == before, "its init lives"
     assert "node1" in cluster.fab("refresh").stdout
@@ -78,6 +79,18 @@ def test_a_node_whose_supervisor_was_killed_is_replaced_alone(cluster: Project) 
     after = boots(cluster.stack)
     assert after["node2"] == before["node2"] and after["node1"] != before["node1"]
     until(lambda: not is_running(before["node1"][0]), 10, "the old one is gone")
+    cluster.fab("wait")
+
+
+@on_one_engine
+def test_a_node_whose_systemd_nspawn_was_killed_ends_whole(cluster: Project) -> None:
+    before = boots(cluster.stack)
+    for pid in members(cluster.stack, "node1", "supervisor"):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not members(cluster.stack, "node1"), 10, "nothing of it runs on")
+    cluster.fab("up", "--yes")
+    after = boots(cluster.stack)
+    assert after["node2"] == before["node2"] and after["node1"] != before["node1"]
     cluster.fab("wait")
 
 

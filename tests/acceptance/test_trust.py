@@ -62,7 +62,7 @@ def inside(project: Project, node: str, script: str) -> subprocess.CompletedProc
         with suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
             if re.search(r"^NSpid:\t\d+\t1$", status, re.M):
-                argv = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "bash", "-c", script]
+                argv = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "bash", "-c", script]
                 environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
                 return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=environment)
     raise AssertionError(f"{node} has no init")
