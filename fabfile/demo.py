@@ -23,6 +23,7 @@ from fabfile.targets import load
 STACK = "demo"
 JOB = "demo"
 DATA = "/data/stdlib"
+FAB = (sys.executable, "-m", "fabfile")
 STORY = (
     ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
     ("follow their boot until all are ready", ["wait"]),
@@ -62,14 +63,13 @@ def _tell(why: str, argv: list[str]) -> None:
 
 
 def _verb(argv: list[str]) -> int:
-    fab = str(Path(sys.executable).parent / "fab")
-    return backend.follow([fab, *argv, "--stack", STACK])
+    return backend.follow([*FAB, *argv, "--stack", STACK])
 
 
 def _figures() -> list[tuple[str, str]]:
     """What the run's own files say, beside gzip on the same held-out text."""
     with tempfile.TemporaryDirectory() as folder:
-        backend.ask([str(Path(sys.executable).parent / "fab"), "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
+        backend.ask([*FAB, "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
         steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         newest = int((Path(folder) / "checkpoints" / "latest").read_text())
         state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())

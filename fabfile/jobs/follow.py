@@ -13,7 +13,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.jobs.head import Head, runs
-from fabfile.output import next_command, prefixed, say
+from fabfile.output import prefixed, say
 from fabfile.ssh import SshError, apart
 
 _AGAIN = 1.0
@@ -58,7 +58,7 @@ def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
                 say(f"connection to {head.node.name} lost, trying again: {error}", file=sys.stderr)
             lost = lost or now
             if now - lost > _PATIENCE:
-                again = next_command(f"fab logs {wanted.job} --follow")
+                again = f"next: fab logs {wanted.job} --follow"
                 raise Exit(f"{head.node.name}: {error}\n{again}", code=1) from None
             time.sleep(_AGAIN)
 
