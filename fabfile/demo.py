@@ -16,7 +16,7 @@ from invoke.tasks import task
 from fabfile import backend
 from fabfile.deploy import deploy
 from fabfile.launchers import VENV
-from fabfile.output import say
+from fabfile.output import is_terminal, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
 
@@ -43,7 +43,7 @@ def demo(_c: Context) -> None:
     began = time.monotonic()
     try:
         for why, argv in STORY:
-            _tell(why, argv)
+            _tell(why, [*argv, *_few_steps(argv[0])])
         figures = _figures()
     except BaseException:
         say("\nthe demo did not finish: taking its cluster down")
@@ -60,6 +60,11 @@ def _tell(why: str, argv: list[str]) -> None:
     code = _verb(argv)
     if code != 0:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
+
+
+def _few_steps(verb: str) -> list[str]:
+    """On a terminal a job's steps are one live line; elsewhere each tenth of them is enough."""
+    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
 
 
 def _verb(argv: list[str]) -> int:

@@ -87,6 +87,11 @@ def has_colours(file: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
+    return is_terminal(file)
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether a person looks at it, on a terminal that can do more than print lines."""
     return file.isatty() and os.environ.get("TERM") != "dumb"
 
 

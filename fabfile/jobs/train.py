@@ -41,6 +41,7 @@ _OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
         "nodes": "how many nodes, the head among them; default: all",
         "resume": "go on with this job (its id, its number, latest) from its last checkpoint, with its own settings",
         "detach": "do not follow the job",
+        "every": "show each Nth step; default: one live line on a terminal, all steps elsewhere",
         "queue": "wait for nodes that another job has",
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
@@ -56,6 +57,7 @@ def train(
     nodes: Annotated[int, AtLeast(1)] | None = None,
     resume: str = "",
     detach: bool = False,
+    every: Annotated[int, AtLeast(1)] | None = None,
     queue: bool = False,
     dry_run: bool = False,
     restarts: Annotated[int, AtLeast(0)] = 0,
@@ -94,7 +96,7 @@ def train(
             if detach:
                 say(next_command(f"fab logs {created['id']} --follow   (stop: fab stop {created['id']})"))
                 return
-            ended = follow(Head(fleet), Wanted(created["id"], offset=created["log"]))
+            ended = follow(Head(fleet), Wanted(created["id"], offset=created["log"], every=every))
         except KeyboardInterrupt:
             raise Exit(_interrupted(created), code=INTERRUPTED) from None
     end(ended)
