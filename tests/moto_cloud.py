@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import aws_forms
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
@@ -32,6 +33,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy"):
             monkeypatch.delenv(name, raising=False)
         boto3.setup_default_session()  # an earlier one remembers its credentials
+        aws_forms.watch(boto3.DEFAULT_SESSION)
         api.client.cache_clear()
         # One server process has one memory: what an earlier test made is still in it.
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()

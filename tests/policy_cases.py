@@ -171,9 +171,7 @@ PLAIN_DENIED = {
 }
 ROLE_POLICY = declared(access.ROLE_POLICY, "bucket-access", policy=policy(OWN_BUCKET))
 ROLE = declared(access.ROLE, "role", assumeRolePolicy=policy(TRUST))
-ATTACHMENT = declared(
-    access.ATTACHMENT, "ssm", policyArn="arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore", role="r"
-)
+ATTACHMENT = declared(access.ATTACHMENT, "logs", policyArn="arn:aws:iam::aws:policy/AWSXRayDaemonWriteAccess", role="r")
 ASSIGNMENT = declared(access.ASSIGNMENT, "reader", roleDefinitionId="/roles/ba92f5b4-2d11-453d-a403-e96b0029c9fe")
 DEFINITION = declared(
     access.DEFINITION, "stopper", permissions=[{"actions": ["Microsoft.Compute/virtualMachines/deallocate/action"]}]
@@ -267,7 +265,11 @@ CASES: dict[str, Case] = {
     "old-versions-deleted": Case("old-versions", "policy.rules.0.definition.actions.version", None),
     "iam-no-stars": Case("bucket-access", "policy", policy({**OWN_BUCKET, "Resource": "*"})),
     "roles-for-services": Case("role", "assumeRolePolicy", policy({**TRUST, "Principal": {"AWS": "*"}})),
-    "no-administrators": Case("ssm", "policyArn", "arn:aws:iam::aws:policy/AdministratorAccess"),
+    "roles-for-this-account": Case(
+        "role", "assumeRolePolicy", policy({**TRUST, "Principal": {"Service": "vpc-flow-logs.amazonaws.com"}})
+    ),
+    "no-parameters-of-the-account": Case("logs", "policyArn", "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"),
+    "no-administrators": Case("logs", "policyArn", "arn:aws:iam::aws:policy/AdministratorAccess"),
     "no-privileged-roles": Case("reader", "roleDefinitionId", "/roles/8E3AF657-a8ff-443c-a75c-2fe8c4bcb635"),
     "role-definitions-no-stars": Case("stopper", "permissions.0.actions.0", "Microsoft.Compute/*"),
     "no-secret-in-user-data": Case("builder", "userDataBase64", "-----BEGIN OPENSSH PRIVATE KEY-----"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aws_forms
 import boto3
 import pytest
 from ssm_agent import REGION, Agent, amazon, answering, instance
@@ -39,6 +40,8 @@ def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        boto3.setup_default_session()
+        aws_forms.watch(boto3.DEFAULT_SESSION)
         api.client.cache_clear()
         monkeypatch.setattr(ssm, "POLL", 0.01)
         monkeypatch.setattr(gate, "POLL", 0.01)

@@ -11,7 +11,17 @@ import pulumi_aws as aws
 from infra.aws.provider import named
 from infra.settings import Settings
 
-MANAGED = "arn:aws:iam::aws:policy/AmazonSSMManagedInstanceCore"
+AGENT = (
+    "ssm:UpdateInstanceInformation",
+    *(f"ssmmessages:{verb}{kind}Channel" for verb in ("Create", "Open") for kind in ("Control", "Data")),
+    *(f"ec2messages:{verb}Message" for verb in ("Acknowledge", "Delete", "Fail")),
+    *("ec2messages:GetEndpoint", "ec2messages:GetMessages", "ec2messages:SendReply"),
+)
+"""What Systems Manager's agent does to register, and to be handed a command with all that it runs.
+
+AWS's own policy for it, AmazonSSMManagedInstanceCore, also has ssm:GetParameter(s) on every parameter of the account,
+and ssm:GetDocument on every document: whatever runs on a node would read the account's secrets.
+"""
 METRICS = "Trainyard"
 """CloudWatch's namespace of what bootstrap/aws-xeon/monitor.py sends."""
 _VERSION = "2012-10-17"
@@ -44,11 +54,15 @@ def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOpti
         ),
         opts=opts,
     )
-    managed = aws.iam.RolePolicyAttachment("role-ssm", role=role.name, policy_arn=MANAGED, opts=opts)
+    # AWS grants none of these on a resource that has a name.
+    agent = json.dumps(
+        {"Version": _VERSION, "Statement": [{"Effect": "Allow", "Action": list(AGENT), "Resource": "*"}]}
+    )
+    called = aws.iam.RolePolicy("role-ssm", name=named(settings, "ssm"), role=role.name, policy=agent, opts=opts)
     own = aws.iam.RolePolicy(
         "role-data", name=named(settings, "data"), role=role.name, policy=_own_bucket(bucket.arn), opts=opts
     )
-    rights: list[pulumi.Resource] = [managed, own]
+    rights: list[pulumi.Resource] = [called, own]
     if settings.cloud.monitoring:
         rights.append(
             aws.iam.RolePolicy(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra.aws.provider import asking, named
+from infra.aws.provider import asking, named, partition
 from infra.aws.zones import short
 from infra.naming import STACK_TAG
 from infra.settings import Settings
@@ -69,7 +69,7 @@ def _kept(settings: Settings, wanted: str, provider: aws.Provider) -> pulumi.Res
         opts=asking(provider),
     )
     arns = [found.resource_arn for found in tagged.resource_tag_mapping_lists]
-    return pulumi.ResourceOptions(import_=wanted if f"arn:aws:s3:::{wanted}" in arns else None)
+    return pulumi.ResourceOptions(import_=wanted if f"arn:{partition(settings)}:s3:::{wanted}" in arns else None)
 
 
 def _encrypt(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:

@@ -32,7 +32,7 @@ def declare(settings: Settings, provider: aws.Provider, *, builder: bool) -> Gro
     opts = pulumi.ResourceOptions(provider=provider)
     place = network.declare(settings, builder=builder, opts=opts)
     if settings.cloud.flow_logs:
-        network.log(settings, place, opts)
+        network.log(settings, place, provider, opts)
     groups = security.declare(settings, place, builder=builder, opts=opts)
     bucket = data.declare(settings, provider, opts)
     return Ground(provider, place, groups, access.declare(settings, bucket, opts), bucket)

@@ -15,7 +15,7 @@ from ipaddress import IPv4Network
 import pulumi
 import pulumi_aws as aws
 
-from infra.aws.provider import named, region, titled
+from infra.aws.provider import arn, asking, named, region, titled
 from infra.aws.zones import zone
 from infra.config_values import SettingsError
 from infra.settings import FIRST_HOST, Settings
@@ -170,9 +170,10 @@ def _store(
     )
 
 
-def log(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> None:
+def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulumi.ResourceOptions) -> None:
     """Flow logs: who talked to whom, kept for a month."""
     name = named(settings, "flow-logs")
+    account = aws.get_caller_identity(opts=asking(provider)).account_id
     group = aws.cloudwatch.LogGroup("flow-log-group", name=name, retention_in_days=30, opts=opts)
     trust = pulumi.Output.json_dumps(
         {
@@ -182,6 +183,11 @@ def log(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> N
                     "Effect": "Allow",
                     "Principal": {"Service": "vpc-flow-logs.amazonaws.com"},
                     "Action": "sts:AssumeRole",
+                    # The service works for every account: it may take this role for a flow log of our own only.
+                    "Condition": {
+                        "StringEquals": {"aws:SourceAccount": account},
+                        "ArnLike": {"aws:SourceArn": arn(settings, "ec2", account, "vpc-flow-log/*")},
+                    },
                 }
             ],
         }
@@ -192,7 +198,8 @@ def log(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> N
         "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
         "Resource": [group.arn, pulumi.Output.concat(group.arn, ":*")],
     }
-    rights = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [write]})
+    look = {"Effect": "Allow", "Action": "logs:DescribeLogGroups", "Resource": "*"}
+    rights = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [write, look]})
     allowed = aws.iam.RolePolicy("flow-log-rights", name=name, role=role.name, policy=rights, opts=opts)
     aws.ec2.FlowLog(
         "flow-log",

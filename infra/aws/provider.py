@@ -17,6 +17,16 @@ def region(settings: Settings) -> str:
     return settings.cloud.region or DEFAULT_REGION
 
 
+def partition(settings: Settings) -> str:
+    """What the ARNs of the region begin with: China and the US government have an AWS of their own."""
+    where = region(settings)
+    return "aws-cn" if where.startswith("cn-") else "aws-us-gov" if where.startswith("us-gov-") else "aws"
+
+
+def arn(settings: Settings, service: str, account: str, resource: str) -> str:
+    return f"arn:{partition(settings)}:{service}:{region(settings)}:{account}:{resource}"
+
+
 def named(settings: Settings, what: str = "") -> str:
     """The deterministic name of something of the stack: what a killed `up` made is found again by it."""
     return f"trainyard-{settings.stack}" + (f"-{what}" if what else "")

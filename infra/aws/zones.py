@@ -13,7 +13,7 @@ from infra.settings import Settings
 
 DEFAULT_ZONE = "use1-az6"
 _REGION = re.compile(
-    r"([a-z]{2})-(north|south|east|west|central|northeast|northwest|southeast|southwest)-([0-9])", re.ASCII
+    r"([a-z]{2})(-gov)?-(north|south|east|west|central|northeast|northwest|southeast|southwest)-([0-9])", re.ASCII
 )
 _SHORT = {
     **{"north": "n", "south": "s", "east": "e", "west": "w", "central": "c"},
@@ -26,7 +26,7 @@ def short(settings: Settings) -> str:
     parts = _REGION.fullmatch(region(settings))
     if parts is None:
         raise SettingsError("region", region(settings), "an AWS region such as us-east-1")
-    return parts[1] + _SHORT[parts[2]] + parts[3]
+    return parts[1] + ("g" if parts[2] else "") + _SHORT[parts[3]] + parts[4]
 
 
 def zone(settings: Settings) -> str:

@@ -18,11 +18,21 @@ ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 ASSIGNMENT = "azure-native:authorization:RoleAssignment"
 DEFINITION = "azure-native:authorization:RoleDefinition"
 
-TAKES_NO_RESOURCE = ("ec2:Describe", "ssm:DescribeInstanceInformation", "sts:GetCallerIdentity")
-"""Actions that AWS grants on * only (Service Authorization Reference): they read, and name no resource."""
+TAKES_NO_RESOURCE = (
+    *("ec2:Describe", "ssm:DescribeInstanceInformation", "sts:GetCallerIdentity", "logs:DescribeLogGroups"),
+    *("ssmmessages:", "ec2messages:", "ssm:UpdateInstanceInformation"),
+)
+"""Actions that AWS grants on * only (Service Authorization Reference): they list, or are an agent's own messages."""
 ONLY_WITH_A_CONDITION = {"cloudwatch:PutMetricData": "cloudwatch:namespace"}
 """Actions that AWS grants on * only, and the key of the condition that bounds each."""
 TOO_MUCH = ("AdministratorAccess", "PowerUserAccess", "IAMFullAccess")
+READS_PARAMETERS = (
+    *("AmazonSSMManagedInstanceCore", "AmazonSSMManagedEC2InstanceDefaultPolicy", "AmazonEC2RoleforSSM"),
+    *("AmazonSSMReadOnlyAccess", "SecretsManagerReadWrite", "ReadOnlyAccess"),
+)
+"""AWS's policies with which a machine reads every parameter, document or secret of the account."""
+FOR_ITS_OWN_ACCOUNT = ("ec2.amazonaws.com", "ec2.amazonaws.com.cn")
+"""Services that only ever hand a role to the account's own machines."""
 PRIVILEGED = {
     # https://learn.microsoft.com/azure/role-based-access-control/built-in-roles/privileged
     "8e3af657-a8ff-443c-a75c-2fe8c4bcb635": "Owner",
@@ -138,6 +148,23 @@ def _trusts_a_service(statement: Statement) -> str | None:
     return None
 
 
+def _for_us(statement: Statement) -> str | None:
+    """Any account can make a service call us: it has to say for whom (the confused deputy)."""
+    services = [name.removeprefix("Service:") for name in statement.principals if name.startswith("Service:")]
+    others = [name for name in services if name not in FOR_ITS_OWN_ACCOUNT and "*" not in name]
+    equal = statement.condition.get("StringEquals", {})
+    if statement.effect == "Allow" and others and not equal.get("aws:SourceAccount"):
+        return f"{', '.join(others)} works for every account: the role must ask for its own, aws:SourceAccount"
+    return None
+
+
+def _reads_parameters(attachment: Props) -> str | None:
+    name = str(attachment.get("policyArn")).rsplit("/", 1)[-1]
+    if name in READS_PARAMETERS:
+        return f"the policy {name} lets a node read every parameter, document or secret of the account"
+    return None
+
+
 def _managed(attachment: Props) -> str | None:
     return _too_much(str(attachment.get("policyArn")))
 
@@ -186,6 +213,20 @@ RULES = (
         numbers=("CKV_AWS_60", "CKV_AWS_61"),
         parts={ROLE: _trust},
         problem=_trusts_a_service,
+    ),
+    Rule(
+        name="roles-for-this-account",
+        description="A service that works for every account may take a role for this account's things only.",
+        numbers=("CKV_AWS_61", "CIS AWS 5.0 1.15"),
+        parts={ROLE: _trust},
+        problem=_for_us,
+    ),
+    Rule(
+        name="no-parameters-of-the-account",
+        description="No role reads every parameter, document or secret of the account.",
+        numbers=("CKV_AWS_288", "CIS AWS 5.0 1.15"),
+        parts={ATTACHMENT: whole, ROLE: _of_role_managed},
+        problem=_reads_parameters,
     ),
     Rule(
         name="no-administrators",

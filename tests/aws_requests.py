@@ -1,0 +1,270 @@
+"""What a Pulumi resource is to AWS: the calls that the provider makes of its inputs, for the judge of forms.
+
+Each property goes to a member of an operation; what is not listed keeps its name, in AWS's spelling. Properties that
+are Pulumi's own affair, or a call without forms of its own, are under OWN with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import botocore.session
+
+OWN = ""
+"""A property that no call of this resource carries: a switch of the provider's, or tags, which are judged apart."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call, and where the resource's properties stand in it: property -> path, as `A.B[].C`."""
+
+    service: str
+    operation: str
+    paths: dict[str, str] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What the provider adds by itself."""
+    rest: str | None = ""
+    """Path under which the properties that are not listed stand; None: they are in another call."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A call as it would be made."""
+
+    service: str
+    operation: str
+    request: dict[str, Any]
+    unknown: list[str]
+
+
+def _in_bucket(operation: str, **paths: str) -> list[Call]:
+    return [Call("s3", operation, {"bucket": "Bucket", **paths})]
+
+
+def _rule(operation: str) -> list[Call]:
+    ranges, pairs = "IpPermissions[].IpRanges[]", "IpPermissions[].UserIdGroupPairs[]"
+    return [
+        Call(
+            "ec2",
+            operation,
+            {
+                "securityGroupId": "GroupId",
+                "cidrIpv4": f"{ranges}.CidrIp",
+                "referencedSecurityGroupId": f"{pairs}.GroupId",
+                "description": f"{ranges}.Description",
+                **{key: f"IpPermissions[].{key[0].upper()}{key[1:]}" for key in ("ipProtocol", "fromPort", "toPort")},
+            },
+        )
+    ]
+
+
+_DISK = "BlockDeviceMappings[].Ebs"
+REQUESTS: dict[str, list[Call]] = {
+    "aws:ec2/vpc:Vpc": [Call("ec2", "CreateVpc", {"enableDnsSupport": OWN, "enableDnsHostnames": OWN})],
+    "aws:ec2/subnet:Subnet": [Call("ec2", "CreateSubnet", {"mapPublicIpOnLaunch": OWN})],
+    "aws:ec2/internetGateway:InternetGateway": [Call("ec2", "CreateInternetGateway", {"vpcId": OWN})],
+    "aws:ec2/routeTable:RouteTable": [Call("ec2", "CreateRouteTable")],
+    "aws:ec2/route:Route": [Call("ec2", "CreateRoute")],
+    "aws:ec2/routeTableAssociation:RouteTableAssociation": [Call("ec2", "AssociateRouteTable")],
+    "aws:ec2/eip:Eip": [Call("ec2", "AllocateAddress")],
+    "aws:ec2/natGateway:NatGateway": [Call("ec2", "CreateNatGateway")],
+    "aws:ec2/vpcEndpoint:VpcEndpoint": [Call("ec2", "CreateVpcEndpoint")],
+    "aws:ec2/flowLog:FlowLog": [
+        Call(
+            "ec2",
+            "CreateFlowLogs",
+            {"vpcId": "ResourceIds[]", "iamRoleArn": "DeliverLogsPermissionArn"},
+            {"ResourceType": "VPC"},
+        )
+    ],
+    "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup": [
+        # The network's own group is there already: the provider takes its rules away.
+        Call("ec2", "CreateTags", dict.fromkeys(("vpcId", "ingress", "egress"), OWN), {"Resources": [], "Tags": []})
+    ],
+    "aws:ec2/securityGroup:SecurityGroup": [Call("ec2", "CreateSecurityGroup", {"name": "GroupName"})],
+    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule": _rule("AuthorizeSecurityGroupIngress"),
+    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule": _rule("AuthorizeSecurityGroupEgress"),
+    "aws:ec2/keyPair:KeyPair": [Call("ec2", "ImportKeyPair", {"publicKey": "PublicKeyMaterial"})],
+    "aws:ec2/placementGroup:PlacementGroup": [Call("ec2", "CreatePlacementGroup", {"name": "GroupName"})],
+    "aws:ec2/launchTemplate:LaunchTemplate": [
+        Call(
+            "ec2",
+            "CreateLaunchTemplate",
+            {"name": "LaunchTemplateName", "description": "VersionDescription", "updateDefaultVersion": OWN},
+            rest="LaunchTemplateData",
+        )
+    ],
+    "aws:ec2/instance:Instance": [
+        Call(
+            "ec2",
+            "RunInstances",
+            {
+                "ami": "ImageId",
+                "userDataBase64": "UserData",
+                "userDataReplaceOnChange": OWN,
+                "privateIp": "PrivateIpAddress",
+                "associatePublicIpAddress": OWN,
+                "vpcSecurityGroupIds": "SecurityGroupIds",
+                "volumeTags": OWN,
+                "rootBlockDevice": _DISK,
+                "iamInstanceProfile": "IamInstanceProfile.Name",
+                "launchTemplate.id": "LaunchTemplate.LaunchTemplateId",
+                "capacityReservationSpecification": "CapacityReservationSpecification",
+            },
+            {"MinCount": 1, "MaxCount": 1},
+        )
+    ],
+    "aws:ec2/amiFromInstance:AmiFromInstance": [
+        Call("ec2", "CreateImage", {"sourceInstanceId": "InstanceId", "snapshotWithoutReboot": "NoReboot"})
+    ],
+    "aws:ec2/tag:Tag": [
+        Call("ec2", "CreateTags", {"resourceId": "Resources[]", "key": "Tags[].Key", "value": "Tags[].Value"})
+    ],
+    "aws:ec2transitgateway/instanceState:InstanceState": [
+        Call("ec2", "StopInstances", {"instanceId": "InstanceIds[]", "state": OWN})
+    ],
+    "aws:iam/role:Role": [
+        Call("iam", "CreateRole", {"name": "RoleName", "assumeRolePolicy": "AssumeRolePolicyDocument"})
+    ],
+    "aws:iam/rolePolicy:RolePolicy": [
+        Call("iam", "PutRolePolicy", {"name": "PolicyName", "role": "RoleName", "policy": "PolicyDocument"})
+    ],
+    "aws:iam/rolePolicyAttachment:RolePolicyAttachment": [Call("iam", "AttachRolePolicy", {"role": "RoleName"})],
+    "aws:iam/instanceProfile:InstanceProfile": [
+        Call("iam", "AddRoleToInstanceProfile", {"name": "InstanceProfileName", "role": "RoleName"})
+    ],
+    "aws:cloudwatch/logGroup:LogGroup": [
+        Call("logs", "CreateLogGroup", {"name": "logGroupName"}, rest=None),
+        Call("logs", "PutRetentionPolicy", {"name": "logGroupName"}),
+    ],
+    "aws:s3/bucket:Bucket": _in_bucket("CreateBucket", forceDestroy=OWN),
+    "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock": [
+        Call("s3", "PutPublicAccessBlock", {"bucket": "Bucket"}, rest="PublicAccessBlockConfiguration")
+    ],
+    "aws:s3/bucketOwnershipControls:BucketOwnershipControls": _in_bucket(
+        "PutBucketOwnershipControls", rule="OwnershipControls.Rules[]"
+    ),
+    "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration": _in_bucket(
+        "PutBucketEncryption", rules="ServerSideEncryptionConfiguration.Rules"
+    ),
+    "aws:s3/bucketVersioning:BucketVersioning": _in_bucket(
+        "PutBucketVersioning", versioningConfiguration="VersioningConfiguration"
+    ),
+    "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration": _in_bucket(
+        "PutBucketLifecycleConfiguration", rules="LifecycleConfiguration.Rules"
+    ),
+    "aws:s3/bucketPolicy:BucketPolicy": _in_bucket("PutBucketPolicy", policy="Policy"),
+    "aws:budgets/budget:Budget": [
+        Call(
+            "budgets",
+            "CreateBudget",
+            {
+                "name": "Budget.BudgetName",
+                "limitAmount": "Budget.BudgetLimit.Amount",
+                "limitUnit": "Budget.BudgetLimit.Unit",
+                "costFilters": OWN,
+                "notifications": OWN,
+            },
+            {"AccountId": "123456789012"},
+            rest="Budget",
+        ),
+    ],
+}
+"""Every type of resource that our stacks declare on AWS."""
+
+
+def requests(type_: str, inputs: Mapping[str, Any]) -> list[Asked]:
+    """The calls that the provider would make of a resource's inputs."""
+    return [_asked(call, inputs) for call in REQUESTS[type_]] + _budget(type_, inputs)
+
+
+def _asked(call: Call, inputs: Mapping[str, Any]) -> Asked:
+    shape = botocore_model(call.service).operation_model(call.operation).input_shape
+    request, unknown = dict(call.more), list[str]()
+    paths = {"tags": OWN, **call.paths}
+    by_group = "referencedSecurityGroupId" in inputs  # and then the description is the pair's
+    for key, value in inputs.items():
+        path = paths.get(key)
+        if path is None and call.rest is None:
+            continue
+        if path is None:
+            path = f"{call.rest}.{key}".lstrip(".")
+        if key == "description" and by_group:
+            path = path.replace("IpRanges", "UserIdGroupPairs")
+        if path:
+            inner = {name.partition(".")[2]: at for name, at in paths.items() if name.startswith(f"{key}.")}
+            _put(request, shape, path, value, unknown, inner)
+    return Asked(call.service, call.operation, request, unknown)
+
+
+def _put(at: dict[str, Any], shape: Any, path: str, value: Any, unknown: list[str], names: Mapping[str, str]) -> None:
+    """Put the value where the path says, its own keys spelled as the shape has them."""
+    step, _, rest = path.partition(".")
+    listed, step = step.endswith("[]"), step.removesuffix("[]")
+    name = _spelled(shape, step)
+    if name is None:
+        unknown.append(f"{path}: the operation has no such member; enter it in aws_requests.py")
+        return
+    inner = shape.members[name]
+    if listed:
+        inner = inner.member
+        entries = at.setdefault(name, [{}] if rest or inner.type_name == "structure" else [])
+        if rest:
+            _put(entries[0], inner, rest, value, unknown, names)
+        elif inner.type_name == "structure":
+            entries[0].update(_as(inner, value, unknown, names))
+        else:
+            entries.append(value)
+    elif rest:
+        _put(at.setdefault(name, {}), inner, rest, value, unknown, names)
+    else:
+        at[name] = _as(inner, value, unknown, names)
+
+
+def _as(shape: Any, value: Any, unknown: list[str], names: Mapping[str, str]) -> Any:
+    if shape.type_name == "structure" and isinstance(value, Mapping):
+        made: dict[str, Any] = {}
+        for key, inner in value.items():
+            target = names.get(key, key).rpartition(".")[2]
+            _put(made, shape, target, inner, unknown, {})
+        return made
+    if shape.type_name == "list" and isinstance(value, Mapping) and shape.member.type_name == "structure":
+        return [{"Key": key, "Value": inner} for key, inner in value.items()]  # tags
+    if shape.type_name == "list" and isinstance(value, list):
+        return [_as(shape.member, entry, unknown, names) for entry in value]
+    if shape.type_name in ("integer", "long") and isinstance(value, float) and value == int(value):
+        return int(value)
+    return value
+
+
+def _spelled(shape: Any, name: str) -> str | None:
+    """The member of that name, in whatever case; or of which it is the plural, as the provider likes to have it."""
+    for member in shape.members:
+        if name.lower() in (member.lower(), f"{member.lower()}s"):
+            return str(member)
+    return None
+
+
+def _budget(type_: str, inputs: Mapping[str, Any]) -> list[Asked]:
+    """A budget's filters and alarms, which the provider turns into a map and into calls of their own."""
+    if type_ != "aws:budgets/budget:Budget":
+        return []
+    filters = {entry["name"]: entry["values"] for entry in inputs.get("costFilters", [])}
+    own = {"AccountId": "123456789012"}
+    limit = {"BudgetName": inputs["name"], "TimeUnit": inputs["timeUnit"], "BudgetType": inputs["budgetType"]}
+    asked = [Asked("budgets", "CreateBudget", {**own, "Budget": {**limit, "CostFilters": filters}}, [])]
+    for alarm in inputs.get("notifications", []):
+        subscribers = [{"SubscriptionType": "EMAIL", "Address": mail} for mail in alarm["subscriberEmailAddresses"]]
+        names = {"ComparisonOperator": "comparisonOperator", "Threshold": "threshold", "ThresholdType": "thresholdType"}
+        told = {name: alarm[key] for name, key in {**names, "NotificationType": "notificationType"}.items()}
+        request = {**own, "BudgetName": inputs["name"], "Notification": told, "Subscribers": subscribers}
+        asked.append(Asked("budgets", "CreateNotification", request, []))
+    return asked
+
+
+@functools.cache
+def botocore_model(service: str) -> Any:
+    return botocore.session.get_session().get_service_model(service)
