@@ -41,7 +41,7 @@ def data(
     """Put a job's token set into the cluster's bucket, made where it is not there yet, and bring it to every node."""
     cluster = load(stack, inventory)
     if not cluster.data_url:
-        without = next_command(f"fab prepare {shlex.quote(job)}")
+        without = f"next: fab prepare {shlex.quote(job)}"
         raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare does without\n{without}", code=2)
     wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []

@@ -16,13 +16,14 @@ from invoke.tasks import task
 from fabfile import backend
 from fabfile.deploy import deploy
 from fabfile.launchers import VENV
-from fabfile.output import say
+from fabfile.output import is_terminal, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
 
 STACK = "demo"
 JOB = "demo"
 DATA = "/data/stdlib"
+FAB = (sys.executable, "-m", "fabfile")
 STORY = (
     ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
     ("follow their boot until all are ready", ["wait"]),
@@ -42,7 +43,7 @@ def demo(_c: Context) -> None:
     began = time.monotonic()
     try:
         for why, argv in STORY:
-            _tell(why, argv)
+            _tell(why, [*argv, *_few_steps(argv[0])])
         figures = _figures()
     except BaseException:
         say("\nthe demo did not finish: taking its cluster down")
@@ -61,15 +62,19 @@ def _tell(why: str, argv: list[str]) -> None:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
 
 
+def _few_steps(verb: str) -> list[str]:
+    """On a terminal a job's steps are one live line; elsewhere each tenth of them is enough."""
+    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
+
+
 def _verb(argv: list[str]) -> int:
-    fab = str(Path(sys.executable).parent / "fab")
-    return backend.follow([fab, *argv, "--stack", STACK])
+    return backend.follow([*FAB, *argv, "--stack", STACK])
 
 
 def _figures() -> list[tuple[str, str]]:
     """What the run's own files say, beside gzip on the same held-out text."""
     with tempfile.TemporaryDirectory() as folder:
-        backend.ask([str(Path(sys.executable).parent / "fab"), "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
+        backend.ask([*FAB, "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
         steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         newest = int((Path(folder) / "checkpoints" / "latest").read_text())
         state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())

@@ -17,7 +17,6 @@ from invoke.exceptions import Exit
 
 from fabfile import wheel
 from fabfile.backend import ROOT
-from fabfile.output import next_command
 from fabfile.ssh import Fleet, SshError, in_parallel
 from infra.inventory import Node
 
@@ -58,7 +57,7 @@ def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -
     answers = attempt(fleet, nodes, job, ranks)
     wrong = [answer for answer in answers.values() if isinstance(answer, str)]
     if wrong:
-        raise Exit("\n".join([*wrong, next_command("fab status")]), code=1)
+        raise Exit("\n".join([*wrong, "next: fab status"]), code=1)
     return {name: answer for name, answer in answers.items() if isinstance(answer, Deployed)}
 
 

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from invoke.exceptions import Exit
 
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 _NODE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
+_COMMAND = re.compile(r"\bfab ([a-z][a-z-]*)(?![^\n,;()]*--(?:stack|inventory)\b)")
+"""A command that a line tells to give, unless it names its cluster itself."""
 _lock = threading.Lock()
 _target = [""]
 """The flag that names this command's cluster, then the verbs that take it."""
@@ -84,6 +87,11 @@ def has_colours(file: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
+    return is_terminal(file)
+
+
+def is_terminal(file: TextIO) -> bool:
+    """Whether a person looks at it, on a terminal that can do more than print lines."""
     return file.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -106,9 +114,9 @@ def remember_target(flag: str, verbs: Sequence[str]) -> None:
 def hint(text: str) -> str:
     """The text, each `fab VERB` in it on the same stack or inventory that this command was given."""
     flag, *verbs = _target
-    if not flag or "--stack" in text or "--inventory" in text:
+    if not flag:
         return text
-    return re.sub(r"\bfab ([a-z][a-z-]*)", lambda found: found[0] + (flag if found[1] in verbs else ""), text)
+    return _COMMAND.sub(lambda found: found[0] + (flag if found[1] in verbs else ""), text)
 
 
 def next_command(command: str) -> str:
@@ -145,3 +153,16 @@ def interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise Exit("interrupted", code=130) from None
+
+
+@contextlib.contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Ctrl-C waits until the block is over: what it does is short, and is done or not done, never half."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda signum, _frame: pressed.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt

@@ -186,7 +186,7 @@ def _ended(end: Exit) -> int:
     code: int = end.code or 0
     try:
         if end.message:
-            say(str(end.message), file=sys.stderr)
+            say(output.hint(str(end.message)), file=sys.stderr)
     except Exit:
         pass  # nobody reads that any more
     return code

@@ -12,7 +12,7 @@ from invoke.tasks import task
 
 from fabfile import backend, capacity, known_hosts, left, pulumi_lock
 from fabfile.cost import announce
-from fabfile.output import say
+from fabfile.output import hint, next_command, say
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
 HELP_YES = {**HELP, "yes": "do not ask"}
@@ -36,7 +36,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
             _ask(f"change stack {stack} like this?")
         _finish(backend.follow(backend.module("engine", "up", stack)), stack)
-    say(f"next: fab wait{_flag(stack)}")
+    say(next_command("fab wait"))
 
 
 @task(help=HELP)
@@ -50,7 +50,7 @@ def preview(_c: Context, stack: str = "") -> None:
         _finish(backend.follow(argv, **{} if told["cloud"] else _WITHOUT_PLUGINS), stack)
     else:
         _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
-    say(f"next: fab up{_flag(stack)}")
+    say(next_command("fab up"))
 
 
 @task(help=HELP)
@@ -61,7 +61,7 @@ def refresh(_c: Context, stack: str = "") -> None:
         _finish(backend.follow(["pulumi", "refresh", "--stack", stack, *_pulumi_yes(True)]), stack)
     else:
         _finish(backend.follow(backend.module("engine", "refresh", stack)), stack)
-    say(f"next: fab up{_flag(stack)}  (brings back what is gone)")
+    say(next_command("fab up  (brings back what is gone)"))
 
 
 HELP_DESTROY = {
@@ -115,13 +115,12 @@ def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
     of_state = left.sweep_destroyed(stack, told, keeps=keeps) if told["cloud"] else []
     found = left.find_settled(stack, of_state, told)
     for thing in left.data(left.find(stack, [], told)) if keeps else []:
-        say(f"kept: {left.describe(thing)} ({left.costs([thing]) or 'free'}); remove it: fab destroy --delete-data")
+        price = left.costs([thing]) or "free"
+        say(hint(f"kept: {left.describe(thing)} ({price}); remove it: fab destroy --delete-data"))
     if found:
         left.show(found, prices=bool(told["cloud"]))
         costs = f", which cost {left.costs(found)}" if left.costs(found) else ""
-        raise Exit(
-            f"{len(found)} things of stack {stack} are left{costs}; remove them: fab recover{_flag(stack)}", code=1
-        )
+        raise Exit(f"{len(found)} things of stack {stack} are left{costs}; remove them: fab recover", code=1)
 
 
 @task(help=HELP_YES)
@@ -147,7 +146,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     say(f"removed {len(swept)} things that were nobody's" if swept else "nothing was left over")
     if told["cloud"]:
         _say_what_stays(stack, of_state, told)
-    say(f"next: fab up{_flag(stack)}, or fab destroy{_flag(stack)}")
+    say(next_command("fab up, or fab destroy"))
 
 
 def _say_what_stays(stack: str, of_state: list[str], told: dict[str, Any]) -> None:
@@ -155,7 +154,7 @@ def _say_what_stays(stack: str, of_state: list[str], told: dict[str, Any]) -> No
     stays = left.find_settled(stack, of_state, told)
     left.show(stays, prices=True)
     if any(thing["holds"] for thing in stays):
-        say(f"data is never swept; remove it: fab destroy --delete-data{_flag(stack)}")
+        say(hint("data is never swept; remove it: fab destroy --delete-data"))
     if stays:
         raise Exit(f"{len(stays)} things of stack {stack} stay, as the list says", code=1)
 
@@ -169,7 +168,7 @@ def audit(_c: Context, stack: str = "") -> None:
     found = left.find(stack, left.known(stack, told), told)
     if found:
         left.show(found, prices=bool(told["cloud"]))
-        raise Exit(f"{len(found)} things of stack {stack} are nobody's; remove them: fab recover{_flag(stack)}", code=1)
+        raise Exit(f"{len(found)} things of stack {stack} are nobody's; remove them: fab recover", code=1)
     say(f"audit: nothing of stack {stack} exists outside its state")
 
 
@@ -211,8 +210,4 @@ def _finish(code: int, stack: str) -> None:
         return
     if code in (2, 130):
         raise Exit(code=code)
-    raise Exit(f"stack {stack}: it did not finish; when it was killed: fab recover{_flag(stack)}", code=1)
-
-
-def _flag(stack: str) -> str:
-    return "" if stack == backend.default_stack() else f" --stack {stack}"
+    raise Exit(f"stack {stack}: it did not finish; when it was killed: fab recover", code=1)

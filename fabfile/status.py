@@ -160,7 +160,7 @@ def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
 def _next(nodes: list[dict[str, Any]]) -> str:
     for node in nodes:
         if node["state"] == "failed":
-            return next_command(f"fab ssh {node['name']}") + "   (log: /var/log/trainyard-bootstrap.log)"
+            return next_command(f"fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)")
     if any(node["state"] != "ready" for node in nodes):
         return next_command("fab wait")
     return next_command("fab check")

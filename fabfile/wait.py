@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import paramiko
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile.command_line import AtLeast
 from fabfile.join import join
 from fabfile.output import colour, interruptible, next_command, say
 from fabfile.remote import follow
@@ -41,7 +42,7 @@ Record = Mapping[str, Any]
 @task(
     help={"timeout": "seconds until a silent node ends the wait", "stack": "the stack", "inventory": "inventory file"}
 )
-def wait(_c: Context, timeout: float = 600.0, stack: str = "", inventory: str = "") -> None:
+def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str = "", inventory: str = "") -> None:
     """Follow the nodes' boot until all are ready, then let them know each other."""
     cluster = load(stack, inventory)
     with interruptible(), Fleet(cluster) as fleet:

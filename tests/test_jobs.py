@@ -11,25 +11,33 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from invoke.context import Context
 from invoke.exceptions import Exit
 
+from fabfile.deploy import Deployed
+from fabfile.jobs import follow as following
+from fabfile.jobs.follow import Wanted
+from fabfile.jobs.head import Head
 from fabfile.jobs.job_file import resolve
 from fabfile.jobs.listing import row
-from fabfile.jobs.logs import seconds
-from fabfile.jobs.train import choose, dry
+from fabfile.jobs.logs import check_rank, seconds
+from fabfile.jobs.train import choose, dry, refuse
 from fabfile.launchers import Launch
 from fabfile.on_node.job import jobs, keep, left, log, paths
 from fabfile.on_node.job.expiry import Expiry
 from fabfile.on_node.job.watch import GRACE, START, Verdict, Watch
+from fabfile.output import OutputClosed
 from infra.inventory import Node, SshCluster
 from training.metrics import progress, spent
 
 ROOT = Path(__file__).resolve().parent.parent
+training_verb: Any = sys.modules["fabfile.jobs.train"]  # the name itself is the verb
 NODES = ["node1", "node2", "node3"]
 TIMEOUT = 10.0
 
@@ -437,9 +445,10 @@ def cluster() -> SshCluster:
 
 def test_the_head_is_always_among_the_nodes() -> None:
     assert [node.name for node in choose(cluster(), 2)] == ["node1", "node2"]
-    assert len(choose(cluster(), 0)) == 3
-    with pytest.raises(Exit, match="--nodes 4: test has 3"):
-        choose(cluster(), 4)
+    assert len(choose(cluster(), None)) == 3
+    for count in (0, 4):
+        with pytest.raises(Exit, match=f"--nodes {count}: test has 3; leave it out for all"):
+            choose(cluster(), count)
 
 
 def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
@@ -455,6 +464,84 @@ def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
         assert "\n" not in str(error.value.message)
     with pytest.raises(Exit, match="for 99 ranks"):
         resolve("smoke", [], 99)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("demmo", "did you mean demo"), ("zebra", "the published ones are: demo, "), ("", "are: demo, ")],
+)
+def test_an_unknown_job_names_those_that_there_are(
+    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exit) as error:
+        resolve(given, [], 3)
+    assert error.value.code == 2 and said in str(error.value.message) and "\n" not in str(error.value.message)
+    (tmp_path / "demo").mkdir()  # a folder of that name is no job
+    assert resolve("demo", [], 3).name == "demo"
+
+
+def test_a_job_without_its_data_is_told_how_to_make_them() -> None:
+    lacking = {"node1": Deployed("/code", "", "error: /data/stdlib: no such folder")}
+    with pytest.raises(Exit) as error:
+        refuse(lacking, queue=False, prepare="fab prepare demo")
+    assert error.value.message == "node1: /data/stdlib: no such folder; run: fab prepare demo"
+
+
+def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
+    job = {"id": "demo-1", "nodes": ["node1", "node2"]}
+    for rank in ("", "-", "0", "1"):
+        check_rank(rank, cluster(), job)
+    with pytest.raises(Exit) as error:
+        check_rank("9", cluster(), job)
+    assert error.value.code == 2 and "demo-1 has ranks 0 to 1" in str(error.value.message)
+    check_rank("9", cluster(), {"id": "demo-1", "nodes": []})  # a damaged record says nothing
+
+
+def test_a_reader_that_goes_away_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fab logs demo-1 | head` went on for ever, with a new connection each second."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    monkeypatch.setattr(following, "_events", lambda *_: iter([{"lines": [["0", "node1", "0", "step 1"]]}]))
+    monkeypatch.setattr(following, "apart", lambda events: events)
+    with os.fdopen(writing, "w") as closed, pytest.raises(OutputClosed):
+        monkeypatch.setattr("sys.stdout", closed)
+        following.follow(cast(Head, SimpleNamespace(node=SimpleNamespace(name="node1"))), Wanted("demo-1"))
+
+
+class _Interrupted:
+    """A head during whose answer somebody presses Ctrl-C."""
+
+    def __init__(self, fleet: Any, folder: str = "") -> None:
+        pass
+
+    def ask(self, *_argv: str, **_more: Any) -> dict[str, str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return {"id": "smoke-7", "log": 0}
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("deploy", "\ninterrupted: no job was started"),
+        ("create", "\nsmoke-7 goes on without you\nnext: fab logs smoke-7 --follow   (stop: fab stop smoke-7)"),
+    ],
+)
+def test_ctrl_c_says_whether_a_job_was_started(
+    when: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def deployed(*_: object) -> dict[str, Deployed]:
+        if when == "deploy":
+            os.kill(os.getpid(), signal.SIGINT)
+        return {name: Deployed("/code", "", "") for name in NODES}
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(training_verb, "load", lambda *_: cluster())
+    monkeypatch.setattr(training_verb, "deploy", deployed)
+    monkeypatch.setattr(training_verb, "Head", _Interrupted)
+    with pytest.raises(Exit) as error:
+        training_verb.train.body(Context(), "smoke")
+    assert (error.value.code, error.value.message) == (130, said)
 
 
 def test_the_mirror_is_the_cluster_s_bucket_unless_the_job_says_something_else() -> None:

@@ -6,7 +6,11 @@ python -m training.sample RUN_OR_CHECKPOINT --prompt "def main" --tokens 100 --t
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,6 +19,9 @@ from torch import Tensor
 
 from training import checkpoint, text
 from training.model import GPT, Cache, Shape
+
+KEPT = 20
+"""Samples of a run that are kept."""
 
 
 def load(folder: Path) -> GPT:
@@ -93,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (checkpoint.CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    began, made = time.time(), [args.prompt]
     prompt = text.encode(encoding, args.prompt) or [text.separator(encoding)]
     sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     sys.stdout.write(args.prompt)
@@ -100,11 +108,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         for piece in text.stream(encoding, sampled):
             sys.stdout.write(piece)
             sys.stdout.flush()
+            made.append(piece)
     except KeyboardInterrupt:
         print()
         return 130
     print()
+    if args.source != folder:
+        record(args.source, {"time": began, "model": folder.name, "text": "".join(made), "prompt": args.prompt})
     return 0
+
+
+def record(run: Path, sample: dict[str, object]) -> None:
+    """Add it to the run's samples.jsonl, which `fab report` shows; the newest KEPT stay. A full disk is no failure."""
+    path = run / "samples.jsonl"
+    with contextlib.suppress(OSError):
+        before = path.read_text(errors="replace").splitlines() if path.exists() else []
+        lines = [*before[1 - KEPT :], json.dumps(sample)]
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text("".join(f"{line}\n" for line in lines))
+        temporary.replace(path)
 
 
 if __name__ == "__main__":

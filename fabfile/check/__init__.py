@@ -52,7 +52,7 @@ def _told(found: Iterable[Verdict]) -> list[Verdict]:
     verdicts = []
     for one in found:
         verdicts.append(one)
-        output.say(output.colour(one.level, COLOURS[one.level]) + one.line()[len(one.level) :])
+        output.say(output.colour(one.level, COLOURS[one.level]) + output.hint(one.line()[len(one.level) :]))
     return verdicts
 
 

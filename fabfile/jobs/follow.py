@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.jobs.head import Head, runs
-from fabfile.output import next_command, prefixed, say
+from fabfile.jobs.shown import Shown
 from fabfile.ssh import SshError, apart
 
 _AGAIN = 1.0
@@ -36,17 +36,24 @@ class Wanted:
     follow: bool = True
     offset: int = 0
     """Bytes of the log to leave out: what a resumed job had said before."""
+    every: int | None = 1
+    """Which steps are shown, see Shown."""
 
 
 def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
     """Print the lines until the job is over, or until what is there is told; the state it is in then."""
+    with closing(Shown(wanted.every)) as shown:
+        return _follow(head, wanted, shown)
+
+
+def _follow(head: Head, wanted: Wanted, shown: Shown) -> dict[str, Any]:
     offset, tail, lost = wanted.offset, wanted.tail, 0.0
     while True:
         try:
             for event in apart(_events(head, wanted, offset, tail)):
                 lost = 0.0
-                for line in event.get("lines", ()):
-                    show(line)
+                for _, node, rank, text in event.get("lines", ()):
+                    shown.line(node, rank, text)
                 if event.get("offset") is not None:
                     offset, tail = event["offset"], -1
                 if "state" in event:
@@ -55,10 +62,10 @@ def follow(head: Head, wanted: Wanted) -> dict[str, Any]:
         except (SshError, paramiko.SSHException, EOFError, OSError) as error:
             now = time.monotonic()
             if not lost:
-                say(f"connection to {head.node.name} lost, trying again: {error}", file=sys.stderr)
+                shown.warn(f"connection to {head.node.name} lost, trying again: {error}")
             lost = lost or now
             if now - lost > _PATIENCE:
-                again = next_command(f"fab logs {wanted.job} --follow")
+                again = f"next: fab logs {wanted.job} --follow"
                 raise Exit(f"{head.node.name}: {error}\n{again}", code=1) from None
             time.sleep(_AGAIN)
 
@@ -78,10 +85,3 @@ def _events(head: Head, wanted: Wanted, offset: int, tail: int) -> Generator[dic
             text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
             raise Exit(f"{head.node.name}: {(text.strip() or 'no answer').splitlines()[-1]}", code=1)
         raise OSError("the connection broke")
-
-
-def show(line: list[str]) -> None:
-    """`[node2 rank=1] step 40/200 ...`: with the name that `ssh node2` understands."""
-    _, node, rank, text = line
-    who = node if rank == "-" else f"{node} rank={rank}"
-    say(prefixed(who, text))

@@ -12,6 +12,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from fabfile.backend import ROOT
+from fabfile.command_line import meant
 
 _JOBS = ROOT / "training" / "jobs"
 # A program of its own: fabfile does not import the trainer, and what is wrong with it is not wrong with fab.
@@ -48,7 +49,10 @@ def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") 
     `mirror` is where its checkpoints go as well, unless the job itself says something else."""
     path = Path(given).expanduser()
     published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
-    if not path.exists() and "/" not in given and published.exists():
+    if not path.is_file() and "/" not in given:
+        if not published.is_file():
+            near = meant(given, [file.stem for file in _JOBS.glob("*.toml")])
+            raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
         path = published
     argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, *overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)

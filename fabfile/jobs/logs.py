@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated, Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile.command_line import AtLeast
 from fabfile.jobs.follow import Wanted, follow
 from fabfile.jobs.head import Head, state
 from fabfile.output import interruptible, next_command, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
+from infra.inventory import SshCluster
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -33,7 +36,7 @@ def logs(
     job: str,
     rank: str = "",
     since: str = "",
-    tail: int = -1,
+    tail: Annotated[int, AtLeast(0)] | None = None,
     follow: bool = False,
     stack: str = "",
     inventory: str = "",
@@ -45,16 +48,25 @@ def logs(
     since_seconds = seconds(since)
     with interruptible(), Fleet(cluster) as fleet:
         head = Head(fleet)
-        job = state(head, job)["id"]
-        last = show(head, Wanted(job, rank, since_seconds, tail, follow))
+        found = state(head, job)
+        check_rank(rank, cluster, found)
+        last = show(head, Wanted(found["id"], rank, since_seconds, -1 if tail is None else tail, follow))
     say(last)
+
+
+def check_rank(rank: str, cluster: SshCluster, job: dict[str, Any]) -> None:
+    """Exit 2 with the ranks that the job has, for another one."""
+    ranks = sum(node.slots for node in cluster.nodes if node.name in job["nodes"])
+    if rank.isdigit() and ranks and int(rank) >= ranks:
+        there = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
+        raise Exit(f"--rank {rank}: {job['id']} has {there}, and - for the launcher's own lines", code=2)
 
 
 def show(head: Head, wanted: Wanted) -> str:
     """Print them; the line with the next useful command."""
     now = follow(head, wanted)
     if now["state"] in ("RUNNING", "PENDING"):
-        return next_command(f"fab logs {wanted.job} --follow") + f"   (stop: fab stop {wanted.job})"
+        return next_command(f"fab logs {wanted.job} --follow   (stop: fab stop {wanted.job})")
     return next_command(f"fab fetch {wanted.job}")
 
 

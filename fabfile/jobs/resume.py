@@ -78,7 +78,7 @@ def settings(before: Before, job: str, overrides: Sequence[str], ranks: int) -> 
         say(f"{before.id}: {change}")
     _refuse_a_finished_run(before, as_begun, resolved)
     if job:
-        _tell_of_file(before, job, as_begun, ranks)
+        _tell_of_file(before, job, overrides, resolved, ranks)
     return resolved
 
 
@@ -108,12 +108,11 @@ def _refuse_a_finished_run(before: Before, as_begun: Resolved, resolved: Resolve
         )
 
 
-def _tell_of_file(before: Before, job: str, as_begun: Resolved, ranks: int) -> None:
+def _tell_of_file(before: Before, job: str, overrides: Sequence[str], resolved: Resolved, ranks: int) -> None:
     """A file that was given beside --resume is not what the job goes on with."""
-    other = differences(as_begun.text, resolve(job, (), ranks, as_begun.mirror).text)
+    other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text)
     if other:
-        what = "; ".join(other)
-        say(f"{before.id} keeps its own settings. {job} is not read, though it differs ({what}): set section.key=value")
+        say(f"{before.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")
 
 
 def _mirror_of(cluster: SshCluster, job: str, overrides: Sequence[str]) -> str:

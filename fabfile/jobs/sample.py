@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shlex
 import sys
+from typing import Annotated
 
 import paramiko
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile.command_line import AtLeast
 from fabfile.jobs.head import Head, runs, state
 from fabfile.launchers import RUNTIME, VENV
-from fabfile.output import interruptible
+from fabfile.output import interruptible, write
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
 from fabfile.targets import load
@@ -34,10 +36,10 @@ def sample(
     _c: Context,
     job: str,
     prompt: str = "\n",
-    tokens: int = 100,
-    temperature: float = 0.8,
-    top_k: int = 200,
-    seed: int = 1337,
+    tokens: Annotated[int, AtLeast(1)] = 100,
+    temperature: Annotated[float, AtLeast(0)] = 0.8,
+    top_k: Annotated[int, AtLeast(0)] = 200,
+    seed: Annotated[int, AtLeast(0)] = 1337,
     stack: str = "",
     inventory: str = "",
 ) -> None:
@@ -68,11 +70,10 @@ def _show(head: Head, command: str) -> int:
     try:
         for part in head.output(command):
             if isinstance(part, Result):
-                sys.stderr.write(part.stderr)
+                write(part.stderr, file=sys.stderr)
                 code = part.exited
             else:
-                sys.stdout.buffer.write(part)
-                sys.stdout.buffer.flush()
+                write(part)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.node.name}: the connection was lost: {error}", code=1) from None
     return code

@@ -49,7 +49,7 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
     if left:
         raise Exit(next_command("fab status"), code=1)
     say(f"nothing of {job} is left on {len(cluster.nodes)} nodes")
-    say(next_command(f"fab train --resume {job}") + f"   (files: fab fetch {job})")
+    say(next_command(f"fab train --resume {job}   (files: fab fetch {job})"))
 
 
 def _ask(head: Head, job: str, *, now: bool) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import launchers
+from fabfile.command_line import AtLeast
 from fabfile.deploy import Deployed, deploy, package
 from fabfile.jobs import mirror
 from fabfile.jobs import resume as resuming
@@ -21,7 +23,7 @@ from fabfile.jobs.head import Head, runs
 from fabfile.jobs.job_file import Resolved, known_jobs, resolve
 from fabfile.jobs.resume import Before
 from fabfile.launchers import Found, Launch, LaunchError, plans
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import interrupted_later, interruptible, next_command, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
 from infra.inventory import Node, SshCluster, to_json
@@ -39,6 +41,7 @@ _OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
         "nodes": "how many nodes, the head among them; default: all",
         "resume": "go on with this job (its id, its number, latest) from its last checkpoint, with its own settings",
         "detach": "do not follow the job",
+        "every": "show each Nth step; default: one live line on a terminal, all steps elsewhere",
         "queue": "wait for nodes that another job has",
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
@@ -51,12 +54,13 @@ def train(
     _c: Context,
     job: str = "",
     set_: Sequence[str] | None = None,
-    nodes: int = 0,
+    nodes: Annotated[int, AtLeast(1)] | None = None,
     resume: str = "",
     detach: bool = False,
+    every: Annotated[int, AtLeast(1)] | None = None,
     queue: bool = False,
     dry_run: bool = False,
-    restarts: int = 0,
+    restarts: Annotated[int, AtLeast(0)] = 0,
     launcher: str = "",
     stack: str = "",
     inventory: str = "",
@@ -70,7 +74,7 @@ def train(
         chosen = choose(cluster, nodes)
         resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
         launch = launch_of(cluster, chosen, resolved, f"{resolved.name}-N")
-        check(launcher, launch, restarts)
+        check(launcher, launch)
         if dry_run:
             say(dry(launcher, launch, resolved))
             return
@@ -81,15 +85,21 @@ def train(
             chosen = resuming.nodes(cluster, before, len(choose(cluster, nodes)) if nodes else 0)
             resolved = resuming.settings(before, job, set_ or (), sum(node.slots for node in chosen))
             launch = launch_of(cluster, chosen, resolved, before.id, resume=True)
-            check(launcher, launch, restarts)
+            check(launcher, launch)
             if dry_run:
                 say(dry(launcher, launch, resolved))
                 return
-        started = start(fleet, launcher, launch, resolved, before=before, queue=queue, restarts=restarts)
-        if detach:
-            say(next_command(f"fab logs {started['id']} --follow") + f"   (stop: fab stop {started['id']})")
-            return
-        watch(Head(fleet), started["id"], started["log"])
+        prepare = shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())])
+        created: dict[str, Any] = {}
+        try:
+            start(fleet, launcher, launch, resolved, created, prepare, before=before, queue=queue, restarts=restarts)
+            if detach:
+                say(next_command(f"fab logs {created['id']} --follow   (stop: fab stop {created['id']})"))
+                return
+            ended = follow(Head(fleet), Wanted(created["id"], offset=created["log"], every=every))
+        except KeyboardInterrupt:
+            raise Exit(_interrupted(created), code=INTERRUPTED) from None
+    end(ended)
 
 
 def launch_of(
@@ -108,19 +118,17 @@ def launch_of(
     )
 
 
-def choose(cluster: SshCluster, count: int) -> tuple[Node, ...]:
+def choose(cluster: SshCluster, count: int | None) -> tuple[Node, ...]:
     """The first `count` nodes; the head is among them, as it starts the job."""
-    if not 0 <= count <= len(cluster.nodes):
-        raise Exit(f"--nodes {count}: {cluster.name} has {len(cluster.nodes)}", code=2)
+    if count is not None and not 1 <= count <= len(cluster.nodes):
+        raise Exit(f"--nodes {count}: {cluster.name} has {len(cluster.nodes)}; leave it out for all of them", code=2)
     return cluster.nodes[: count or len(cluster.nodes)]
 
 
-def check(launcher: str, launch: Launch, restarts: int) -> None:
+def check(launcher: str, launch: Launch) -> None:
     """What can be known to be wrong before anything is asked of a node."""
     if launcher not in launchers.NAMES:
         raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
-    if restarts < 0:
-        raise Exit(f"--restarts {restarts}: must be 0 or more", code=2)
     try:
         plans.plan(launcher, launch, Found())
     except LaunchError as error:
@@ -151,16 +159,21 @@ def start(
     launcher: str,
     launch: Launch,
     resolved: Resolved,
+    created: dict[str, Any],
+    prepare: str,
     *,
     before: Before | None,
     queue: bool,
     restarts: int,
-) -> dict[str, Any]:
-    """The programs on the nodes, the job checked against their data, its number, its service: {"id", "log"}, where
-    `log` is how many bytes of its log were there before. `before`: the job to go on with, if any."""
+) -> None:
+    """The programs on the nodes, the job checked against their data, its number, its service. `created` gets {"id",
+    "log"}, also when Ctrl-C comes meanwhile; `log` is how many bytes of its log were there before.
+
+    `before` is the job to go on with, if any; `prepare` the command that makes the job's data.
+    """
     cluster = fleet.cluster
     answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
-    refuse(answers, queue=queue)
+    refuse(answers, queue=queue, prepare=prepare)
     folder = answers[cluster.head.name].folder
     taken = [] if before else mirror.folders(Head(fleet, folder), resolved.mirror)
     spec = {
@@ -180,43 +193,41 @@ def start(
         "price_per_hour": launch.usd_per_hour,
         "secrets": {name: value for name, value in os.environ.items() if name.startswith("WANDB_")},
     }
-    answer: dict[str, Any] = Head(fleet, folder).ask("create", told=spec)
-    if "refused" in answer:
-        raise Exit(f"{answer['refused']}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
-    names = ", ".join(node.name for node in launch.nodes)
-    say(f"{answer['id']}: {launch.ranks} rank{'s' * (launch.ranks > 1)} on {names}")
-    return answer
+    with interrupted_later():
+        answer = Head(fleet, folder).ask("create", told=spec)
+        if "refused" in answer:
+            raise Exit(f"{answer['refused']}\nnext: fab jobs{_OR_QUEUE}", code=1)
+        created.update(answer)
+        names = ", ".join(node.name for node in launch.nodes)
+        say(f"{created['id']}: {launch.ranks} rank{'s' * (launch.ranks > 1)} on {names}")
 
 
-def refuse(answers: dict[str, Deployed], *, queue: bool) -> None:
-    """A job that the nodes' data do not fit, or nodes that another job has."""
+def refuse(answers: dict[str, Deployed], *, queue: bool, prepare: str) -> None:
+    """A job that the nodes' data do not fit, or nodes that another job has. `prepare` is the command for the data."""
     for name, answer in answers.items():
         if answer.problem:
-            raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}", code=2)
+            mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""
+            raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}{mend}", code=2)
     busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
     if busy and not queue:
         ids = ", ".join(sorted(set(busy.values())))
         line = f"{', '.join(busy)}: busy with {ids}"
-        raise Exit(f"{line}\n{next_command('fab jobs')}{_OR_QUEUE}", code=1)
+        raise Exit(f"{line}\nnext: fab jobs{_OR_QUEUE}", code=1)
 
 
-def watch(head: Head, job: str, offset: int = 0) -> None:
-    """Follow the job; Ctrl-C leaves it running, its end is this program's end. Leaves out `offset` bytes of its log."""
-    try:
-        ended = follow(head, Wanted(job, offset=offset))
-    except KeyboardInterrupt:
-        raise Exit(
-            f"\n{job} goes on without you\n{next_command(f'fab logs {job} --follow')}   (stop: fab stop {job})",
-            code=INTERRUPTED,
-        ) from None
-    end(ended)
+def _interrupted(created: dict[str, Any]) -> str:
+    """What Ctrl-C leaves behind: a job that runs, or nothing."""
+    if not created:
+        return "\ninterrupted: no job was started"
+    job = created["id"]
+    return f"\n{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
 
 
 def end(ended: dict[str, Any]) -> None:
     """What to do next; the job's exit code is the verb's."""
     job = ended["id"]
     if ended["state"] == "SUCCEEDED":
-        say(next_command(f"fab sample {job} --prompt ...") + f"   (files: fab fetch {job})")
+        say(next_command(f"fab sample {job} --prompt ...   (files: fab fetch {job})"))
         return
     again = f"   (go on: fab train --resume {job})"
-    raise Exit(next_command(f"fab logs {job}") + again, code=ended["exit_code"] or 1)
+    raise Exit(f"next: fab logs {job}{again}", code=ended["exit_code"] or 1)

@@ -21,6 +21,8 @@ from typing import Any
 
 LIMIT = 1500
 NOTES = 40
+USAGE_LIMIT = 300
+SAMPLES = 3
 _STEP = re.compile(r"step-(\d{6,})")
 # The launcher's own lines have no rank; of the ranks' lines these tell how the run went, the steps are in the metrics.
 _TOLD = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
@@ -55,6 +57,8 @@ def collect(run: Path) -> Record:
         "metrics": metrics(run / "metrics.jsonl"),
         "log": log(run / "log"),
         "checkpoints": checkpoints(run),
+        "usage": usage(run / "usage.jsonl"),
+        "samples": samples(run / "samples.jsonl"),
     }
 
 
@@ -218,6 +222,24 @@ def log(path: Path) -> Record:
         "notes": kept,
         "left_out": len(notes) - len(kept),
     }
+
+
+def usage(path: Path) -> Record:
+    """Node -> [[time, cores, GiB, MB/s], ...]; of a long run every so manieth sample."""
+    found: dict[str, list[list[float | None]]] = {}
+    for raw in raw_lines(path):
+        line = parsed(raw)
+        if line is None or not isinstance(line.get("node"), str) or number(line.get("time")) is None:
+            continue
+        values = [number(line.get(key)) for key in ("time", "cpu", "memory_gb", "net_mb_s")]
+        found.setdefault(line["node"], []).append(values)
+    return {node: rows[:: max(1, math.ceil(len(rows) / USAGE_LIMIT))] for node, rows in found.items()}
+
+
+def samples(path: Path) -> list[Record]:
+    """The last texts that were sampled from the run's model."""
+    found = [line for raw in raw_lines(path) if (line := parsed(raw)) is not None]
+    return found[-SAMPLES:]
 
 
 def checkpoints(run: Path) -> Record:

@@ -129,6 +129,18 @@ def test_a_lost_laptop_loses_nothing_and_a_stopped_job_goes_on(cluster: Project,
     assert sorted(set(lines)) == list(range(1, step + 4)), "no line of the time without a laptop is missing"
 
 
+def test_a_resumed_job_keeps_its_settings_and_its_log_is_not_shown_again(cluster: Project) -> None:
+    first = cluster.fab("train", "job.toml", "train.steps=5")
+    job = first.stdout.partition(":")[0]
+    done = cluster.fab("train", "--resume", "latest", code=2)
+    assert done.stderr.startswith(f"{job} has done its 5 steps; to go on, give it more")
+    resumed = cluster.fab("train", "--resume", "latest", "train.steps=8", "train.threads=2").stdout
+    assert resumed.startswith(f"{job}: train.steps: 5 -> 8\n{job}: train.threads: 0 -> 2\n{job}: 3 ranks on")
+    assert "going on from step 5" in resumed and "rank=0] step 8/8" in resumed and "2 threads on" in resumed
+    assert "step 3/5" not in resumed, "that was shown before"
+    assert "step 3/5" in cluster.fab("logs", job.rpartition("-")[2]).stdout, "a number names a job"
+
+
 def test_ctrl_c_only_lets_go(cluster: Project, start: Callable[..., Job]) -> None:
     job = start(ENDLESS, "--nodes", "1", "--launcher", "torchrun")
     job.fab.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import shlex
 import subprocess
@@ -141,10 +142,18 @@ class Attempt:
             return
         if event["event"] == "log":
             self._log.add(event["time"], node, str(event["rank"]), event["text"])
+        if event["event"] == "usage":
+            self._keep_usage(node, event)
         self._ends(node, event)
         if event["event"] == "step" and event["step"] > 0:
             self.first_step = self.first_step or time.time()
         self._watch.told(node, event, now)
+
+    def _keep_usage(self, node: str, event: dict[str, Any]) -> None:
+        """A line of usage.jsonl. The job does not depend on it: on a full disk there is none."""
+        line = {"time": round(time.time(), 3), "node": node, **{k: v for k, v in event.items() if k != "event"}}
+        with suppress(OSError), (paths.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _ends(self, node: str, event: dict[str, Any]) -> None:
         if event["event"] == "ends":

@@ -5,7 +5,7 @@ run in is bound to that service: when this program ends, of whatever, systemd ki
 so, when the connection closes, and when the head has not been heard for the length of the lease.
 
 stdin    a line of JSON: {"id", "node", "run_dir", "job", "lease"}; then words: beat, term, kill, end
-stdout   lines of JSON: {"event": "ready" | "beat" | "ends" | "rank" | "step" | "stopped" | "log" | "clean", ...}
+stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, rank, step, stopped, log, usage, clean
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fabfile.on_node.job import left, paths
+from fabfile.on_node.job import left, paths, usage
 
 POLL = 0.2
 BEAT = 1.0
@@ -49,6 +49,8 @@ class Keeper:
         self._ranks: dict[int, Rank] = {}
         self._told = 0.0
         self._deadline: float | None = None
+        self._meter = usage.Meter()
+        self._began = self._measured = time.monotonic()
 
     def run(self) -> int:
         others = left.busy_with(self.id)
@@ -114,9 +116,20 @@ class Keeper:
             self._told = time.monotonic()
             tell({"event": "beat"})
             self._look_at_limits()
+            self._measure()
             for rank in self._ranks.values():
                 if step := rank.step():
                     tell(step)
+
+    def _measure(self) -> None:
+        """What the ranks use of this node, now and then."""
+        now = time.monotonic()
+        if now - self._measured < usage.interval(now - self._began):
+            return
+        self._measured = now
+        used = self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now)
+        if used is not None:
+            tell({"event": "usage", **used})
 
     def _look_at_limits(self) -> None:
         """Tell when this node's hours are over, and whenever that changes: in seconds, as clocks differ."""
@@ -175,6 +188,11 @@ class Rank:
             "phase": beat["phase"],
             "age": round(age, 2),
         }
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None before it has started."""
+        return self._record.get("pid")
 
     def term(self) -> None:
         """Ask it for a checkpoint and its end."""

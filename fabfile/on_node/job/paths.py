@@ -7,6 +7,7 @@ runs/ID/ on every node
 runs/ID/ on the head, too
     spec.json            what was asked for: see fabfile/jobs/train.py
     state.json           how it is: see STATES
+    usage.jsonl          what its ranks used of their nodes: see usage.py
     log, log.START       every line of every rank: time, node, rank, text; rotated, see log.py
     stop.json            there: somebody wants it stopped
     secrets.json         for rank 0's environment alone, for its owner's eyes: the key of Weights & Biases

@@ -1,0 +1,66 @@
+"""What a job's ranks use of their node: processors, memory, network. Measured by the node's keeper, kept on the head.
+
+The head appends each sample to usage.jsonl in the run directory, for `fab report`:
+
+    {"time": unix, "node": "node2", "cpu": 1.97, "memory_gb": 1.4, "net_mb_s": 12.1}
+
+cpu: cores that the ranks were busy on; memory_gb: their resident memory in GiB; net_mb_s: what the node sent and
+received, in millions of bytes a second, but for the loopback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_HOUR, _DAY = 3600.0, 86400.0
+
+
+def interval(elapsed: float) -> float:
+    """Seconds between two samples of a job that has run for `elapsed` seconds: a long one gets no endless file."""
+    return 10.0 if elapsed < _HOUR else 60.0 if elapsed < _DAY else 300.0
+
+
+class Meter:
+    """Measures between two calls of `sample`."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._cpu: dict[int, float] = {}
+        self._network = self._bytes()
+        self._time: float | None = None
+
+    def sample(self, pids: Iterable[int], now: float) -> dict[str, float] | None:
+        """The use by these processes since the last call; None for the first. `now` is of any monotonic clock."""
+        cpu, memory = {}, 0
+        for pid in pids:
+            try:
+                fields = (self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
+                memory += int((self._proc / f"{pid}/statm").read_text().split()[1]) * _PAGE
+            except (OSError, IndexError):
+                continue  # it has ended
+            cpu[pid] = sum(map(int, fields[11:15])) / _TICKS  # its own time and that of children that it waited for
+        network, before, last = self._bytes(), self._cpu, self._time
+        used = sum(seconds - before.get(pid, seconds) for pid, seconds in cpu.items())
+        moved = network - self._network
+        self._cpu, self._network, self._time = cpu, network, now
+        if last is None or now <= last:
+            return None
+        return {
+            "cpu": round(used / (now - last), 3),
+            "memory_gb": round(memory / 2**30, 3),
+            "net_mb_s": round(moved / (now - last) / 1e6, 3),
+        }
+
+    def _bytes(self) -> int:
+        """Received and sent by all interfaces but the loopback."""
+        total = 0
+        for line in (self._proc / "net/dev").read_text().splitlines()[2:]:
+            name, _, rest = line.partition(":")
+            fields = rest.split()
+            if name.strip() != "lo" and len(fields) > 8:
+                total += int(fields[0]) + int(fields[8])
+        return total

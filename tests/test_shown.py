@@ -1,0 +1,109 @@
+"""A followed job on the screen: one live line on a terminal, each Nth step in a pipe, everything in `fab logs`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from fabfile import demo
+from fabfile.jobs.shown import Shown
+
+STEP = "step {}/30 loss {:.3f} lr 5.9e-04 8192 tok/s 1 s/step eta {}s"
+LINES = [
+    ("node1", "-", "attempt 1 on node1, node2"),
+    *(("node1", "0", STEP.format(n, 5 - n / 10, 30 - n)) for n in range(25)),
+    ("node1", "0", STEP.format(25, 2.5, 5) + " val 2.400"),
+    ("node2", "1", "checkpoint of step 25 written"),
+    *(("node1", "0", STEP.format(n, 2.4, 30 - n)) for n in range(26, 31)),
+    ("node1", "-", "SUCCEEDED"),
+]
+
+
+def show(every: int | None) -> None:
+    shown = Shown(every)
+    for node, rank, text in LINES:
+        shown.line(node, rank, text)
+    shown.close()
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, every: int | None, term: str = "xterm") -> str:
+    """What a terminal of 80 columns gets."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        show(every)
+        monkeypatch.undo()
+    got = b""
+    try:
+        while part := os.read(ours, 65536):
+            got += part
+    except OSError:
+        pass  # the other end is closed, and everything is read
+    return got.decode()
+
+
+def screen(text: str) -> list[str]:
+    """The lines that are left on a terminal: each `\\r\\x1b[K` begins its line anew."""
+    return [line.rpartition("\r\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n") if line]
+
+
+def test_a_terminal_has_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    got = on_a_terminal(monkeypatch, None)
+    left = screen(got)
+    assert [line.partition("] ")[2][:12] for line in left] == [
+        "attempt 1 on",
+        "step 25/30 l",
+        "checkpoint o",
+        "step 30/30 l",
+        "SUCCEEDED",
+    ]
+    drawn = got.split("\r\x1b[K")
+    assert "[node1 rank=0] step 3/30 loss 4.700 lr 5.9e-04 8192 tok/s 1 s/step eta 27s" in drawn
+    assert max(map(len, drawn[1].splitlines())) <= 80
+
+
+def test_what_it_ends_with_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LINES", LINES[:5])
+    assert screen(on_a_terminal(monkeypatch, None))[-1].startswith("[node1 rank=0] step 3/30")
+
+
+@pytest.mark.parametrize(("every", "term"), [(1, "xterm"), (None, "dumb")])
+def test_every_step_where_it_is_asked_for_or_the_terminal_cannot(
+    every: int | None, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = on_a_terminal(monkeypatch, every, term)
+    assert "\x1b" not in got and len(got.splitlines()) == len(LINES)
+
+
+def test_a_pipe_gets_all_or_each_nth(capsys: pytest.CaptureFixture[str]) -> None:
+    show(None)
+    assert len(capsys.readouterr().out.splitlines()) == len(LINES)
+    show(10)
+    steps = [line.split()[3] for line in capsys.readouterr().out.splitlines() if "rank=0] step" in line]
+    assert steps == ["0/30", "10/30", "20/30", "25/30", "30/30"], "the validation and the last one among them"
+
+
+def test_a_stranger_among_the_nodes_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Shown()
+    for _ in range(3):
+        shown.line("node1", "-", "Host key verification failed.")
+    assert capsys.readouterr().err.count("run: fab wait") == 1
+
+
+def test_the_demo_asks_for_few_lines_where_nobody_looks_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "log").open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert demo_module()._few_steps("train") == ["--every", "10"]
+        assert demo_module()._few_steps("up") == []
+
+
+def demo_module() -> object:
+    """`fabfile.demo` is the verb of that name."""
+    assert demo
+    return sys.modules["fabfile.demo"]
