@@ -7,9 +7,12 @@ import base64
 import gzip
 import json
 import os
+import re
 import shutil
+import subprocess
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from on_host import until
 from recorder import Kind, Ran, run
 
 from infra import stack_file
-from infra.local import bake, image, paths
+from infra.local import bake, cgroup, image, paths
 from infra.local.machine import Machine
 
 pytestmark = pytest.mark.timeout(900)
@@ -41,6 +44,14 @@ def sent(ran: Ran, begins: str) -> bytes:
 
 class SameBytes(bake.Bake):
     """A bake whose seed is what the cloud would hand to cloud-init: packed."""
+
+    timers = ""
+    """What the builder's systemd says of its timers while the bootstrap is done and it is not sealed."""
+
+    def _wait(self, builder: Machine) -> dict[str, Any]:
+        record = super()._wait(builder)
+        self.timers = inside(builder, "systemctl list-timers --all --no-pager; ls /run/trainyard* || true")
+        return record
 
     def _prepare(self, root: Path) -> None:
         super()._prepare(root)
@@ -71,7 +82,8 @@ def test_the_same_bytes_make_an_image_and_a_ready_node(ran: Ran, stack: str) -> 
     assert builder[:2] == node[:2] == b"\x1f\x8b", "packed"
     name = uuid.uuid4().hex[:16]
     try:
-        SameBytes(stack, name, gzip.decompress(builder).decode(), print, lambda: None).run()
+        made = SameBytes(stack, name, gzip.decompress(builder).decode(), print, lambda: None)
+        made.run()
         ready = booted(stack, name, node)
     finally:
         Machine(stack, "node1", paths.node(stack, "node1")).remove()
@@ -79,6 +91,24 @@ def test_the_same_bytes_make_an_image_and_a_ready_node(ran: Ran, stack: str) -> 
         shutil.rmtree(paths.images() / name, ignore_errors=True)
     assert (ready["node"], ready["mode"], ready["profile"]) == ("node1", "node", "native")
     assert ready["versions"]["torch"].startswith("2.13")
+    if stack_is_azure(ran):
+        assert re.search(r"\b2h \d+min.* trainyard-builder-end\.timer", made.timers), made.timers
+
+
+def stack_is_azure(ran: Ran) -> bool:
+    return bool(ran.of("azure-native:compute:VirtualMachine"))
+
+
+def inside(machine: Machine, script: str) -> str:
+    """What a script prints in a running machine, as root."""
+    for pid in cgroup.processes(machine.stack, machine.name):
+        with suppress(OSError):  # it has ended
+            if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+                argv = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "bash", "-c", script]
+                environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+                done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=environment)
+                return done.stdout
+    raise AssertionError(f"{machine.name} has no init")
 
 
 def booted(stack: str, name: str, node: bytes) -> dict[str, Any]:
