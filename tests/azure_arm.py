@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from azure_judge import refused_request
 from http_stand_in import listening
 
 MACHINE = "/subscriptions/s/resourceGroups/trainyard-xeon/providers/Microsoft.Compute/virtualMachines/trainyard-xeon-vm"
@@ -40,6 +41,8 @@ class Machine:
         self, method: str, path: str, query: dict[str, list[str]], body: Any
     ) -> tuple[int, dict[str, Any] | None]:
         assert query["api-version"] == ["2024-11-01"]
+        if wrong := refused_request(method, path, query, body):
+            return 400, {"error": {"code": "InvalidRequest", "message": "; ".join(wrong)}}
         what = path.removeprefix(MACHINE)
         self.asked.append(f"{method} {what.split('-')[0]}")
         if what.startswith("/runCommands/"):

@@ -42,6 +42,11 @@ def vm_id(logical: str) -> str:
     return str(uuid.uuid5(uuid.NAMESPACE_OID, logical))
 
 
+def principal(logical: str) -> str:
+    """The directory's id of an identity, or of the operator."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{logical}-principal"))
+
+
 class Azure(Kind):
     """Answers as Azure's provider does, and our dynamic ones."""
 
@@ -58,7 +63,7 @@ class Azure(Kind):
             made["identity"] = {**args.inputs["identity"], "userAssignedIdentities": {}}
         made |= {
             "PublicIPAddress": {"ipAddress": f"198.51.100.{sum(args.name.encode()) % 250}"},
-            "UserAssignedIdentity": {"principalId": f"{args.name}-principal"},
+            "UserAssignedIdentity": {"principalId": principal(args.name)},
             "Command": {"output": HOST_KEY},
             "Month": {"first": "2026-11-01T00:00:00Z"},
         }.get(kind, {})
@@ -68,7 +73,7 @@ class Azure(Kind):
         assert args.token == "azure-native:authorization:getClientConfig", args.token
         return {
             "clientId": "04b07795-8ddb-461a-bbee-02f9e1bf7b46",
-            "objectId": "o",
+            "objectId": principal("operator"),
             "subscriptionId": SUBSCRIPTION,
             "tenantId": "t",
         }

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from azure.core.credentials import AccessToken
+from azure_judge import refused_request
 from http_stand_in import listening
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
@@ -122,6 +123,8 @@ class Handler(BaseHTTPRequestHandler):
             return self._blobs(query)
         if "api-version" not in query:
             return self._send(400, {"error": {"code": "MissingApiVersionParameter", "message": "no api-version"}})
+        if wrong := refused_request("GET", url.path, query, None):
+            return self._send(400, {"error": {"code": "InvalidResourceType", "message": "; ".join(wrong)}})
         code, found = self.cloud.answer(url.path, query)
         if not isinstance(found, list) or url.path.endswith("/versions"):
             return self._send(code, found)
@@ -133,8 +136,11 @@ class Handler(BaseHTTPRequestHandler):
         return self._send(code, answer)
 
     def do_DELETE(self) -> None:
-        path = urlsplit(self.path).path.lower()
+        url = urlsplit(self.path)
+        path = url.path.lower()
         self.cloud.asked.append(f"DELETE {path}")
+        if wrong := refused_request("DELETE", url.path, parse_qs(url.query), None):
+            return self._send(400, {"error": {"code": "InvalidResourceType", "message": "; ".join(wrong)}})
         if path not in self.cloud.things:
             return self._send(404, {"error": {"code": "ResourceNotFound", "message": "not found"}})
         if "/roledefinitions/" in path and self.cloud.assigned(path):

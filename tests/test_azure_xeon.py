@@ -15,7 +15,7 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
-from azure_kind import GROUP, OWN_NAMES, SUBSCRIPTION, Azure, vm_id
+from azure_kind import GROUP, OWN_NAMES, SUBSCRIPTION, Azure, principal, vm_id
 from inputs import public_key
 from recorder import HOST_KEY, Declared, Ran, run
 
@@ -495,7 +495,7 @@ def test_the_identity_may_end_machines_and_keep_blobs_and_no_more(program: Progr
     assert role["scope"] == GROUP and role["assignableScopes"] == [GROUP]
     scopes = {found.name: found.inputs["scope"] for found in ran.of(":RoleAssignment")}
     assert scopes["may-end"] == GROUP and scopes["may-store"].endswith("/container")
-    assert {ran[name].inputs["principalId"] for name in ("may-end", "may-store")} == {"identity-principal"}
+    assert {ran[name].inputs["principalId"] for name in ("may-end", "may-store")} == {principal("identity")}
     for machine in (*nodes(ran), named(ran, "builder")):
         assert ran[machine].inputs["identity"]["type"] == "UserAssigned"
 
@@ -509,7 +509,7 @@ def test_whoever_runs_it_may_list_what_the_container_holds(
     signed_in = {"clientId": client} if client else {}
     monkeypatch.setattr(Azure, "invoked", lambda self, args: {**answer(self, args), **signed_in})
     made = run(raw, Azure(), stack="xeon")["may-read"].inputs
-    assert (made["principalId"], made["principalType"]) == ("o", kind)
+    assert (made["principalId"], made["principalType"]) == (principal("operator"), kind)
     assert made["scope"].endswith("/StorageAccount/data"), "the flow logs' container as well"
     assert made["roleDefinitionId"].endswith("/2a2b9908-6ea1-4ae2-8e65-a410df84e7d1")  # Storage Blob Data Reader
 
@@ -572,10 +572,10 @@ def test_flow_logs_come_with_an_identity_that_may_do_nothing_else(program: Progr
     }
     assert "may-log" in log.needs, "the right is there before the first log"
     right = ran["may-log"].inputs
-    assert right["principalId"] == "flow-logs-identity-principal" and right["scope"].endswith("/StorageAccount/data")
+    assert right["principalId"] == principal("flow-logs-identity") and right["scope"].endswith("/StorageAccount/data")
     assert right["roleDefinitionId"].endswith(f"/{access.BLOB_CONTRIBUTOR}")
     others = [found.inputs for found in ran.of(":RoleAssignment") if found.name != "may-log"]
-    assert all(other["principalId"] != "flow-logs-identity-principal" for other in others)
+    assert all(other["principalId"] != principal("flow-logs-identity") for other in others)
     machines = [found.inputs["identity"]["userAssignedIdentities"] for found in ran.of(":VirtualMachine")]
     assert machines and all("flow-logs" not in str(identities) for identities in machines)
 

@@ -11,6 +11,8 @@ from infra.prices import Line
 from infra.settings import Settings
 
 ZONES = ("1", "2", "3")
+RESERVED = ("microsoft", "windows")
+"""Words that Azure takes in no part of the name of what has an address of its own, as a storage account has."""
 DATA_GB = 20
 """What the container is billed for in advance: the published token set is 17 GB."""
 
@@ -21,6 +23,8 @@ def check(settings: Settings) -> None:
     image.key(settings)
     cloud_config.read(user_data.BOOTSTRAP)
     cloud = settings.cloud
+    if any(word in settings.stack.replace("-", "") for word in RESERVED):
+        raise SettingsError("stack", settings.stack, f"without {' and '.join(RESERVED)}: Azure refuses them in names")
     if cloud.zone and cloud.zone not in ZONES:
         raise SettingsError("zone", cloud.zone, f"one of {', '.join(ZONES)}, or empty: Azure chooses")
     if not types.BUILDER_DISK_GB <= cloud.disk_gb <= types.MOST_DISK_GB:
