@@ -19,6 +19,7 @@ from fabric import Config, Connection  # type: ignore[import-untyped]
 from invoke.exceptions import Exit
 from paramiko.pkey import UnknownKeyType
 
+from fabfile.alive import WatchedTransport
 from fabfile.known_hosts import HostKeyMismatch, HostKeyUnknown, SshError, fingerprint, trusted_files
 from fabfile.openssh import jump_node, user_of
 from infra.inventory import Node, SshCluster
@@ -69,7 +70,10 @@ class StrictConnection(Connection):  # type: ignore[misc]
         except BaseException:
             self.close()
             raise
-        self.transport = self.client.get_transport()
+        transport = self.client.get_transport()
+        assert isinstance(transport, WatchedTransport)
+        transport.watch()
+        self.transport = transport
 
     def close(self) -> None:
         # Shutting the socket wakes paramiko's thread at once; by itself it would notice a tenth of a second later.
@@ -155,7 +159,7 @@ def _fabric_config() -> Any:
 def _transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
     """Like paramiko's own, but with the modern RSA signatures first: it puts the known key's type before all others,
     and a server without the old `ssh-rsa` would then show a key of another type, which looks like an impostor's."""
-    transport = paramiko.Transport(sock, **kwargs)
+    transport = WatchedTransport(sock, **kwargs)
     security = transport.get_security_options()
     known: Sequence[str] = security.key_types
     security.key_types = sorted(known, key=lambda name: not name.startswith("rsa-sha2"))

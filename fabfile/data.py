@@ -22,6 +22,9 @@ from fabfile.ssh import Fleet
 from fabfile.targets import load
 from fabfile.upload import prepared, upload
 
+_LIST = 300.0
+"""Seconds for the bucket to say what it has."""
+
 
 @task(iterable=["set_"], help={**token_set.HELP, "from": "a prepared token set on this machine; nanoGPT's files, too"})
 def data(
@@ -70,7 +73,7 @@ def address(data_url: str, path: str) -> str:
 def is_whole(fleet: Fleet, store: str, url: str) -> bool:
     """Whether the bucket has it, as the head sees it; Exit where the head cannot see."""
     head = fleet.cluster.head
-    result = fleet.run(f"cd ~; {store} list {url}", nodes=[head])[head.name]
+    result = fleet.run(f"cd ~; {store} list {url}", nodes=[head], timeout=_LIST)[head.name]
     if not result.ok:
         say(f"{head.name}: {result.why}", file=sys.stderr)
         raise Exit(code=2 if result.exited == 2 else 1)

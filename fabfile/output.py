@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import os
@@ -34,14 +35,42 @@ class OutputClosed(Exit):
         super().__init__(code=141)  # as a shell shows a command that SIGPIPE has ended
 
 
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys, tab and line end aside: C0, DEL, C1, and those that turn the writing direction."""
+_OURS = re.compile(r"(\033\[3[1-6]m[^\033]*\033\[0m)")
+"""What `colour` makes: the only escape sequences that are ever written, and they change nothing but a colour."""
+_decoders: dict[TextIO, codecs.IncrementalDecoder] = {}
+
+
+def visible(text: str) -> str:
+    """The text with control characters shown (`\\x1b`) and not obeyed: it may come from a node, a log or a bucket."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def _harmless(text: str) -> str:
+    parts = _OURS.split(text)  # every second one is in a colour of ours, and has no other sequence in it
+    return "".join(
+        part[:5] + visible(part[5:-4]) + part[-4:] if index % 2 else visible(part) for index, part in enumerate(parts)
+    )
+
+
 def say(line: str, *, file: TextIO | None = None) -> None:
     """Print a line at once and whole, from any thread."""
     write(line + "\n", file=file)
 
 
 def write(text: str | bytes, *, file: TextIO | None = None) -> None:
-    """Print at once, from any thread; OutputClosed where nobody reads it any more."""
+    """Print at once, from any thread; OutputClosed where nobody reads it any more.
+
+    Control characters are shown and not obeyed, wherever the text comes from, on a pipe as well: `fab run` puts each
+    line's node in front of it, so its lines are for people, and a file of them may be shown by `cat` tomorrow. Bytes
+    are data (the text that a model makes): a pipe gets them as they are, as with `kubectl logs`, a terminal does not.
+    """
     file = file or sys.stdout
+    if isinstance(text, bytes) and file.isatty():
+        text = _decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")(errors="replace")).decode(text)
+    if isinstance(text, str):
+        text = _harmless(text)
     try:
         with _lock:
             if isinstance(text, bytes):
@@ -103,7 +132,12 @@ def width() -> int:
 def prefixed(node: str, line: str, *, file: TextIO | None = None) -> str:
     """`[node2] line`; a node keeps its colour."""
     name = _NODE_COLOURS[sum(node.encode()) % len(_NODE_COLOURS)]
-    return f"{colour(f'[{node}]', name, file=file)} {line}"
+    return f"{colour(f'[{node}]', name, file=file)} {one_line(line)}"
+
+
+def one_line(text: str) -> str:
+    """For where a line's end would let somebody else's text begin a line that looks like ours."""
+    return visible(text.replace("\n", "\\n"))
 
 
 def remember_target(flag: str, verbs: Sequence[str]) -> None:
@@ -126,6 +160,7 @@ def next_command(command: str) -> str:
 
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned columns; the first row is the heading."""
+    rows = [[one_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

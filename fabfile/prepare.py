@@ -15,6 +15,8 @@ from fabfile.ssh import Fleet
 from fabfile.targets import load
 from infra.inventory import Node
 
+_RSYNC = "-a --delete --partial --timeout=120"  # seconds without a byte
+
 
 @task(iterable=["set_"], help=token_set.HELP)
 def prepare(
@@ -50,7 +52,7 @@ def _copies(path: str, nodes: Sequence[Node]) -> str:
     """From the head to the others over the cluster's own network, all at once; one that fails fails the step."""
     quoted = shlex.quote(path.rstrip("/") + "/")
     one = [
-        f"(rsync -a --delete --partial {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"
+        f"(rsync {_RSYNC} {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"
         for n, node in enumerate(nodes)
     ]
     waits = [f"wait $p{n} || bad=1" for n in range(len(nodes))]

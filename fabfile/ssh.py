@@ -78,9 +78,10 @@ class Fleet:
         *,
         nodes: Iterable[Node] | None = None,
         timeout: float | None = None,
+        quiet: float | None = None,
         on_line: OnLine | None = None,
     ) -> dict[str, Result]:
-        """Run a command on all nodes at once; see run_all."""
+        """Run a command on all nodes at once; see run_all. `quiet`: seconds without output after which it is ended."""
         guard = guarded(command)
 
         def one(node: Node) -> Result:
@@ -92,7 +93,7 @@ class Fleet:
                     str(error) if isinstance(error, SshError) else f"{where(node)}: the connection was lost: {error}"
                 )
                 return Result(node.name, UNREACHABLE, stderr=reason, reason=reason)
-            result = follow(node.name, channel, timeout=timeout, on_line=on_line)
+            result = follow(node.name, channel, timeout=timeout, quiet=quiet, on_line=on_line)
             if result.reason:
                 self._open[node.name].close()  # which ends the command on the node
             return result

@@ -22,6 +22,8 @@ RANKS = ".tiktoken"
 """How the name of a rank file ends: a vocabulary in a file."""
 STDLIB = "stdlib"
 """A source that every machine has: the source code of Python's standard library."""
+_LONGEST = 7 * 86400.0
+"""Seconds that a step may take: tokenising or copying terabytes may take days, but there is an end."""
 HELP = {
     "job": "a job's TOML file, or the name of one in training/jobs",
     "set": "section.key=value, over the file; also without --set",
@@ -51,7 +53,7 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
         if not quiet or stream == "stderr":
             say(prefixed(node, line, file=sys.stderr if stream == "stderr" else sys.stdout))
 
-    results = fleet.run(command, nodes=nodes, on_line=show)
+    results = fleet.run(command, nodes=nodes, timeout=_LONGEST, on_line=show)
     bad = [result for result in results.values() if not result.ok]
     for result in bad:
         say(f"{result.node}: {result.why}", file=sys.stderr)

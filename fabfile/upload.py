@@ -17,6 +17,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile import token_set
+from fabfile.alive import why_lost
 from fabfile.output import gigabytes, prefixed, say
 from fabfile.ssh import Fleet
 
@@ -24,6 +25,8 @@ MANIFEST = "manifest.json"
 _BARE = ("train.bin", "val.bin")
 _CHUNK = 1 << 18
 _TELL = 5.0
+_QUIET = 120.0
+"""Seconds in which the head takes nothing, after which the connection counts as lost."""
 
 
 def prepared(folder: Path) -> list[Path]:
@@ -58,8 +61,11 @@ def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
 def _send(fleet: Fleet, file: Path, target: str) -> None:
     """One file, on from where an earlier attempt came to."""
     head, quoted, size = fleet.cluster.head, shlex.quote(target), file.stat().st_size
+    channel: paramiko.Channel | None = None
     try:
         with fleet.connection(head).create_session() as channel, file.open("rb") as source:
+            assert channel is not None
+            channel.settimeout(_QUIET)
             channel.exec_command(f"cd ~; touch {quoted}; stat -c %s {quoted}; exec cat >>{quoted}")
             answers = channel.makefile("r")
             there = int(answers.readline() or -1)
@@ -74,10 +80,13 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
                     told = time.monotonic()
                     say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
             channel.shutdown_write()
+            if not channel.status_event.wait(_QUIET) or channel.recv_exit_status() < 0:
+                raise OSError(why_lost(channel))
             if channel.recv_exit_status() != 0:
                 raise Exit(f"{head.name}: {target}: {_complaint(channel)}", code=1)
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        raise Exit(f"{head.name}: the connection was lost; the same command again goes on: {error}", code=1) from None
+        why = why_lost(channel) if channel is not None else str(error)
+        raise Exit(f"{head.name}: {why}; the same command again goes on: {error}", code=1) from None
 
 
 def _complaint(channel: paramiko.Channel) -> str:

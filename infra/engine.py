@@ -37,7 +37,7 @@ from pulumi.runtime.stack import run_in_stack
 
 from infra import operation, stack_file
 from infra.engine_state import Resource, State
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, told, visible
 from infra.local.report import say
 
 PROVIDER = "__provider"
@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, OperationError) as error:
         return told(error)
     except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(visible(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -42,6 +42,8 @@ _SPARE = 256 << 20
 _BATCH = 60_000
 """Characters of names on one command line; Linux takes 128 KiB in one argument."""
 _PROGRESS_SECONDS = 10.0
+_QUIET = 120.0
+"""Seconds without a byte after which it is given up."""
 _LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", paths.SECRETS)
 
 
@@ -127,7 +129,7 @@ def _listed(head: Head, folder: str) -> dict[str, File]:
     """The job's files by name, each name checked. What is being written just now, and what is nobody's, is left out."""
     leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _LEFT_OUT)
     command = rf"cd {shlex.quote(folder)} && find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
-    stream = Stream(head.output(command))
+    stream = Stream(head.output(command, quiet=_QUIET))
     raw = bytearray()
     while piece := stream.some(1 << 16):
         raw += piece
@@ -194,7 +196,7 @@ def _take(head: Head, folder: str, wanted: dict[str, File], temporary: Path, lim
     for names in _batches(sorted(wanted)):
         words = " ".join(shlex.quote(f"./{name}") for name in names)
         tar = "tar --format=gnu --hard-dereference --no-recursion --ignore-failed-read --warning=none"
-        stream = Stream(head.output(f"cd {shlex.quote(folder)} && exec {tar} -c -- {words}"))
+        stream = Stream(head.output(f"cd {shlex.quote(folder)} && exec {tar} -c -- {words}", quiet=_QUIET))
         got = extract(stream, frozenset(names), temporary, limit, progress)
         limit -= sum(got.values())
         taken |= got

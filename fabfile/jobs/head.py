@@ -11,14 +11,13 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.deploy import deploy
-from fabfile.remote import Result, follow, guarded
+from fabfile.remote import Result, follow, guarded, stream
 from fabfile.ssh import Fleet, apart, in_parallel
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
 LATEST = "latest"
 """Stands for the id of the newest job of a cluster."""
-_CHUNK = 1 << 16
 
 
 class Head:
@@ -49,19 +48,22 @@ class Head:
         result = in_parallel(one, [self.node])[self.node.name]  # apart from Ctrl-C, see fabfile.ssh.apart
         if not result.ok:
             raise Exit(f"{self.node.name}: {result.why}", code=1)
-        return json.loads(result.stdout)
+        try:
+            return json.loads(result.stdout)
+        except (ValueError, RecursionError):
+            said = f"its answer cannot be read: {result.stdout[:80]!r}"
+            raise Exit(f"{self.node.name}: {argv[0]}: {said}", code=1) from None
 
-    def output(self, command: str) -> Iterator[bytes | Result]:
-        """What a command prints, as it comes, not line by line; last its Result, with what it said on stderr."""
-        return apart(self._output(command))
+    def output(self, command: str, *, quiet: float) -> Iterator[bytes | Result]:
+        """What a command prints, as it comes, not line by line; last its Result, with what it said on stderr. It is
+        ended after `quiet` seconds without a byte."""
+        return apart(self._output(command, quiet))
 
-    def _output(self, command: str) -> Generator[bytes | Result, None, None]:
+    def _output(self, command: str, quiet: float) -> Generator[bytes | Result, None, None]:
+        channel: Any
         with self.fleet.connection(self.node).create_session() as channel:
             channel.exec_command(guarded(command))
-            while data := channel.recv(_CHUNK):
-                yield data
-            said = channel.makefile_stderr("rb").read().decode(errors="replace")
-            yield Result(self.node.name, channel.recv_exit_status(), stderr=said)
+            yield from stream(self.node.name, channel, quiet=quiet)
 
     def run(self, command: str, timeout: float = TIMEOUT) -> Result:
         return self.fleet.run(command, nodes=[self.node], timeout=timeout)[self.node.name]

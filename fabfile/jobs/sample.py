@@ -64,12 +64,18 @@ def sample(
         raise Exit(code=code)
 
 
+_QUIET = 600.0
+"""Seconds without a token, the loading of the model included, after which it is given up."""
+
+
 def _show(head: Head, command: str) -> int:
     """Its output as it comes; its exit code."""
     code = 0
     try:
-        for part in head.output(command):
+        for part in head.output(command, quiet=_QUIET):
             if isinstance(part, Result):
+                if part.reason:
+                    raise Exit(part.reason, code=1)
                 write(part.stderr, file=sys.stderr)
                 code = part.exited
             else:

@@ -18,7 +18,7 @@ from pulumi.dynamic import CreateResult, Resource
 
 from infra import operation
 from infra.aws import ssm
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError, UsageError, visible
 from infra.provider import OnceProvider
 
 BAKE = 3600.0
@@ -76,7 +76,7 @@ def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
         boot, records, steps = _read(machine.run(_LOOK))
         for step in steps[told:]:
             if step["state"] == "done":
-                print(f"image: {step['step']} {step['seconds']:.0f} s", flush=True)
+                print(visible(f"image: {step['step']} {step['seconds']:.0f} s"), flush=True)
         told, last = len(steps), f"step {steps[-1]['step']}" if steps else last
         # A clock that is set right during the boot may move by a second or two.
         fresh = {kind: record for kind, record in records.items() if record["time"] > boot - 5}

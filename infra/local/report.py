@@ -1,6 +1,8 @@
 """What a long operation tells the user."""
 
+from infra.errors import visible
+
 
 def say(line: str) -> None:
     """A line of progress: Pulumi shows what a provider prints, and so does the embedded engine."""
-    print(line, flush=True)
+    print(visible(line), flush=True)
