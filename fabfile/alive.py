@@ -41,7 +41,7 @@ class WatchedTransport(paramiko.Transport):
         """From now on, after the login: the handshake has limits of its own."""
         self.heard = time.monotonic()
         this = weakref.ref(self)
-        self.packetizer.set_keepalive(INTERVAL, lambda: _ask(this))  # type: ignore[arg-type]
+        self.packetizer.set_keepalive(INTERVAL, lambda: _ask(this))
         # A thread of its own: that of the transport may hang in sending to a far end that takes nothing any more.
         threading.Thread(target=_watch, args=(this,), daemon=True).start()
 
@@ -67,7 +67,7 @@ def _ask(this: weakref.ref[WatchedTransport]) -> None:
     message.add_byte(cMSG_GLOBAL_REQUEST)
     message.add_string("keepalive@openssh.com")
     message.add_boolean(True)  # every server has to answer, if only that it does not know the request
-    transport._send_user_message(message)
+    transport._send_user_message(message)  # type: ignore[attr-defined]
 
 
 def _watch(this: weakref.ref[WatchedTransport]) -> None:

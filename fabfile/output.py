@@ -59,8 +59,8 @@ def say(line: str, *, file: TextIO | None = None) -> None:
     write(line + "\n", file=file)
 
 
-def write(text: str | bytes, *, file: TextIO | None = None) -> None:
-    """Print at once, from any thread; OutputClosed where nobody reads it any more.
+def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) -> None:
+    """Print at once, from any thread, `over` the line that is there; OutputClosed where nobody reads it.
 
     Control characters are shown and not obeyed, wherever the text comes from, on a pipe as well: `fab run` puts each
     line's node in front of it, so its lines are for people, and a file of them may be shown by `cat` tomorrow. Bytes
@@ -70,7 +70,7 @@ def write(text: str | bytes, *, file: TextIO | None = None) -> None:
     if isinstance(text, bytes) and file.isatty():
         text = _decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")(errors="replace")).decode(text)
     if isinstance(text, str):
-        text = _harmless(text)
+        text = ("\r\033[K" if over else "") + _harmless(text)
     try:
         with _lock:
             if isinstance(text, bytes):

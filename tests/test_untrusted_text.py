@@ -63,6 +63,12 @@ def test_our_own_colours_work_around_what_a_node_says(monkeypatch: pytest.Monkey
     assert printed(output.colour("\x07bell", "red")) == "\033[31m\\x07bell\033[0m"
 
 
+def test_a_line_in_place_of_another_is_ours_alone() -> None:
+    file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    output.write("step 2 \r\x1b[K", file=file, over=True)
+    assert file.buffer.getvalue() == b"\r\x1b[Kstep 2 \\r\\x1b[K"  # type: ignore[attr-defined]
+
+
 def test_a_cell_cannot_end_its_line() -> None:
     made = output.table([("NODE", "WHY"), ("node1", "x\n\x1b[1Anode2  ready"), ("node2", "y")])
     assert made.splitlines() == ["NODE   WHY", "node1  x\\n\\x1b[1Anode2  ready", "node2  y"]

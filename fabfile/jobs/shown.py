@@ -32,7 +32,7 @@ class Shown:
         passing = step is not None and step[1] != step[2] and _VALIDATION not in text
         if passing and self._live:
             room = max(10, width() - len(who) - 4)
-            write(f"\r\033[K{prefixed(who, text[:room])}")
+            write(prefixed(who, text[:room]), over=True)
             self._drawn = True
         elif not passing or int(step[1]) % self._every == 0:  # type: ignore[index] # a step, as it passes
             self._clear()
@@ -55,4 +55,4 @@ class Shown:
     def _clear(self) -> None:
         if self._drawn:
             self._drawn = False
-            write("\r\033[K")
+            write("", over=True)
