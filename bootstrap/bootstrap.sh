@@ -16,6 +16,7 @@ read_settings() {
     local line
     [[ -r $SETTINGS ]] || return 0
     while IFS= read -r line || [[ -n $line ]]; do
+        line=${line%$'\r'} # from an editor on Windows
         [[ $line =~ ^(TRAINYARD_[A-Z_]+|STEP_TIMEOUT)=(.*)$ ]] || continue
         export "${BASH_REMATCH[1]}=${BASH_REMATCH[2]}"
     done <"$SETTINGS"
@@ -68,17 +69,16 @@ check_settings() {
     [[ $STEP_TIMEOUT =~ ^[1-9][0-9]*$ ]] || give_up settings "STEP_TIMEOUT is '$STEP_TIMEOUT', allowed: whole seconds from 1"
 }
 
-# The node's own end. Before any step: a node that cannot be made ready costs as much. Its hours count from its first
-# boot; a copy of its disk in another machine is another node.
+# The node's own end, before anything else: a node that cannot be made ready, or whose settings make no sense, costs as
+# much. An image brings the timer running; a builder only takes it along for the image.
 start_limits() {
-    local id first=$STATE/first-boot.json
-    id=$(cat "$PREFIX/var/lib/cloud/data/instance-id" "$PREFIX/etc/machine-id" 2>/dev/null | head -n 1) || true
-    [[ -e $first && $(<"$first") == *"\"$id\""* ]] || printf '{"time": %s, "instance": "%s"}\n' "$EPOCHSECONDS" "$id" >"$first"
-    rm -f "$STATE"/limits.json*
-    ((TRAINYARD_MAX_HOURS + TRAINYARD_IDLE_MINUTES)) || return 0
-    systemctl is-active --quiet trainyard-limits.timer || systemd-run --unit=trainyard-limits --on-active=20 \
-        --on-unit-inactive=30 --timer-property=AccuracySec=1 --property=Nice=10 --property=StandardOutput=journal+console \
-        --property=EnvironmentFile="$SETTINGS" /usr/bin/python3 -IS "$BOOTSTRAP/limits.py"
+    local unit=$BOOTSTRAP/trainyard-limits
+    if [[ ${TRAINYARD_MODE:-} == bake ]]; then
+        systemctl link "$unit.service" && systemctl enable "$unit.timer"
+    else
+        systemctl start trainyard-limits.timer ||
+            { systemctl link "$unit.service" && systemctl enable --now "$unit.timer"; }
+    fi
 }
 
 # Everything a step started carries its id in the environment, also what left its process group or was orphaned.
@@ -155,10 +155,10 @@ main() {
     trap on_exit EXIT
     trap 'exit 143' TERM INT
     tell "bootstrap of ${TRAINYARD_NODE:-?}, mode ${TRAINYARD_MODE:-?}, $(date -u +%FT%TZ)"
-    check_settings
     CURRENT=limits
-    [[ $TRAINYARD_MODE == bake ]] || start_limits >>"$LOG" 2>&1 ||
-        give_up limits "the timer of its hours cannot be started: $(tail -n 1 "$LOG")"
+    start_limits >>"$LOG" 2>&1 || give_up limits "the timer of its hours cannot be started: $(tail -n 1 "$LOG")"
+    CURRENT=settings
+    check_settings
     if [[ $TRAINYARD_MODE == bake ]] || { [[ $TRAINYARD_MODE == both ]] && ! image_matches; }; then
         image_part
     fi

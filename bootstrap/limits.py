@@ -1,31 +1,104 @@
-"""End this node when its hours are over or nobody uses the cluster. A timer runs it, with /etc/trainyard.env.
+"""End this node when its hours are over or nobody uses the cluster. A timer runs it, from the image's first boot on.
 
 A worker asks the head before it goes, and tells it that somebody is logged in here. What trains is warned and stopped
-in time by the job's own programs, which read the record.
+in time by the job's own programs, which read the record. Nothing may keep a node whose hours are over: the record is in
+memory (/run), a file that cannot be read or written counts as missing, and a setting that makes no sense as not set.
 """
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MINUTE = 60
-LONGEST_WAIT = 10 * MINUTE
+LONGEST_WAIT = 10 * MINUTE  # between two tries to be deallocated
 NEVER = 1e12
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX", "/"))
-NAME = "var/lib/trainyard/limits.json"
+NAME = "run/trainyard/limits.json"
 RECORD = ROOT / NAME
-HEAD = os.environ["TRAINYARD_ROLE"] == "head"
-
+FIRST = ROOT / "var/lib/trainyard/first-boot.json"
+ALLOWED = {
+    "TRAINYARD_MODE": "bake|node|both",
+    "TRAINYARD_CLUSTER": "local|aws-xeon|azure-xeon",
+    "TRAINYARD_MAX_HOURS": "[0-9]{1,5}",
+    "TRAINYARD_IDLE_MINUTES": "[0-9]{1,5}",
+    "TRAINYARD_NODE": "[a-z0-9-]+",
+}
 Record = dict[str, Any]
 
 
-def save(record: Record) -> None:
-    RECORD.with_suffix(".new").write_text(json.dumps(record))
-    RECORD.with_suffix(".new").replace(RECORD)
+def settings() -> dict[str, str]:
+    """What the image and /etc/trainyard.env say, as far as it makes sense; else a limit that fits the cluster."""
+    found = {}
+    for name in ("opt/trainyard/image.env", "etc/trainyard.env"):
+        with suppress(OSError):
+            for line in (ROOT / name).read_text("utf-8-sig", "replace").splitlines():
+                key, _, value = line.partition("=")
+                if key.startswith("TRAINYARD_") and re.fullmatch(ALLOWED.get(key, ".*"), value):
+                    found[key] = value
+    free = found.get("TRAINYARD_CLUSTER") == "local"
+    limits = {"TRAINYARD_MAX_HOURS": "0" if free else "24", "TRAINYARD_IDLE_MINUTES": "0" if free else "60"}
+    return {**limits, "TRAINYARD_NODE": "unnamed", **found}
+
+
+SETTINGS = settings()
+HEAD = SETTINGS.get("TRAINYARD_ROLE") == "head"
+
+
+def load(path: Path) -> Record:
+    """A record; empty: there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def save(path: Path, record: Record) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(json.dumps(record))
+        path.with_suffix(".new").replace(path)
+    except OSError as error:
+        say(f"{path} cannot be written: {error}", wall=False)
+
+
+def say(text: str, *, wall: bool = True) -> None:
+    """To the console and to whoever is logged in. That nobody can be told changes nothing."""
+    with suppress(OSError, subprocess.SubprocessError):
+        print(text, flush=True)
+        subprocess.run(["wall", text] if wall else ["true"], check=False, timeout=10)
+
+
+def first_boot(before: Record, now: float) -> Record:
+    """When this node booted first, kept over reboots. A copy of its disk in another machine is another node."""
+    instance = ""  # known from the first second of a boot on, which cloud-init's own id is not
+    for name in ("sys/class/dmi/id/product_uuid", "etc/machine-id"):
+        with suppress(OSError):
+            instance = f"{instance} {(ROOT / name).read_text().strip()}".strip()
+    on_disk = load(FIRST)
+    known = [on_disk] if on_disk.get("instance") == instance else []
+    for found in (*known, before.get("first")):
+        if isinstance(found, dict) and isinstance(found.get("time"), int | float) and 0 < found["time"] < now + MINUTE:
+            return found
+    began = now
+    with suppress(OSError, ValueError, IndexError):
+        # Since its init began: /proc/uptime alone is that of a container's host.
+        ticks = int((ROOT / "proc/1/stat").read_text().rpartition(")")[2].split()[19])
+        up = float((ROOT / "proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+        began = now - up
+    if not on_disk:
+        with suppress(OSError):
+            began = min(began, FIRST.stat().st_mtime)  # a record that is there and broken
+    first = {"time": int(began), "instance": instance}
+    save(FIRST, first)
+    return first
 
 
 def used() -> str:
@@ -49,11 +122,11 @@ def used() -> str:
 
 def ask(by: str) -> Record:
     """The head's record; empty: it does not answer."""
-    mark = f"sudo touch /{NAME}.{os.environ['TRAINYARD_NODE']}; " if by else ""
+    mark = f"sudo touch /{NAME}.{SETTINGS['TRAINYARD_NODE']}; " if by else ""
     ssh = ["runuser", "-u", "trainyard", "--", "ssh", "-nxo", "BatchMode=yes", "-o", "ConnectTimeout=5", "node1"]
     try:
         return dict(json.loads(subprocess.check_output([*ssh, f"{mark}cat /{NAME}"], timeout=20)))
-    except (subprocess.SubprocessError, ValueError):
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return {}
 
 
@@ -77,18 +150,29 @@ def why(record: Record) -> str:
     return "nobody uses it" if idle > limit + 2 * MINUTE * HEAD else ""  # the head goes last, as it is asked
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-    subprocess.run(["wall", text], check=False)
-
-
 def end(record: Record) -> None:
-    if os.environ["TRAINYARD_CLUSTER"] == "azure-xeon":
+    if SETTINGS.get("TRAINYARD_CLUSTER") == "azure-xeon":
         deallocate(record)
         return
     say(f"this node ends: {record['ends']}")
-    save(record)
-    subprocess.run(["systemctl", "poweroff", "-i"], check=True)
+    record["tries"] = record.get("tries", 0) + 1
+    save(RECORD, record)
+    power_off(record["tries"])
+
+
+def power_off(tries: int) -> None:
+    """Down in order; by force when that fails, or has been asked for four times and this node is still here; and when
+    that fails as well, by the kernel. The kernel of a container is its host's, and takes no such order."""
+    ways = [["systemctl", "poweroff", "-i"], ["systemctl", "poweroff", "-f"]]
+    for way in ways[min(tries // 5, 2) :]:
+        try:
+            subprocess.run(way, check=True, timeout=MINUTE)
+            return
+        except (OSError, subprocess.SubprocessError) as error:
+            say(f"this node cannot be ended so: {error}")
+    for key in ("s", "o"):  # write what is in memory to the disk, off
+        (ROOT / "proc/sysrq-trigger").write_text(key)
+        time.sleep(2)
 
 
 def deallocate(record: Record) -> None:
@@ -100,7 +184,8 @@ def deallocate(record: Record) -> None:
     say(f"this node ends: {record['ends']}")
     program = [sys.executable, "-IS", str(Path(__file__).parent / "azure-xeon/deallocate.py")]
     try:
-        done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=2 * MINUTE)
+        known = {**os.environ, **SETTINGS}  # the tests' hosts
+        done = subprocess.run(program, env=known, capture_output=True, text=True, check=False, timeout=2 * MINUTE)
         record["failed"] = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
     except (OSError, subprocess.TimeoutExpired) as error:
         record["failed"] = str(error)
@@ -115,16 +200,13 @@ def deallocate(record: Record) -> None:
     say(f"this node is STILL PAID FOR: {record['failed']}; you can end it yourself: az vm deallocate")
 
 
-def main() -> None:
-    now, hours = time.time(), int(os.environ["TRAINYARD_MAX_HOURS"])
-    before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record = {"idle_since": now, "head_heard": now, **before, "time": now, "used": used()}
-    record["idle_minutes"] = int(os.environ["TRAINYARD_IDLE_MINUTES"])
+def look(record: Record, before: Record) -> None:
+    now = record["time"]
+    record["used"] = used()
+    record |= {key: before.get(key, now) for key in ("idle_since", "head_heard")}
     if record["used"]:
         record["idle_since"] = now
-    first = json.loads((RECORD.parent / "first-boot.json").read_text())["time"]
-    record["deadline"] = first + hours * 3600 if hours else NEVER
-    if not before.get("warned") and record["deadline"] - now < 10 * MINUTE:
+    if record["deadline"] - now < 10 * MINUTE and not record.get("warned"):
         record["warned"] = now
         say("this node ends in 10 minutes, as its hours are over")
     record["ends"] = why(record)
@@ -133,8 +215,29 @@ def main() -> None:
     else:
         for key in ("tries", "next_try", "failed"):
             record.pop(key, None)
-    save(record)
+    save(RECORD, record)
 
 
-if os.environ["TRAINYARD_MODE"] != "bake":
+def main() -> None:
+    now, before = time.time(), load(RECORD)
+    first = first_boot(before, now)
+    hours, idle = int(SETTINGS["TRAINYARD_MAX_HOURS"]), int(SETTINGS["TRAINYARD_IDLE_MINUTES"])
+    if not hours and not idle:
+        RECORD.unlink(missing_ok=True)
+        subprocess.run(["systemctl", "stop", "--no-block", "trainyard-limits.timer"], check=False)
+        return
+    record = {**before, "time": now, "first": first, "idle_minutes": idle}
+    record["deadline"] = first["time"] + hours * 3600 if hours else NEVER
+    try:
+        look(record, before)
+    except Exception:
+        # Whatever it is, it must not keep a node whose hours are over; and the next run begins without this record.
+        traceback.print_exc()
+        RECORD.unlink(missing_ok=True)
+        if now > record["deadline"] + 5 * MINUTE:
+            end({"time": now, "ends": "its hours are over"})
+        raise
+
+
+if SETTINGS.get("TRAINYARD_MODE") != "bake":
     main()

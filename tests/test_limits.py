@@ -61,28 +61,40 @@ class Node:
     def booted(self, ago: float) -> None:
         (self.state / "first-boot.json").write_text(json.dumps({"time": time.time() - ago, "instance": "i"}))
 
+    @property
+    def limits(self) -> Path:
+        return self.root / "run/trainyard/limits.json"
+
     def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.state / "limits.json").read_text())
+        found: dict[str, Any] = json.loads(self.limits.read_text())
         return found
 
     def was(self, **values: object) -> None:
         """What the last run has left; times as seconds before now."""
         times = {key: time.time() - float(str(value)) for key, value in values.items()}
-        (self.state / "limits.json").write_text(json.dumps({"time": time.time(), "used": "", **times}))
+        self.limits.write_text(json.dumps({"time": time.time(), "used": "", **times}))
 
     def change(self, **values: object) -> None:
         """Change the last run's record by hand."""
-        (self.state / "limits.json").write_text(json.dumps({**self.record(), **values}))
+        self.limits.write_text(json.dumps({**self.record(), **values}))
 
     def tick(self, **changes: str) -> list[str]:
         """One run; what was called, a word or two of each."""
+        lines = [
+            f"{key}={value}\n" for key, value in {**ENVIRONMENT, **changes}.items() if key.startswith("TRAINYARD_")
+        ]
+        (self.root / "etc/trainyard.env").write_text("".join(lines))
+        return self.run(**{key: value for key, value in changes.items() if not key.startswith("TRAINYARD_")})
+
+    def run(self, code: int = 0, **environment: str) -> list[str]:
+        """One run with the settings that are there."""
         (self.root / "called").write_text("")
         path = f"{self.root}/bin{os.pathsep}{os.environ['PATH']}"
-        environment = {**ENVIRONMENT, **changes, "PATH": path, "TRAINYARD_PREFIX": str(self.root)}
+        environment = {**environment, "PATH": path, "TRAINYARD_PREFIX": str(self.root)}
         done = subprocess.run(
             [sys.executable, "-IS", PROGRAM], env=environment, capture_output=True, text=True, timeout=30
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == code, done.stderr
         return (self.root / "called").read_text().splitlines()
 
     def ends(self, **changes: str) -> bool:
@@ -97,8 +109,9 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     node = Node(tmp_path)
-    for folder in ("bin", "proc", "var/lib/trainyard"):
+    for folder in ("bin", "etc", "proc", "run/trainyard", "var/lib/trainyard"):
         (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "etc/machine-id").write_text("i\n")
     for name in ("systemctl", "wall"):
         node.program(name)
     node.program("runuser", "exit 255")  # the head does not answer
@@ -113,10 +126,10 @@ def node(tmp_path: Path) -> Node:
 # --- the hours ---
 
 
-def test_a_node_without_limits_stays(node: Node) -> None:
+def test_a_node_without_limits_stays_and_its_timer_ends(node: Node) -> None:
     node.booted(ago=1000 * HOUR)
-    assert not node.ends()
-    assert node.record()["deadline"] > time.time() + 10000 * HOUR
+    assert node.tick() == ["systemctl stop --no-block trainyard-limits.timer"]
+    assert not node.limits.exists()
 
 
 def test_a_node_ends_when_its_hours_are_over_whoever_is_logged_in(node: Node) -> None:
@@ -194,7 +207,7 @@ def test_who_uses_a_node(node: Node, what: str) -> None:
 
 
 def test_who_only_asks_for_the_record_does_not_use_it(node: Node) -> None:
-    node.process(100, "bash -c cat /var/lib/trainyard/limits.json", SSH)
+    node.process(100, "bash -c cat /run/trainyard/limits.json", SSH)
     node.was(idle_since=100 * HOUR)
     assert node.ends(TRAINYARD_IDLE_MINUTES="60")
 
@@ -208,7 +221,7 @@ def test_status_asks_in_words_that_are_recognised() -> None:
 
 def test_a_login_on_a_worker_keeps_the_head(node: Node) -> None:
     node.was(idle_since=100 * HOUR)
-    mark = node.state / "limits.json.node3"
+    mark = node.root / "run/trainyard/limits.json.node3"
     mark.touch()
     assert not node.ends(TRAINYARD_IDLE_MINUTES="60")
     node.was(idle_since=100 * HOUR)
@@ -240,7 +253,7 @@ def test_a_worker_that_somebody_is_logged_in_to_tells_the_head(node: Node) -> No
     node.head_says(idle_since=time.time() - 100 * HOUR)
     called = node.tick(TRAINYARD_IDLE_MINUTES="60", **WORKER)
     assert len(called) == 1 and called[0].startswith("runuser -u trainyard -- ssh ")
-    assert "node1 sudo touch /var/lib/trainyard/limits.json.node3; cat /var/lib/trainyard/limits.json" in called[0]
+    assert "node1 sudo touch /run/trainyard/limits.json.node3; cat /run/trainyard/limits.json" in called[0]
 
 
 def test_a_worker_waits_ten_minutes_for_a_head_that_is_silent(node: Node) -> None:
@@ -373,78 +386,257 @@ def machine(node: Node) -> Node:
         step.parent.mkdir(parents=True)
         step.write_text("#!/bin/sh\nexit 1\n")
         step.chmod(0o755)
-    for folder in ("etc", "var/lib/cloud/data"):
-        (node.root / folder).mkdir(parents=True)
-    (node.root / "var/lib/cloud/data/instance-id").write_text("i-1\n")
-    (node.state / "first-boot.json").unlink()
-    node.program("systemctl", '[ "$1" != is-active ]')
-    node.program("systemd-run")
     return node
 
 
 def bootstrap(machine: Node, **changes: str) -> list[str]:
+    """One run of it; what it asked of systemd for the limits."""
     values = {**ENVIRONMENT, "TRAINYARD_PROFILE": "native", "TRAINYARD_COLLECTIVES": "gloo", "TRAINYARD_IMAGE": "key"}
     lines = [f"{key}={value}\n" for key, value in {**values, **changes}.items()]
     (machine.root / "etc/trainyard.env").write_text("".join(lines))
+    return boot(machine)
+
+
+def boot(machine: Node) -> list[str]:
     (machine.root / "called").write_text("")
     environment = {"PATH": f"{machine.root}/bin{os.pathsep}{os.environ['PATH']}", "TRAINYARD_PREFIX": str(machine.root)}
     subprocess.run([machine.root / "bootstrap/bootstrap.sh"], env=environment, capture_output=True, timeout=30)
-    return [line for line in (machine.root / "called").read_text().splitlines() if line.startswith("systemd-run")]
+    called = (machine.root / "called").read_text().replace(f"{machine.root}/bootstrap/", "")
+    return [line for line in called.splitlines() if "trainyard-limits" in line]
+
+
+def failed_step(machine: Node) -> str:
+    return str(json.loads((machine.state / "failed.json").read_text())["step"])
+
+
+START = "systemctl start trainyard-limits.timer"
+LINK = "systemctl link trainyard-limits.service"
 
 
 def test_the_bootstrap_starts_the_timer_first_so_that_a_node_that_fails_ends_as_well(machine: Node) -> None:
-    (started,) = bootstrap(machine, TRAINYARD_MAX_HOURS="24")
-    assert json.loads((machine.state / "failed.json").read_text())["step"] == "first", "and it did fail"
-    assert "--unit=trainyard-limits" in started and "--on-unit-inactive=30" in started
-    assert f"EnvironmentFile={machine.root}/etc/trainyard.env" in started
-    assert started.endswith(f"/usr/bin/python3 -IS {machine.root}/bootstrap/limits.py")
+    assert bootstrap(machine, TRAINYARD_MAX_HOURS="24") == [START]
+    assert failed_step(machine) == "first", "and it did fail"
 
 
-def test_no_timer_where_there_is_no_limit_and_none_on_a_builder(machine: Node) -> None:
-    assert bootstrap(machine) == []
-    assert bootstrap(machine, TRAINYARD_MODE="bake", TRAINYARD_MAX_HOURS="24") == []
+@pytest.mark.parametrize("bad", ["TRAINYARD_MODE", "TRAINYARD_PROFILE", "TRAINYARD_MAX_HOURS", "TRAINYARD_CLUSTER"])
+def test_settings_that_make_no_sense_start_the_timer_all_the_same(machine: Node, bad: str) -> None:
+    assert bootstrap(machine, **{bad: "nonsense"}) == [START]
+    assert failed_step(machine) == "settings"
 
 
-def test_a_timer_that_runs_is_left_alone(machine: Node) -> None:
-    machine.program("systemctl")
-    assert bootstrap(machine, TRAINYARD_IDLE_MINUTES="60") == []
+def test_without_any_settings_the_timer_is_started(machine: Node) -> None:
+    assert boot(machine) == [START]
+    assert failed_step(machine) == "settings"
+
+
+def test_a_bare_machine_gets_the_timer_and_a_builder_takes_it_along_without_starting_it(machine: Node) -> None:
+    machine.program("systemctl", '[ "$1" != start ]')
+    assert bootstrap(machine) == [START, LINK, "systemctl enable --now trainyard-limits.timer"]
+    assert bootstrap(machine, TRAINYARD_MODE="bake") == [LINK, "systemctl enable trainyard-limits.timer"]
 
 
 def test_a_timer_that_cannot_be_started_is_a_failure_with_a_record(machine: Node) -> None:
-    machine.program("systemd-run", "echo no bus >&2; exit 1")
+    machine.program("systemctl", "echo no bus >&2; exit 1")
     bootstrap(machine, TRAINYARD_IDLE_MINUTES="60")
     failed = json.loads((machine.state / "failed.json").read_text())
     assert (failed["step"], failed["reason"]) == ("limits", "the timer of its hours cannot be started: no bus")
 
 
-def test_the_hours_count_from_the_first_boot_of_this_instance(machine: Node) -> None:
-    bootstrap(machine)
-    first = json.loads((machine.state / "first-boot.json").read_text())
-    assert first["instance"] == "i-1" and time.time() - first["time"] < 20
-    (machine.state / "first-boot.json").write_text(json.dumps({"time": 5, "instance": "i-1"}))
-    (machine.state / "limits.json").write_text("{}")
-    bootstrap(machine)
-    assert json.loads((machine.state / "first-boot.json").read_text())["time"] == 5, "kept over reboots"
-    assert not (machine.state / "limits.json").exists(), "but a boot is a use"
-    (machine.root / "var/lib/cloud/data/instance-id").write_text("i-2\n")
-    bootstrap(machine)
-    assert json.loads((machine.state / "first-boot.json").read_text())["instance"] == "i-2", "a copy of the disk"
+def test_the_hours_count_from_the_first_boot_of_this_machine(node: Node) -> None:
+    first = node.state / "first-boot.json"
+    first.unlink()
+    node.tick(TRAINYARD_MAX_HOURS="1")
+    assert abs(json.loads(first.read_text())["time"] - time.time()) < 20
+    first.write_text(json.dumps({"time": 5, "instance": "i"}))
+    assert node.ends(TRAINYARD_MAX_HOURS="1"), "kept over reboots"
+    (node.root / "etc/machine-id").write_text("another\n")
+    node.limits.unlink()
+    assert not node.ends(TRAINYARD_MAX_HOURS="1"), "a copy of the disk is another node"
+    uuid = node.root / "sys/class/dmi/id/product_uuid"
+    uuid.parent.mkdir(parents=True)
+    uuid.write_text("ec2-1\n")
+    first.write_text(json.dumps({"time": 5, "instance": "another"}))
+    node.limits.unlink()
+    assert not node.ends(TRAINYARD_MAX_HOURS="1"), "in another virtual machine as well"
+    assert json.loads(first.read_text())["instance"] == "ec2-1 another"
 
 
-def test_systemd_knows_every_word_of_the_timer(machine: Node, tmp_path: Path) -> None:
-    """What systemd-run is given, written as the unit files that it stands for, and looked at by systemd itself."""
+def test_systemd_knows_every_word_of_the_units(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze on this machine")
-    (started,) = bootstrap(machine, TRAINYARD_MAX_HOURS="24")
-    *options, python, flags, program = started.split()[1:]
-    pairs = [option.removeprefix("--").split("=", 1) for option in options]
-    timer = [value for key, value in pairs if key == "timer-property"]
-    timer += [f"On{key[3:].title().replace('-', '')}Sec={value}" for key, value in pairs if key.startswith("on-")]
-    service = [*(value for key, value in pairs if key == "property"), f"ExecStart={python} {flags} {program}"]
-    files = {"timer": ("Timer", timer), "service": ("Service", service)}
-    for kind, (section, lines) in files.items():
-        (tmp_path / f"trainyard-limits.{kind}").write_text("\n".join([f"[{section}]", *lines, ""]))
-    units = sorted(tmp_path.glob("trainyard-limits.*"))
+    units = [Path(shutil.copy(unit, tmp_path)) for unit in sorted(BOOTSTRAP.glob("trainyard-limits.*"))]
     argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (len(units), done.returncode, done.stderr) == (2, 0, "")
+
+
+# --- whatever else fails ---
+
+
+@pytest.fixture
+def over(node: Node) -> Node:
+    """A node whose hours are over, with settings that say so."""
+    node.booted(ago=3 * HOUR)
+    node.tick(TRAINYARD_MAX_HOURS="4")
+    settings = node.root / "etc/trainyard.env"
+    settings.write_text(settings.read_text().replace("HOURS=4", "HOURS=2"))
+    return node
+
+
+POWEROFF = "systemctl poweroff -i"
+
+
+def in_the_way(folder: Path) -> None:
+    """Nothing can be read or written in a folder from here on."""
+    shutil.rmtree(folder)
+    folder.write_text("a file where a folder should be")
+
+
+def test_a_record_that_cannot_be_written_keeps_no_node(over: Node) -> None:
+    in_the_way(over.root / "run/trainyard")
+    assert POWEROFF in over.run()
+
+
+def test_a_first_boot_that_cannot_be_read_any_more_is_in_memory(over: Node) -> None:
+    in_the_way(over.state)
+    assert POWEROFF in over.run()
+
+
+def test_without_any_record_the_hours_count_from_this_boot(over: Node) -> None:
+    """By its own init's start: a container's host may be up for longer."""
+    in_the_way(over.state)
+    in_the_way(over.root / "run/trainyard")
+    (over.root / "proc/1/stat").write_text(f"1 (init) S {'0 ' * 18}{10_000 * os.sysconf('SC_CLK_TCK')} 0\n")
+    for up, ends in ((2 * HOUR - MINUTE, False), (2 * HOUR + MINUTE, True)):
+        (over.root / "proc/uptime").write_text(f"{10_000 + up} 1.0\n")
+        assert (POWEROFF in over.run()) == ends
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@pytest.mark.parametrize("options", ["size=4k", "ro"])
+def test_a_full_or_read_only_disk_keeps_no_node(over: Node, options: str) -> None:
+    """A disk that is full or read-only, for real: everything but what is in memory."""
+    disk = over.root / "var/lib/trainyard"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", disk], check=True)
+    try:
+        if options != "ro":
+            with (disk / "full").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                while True:
+                    file.write(bytes(4096))
+        assert POWEROFF in over.run()
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+BROKEN = ["", "{", "[]", "null", '"text"', "{}", '{"time": "x"}', '{"time": NaN, "idle_since": []}', '{"time": 1e999}']
+
+
+@pytest.mark.parametrize("text", [*BROKEN, "\udcff"])
+@pytest.mark.parametrize("which", ["limits", "first-boot"])
+def test_a_broken_record_keeps_no_node(over: Node, which: str, text: str) -> None:
+    path = over.limits if which == "limits" else over.state / "first-boot.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    called: list[str] = []
+    for _ in range(2):  # a record that the first run cannot make sense of is gone for the second
+        try:
+            called = over.run()
+        except AssertionError:
+            called = (over.root / "called").read_text().splitlines()
+    assert POWEROFF in called
+
+
+def test_a_first_boot_that_cannot_be_read_is_dated_by_its_file(node: Node) -> None:
+    first = node.state / "first-boot.json"
+    first.write_text("{")
+    os.utime(first, (0, time.time() - 3 * HOUR))
+    assert not node.ends(TRAINYARD_MAX_HOURS="4")
+    assert abs(json.loads(first.read_text())["time"] - (time.time() - 3 * HOUR)) < 5, "and mended"
+
+
+def test_a_first_boot_in_the_future_does_not_count(node: Node) -> None:
+    """Or a clock that was wrong for a moment would give a node years."""
+    node.booted(ago=-1000 * HOUR)
+    node.tick(TRAINYARD_MAX_HOURS="4")
+    assert node.record()["deadline"] < time.time() + 4 * HOUR + MINUTE
+
+
+@pytest.mark.parametrize("name", ["wall", "runuser"])
+@pytest.mark.parametrize("fault", ["exit 1", "kill -KILL $$", "missing"])
+def test_what_it_calls_keeps_no_node(over: Node, name: str, fault: str) -> None:
+    over.program(name, fault)
+    if fault == "missing":
+        (over.root / "bin" / name).write_bytes(b"\0")  # no program at all
+    assert POWEROFF in over.run()
+
+
+def test_a_poweroff_that_fails_is_done_by_force_and_then_by_the_kernel(over: Node) -> None:
+    over.program("systemctl", '[ "$2" != -i ]')
+    assert [line for line in over.run() if line.startswith("systemctl")] == [POWEROFF, "systemctl poweroff -f"]
+    sysrq = over.root / "proc/sysrq-trigger"
+    sysrq.write_text("")
+    over.program("systemctl", "exit 1")
+    over.run()
+    assert sysrq.read_text() == "o"
+
+
+def test_a_poweroff_that_is_taken_and_never_comes_is_done_by_force(over: Node) -> None:
+    seen = [[line.removeprefix("systemctl ") for line in over.run() if "poweroff" in line] for _ in range(6)]
+    assert seen == [["poweroff -i"]] * 4 + [["poweroff -f"]] * 2
+
+
+# --- settings that are missing or make no sense ---
+
+
+def hours_of(node: Node) -> float:
+    """How long the node may live, by its record."""
+    record = node.record()
+    return round((record["deadline"] - record["first"]["time"]) / HOUR)
+
+
+@pytest.mark.parametrize(
+    ("settings", "image", "hours", "idle"),
+    [
+        (None, "TRAINYARD_CLUSTER=aws-xeon\n", 24, 60),
+        (None, None, 24, 60),
+        ("", "TRAINYARD_CLUSTER=azure-xeon\n", 24, 60),
+        ("TRAINYARD_MAX_HOURS=x\nTRAINYARD_IDLE_MINUTES=7\n", "TRAINYARD_CLUSTER=aws-xeon\n", 24, 7),
+        ("TRAINYARD_MAX_HOURS=-1\nTRAINYARD_IDLE_MINUTES=1e9\n", "TRAINYARD_CLUSTER=aws-xeon\n", 24, 60),
+        ("TRAINYARD_MAX_HOURS=\u0663\n", "TRAINYARD_CLUSTER=aws-xeon\n", 24, 60),
+        ("\ufeffTRAINYARD_MAX_HOURS=3\r\nTRAINYARD_IDLE_MINUTES=5\r\n", None, 3, 5),
+        ("TRAINYARD_MAX_HOURS=3\nTRAINYARD_MODE=\udcff\udcfe\n", None, 3, 60),
+        ("TRAINYARD_CLUSTER=moon\nTRAINYARD_MAX_HOURS=3\n", "TRAINYARD_CLUSTER=aws-xeon\n", 3, 60),
+        ("TRAINYARD_MAX_HOURS=0\n", "TRAINYARD_CLUSTER=aws-xeon\n", None, 60),
+    ],
+)
+def test_the_limits_of_a_node_whose_settings_are_missing_or_bad(
+    node: Node, settings: str | None, image: str | None, hours: int | None, idle: int
+) -> None:
+    for name, text in (("etc/trainyard.env", settings), ("opt/trainyard/image.env", image)):
+        (node.root / name).parent.mkdir(parents=True, exist_ok=True)
+        if text is not None:
+            (node.root / name).write_bytes(text.encode(errors="surrogateescape"))
+    node.run()
+    assert node.record()["idle_minutes"] == idle
+    assert hours_of(node) == hours if hours else node.record()["deadline"] > time.time() + 10000 * HOUR
+
+
+@pytest.mark.parametrize("settings", [None, "TRAINYARD_CLUSTER=local\nTRAINYARD_MAX_HOURS=never\n"])
+def test_a_local_node_has_no_limit_but_the_one_that_is_set(node: Node, settings: str | None) -> None:
+    """It costs nothing, and this machine may be somebody's own: its timer ends itself."""
+    (node.root / "opt/trainyard").mkdir(parents=True)
+    (node.root / "opt/trainyard/image.env").write_text("TRAINYARD_CLUSTER=local\n")
+    if settings:
+        (node.root / "etc/trainyard.env").write_text(settings)
+    node.booted(ago=10000 * HOUR)
+    assert node.run() == ["systemctl stop --no-block trainyard-limits.timer"]
+
+
+def test_a_node_of_azure_whose_settings_are_lost_is_not_powered_off_either(node: Node) -> None:
+    (node.root / "opt/trainyard").mkdir(parents=True)
+    (node.root / "opt/trainyard/image.env").write_text("TRAINYARD_CLUSTER=azure-xeon\n")
+    node.booted(ago=30 * HOUR)
+    with cloud() as (server, environment):
+        hosts = [f"{key}={value}\n" for key, value in environment.items() if key.endswith(("IMDS", "ARM"))]
+        (node.root / "etc/trainyard.env").write_text("".join(hosts))
+        assert not any("poweroff" in line for line in node.run())
+        assert server.asked[-1].method == "POST"

@@ -126,7 +126,8 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     (folder / "job.json").write_text(json.dumps(TOLD["job"]))
     (folder / "first-boot.json").write_text(json.dumps({"time": time.time() - 7200, "instance": "i-1"}))
     told = {"deadline": time.time() + 3630, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
-    (folder / "limits.json").write_text(json.dumps(told))
+    (servers[0].root / "run/trainyard").mkdir(parents=True)
+    (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(told))
     lines = fab_status(tmp_path, machines).splitlines()
     assert lines[0].split() == (
         "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE SPENT ENDS IDLE".split()  # noqa: SIM905

@@ -17,7 +17,7 @@ ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
 STATE = ROOT / "var/lib/trainyard"
 BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
 # Whole, as bootstrap/limits.py looks for it in our command line: whoever only looks does not keep a node alive.
-LIMITS = "var/lib/trainyard/limits.json"
+LIMITS = "run/trainyard/limits.json"
 NEVER = 1e11
 GIB = 1 << 30
 
@@ -39,6 +39,7 @@ def main() -> None:
         "up_seconds": int(up_seconds()),
         "age_seconds": age_seconds(),
         "limits": limits(),
+        "notice": notice(),
     }
     print(json.dumps(told))
 
@@ -56,15 +57,18 @@ def of_this_boot(path: Path) -> bool:
 
 
 def age_seconds() -> int | None:
-    """Since the node's first boot, over all others."""
-    path = STATE / "first-boot.json"
-    return int(time.time() - json.loads(path.read_text())["time"]) if path.exists() else None
+    """Since the node's first boot, over all others; None while that is not known."""
+    try:
+        return int(time.time() - json.loads((STATE / "first-boot.json").read_text())["time"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def limits() -> dict[str, Any] | None:
     """When the node ends, by its own clock; None where it has no limits."""
-    told = record(Path(LIMITS).name)
-    if not told:
+    try:
+        told = json.loads((ROOT / LIMITS).read_text())
+    except FileNotFoundError:
         return None
     return {
         "expires_in_seconds": int(told["deadline"] - time.time()) if told["deadline"] < NEVER else None,
@@ -74,6 +78,14 @@ def limits() -> dict[str, Any] | None:
         "ends": told["ends"],
         "failed": told.get("failed", ""),
     }
+
+
+def notice() -> str:
+    """That the cloud is about to take this node, and when; empty: it is not."""
+    try:
+        return str(json.loads((ROOT / "run/trainyard/notice.json").read_text())["why"])
+    except FileNotFoundError:
+        return ""
 
 
 def last_step() -> str:

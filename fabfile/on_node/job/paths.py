@@ -29,8 +29,10 @@ LEASE = 6.0
 """Seconds without a word from the head after which a node ends its part, and the other way round."""
 JOB = Path("/var/lib/trainyard/job.json")
 """On a node: which job it is busy with. `fab status` shows it."""
-LIMITS = Path("/var/lib/trainyard/limits.json")
+LIMITS = Path("/run/trainyard/limits.json")
 """On a node that has limits: when it ends, see bootstrap/limits.py."""
+NOTICE = Path("/run/trainyard/notice.json")
+"""On a node that its cloud is about to take: when, and why, see bootstrap/notice.py."""
 SECRETS = "secrets.json"
 TIME = re.compile(r"\d{1,10}\.\d{3}")
 """The time of a line in a log, seconds of Unix time: anything else was cut by a full disk or a crash."""
