@@ -53,11 +53,26 @@ class Machine:
         return self.run()
 
     def run(self) -> subprocess.CompletedProcess[str]:
-        environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-        environment["TRAINYARD_PREFIX"] = str(self.root)
+        # A systemctl of the test's own: it is about this root, and not about the machine that the tests run on.
+        environment = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "TRAINYARD_PREFIX": str(self.root)}
         return subprocess.run(
             [self.root / "bootstrap/bootstrap.sh"], env=environment, capture_output=True, text=True, timeout=60
         )
+
+    def program(self, name: str, body: str = "") -> None:
+        path = self.root / "bin" / name
+        path.write_text(f'#!/usr/bin/env bash\necho "{name} $*" >>{self.root}/called\n{body}\n')
+        path.chmod(0o755)
+
+    def called(self) -> list[str]:
+        return (self.root / "called").read_text().splitlines()
+
+    def copy_step(self, name: str) -> None:
+        """The real step, as the only one of its part."""
+        for path in (self.root / "bootstrap/steps").glob("*/*"):
+            path.unlink()
+        shutil.copy(BOOTSTRAP / "steps" / name, self.root / "bootstrap/steps" / name)
+        self.step("image/99-versions", VERSIONS_STEP)
 
     def record(self, kind: str) -> dict[str, object]:
         other = {"ready": "failed", "failed": "ready"}[kind]
@@ -74,9 +89,10 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
     shutil.copytree(BOOTSTRAP, tmp_path / "bootstrap", ignore=shutil.ignore_patterns("steps", "__pycache__"))
-    for folder in ("etc", "bootstrap/steps/image", "bootstrap/steps/node"):
+    for folder in ("bin", "etc", "bootstrap/steps/image", "bootstrap/steps/node"):
         (tmp_path / folder).mkdir(parents=True)
     machine = Machine(tmp_path)
+    machine.program("systemctl")
     machine.step("image/10-first", "echo one")
     machine.step("image/20-second", VERSIONS_STEP)
     machine.step("node/10-third", "echo three")
@@ -299,6 +315,12 @@ def test_bad_settings_are_refused_before_any_step(machine: Machine, settings: di
     assert machine.events() == []
 
 
+def test_settings_from_an_editor_on_windows_are_read(machine: Machine) -> None:
+    (machine.root / "etc/trainyard.env").write_text("".join(f"{k}={v}\r\n" for k, v in SETTINGS.items()), newline="")
+    assert machine.run().returncode == 0
+    assert machine.record("ready")["node"] == "node1"
+
+
 def test_missing_settings_file_is_a_failure_with_a_record(machine: Machine) -> None:
     assert machine.run().returncode == 1
     assert "/etc/trainyard.env is missing" in str(machine.record("failed")["reason"])
@@ -333,6 +355,111 @@ def test_unreachable_index_is_the_reason(machine: Machine) -> None:
         "collectives 'ccl' needs oneccl-bind-pt 2.8.0, which only Intel's wheel index has, and http://127.0.0.1:9/us/ "
         "did not answer ([Errno 111] Connection refused); set collectives to gloo or open the way to it"
     )
+
+
+# --- updates, locks and sshd ---
+
+
+def test_nothing_is_updated_by_itself_and_no_job_is_restarted(machine: Machine) -> None:
+    machine.copy_step("image/15-updates")
+    assert machine.boot(TRAINYARD_MODE="bake").returncode == 0
+    masked = next(line.split()[2:] for line in machine.called() if line.startswith("systemctl mask"))
+    assert {"apt-daily.timer", "apt-daily-upgrade.timer", "unattended-upgrades.service"} <= set(masked)
+    assert "systemctl stop apt-daily.timer apt-daily-upgrade.timer" in machine.called()
+    config = machine.root / "etc/needrestart/conf.d/60-trainyard.conf"
+    program = f"""
+    our %nrconf = (restart => 'a', override_rc => {{}});
+    defined(do "{config}") or die "$@ $!";
+    print "$nrconf{{restart}} ", map {{ "$_ $nrconf{{override_rc}}{{$_}}" }} keys %{{$nrconf{{override_rc}}}};
+    """
+    said = subprocess.run(["perl", "-e", program], capture_output=True, text=True)
+    assert (said.stdout, said.stderr) == ("l (?^:^trainyard-) 0", "")
+
+
+@pytest.fixture
+def packages(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine that lacks a package, with the real apt under this root: without a source, and so without network."""
+    apt = shutil.which("apt-get", path="/usr/bin:/bin")
+    if not apt:
+        pytest.skip("no apt on this machine")
+    machine.copy_step("image/20-packages")
+    for folder in ("state/lists/partial", "cache/archives/partial", "etc"):
+        (machine.root / "apt" / folder).mkdir(parents=True)
+    (machine.root / "apt/status").touch()
+    (machine.root / "apt/config").write_text(
+        f'Dir::State "{machine.root}/apt/state"; Dir::State::status "{machine.root}/apt/status";\n'
+        f'Dir::Cache "{machine.root}/apt/cache"; Dir::Etc "{machine.root}/apt/etc"; APT::Sandbox::User "";\n'
+        "APT::Update::Post-Invoke {}; APT::Update::Post-Invoke-Success {}; DPkg::Post-Invoke {};\n"
+    )
+    machine.program("dpkg-query", "echo un")
+    machine.program("apt-cache")
+    real = (
+        f'[[ "$*" != *update* ]] || APT_CONFIG={machine.root}/apt/config exec {apt} -c {machine.root}/apt/config "$@"'
+    )
+    machine.program("apt-get", real)
+    return machine
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def hold(machine: Machine, seconds: float) -> subprocess.Popen[str]:
+    """Another apt, as far as a lock is concerned."""
+    lock = machine.root / "apt/state/lists/lock"
+    argv = [sys.executable, "-c", HOLD, str(lock), str(seconds)]
+    holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout and holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_the_lock_of_the_package_lists_is_waited_for(packages: Machine) -> None:
+    with hold(packages, 4):
+        began = time.monotonic()
+        done = packages.boot(TRAINYARD_MODE="bake")
+        assert done.returncode == 0, done.stdout
+        assert time.monotonic() - began >= 3
+    log = (packages.root / "var/log/trainyard-bootstrap.log").read_text()
+    assert "another apt is at work: waiting for it" in log
+    assert sum(" update" in line for line in packages.called()) >= 2
+    assert sum(" install " in line and "numactl" in line for line in packages.called()) == 1
+
+
+def test_a_lock_that_is_never_given_back_is_the_reason(packages: Machine) -> None:
+    step = packages.root / "bootstrap/steps/image/20-packages"
+    step.write_text(step.read_text().replace("LOCK_SECONDS:-300", "LOCK_SECONDS:-3"))
+    with hold(packages, 60) as holder:
+        assert packages.boot(TRAINYARD_MODE="bake").returncode == 1
+        holder.kill()
+    failed = packages.record("failed")
+    assert failed["step"] == "packages" and "apt-get update: E: Could not get lock" in str(failed["reason"])
+
+
+def test_what_apt_complains_of_otherwise_is_said_at_once(packages: Machine) -> None:
+    packages.program("apt-get", "echo 'E: Unable to locate package numactl'; exit 100")
+    began = time.monotonic()
+    assert packages.boot(TRAINYARD_MODE="bake").returncode == 1
+    assert time.monotonic() - began < 15
+    assert packages.record("failed")["reason"] == "apt-get update: E: Unable to locate package numactl"
+
+
+def test_sshd_drops_a_client_that_has_vanished_within_75_seconds(machine: Machine) -> None:
+    machine.copy_step("image/85-system")
+    assert machine.boot(TRAINYARD_MODE="bake").returncode == 0
+    config = machine.root / "etc/ssh/sshd_config.d/60-trainyard.conf"
+    sshd = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+    if not sshd:
+        pytest.skip("no sshd on this machine")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", machine.root / "key"], check=True)
+    argv = [sshd, "-T", "-f", config, "-h", machine.root / "key"]
+    effective = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"clientaliveinterval 15", "clientalivecountmax 4", "tcpkeepalive yes"} <= set(effective)
+    assert (machine.root / "opt/trainyard/image.env").read_text() == "TRAINYARD_CLUSTER=local\n"
 
 
 def pip_settings(environment: dict[str, str]) -> dict[str, str]:
