@@ -5,6 +5,7 @@ A bare machine gets the scripts with it; a machine of a baked image has them, an
 
 from __future__ import annotations
 
+import ast
 import base64
 import gzip
 import hashlib
@@ -120,7 +121,8 @@ def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
 def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
     """(name, content, mode) of every file that goes to the machine, in a stable order.
 
-    What only one kind of cluster needs is in a folder of its name, and comments stay at home: user data has a limit.
+    What only one kind of cluster needs is in a folder of its name, and comments and docstrings stay at home: user data
+    has a limit.
     """
     others = {kind for kind in CLUSTERS if kind != cluster}
     found = []
@@ -128,7 +130,23 @@ def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
         if path.relative_to(bootstrap).parts[0] in others:
             continue
         if path.is_file() and path.name != cloud_config.NAME and "__pycache__" not in path.parts:
-            content = _COMMENT.sub(b"", path.read_bytes())
+            name, content = str(path.relative_to(bootstrap)), _COMMENT.sub(b"", path.read_bytes())
+            if path.suffix == ".py":
+                content = _without_docstrings(name, content)
             # The mode follows from the content: a checkout's umask or a zip must not change an image's name.
-            found.append((str(path.relative_to(bootstrap)), content, "0755" if content.startswith(b"#!") else "0644"))
+            found.append((name, content, "0755" if content.startswith(b"#!") else "0644"))
     return found
+
+
+def _without_docstrings(name: str, program: bytes) -> bytes:
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"bootstrap/{name}: not Python: {error}") from None
+    lines = program.splitlines(keepends=True)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            if len(node.body) > 1 and first.end_lineno is not None:
+                lines[first.lineno - 1 : first.end_lineno] = [b""] * (first.end_lineno - first.lineno + 1)
+    return b"".join(lines)

@@ -61,29 +61,44 @@ def env(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines)
 
 
-def scripts() -> Iterator[Path]:
+def scripts(*, every: bool = False) -> Iterator[Path]:
+    """Those of the local stack, or of every kind of cluster."""
     for path in user_data.BOOTSTRAP.rglob("*"):
-        other = path.relative_to(user_data.BOOTSTRAP).parts[0] in CLOUDS
+        other = not every and path.relative_to(user_data.BOOTSTRAP).parts[0] in CLOUDS
         if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
             yield path
 
 
-def is_comment(line: bytes) -> bool:
-    return line.lstrip().startswith(b"#") and not line.startswith(b"#!")
+def sent(path: Path, bootstrap: Path = user_data.BOOTSTRAP) -> bytes:
+    """What a machine gets of a script: all but the lines that are only a comment or a docstring."""
+    name = str(path.relative_to(bootstrap))
+    (content,) = [
+        content
+        for cluster in ("local", *CLOUDS)
+        for script, content, _ in user_data._scripts(bootstrap, cluster)
+        if script == name
+    ][:1]
+    return content
 
 
-def sent(path: Path) -> bytes:
-    """What a machine gets of a script: all but the lines that are only a comment."""
-    return b"".join(line for line in path.read_bytes().splitlines(keepends=True) if not is_comment(line))
+def without_docstrings(program: bytes) -> str:
+    tree = ast.parse(program)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
 
 
-@pytest.mark.parametrize("path", sorted(scripts()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(scripts(every=True)), ids=lambda path: path.name)
 def test_a_script_without_its_comments_is_the_same_program(path: Path, tmp_path: Path) -> None:
     """A line in a text of several lines may look like a comment."""
+    whole = path.read_bytes()
+    assert len(sent(path)) <= len(whole)
     if path.suffix == ".py":
-        assert ast.dump(ast.parse(sent(path))) == ast.dump(ast.parse(path.read_bytes()))
-    elif path.suffix == ".service":
-        assert b"\\\n" not in path.read_bytes(), "or a comment within a long line would end it"
+        assert without_docstrings(sent(path)) == without_docstrings(whole)
+        assert b'"""' not in sent(path)
+    elif path.suffix in (".service", ".timer"):
+        assert b"\\\n" not in whole, "or a comment within a long line would end it"
     elif path.suffix != ".env":
         (tmp_path / "sent").write_bytes(sent(path))
         parsed = [
@@ -91,6 +106,12 @@ def test_a_script_without_its_comments_is_the_same_program(path: Path, tmp_path:
             for file in (path, tmp_path / "sent")
         ]
         assert parsed[0] == parsed[1] != []
+
+
+def test_a_program_that_is_none_is_refused_before_anything_is_made(wanted: Settings, bootstrap: Path) -> None:
+    (bootstrap / "probe.py").write_text("def main(:\n")
+    with pytest.raises(UsageError, match=r"^bootstrap/probe.py: not Python: "):
+        user_data.image_key(wanted, bootstrap=bootstrap)
 
 
 def test_it_is_cloud_config(wanted: Settings) -> None:
@@ -196,10 +217,13 @@ def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap_but_its_comments
     path = data.draw(st.sampled_from(sorted(files)))
     content = bytearray(path.read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))
-    line = content[content.rfind(b"\n", 0, at) + 1 : content.find(b"\n", at) + 1]
-    assume(path.name == "cloud-config.yaml" or not is_comment(bytes(line)))
     content[at] ^= data.draw(st.integers(1, 255))
+    before = b"" if path.name == "cloud-config.yaml" else sent(path, root)
     path.write_bytes(content)
+    try:
+        assume(path.name == "cloud-config.yaml" or sent(path, root) != before)
+    except UsageError:
+        return  # a program that is none any more makes no image at all
     assert user_data.image_key(wanted, bootstrap=root) != user_data.image_key(wanted)
 
 
