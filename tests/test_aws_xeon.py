@@ -14,13 +14,14 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 import pytest
+import yaml
 from aws_kind import ACCOUNT, BAKED_FROM, BUCKET, FOREIGN, OURS, UBUNTU, ZONES, Amazon
 from bad_settings import as_text
 from inputs import public_key
 from recorder import HOST_KEY, Declared, Ran, run
 
 from infra import prices, stack_file, user_data
-from infra.aws import image, nodes, types, zones
+from infra.aws import gate, image, nodes, types, zones
 from infra.clusters import aws_xeon
 from infra.config_values import SettingsError
 from infra.errors import UsageError
@@ -313,6 +314,7 @@ def test_the_builder_lets_nobody_in_and_has_no_key(program: Program) -> None:
     builder = ran[stage(ran)["builder"]].inputs
     assert builder["vpcSecurityGroupIds"] == ["builder-group-id"] and "keyName" not in builder
     assert "ssh_authorized_keys" not in unpacked(builder["userDataBase64"])
+    assert yaml.safe_load(unpacked(builder["userDataBase64"]))["bootcmd"] == [["bash", "-c", gate.END]]
     assert builder["instanceInitiatedShutdownBehavior"] == "stop"
     assert builder["instanceType"] == "m7i.2xlarge"
     assert builder["ami"] == UBUNTU

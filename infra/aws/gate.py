@@ -25,8 +25,11 @@ BAKE = 3600.0
 """Seconds for a whole bake; a step that hangs is ended by the bootstrap itself, well before."""
 POLL = 15.0
 """Seconds between two looks, each of which is a command."""
-LAST_RESORT_MINUTES = 180
-"""After so long a builder powers itself off, whoever has forgotten it: a shutdown from inside only stops it."""
+END_MINUTES = 180
+"""So long after each boot a builder that everybody forgot powers itself off: EC2 stops it, and it costs its disk."""
+# cloud-init runs it before the bus is there that `shutdown +180` would need, and before a timer may start.
+END = f"systemd-run --no-block --unit=trainyard-builder-end --on-active={END_MINUTES}min systemctl poweroff -i"
+"""What sets that, in the builder's user data: it does not depend on anybody who waits for the bake."""
 
 # Standard sh, as Systems Manager runs it. The prefix is the tests'; a record of an earlier boot does not count.
 _LOOK = r"""
@@ -38,7 +41,7 @@ for record in ready failed; do
 done
 if [ -e "$s/progress.jsonl" ]; then sed 's/^/step /' "$s/progress.jsonl"; fi
 """
-_LAST_RESORT = f"shutdown -P +{LAST_RESORT_MINUTES} 'Trainyard: a builder that was forgotten'"
+_ENSURE_END = f"systemctl is-active trainyard-builder-end.timer || shutdown -P +{END_MINUTES}"
 _SEAL = "exec bash /opt/trainyard/bootstrap/seal.sh"
 
 
@@ -69,7 +72,7 @@ def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
     """Follow the bootstrap until its record is there. Raises BakeError with the end of its log when it has failed."""
     machine.start()
     machine.await_agent()
-    machine.run(_LAST_RESORT)
+    machine.run(_ENSURE_END)
     began, told, last = time.monotonic(), 0, "nothing: cloud-init has not started the bootstrap"
     while True:
         machine.check()

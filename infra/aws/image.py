@@ -13,7 +13,7 @@ import pulumi_aws as aws
 
 from infra import user_data
 from infra.aws import types
-from infra.aws.gate import Baked, Sealed
+from infra.aws.gate import END, Baked, Sealed
 from infra.aws.ground import Ground
 from infra.aws.provider import IMAGE_TAG, asking, named, region, titled
 from infra.config_values import SettingsError
@@ -133,7 +133,7 @@ def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Ins
         vpc_security_group_ids=[ground.security.builder.id],
         iam_instance_profile=ground.access.profile,
         instance_initiated_shutdown_behavior="stop",
-        user_data_base64=user_data.packed(user_data.for_bake(settings, baked_from)),
+        user_data_base64=user_data.packed(builder_data(settings)),
         metadata_options=aws.ec2.InstanceMetadataOptionsArgs(
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),
@@ -149,6 +149,11 @@ def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Ins
             custom_timeouts=pulumi.CustomTimeouts(create="20m", delete="20m"),
         ),
     )
+
+
+def builder_data(settings: Settings) -> str:
+    """The builder's user data: the bake, and the builder's own end if nobody ends it."""
+    return user_data.for_bake(settings, key(settings), last_resort=END)
 
 
 def builder_type(settings: Settings) -> str:

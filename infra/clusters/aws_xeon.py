@@ -26,7 +26,7 @@ def check(settings: Settings) -> None:
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     image.check(settings)
-    nodes.check_user_data(user_data.for_bake(settings, image.key(settings)), "the builder")
+    nodes.check_user_data(image.builder_data(settings), "the builder")
     bill(settings)
 
 
