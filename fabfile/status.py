@@ -51,6 +51,8 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
         if (node["limits"] or {}).get("ends"):
             said = node["limits"]["failed"].strip()
             say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + said if said else ''}")
+        if node["notice"]:
+            say(f"{node['name']} is about to go: {node['notice']}")
     if cluster.hourly_usd:
         say(_money(cluster, nodes))
     if any(node["load_is_shared"] for node in nodes):
@@ -93,6 +95,7 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
         "age_seconds": age,
         "spent_usd": None if age is None else round(cluster.hourly_usd / len(cluster.nodes) * age / 3600, 4),
         "limits": told.get("limits"),
+        "notice": told.get("notice", ""),
     }
 
 

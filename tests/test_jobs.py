@@ -357,7 +357,9 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = tmp_path / "limits.json"
+    notice = tmp_path / "notice.json"
     monkeypatch.setattr(paths, "LIMITS", record)
+    monkeypatch.setattr(paths, "NOTICE", notice)
     keeper = keep.Keeper({"id": "job-1", "node": "node1", "run_dir": str(tmp_path), "job": "", "lease": 6})
 
     def told() -> list[dict[str, Any]]:
@@ -370,6 +372,12 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     assert event["event"] == "ends" and 90 < event["in"] <= 100 and told() == []
     record.write_text(json.dumps({"deadline": time.time() + 50}))
     assert 40 < told()[0]["in"] <= 50
+    notice.write_text(json.dumps({"time": time.time(), "at": time.time() + 120, "why": "EC2 takes this Spot node"}))
+    (event,) = told()
+    assert (event["event"], event["why"]) == ("notice", "EC2 takes this Spot node") and 110 < event["in"] <= 120
+    assert told() == []
+    notice.unlink()
+    assert told() == [{"event": "notice", "in": None, "why": ""}]
 
 
 def test_a_job_is_warned_once_and_stopped_before_the_first_of_its_nodes_ends() -> None:
@@ -384,6 +392,27 @@ def test_a_job_is_warned_once_and_stopped_before_the_first_of_its_nodes_ends() -
     assert expiry.asked(1_701.0, said.append) == "stop"
     expiry.told("node2", 9_000.0)  # somebody has given it more time
     assert expiry.asked(1_701.0, said.append) == "" and len(said) == 1
+
+
+def test_a_job_is_stopped_at_once_for_a_node_that_its_cloud_takes_in_two_minutes() -> None:
+    said: list[str] = []
+    expiry = Expiry()
+    expiry.told("node1", 100_000.0)
+    expiry.noticed("node2", 1_120.0, "EC2 takes this Spot node at 12:03:05Z")
+    assert expiry.asked(1_000.0, said.append) == expiry.asked(1_001.0, said.append) == "stop"
+    assert said == [
+        "warning: node2: EC2 takes this Spot node at 12:03:05Z; before that the job is stopped with a checkpoint"
+    ]
+    assert expiry.reason == "node2: EC2 takes this Spot node at 12:03:05Z" and expiry.taken == {"node2"}
+
+
+def test_a_reboot_that_azure_announces_early_stops_the_job_five_minutes_before_and_not_at_all_if_withdrawn() -> None:
+    expiry = Expiry()
+    expiry.noticed("node2", 1_900.0, "Azure reboots this node at 12:15:00Z")
+    assert expiry.asked(1_000.0, print) == "" and expiry.taken == {"node2"}
+    assert expiry.asked(1_601.0, print) == "stop"
+    expiry.withdrawn("node2")
+    assert expiry.asked(1_602.0, print) == "" and not expiry.taken
 
 
 # --- the log ---

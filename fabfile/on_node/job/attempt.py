@@ -43,7 +43,7 @@ class Attempt:
         self._watch = Watch(placement, timeout, time.monotonic())
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
-        self._expiry = Expiry()
+        self.expiry = Expiry()
         self.stopping = ""
         """What was asked for and has been passed on."""
         self._stop_by = float("inf")
@@ -122,7 +122,7 @@ class Attempt:
             if code is not None and self._watch.mpirun is None:
                 self._watch.mpirun_ended(128 - code if code > 128 else code, time.monotonic())
             now = time.monotonic()
-            asked = self._asked() or self._expiry.asked(time.monotonic(), self._log.say)
+            asked = self._asked() or self.expiry.asked(now, self._log.say)
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
             if asked and not self._watch.all_beat():
@@ -157,7 +157,11 @@ class Attempt:
 
     def _ends(self, node: str, event: dict[str, Any]) -> None:
         if event["event"] == "ends":
-            self._expiry.told(node, time.monotonic() + event["in"])
+            self.expiry.told(node, time.monotonic() + event["in"])
+        elif event["event"] == "notice" and event["in"] is None:
+            self.expiry.withdrawn(node)
+        elif event["event"] == "notice":
+            self.expiry.noticed(node, time.monotonic() + event["in"], event["why"])
 
     def _stopped(self) -> Verdict:
         self.stopping = self.stopping or "now"

@@ -5,7 +5,7 @@ run in is bound to that service: when this program ends, of whatever, systemd ki
 so, when the connection closes, and when the head has not been heard for the length of the lease.
 
 stdin    a line of JSON: {"id", "node", "run_dir", "job", "lease"}; then words: beat, term, kill, end
-stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, rank, step, stopped, log, usage, clean
+stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Keeper:
         self._deadline: float | None = None
         self._meter = usage.Meter()
         self._began = self._measured = time.monotonic()
+        self._notice: Event = {}
 
     def run(self) -> int:
         others = left.busy_with(self.id)
@@ -132,11 +133,17 @@ class Keeper:
             tell({"event": "usage", **used})
 
     def _look_at_limits(self) -> None:
-        """Tell when this node's hours are over, and whenever that changes: in seconds, as clocks differ."""
+        """Tell when this node's hours are over and when its cloud takes it, and whenever that changes: in seconds, as
+        clocks differ."""
         deadline = paths.read(paths.LIMITS).get("deadline")
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
             tell({"event": "ends", "in": deadline - time.time()})
+        notice = paths.read(paths.NOTICE)
+        if notice != self._notice:
+            self._notice = notice
+            left = notice["at"] - time.time() if notice else None
+            tell({"event": "notice", "in": left, "why": notice.get("why", "")})
 
     def _end(self) -> None:
         """Kill what is left, send the last lines, and see that nothing is there any more."""

@@ -63,18 +63,27 @@ class Supervisor:
             attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked, began)
             verdict = attempt.run()
             out_of_reach = self._tell(verdict, attempt)
-            nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach)
-            if verdict.code != 1 or attempt.stopping or not restarts or launch.nodes[0] not in nodes:
+            nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach | attempt.expiry.taken)
+            if not self._may_go_on(verdict, attempt) or not restarts or launch.nodes[0] not in nodes:
                 break
             restarts -= 1
             launch = launch.on(nodes, launch.attempt + 1)
             self.log.say(f"restart from the last checkpoint on {len(nodes)} nodes; {restarts} more allowed")
         if attempt.stopping and (verdict.code or verdict.reason.startswith(STOPPED)):
-            self._over("CANCELLED", verdict.reason, 1)
+            because = f"{attempt.expiry.reason}; " if attempt.expiry.reason else ""
+            self._over("CANCELLED", f"{because}{verdict.reason}", 1)
         elif verdict.code == 0:
             self._over("SUCCEEDED", "", 0)
         else:
             self._over("FAILED", verdict.reason, verdict.code)
+
+    def _may_go_on(self, verdict: Verdict, attempt: Attempt) -> bool:
+        """Whether another attempt makes sense: this one failed, or was stopped for a node that its cloud takes."""
+        if not attempt.stopping:
+            return verdict.code == 1
+        unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
+        cause = attempt.expiry.cause
+        return unfinished and cause is not None and cause.by_cloud and not self.asked()
 
     def asked(self) -> str:
         """What somebody wants: "", "stop" or "now"."""

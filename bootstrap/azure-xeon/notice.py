@@ -1,0 +1,32 @@
+"""Azure's scheduled events that end what runs on this node: 30 s ahead for Spot, up to 15 minutes for the others.
+
+They are not acknowledged: that would bring them forward. Freeze, a pause of seconds, ends nothing.
+"""
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+
+ENDS = {
+    "Preempt": "takes this Spot node",
+    "Terminate": "deletes this node",
+    "Reboot": "reboots this node",
+    "Redeploy": "moves this node to another machine",
+}
+OWN = {"Metadata": "true"}
+
+
+def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
+    events = json.loads(ask("/metadata/scheduledevents?api-version=2020-07-01", OWN))["Events"]
+    events = [event for event in events if event["EventType"] in ENDS]
+    if not events:
+        return None
+    # The other machines' events are told as well.
+    name = ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text", OWN).strip().lower()
+    found = [
+        (parsedate_to_datetime(event["NotBefore"]) if event["NotBefore"] else None, f"Azure {ENDS[event['EventType']]}")
+        for event in events
+        if name in [resource.lower() for resource in event["Resources"]]
+    ]
+    return min(found, key=lambda one: one[0].timestamp() if one[0] else 0.0, default=None)

@@ -1,0 +1,138 @@
+"""A cloud takes a node of a running job: the job stops with a checkpoint in the seconds that are left, and says why.
+
+The nodes are real, and so are the job and the service that asks the metadata service; the metadata service is a program
+on each node that answers as EC2's does. Nothing else of a cloud is there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs_on_nodes import ENDLESS, Job
+from on_host import until
+from project import ROOT, Project
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+IMDS = """
+import http.server, pathlib
+NOTICE = pathlib.Path("/run/instance-action")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_PUT(self):
+        self.answer(200, b"token-1") if self.path == "/latest/api/token" else self.answer(404, b"")
+    def do_GET(self):
+        if self.headers["X-aws-ec2-metadata-token"] != "token-1":
+            self.answer(401, b"")
+        elif self.path == "/latest/meta-data/spot/instance-action" and NOTICE.exists():
+            self.answer(200, NOTICE.read_bytes())
+        else:
+            self.answer(404, b"")
+    def answer(self, code, body):
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("127.0.0.1", 8169), Handler).serve_forever()
+"""
+SECONDS = 20.0
+"""From the notice to the job's end; the least that a cloud leaves is 30."""
+
+
+def put(project: Project, path: str, content: str) -> None:
+    packed = base64.b64encode(content.encode()).decode()
+    project.fab("run", f"sudo mkdir -p {Path(path).parent} && echo {packed} | base64 -d | sudo tee {path} >/dev/null")
+
+
+@pytest.fixture(scope="module")
+def spot(cluster: Project) -> Project:
+    """The cluster, taken for Spot machines of EC2's: they hear of a notice as they would there."""
+    put(cluster, "/run/imds.py", IMDS)
+    put(
+        cluster,
+        "/opt/trainyard/bootstrap/aws-xeon/notice.py",
+        (ROOT / "bootstrap/aws-xeon/notice.py").read_text(),
+    )
+    cluster.fab("run", "sudo systemd-run --unit=imds python3 /run/imds.py")
+    cluster.fab(
+        "run",
+        "sudo sed -i s/CLUSTER=.*/CLUSTER=aws-xeon/ /etc/trainyard.env && "
+        "echo TRAINYARD_IMDS=http://127.0.0.1:8169 | sudo tee -a /etc/trainyard.env && "
+        "sudo systemctl restart trainyard-bootstrap",
+    )
+    cluster.fab("wait")
+    return cluster
+
+
+@pytest.fixture
+def notice(spot: Project) -> Iterator[Callable[[str], str]]:
+    """Announce that a node is taken in two minutes; when, as it is said."""
+
+    def announce(node: str) -> str:
+        at = time.time() + 120
+        action = {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}
+        said = base64.b64encode(json.dumps(action).encode()).decode()
+        spot.ssh(node, f"echo {said} | base64 -d | sudo tee /run/instance-action.new >/dev/null &&"
+                       " sudo mv /run/instance-action.new /run/instance-action")  # fmt: skip
+        return time.strftime("%H:%M:%SZ", time.gmtime(at))
+
+    yield announce
+    spot.fab("run", "sudo rm -f /run/instance-action")
+    until(lambda: not any(notices(spot).values()), 15, "every notice is withdrawn")
+
+
+def notices(project: Project) -> dict[str, str]:
+    nodes = json.loads(project.fab("status", "--json").stdout)["nodes"]
+    return {node["name"]: node["notice"] for node in nodes}
+
+
+@pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
+def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
+    spot: Project, start: Callable[..., Job], notice: Callable[[str], str], node: str
+) -> None:
+    job = start(ENDLESS)
+    at = notice(node)
+    began = time.monotonic()
+    why = f"{node}: EC2 takes this Spot node at {at}"
+    until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "the job is stopped")
+    print(f"stopped {time.monotonic() - began:.1f} s after the notice")
+    reason = job.state()["reason"]
+    saved = re.fullmatch(rf"{re.escape(why)}; stopped: step (\d+) is in the checkpoint", reason)
+    assert saved, reason
+    job.ends()
+    log = spot.fab("logs", job.id).stdout
+    assert f"warning: {why}; before that the job is stopped with a checkpoint" in log
+    assert f"{node} is about to go: EC2 takes this Spot node at {at}" in spot.fab("status").stdout
+    there = spot.fab("run", f"ls runs/{job.id}/checkpoints").stdout
+    step = f"step-{int(saved[1]):06d}"
+    assert sorted(re.findall(rf"\[(node\d)\] {step}", there)) == ["node1", "node2", "node3"]
+
+    # While the notice stands, a job is not even started there; afterwards it goes on where it was.
+    again = start("--resume", job.id, ENDLESS, step=0)
+    again.ends(60)
+    assert again.state()["reason"].startswith(f"{why}; stopped")
+    spot.fab("run", "sudo rm -f /run/instance-action")
+    until(lambda: not any(notices(spot).values()), 15, "the notice is withdrawn")
+    resumed = start("--resume", job.id, ENDLESS, step=int(saved[1]) + 3)
+    assert resumed.state()["state"] == "RUNNING"
+    spot.fab("stop", job.id)
+
+
+def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
+    spot: Project, start: Callable[..., Job], notice: Callable[[str], str]
+) -> None:
+    job = start(ENDLESS, "--restarts", "1")
+    notice("node3")
+    until(lambda: job.state()["nodes"] == ["node1", "node2"], SECONDS, "the job is on two nodes")
+    assert job.state()["attempt"] == 2
+    began = int(re.findall(r"step (\d+)/", job.text())[-1])
+    job.reaches(began + 5)
+    assert "restart from the last checkpoint on 2 nodes; 0 more allowed" in job.text()
+    notice("node2")
+    until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "no restart is left")

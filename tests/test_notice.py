@@ -1,0 +1,183 @@
+"""bootstrap/notice.py: what a cloud says before it takes a node, from its metadata service into the node's record.
+
+The metadata service is a web server on loopback; the program runs as its service does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import http_stand_in
+import pytest
+from http_stand_in import Answer, Asked
+
+PROGRAM = Path(__file__).parent.parent / "bootstrap/notice.py"
+
+
+@dataclass
+class Cloud:
+    """A metadata service: what it says may change."""
+
+    action: dict[str, str] | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    broken: Answer | None = None
+
+    def answer(self, asked: Asked) -> Answer:
+        if self.broken:
+            return self.broken
+        return self._aws(asked) if asked.path.startswith("/latest/") else self._azure(asked)
+
+    def _aws(self, asked: Asked) -> Answer:
+        """IMDSv2: without a token nothing is said, and a token is not given to a GET."""
+        if asked.path == "/latest/api/token":
+            given = asked.method == "PUT" and "x-aws-ec2-metadata-token-ttl-seconds" in asked.headers
+            return Answer(body=b"token-1") if given else Answer(405)
+        if asked.headers.get("x-aws-ec2-metadata-token") != "token-1":
+            return Answer(401)
+        if asked.path == "/latest/meta-data/spot/instance-action" and self.action:
+            return Answer(body=json.dumps(self.action).encode())
+        return Answer(404)
+
+    def _azure(self, asked: Asked) -> Answer:
+        if asked.headers.get("metadata") != "true":
+            return Answer(400)
+        if asked.path.startswith("/metadata/instance/compute/name?"):
+            return Answer(body=b"trainyard-yard-node2")
+        if asked.path == "/metadata/scheduledevents?api-version=2020-07-01":
+            return Answer(body=json.dumps({"DocumentIncarnation": 1, "Events": self.events}).encode())
+        return Answer(404)
+
+
+def event(kind: str, seconds: float | None, *machines: str, status: str = "Scheduled") -> dict[str, Any]:
+    """As Azure documents it; without seconds it has begun."""
+    at = "" if seconds is None else format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+    return {
+        **{"EventId": "602d9444-d2cd-49c7-8624-8643e7171297", "EventType": kind, "ResourceType": "VirtualMachine"},
+        **{"Resources": list(machines), "EventStatus": status, "NotBefore": at, "Description": ""},
+        **{"EventSource": "Platform", "DurationInSeconds": -1},
+    }
+
+
+@contextmanager
+def running(root: Path, cluster: str, cloud: Cloud) -> Iterator[subprocess.Popen[str]]:
+    """The program, under a root of its own."""
+    (root / "bin").mkdir()
+    (root / "bin/wall").write_text(f'#!/bin/sh\necho "$*" >>{root}/wall\n')
+    (root / "bin/wall").chmod(0o755)
+    with http_stand_in.serve(cloud.answer) as server:
+        own = {"TRAINYARD_PREFIX": str(root), "TRAINYARD_CLUSTER": cluster, "TRAINYARD_IMDS": server.url}
+        proxies = {"http_proxy": "http://127.0.0.1:9"}  # the metadata service is behind none
+        environment = {**own, **proxies, "PATH": f"{root}/bin:{os.environ['PATH']}"}
+        program = subprocess.Popen(
+            [sys.executable, "-IS", PROGRAM], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            yield program
+        finally:
+            program.kill()
+            program.communicate()
+
+
+def record(root: Path) -> dict[str, Any]:
+    path = root / "run/trainyard/notice.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def until(what: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ec2_says_that_it_takes_a_spot_node(tmp_path: Path) -> None:
+    cloud = Cloud()
+    with running(tmp_path, "aws-xeon", cloud):
+        time.sleep(1)
+        assert not record(tmp_path), "nothing is planned"
+        cloud.action = {"action": "terminate", "time": "2031-09-18T12:03:05Z"}
+        until(lambda: bool(record(tmp_path)))
+        told = record(tmp_path)
+        assert told["why"] == "EC2 takes this Spot node at 12:03:05Z"
+        assert told["at"] == datetime(2031, 9, 18, 12, 3, 5, tzinfo=UTC).timestamp()
+        until(lambda: (tmp_path / "wall").exists())
+        time.sleep(3)
+        assert (tmp_path / "wall").read_text() == "EC2 takes this Spot node at 12:03:05Z\n", "once"
+
+
+ENDS = {
+    "Preempt": "Azure takes this Spot node at",
+    "Terminate": "Azure deletes this node at",
+    "Reboot": "Azure reboots this node at",
+    "Redeploy": "Azure moves this node to another machine at",
+}
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_azure_says_that_it_ends_what_runs_here(tmp_path: Path, kind: str) -> None:
+    cloud = Cloud(events=[event(kind, 30, "trainyard-yard-node1", "Trainyard-Yard-Node2")])
+    with running(tmp_path, "azure-xeon", cloud):
+        until(lambda: bool(record(tmp_path)))
+        assert record(tmp_path)["why"].startswith(ENDS[kind])
+        assert 10 < record(tmp_path)["at"] - time.time() < 31
+        cloud.events = []
+        until(lambda: not record(tmp_path))  # withdrawn
+
+
+def test_of_several_events_the_first_counts_and_one_that_has_begun_before_all(tmp_path: Path) -> None:
+    cloud = Cloud(events=[event("Reboot", 900, "trainyard-yard-node2"), event("Preempt", 30, "trainyard-yard-node2")])
+    with running(tmp_path, "azure-xeon", cloud):
+        until(lambda: record(tmp_path).get("why", "").startswith("Azure takes this Spot node"))
+        cloud.events.append(event("Redeploy", None, "trainyard-yard-node2", status="Started"))
+        until(lambda: record(tmp_path)["why"] == "Azure moves this node to another machine now")
+        first = record(tmp_path)
+        time.sleep(3)
+        assert record(tmp_path) == first, "said once"
+
+
+@pytest.mark.parametrize("events", [[event("Freeze", 900, "trainyard-yard-node2")], [event("Preempt", 30, "another")]])
+def test_a_pause_and_another_machine_s_end_are_no_notice(tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    with running(tmp_path, "azure-xeon", Cloud(events=events)):
+        time.sleep(4)
+        assert not record(tmp_path)
+
+
+BROKEN = [Answer(500), Answer(429), Answer(body=b""), Answer(body=b"[]"), Answer(body=b'{"Events": null}'), Answer(403)]
+
+
+@pytest.mark.parametrize("cluster", ["aws-xeon", "azure-xeon"])
+def test_a_metadata_service_that_fails_is_said_and_asked_again(tmp_path: Path, cluster: str) -> None:
+    cloud = Cloud()
+    with running(tmp_path, cluster, cloud) as program:
+        for broken in BROKEN:
+            cloud.broken = broken
+            time.sleep(2.2)
+        cloud.broken = None
+        cloud.action = {"action": "stop", "time": "2031-09-18T12:03:05Z"}
+        cloud.events = [event("Preempt", 30, "trainyard-yard-node2")]
+        until(lambda: bool(record(tmp_path)))
+        program.kill()
+        assert program.stderr
+        said = program.stderr.read()
+        assert "the metadata service cannot be asked: HTTPError HTTP Error 500" in said and "answers again" in said
+        assert "Traceback" not in said
+
+
+def test_a_notice_stays_while_the_metadata_service_cannot_be_asked(tmp_path: Path) -> None:
+    cloud = Cloud(events=[event("Preempt", 30, "trainyard-yard-node2")])
+    with running(tmp_path, "azure-xeon", cloud):
+        until(lambda: bool(record(tmp_path)))
+        cloud.broken = Answer(500)
+        time.sleep(4)
+        assert record(tmp_path)
