@@ -7,12 +7,17 @@ waited for is seen from this machine: an SSH session would be a use of the node.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from jobs_on_nodes import DATA, ENDLESS, JOB
-from on_host import Traces, boots, until
+from on_host import Traces, boots, members, until
 from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -80,6 +85,63 @@ def test_a_node_ends_when_its_hours_are_over_and_alone(cluster: Project) -> None
     cluster.fab("wait")
     after = limits(cluster)
     assert int(str(after["node2"]["expires_in_seconds"])) > int(str(after["node1"]["expires_in_seconds"]))
+
+
+def test_a_node_whose_disk_is_read_only_and_whose_records_are_broken_ends_all_the_same(cluster: Project) -> None:
+    ends_in(cluster, "node2", -1)
+    read_only = "mount --bind {0} {0} && mount -o remount,ro,bind {0}"
+    folders = " && ".join(read_only.format(folder) for folder in ("/var/lib/trainyard", "/etc", "/var/log"))
+    break_records = "mkdir -p /run/trainyard && echo broken >/run/trainyard/limits.json"
+    cluster.ssh("node2", f"sudo sh -c '{folders} && {break_records}'")
+    until(lambda: "node2" not in boots(cluster.stack), TICK + DOWN, "node2 has ended by itself")
+
+
+def test_a_node_that_gets_no_settings_or_bad_ones_has_its_limit(cluster: Project) -> None:
+    """Of an image of a cloud's: its own settings are lost here, and cloud-init is not asked again."""
+    cloud = "echo TRAINYARD_CLUSTER=aws-xeon >/opt/trainyard/image.env"
+    bad = "sed -i -e s/HOURS=.*/HOURS=soon/ -e s/MODE=.*/MODE=/ /etc/trainyard.env"
+    cluster.ssh("node1", f"sudo sh -c '{cloud} && rm /etc/trainyard.env && rm -f /run/trainyard/limits.json'")
+    cluster.ssh("node2", f"sudo sh -c '{cloud} && {bad} && rm -f /run/trainyard/limits.json'")
+    cluster.fab("run", "sudo systemctl restart trainyard-bootstrap", code=None)
+    status = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
+    assert [node["state"] for node in status] == ["failed", "failed"]
+    assert ["TRAINYARD_MODE" in node["reason"] or "missing" in node["reason"] for node in status] == [True, True]
+    told = limits(cluster)
+    assert all(23 * 3600 < int(str(one["expires_in_seconds"])) <= 24 * 3600 for one in told.values())
+    assert [told[node]["idle_minutes"] for node in ("node1", "node2")] == [60, 30]
+
+
+def test_a_laptop_that_vanishes_is_no_login_any_more_after_75_seconds(cluster: Project) -> None:
+    node = next(one for one in cluster.inventory()["nodes"] if one["name"] == "node2")
+    known = cluster.home / ".trainyard" / cluster.stack / "known_hosts"
+    options = ["-i", str(cluster.home / ".ssh/id_ed25519"), "-o", f"UserKnownHostsFile={known}", "-F", "none"]
+    ssh = subprocess.Popen(
+        ["ssh", "-tt", *options, f"trainyard@{node['private_ip']}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: logins(cluster, "node2"), 20, "somebody is logged in")
+        until(lambda: limits(cluster)["node2"]["used_by"] == "login", 2 * TICK, "which is a use")
+        os.kill(ssh.pid, signal.SIGSTOP)  # as under a lid that is closed: the connection stays, and nobody answers
+        began = time.monotonic()
+        until(lambda: not logins(cluster, "node2"), 80, "the session is gone")
+        assert time.monotonic() - began > 40, "a network that is gone for half a minute costs nobody the session"
+        until(lambda: limits(cluster)["node2"]["used_by"] == "", 2 * TICK, "and is no use any more")
+    finally:
+        ssh.kill()
+        ssh.wait()
+
+
+def logins(project: Project, node: str) -> list[int]:
+    """Shells of a terminal on a node, as this machine sees them."""
+    found = []
+    for pid in members(project.stack, node):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"-bash"):
+                found.append(pid)
+    return found
 
 
 def test_a_job_is_stopped_with_a_checkpoint_before_its_node_ends(cluster: Project) -> None:
