@@ -8,8 +8,8 @@ memory (/run), a file that cannot be read or written counts as missing, and a se
 import json
 import os
 import re
+import runpy
 import subprocess
-import sys
 import time
 import traceback
 from contextlib import suppress
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 MINUTE = 60
-LONGEST_WAIT = 10 * MINUTE  # between two tries to be deallocated
 NEVER = 1e12
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX", "/"))
 NAME = "run/trainyard/limits.json"
@@ -152,7 +151,7 @@ def why(record: Record) -> str:
 
 def end(record: Record) -> None:
     if SETTINGS.get("TRAINYARD_CLUSTER") == "azure-xeon":
-        deallocate(record)
+        runpy.run_path(str(Path(__file__).parent / "azure-xeon/end.py"))["end"](record, say, SETTINGS)
         return
     say(f"this node ends: {record['ends']}")
     record["tries"] = record.get("tries", 0) + 1
@@ -173,31 +172,6 @@ def power_off(tries: int) -> None:
     for key in ("s", "o"):  # write what is in memory to the disk, off
         (ROOT / "proc/sysrq-trigger").write_text(key)
         time.sleep(2)
-
-
-def deallocate(record: Record) -> None:
-    """Ask Azure to deallocate this node, for ever. Never power it off: Azure bills a machine that is only powered off,
-    and nothing would be left on it to ask again. After a failure the next try is later: 30 s, 60 s, ... 10 minutes.
-    """
-    if 0 < record.get("next_try", 0) - record["time"] <= LONGEST_WAIT:
-        return
-    say(f"this node ends: {record['ends']}")
-    program = [sys.executable, "-IS", str(Path(__file__).parent / "azure-xeon/deallocate.py")]
-    try:
-        known = {**os.environ, **SETTINGS}  # the tests' hosts
-        done = subprocess.run(program, env=known, capture_output=True, text=True, check=False, timeout=2 * MINUTE)
-        record["failed"] = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
-    except (OSError, subprocess.TimeoutExpired) as error:
-        record["failed"] = str(error)
-    if not record["failed"]:
-        record.pop("tries", None)
-        record.pop("next_try", None)
-        return  # Azure switches the node off in a moment; if it is still here at the next run: again
-    record["tries"] = record.get("tries", 0) + 1
-    wait = min(30 * 2 ** min(record["tries"] - 1, 10), LONGEST_WAIT)
-    record["next_try"] = record["time"] + wait
-    record["failed"] += f"; try {record['tries']}, the next in {wait} s"
-    say(f"this node is STILL PAID FOR: {record['failed']}; you can end it yourself: az vm deallocate")
 
 
 def look(record: Record, before: Record) -> None:

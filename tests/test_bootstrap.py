@@ -103,12 +103,20 @@ def scripts() -> list[Path]:
     return [*BOOTSTRAP.glob("*.sh"), *BOOTSTRAP.glob("steps/*/*")]
 
 
-def pins() -> dict[str, str]:
-    """versions.env as a shell reads it."""
-    command = f'set -a; . "{BOOTSTRAP}/versions.env"; env -0'
+BUCKETS = {f"{cluster}/versions.env": "BUCKET_cloud" for cluster in ("aws-xeon", "azure-xeon")}
+
+
+def pins(file: str = "versions.env") -> dict[str, str]:
+    """The versions as a shell reads them."""
+    command = f'set -a; . "{BOOTSTRAP}/{file}"; env -0'
     done = subprocess.run(["bash", "-c", command], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True)
     pairs = (item.split("=", 1) for item in done.stdout.decode().rstrip("\0").split("\0"))
     return {key: value for key, value in pairs if key.isupper() or "_" in key}
+
+
+def requirement_lists() -> list[str]:
+    values = pins()
+    return [values["COMMON_REQUIREMENTS"], values["BUCKET_both"], *(pins(file)[name] for file, name in BUCKETS.items())]
 
 
 def test_shellcheck_finds_nothing() -> None:
@@ -132,8 +140,8 @@ def test_steps_are_numbered_uniquely_and_named_once() -> None:
 
 def test_every_requirement_is_pinned() -> None:
     values = pins()
-    for name in ("COMMON_REQUIREMENTS", "BUCKET_both", "BUCKET_aws", "BUCKET_azure"):
-        lines = values[name].split("\n")[1:-1]
+    for text in requirement_lists():
+        lines = text.split("\n")[1:-1]
         assert lines == sorted(lines)
         assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", line) for line in lines), lines
     for key, value in values.items():
@@ -171,9 +179,7 @@ def test_the_tests_run_what_a_node_has() -> None:
     """The versions of the environment that these tests run in are those of versions.env."""
     from importlib import metadata
 
-    values = pins()
-    lists = (values[name] for name in ("COMMON_REQUIREMENTS", "BUCKET_both", "BUCKET_aws", "BUCKET_azure"))
-    wanted = dict(line.split("==") for text in lists for line in text.split())
+    wanted = dict(line.split("==") for text in requirement_lists() for line in text.split())
     dev = tomllib.loads((BOOTSTRAP.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]["dev"]
     pinned = dict(item.split("==") for item in dev if "==" in item)
     both = {name: version for name, version in wanted.items() if name in pinned}
