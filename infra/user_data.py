@@ -83,7 +83,8 @@ def _compose(
         "TRAINYARD_MAX_HOURS": str(settings.max_hours),
         "TRAINYARD_IDLE_MINUTES": str(settings.idle_minutes),
     }
-    if settings.cloud.monitoring and mode != "bake":
+    # Azure has these metrics of every machine by itself: nothing on a node sends them.
+    if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.cluster / "monitor.py").exists():
         values["TRAINYARD_MONITORING"] = "true"
     if settings.cloud.region:
         values["TRAINYARD_REGION"] = settings.cloud.region  # training/bucket.py's: no library asks the machine for it

@@ -396,6 +396,21 @@ def test_spot_nodes_pay_at_most_the_price_on_demand_and_keep_their_disk(program:
     assert regular["priority"] == "Regular" and "evictionPolicy" not in regular
 
 
+def test_a_spot_node_asks_for_no_notice_before_deletions(program: Program) -> None:
+    """Azure refuses one for Spot, and the eviction's notice comes without: a Scheduled Event, 30 s before."""
+    for name, node in nodes(program(nodes=1, spot="true")).items():
+        assert "scheduledEventsProfile" not in node, name
+
+
+def test_azure_has_the_metrics_of_machines_by_itself(program: Program, settings: Callable[..., Settings]) -> None:
+    """The key changes nothing and costs nothing."""
+    on, off = program(monitoring="true"), program()
+    assert {name: found.inputs for name, found in on.declared.items()} == {
+        name: found.inputs for name, found in off.declared.items()
+    }
+    assert azure_xeon.bill(settings(monitoring="true")) == azure_xeon.bill(settings())
+
+
 def test_a_size_without_certain_amx_says_so_at_preview(program: Program) -> None:
     (warning,) = program(instanceType="Standard_D32_v5", preview=True).warnings()
     assert "Standard_D32_v5" in warning and "lottery" in warning and "bf16" in warning

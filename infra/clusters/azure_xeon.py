@@ -33,8 +33,6 @@ def check(settings: Settings) -> None:
             cloud.disk_gb,
             f"from {types.BUILDER_DISK_GB}, the image's own size, to {types.MOST_DISK_GB} on Azure",
         )
-    if cloud.monitoring:
-        raise SettingsError("monitoring", "true", "false on Azure: only nodes of aws-xeon send their metrics so far")
     check_key_type(settings.public_key, "Azure")
     bill(settings)
 
