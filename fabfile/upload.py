@@ -18,28 +18,53 @@ from invoke.exceptions import Exit
 
 from fabfile import token_set
 from fabfile.alive import why_lost
+from fabfile.filenames import refusal
 from fabfile.output import gigabytes, prefixed, say
 from fabfile.ssh import Fleet
 
 MANIFEST = "manifest.json"
 _BARE = ("train.bin", "val.bin")
 _CHUNK = 1 << 18
+_LONGEST_MANIFEST = 64 << 20
 _TELL = 5.0
 _QUIET = 120.0
 """Seconds in which the head takes nothing, after which the connection counts as lost."""
 
 
 def prepared(folder: Path) -> list[Path]:
-    """The files of a token set, the manifest last; Exit 2 for a folder that is none."""
+    """The files of a token set, the manifest last; Exit 2 for a folder that is none, or that names a file outside.
+
+    The folder may be a download of somebody's: what its manifest names is sent to a cluster and its bucket.
+    """
     try:
-        names = _listed(json.loads((folder / MANIFEST).read_text())) if (folder / MANIFEST).exists() else list(_BARE)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        names = _listed(json.loads(_manifest(folder))) if (folder / MANIFEST).exists() else list(_BARE)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Exit(f"{folder / MANIFEST}: not the manifest of a token set", code=2) from None
+    for name in names:
+        _check(folder, name)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         kinds = f"needed: {MANIFEST} and what it lists, or nanoGPT's train.bin and val.bin"
         raise Exit(f"{folder}: no prepared token set: {missing[0]} is not there; {kinds}", code=2)
     return [folder / name for name in names]
+
+
+def _manifest(folder: Path) -> str:
+    _check(folder, MANIFEST)
+    if (folder / MANIFEST).stat().st_size > _LONGEST_MANIFEST:
+        raise Exit(f"{folder / MANIFEST}: has more than {_LONGEST_MANIFEST >> 20} MiB", code=2)
+    return (folder / MANIFEST).read_text()
+
+
+def _check(folder: Path, name: str) -> None:
+    """A plain name of a file in the folder itself; a link is followed when it stays in there."""
+    why = (
+        refusal(name) or ("is in a folder of its own" if "/" in name else "") or ("is hidden" if name[0] == "." else "")
+    )
+    if why:
+        raise Exit(f"{folder / MANIFEST}: names the file {name!r}, which {why}; plain names alone are sent", code=2)
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise Exit(f"{folder / name}: is a link that leads out of the folder: it is not sent", code=2)
 
 
 def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
@@ -96,9 +121,12 @@ def _complaint(channel: paramiko.Channel) -> str:
 
 
 def _listed(manifest: dict[str, dict[str, dict[str, str]]]) -> list[str]:
-    names = [str(split["file"]) for split in manifest["splits"].values()]
     ranks = manifest["encoding"].get("ranks")
-    return [*names, *([str(ranks)] if ranks else []), MANIFEST]
+    named = [*(split["file"] for split in manifest["splits"].values()), *([ranks] if ranks else [])]
+    names = [name for name in dict.fromkeys(named) if isinstance(name, str) and name != MANIFEST]
+    if len(names) != len(named):
+        raise ValueError("a file that is named twice, is the manifest, or has no name")
+    return [*names, MANIFEST]
 
 
 def _key(files: Sequence[Path]) -> str:

@@ -24,6 +24,8 @@ from training.transfer import SENDING, Advance, AlteredError, Listed, Moved, Sil
 
 PIECE = 8 * 2**20
 """Bytes of one request."""
+LONGEST = 64 * 2**20
+"""Bytes that a manifest may have."""
 AT_ONCE = 8
 """Requests under way; so many pieces are in memory."""
 
@@ -33,6 +35,8 @@ def pull(place: Place, folder: Path, *, told: Advance | None = None) -> Moved:
     told = told or Silent()
     with explained(place.url):
         text = place.read(NAME)
+        if text is not None and len(text) > LONGEST:
+            raise AlteredError(f"{place.url}/{NAME}: has more than {LONGEST >> 20} MiB")
         if text is None:
             place.check()
             began = place.read(SENDING) is not None
@@ -85,6 +89,8 @@ def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], tol
 def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], told: Advance) -> str:
     """The rest of a file behind what is there; the checksum of the whole."""
     digest = hashlib.sha256()
+    if target.is_symlink():
+        target.unlink()  # what comes from the bucket is never written through a link
     with target.open("ab+") as file:
         file.seek(0)
         while chunk := file.read(PIECE):

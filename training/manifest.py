@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -74,11 +75,29 @@ def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
     except (KeyError, TypeError, AttributeError) as error:
         raise TokenError(f"{where}: not a manifest of files with checksums ({error})") from error
     for name, each in files.items():
-        if not isinstance(name, str) or Path(name).name != name or name == NAME or name.startswith("."):
+        if not is_plain(name) or name == NAME:
             raise TokenError(f"{where}: {name!r} is not a plain file name")  # it must not lead out of its folder
-        if not _SHA256.fullmatch(str(each["sha256"])) or not isinstance(each["bytes"], int | None):
+        size = each["bytes"]
+        known = size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
+        if not known or not _SHA256.fullmatch(str(each["sha256"])):
             raise TokenError(f"{where}: {name} has no size or no checksum")
     return files
+
+
+def is_plain(name: object) -> bool:
+    """Whether this is the name of a file in a folder itself: no path, not hidden, only characters that can be seen."""
+    if not isinstance(name, str) or not 0 < len(name.encode(errors="surrogatepass")) <= 255 or name.startswith("."):
+        return False
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return not any(letter in "/\\" or unicodedata.category(letter) in hidden for letter in name)
+
+
+def inside(folder: Path, name: str) -> Path:
+    """A file of the folder; a TokenError for a link that leads out of it."""
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise TokenError(f"{path}: is a link that leads out of the folder")
+    return path
 
 
 def publish(path: Path, text: str) -> None:
@@ -129,17 +148,17 @@ def check(folder: Path, content: dict[str, Any]) -> None:
     try:
         item = ITEM_SIZE[content["dtype"]]
         splits = [content["splits"][split] for split in SPLITS]
-        expected = {str(split["file"]): split["tokens"] * item for split in splits}
+        expected = {split["file"]: split["tokens"] * item for split in splits}
         known = isinstance(content["vocab_size"], int) and isinstance(content["encoding"]["name"], str)
     except (KeyError, TypeError) as error:
         raise TokenError(f"{folder / NAME}: not a token set's manifest ({error})") from error
     if not known:
         raise TokenError(f"{folder / NAME}: not a token set's manifest (vocab_size or encoding)")
     for name in (*expected, content["encoding"].get("ranks", NAME)):
-        if not isinstance(name, str) or Path(name).name != name:  # a manifest must not lead out of its folder
+        if not is_plain(name):  # a manifest must not lead out of its folder
             raise TokenError(f"{folder / NAME}: {name!r} is not a plain file name")
     for name, size in expected.items():
-        if size_of(folder / name) != size:
+        if size_of(inside(folder, name)) != size:
             raise TokenError(f"{folder / name}: {size_of(folder / name)} bytes, the manifest says {size}")
 
 
@@ -149,7 +168,7 @@ def verify(folder: Path, content: Mapping[str, Any]) -> None:
     if "ranks" in content["encoding"]:
         files[content["encoding"]["ranks"]] = content["encoding"]["sha256"]
     for name, expected in files.items():
-        size_of(folder / name)
+        size_of(inside(folder, name))
         if checksum(folder / name) != expected:
             raise TokenError(f"{folder / name}: altered (its checksum does not match the manifest's)")
 

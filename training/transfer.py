@@ -102,7 +102,10 @@ def described(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
         else:
             content = manifest.parse(folder / NAME)
         listed = manifest.listed(content, str(folder / NAME))
-        listed = {name: {**each, "bytes": _size(folder / name, each["bytes"])} for name, each in listed.items()}
+        listed = {
+            name: {**each, "bytes": _size(manifest.inside(folder, name), each["bytes"])}
+            for name, each in listed.items()
+        }
     except manifest.TokenError as error:
         raise StoreError(str(error), 2) from None
     if not trusted:
