@@ -128,12 +128,15 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     told = {"deadline": time.time() + 3630, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
     (servers[0].root / "run/trainyard").mkdir(parents=True)
     (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(told))
+    why = "EC2 takes this Spot node at 12:03:05Z"
+    (servers[0].root / "run/trainyard/notice.json").write_text(json.dumps({"time": 1, "at": 2, "why": why}))
     lines = fab_status(tmp_path, machines).splitlines()
     assert lines[0].split() == (
         "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE SPENT ENDS IDLE".split()  # noqa: SIM905
     )
     assert lines[1].split()[:6] == ["node1", f"127.0.0.2:{servers[0].port}", "ready", "native", "torch", "2.13.0"]
     assert "12 RUNNING" in lines[1]
+    assert f"node1 is about to go: {why}" in lines
     assert lines[1].split()[-6:] == ["$0.00", "in", "1h00m", "11m", "of", "60m"]
     assert lines[2].split()[2] == "booting"
     assert lines[3].split()[2] == "unreachable"
@@ -142,6 +145,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
 
     read = json.loads(fab_status(tmp_path, machines, "--json"))
     assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]
+    assert [node["notice"] for node in read["nodes"]] == [why, "", ""]
     assert read["nodes"][0]["memory_used_gb"] > 0
     assert read["nodes"][0]["up_seconds"] > 0
     assert 7200 <= read["nodes"][0]["age_seconds"] < 7300 and read["spent_usd"] == 0

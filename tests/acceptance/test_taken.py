@@ -18,7 +18,7 @@ from jobs_on_nodes import ENDLESS, Job
 from on_host import until
 from project import ROOT, Project
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 IMDS = """
 import http.server, pathlib
