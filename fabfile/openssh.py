@@ -5,8 +5,14 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from fabfile.known_hosts import trusted_files
+from fabfile.known_hosts import directory, known_hosts, trusted_files, write
 from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
+
+STRANGER = "Host key verification failed"
+"""What the ssh between two nodes says when one was made again, and the other has not been told its new key."""
+MEET = "a node was made again, and the others do not know its key yet; run: fab wait"
+CONFIG = "ssh_config"
+"""The file that `fab ssh-config` writes, in the operator's directory of the cluster."""
 
 
 def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
@@ -44,6 +50,28 @@ def options(cluster: SshCluster, node: Node) -> list[str]:
     for key, value in settings(cluster, node):
         argv += ["-o", f"{key}={value}"]
     return argv
+
+
+def config_text(cluster: SshCluster) -> str:
+    """An ssh_config with a block per node, by its name and by name.cluster, and one for the jump host."""
+    hosts = [(node, f"{node.name} {node.name}.{cluster.name}") for node in cluster.nodes]
+    jump = jump_node(cluster)
+    if jump is not None and jump not in cluster.nodes:
+        hosts.append((jump, f"jump.{cluster.name}"))
+    blocks = ["# Written by trainyard from the inventory; changes are overwritten."]
+    for node, names in hosts:
+        lines = [f"Host {names}", f"    HostName {node.address}"]
+        blocks.append("\n".join([*lines, *(f"    {key} {value}" for key, value in settings(cluster, node))]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def renew(cluster: SshCluster) -> None:
+    """Write those of the operator's files of a cluster again that are there: the inventory may have changed."""
+    folder = directory(cluster.name)
+    if (folder / "known_hosts").exists():
+        known_hosts(cluster)
+    if (folder / CONFIG).exists():
+        write(folder / CONFIG, config_text(cluster))
 
 
 def jump_node(cluster: SshCluster) -> Node | None:

@@ -10,7 +10,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.known_hosts import directory, write
-from fabfile.openssh import jump_node, options, quoted, settings
+from fabfile.openssh import CONFIG, config_text, options, quoted
 from fabfile.output import interruptible, next_command, prefixed, say
 from fabfile.ssh import run_all
 from fabfile.targets import choose, load
@@ -23,7 +23,7 @@ _HELP = {"stack": "the stack", "inventory": "an inventory file instead of a stac
 def ssh_config(_c: Context, stack: str = "", inventory: str = "") -> None:
     """Write an SSH configuration, so that `ssh node2` works."""
     cluster = load(stack, inventory)
-    path = directory(cluster.name) / "ssh_config"
+    path = directory(cluster.name) / CONFIG
     write(path, config_text(cluster))
     last = cluster.nodes[-1].name
     say(f"written: {path}")
@@ -64,19 +64,6 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
     say(next_command(f"fab ssh {bad[0].node}" if bad else "fab status"), file=sys.stderr)
     if bad:
         raise Exit(code=max(result.exited for result in bad))
-
-
-def config_text(cluster: SshCluster) -> str:
-    """An ssh_config with a block per node, by its name and by name.cluster, and one for the jump host."""
-    hosts = [(node, f"{node.name} {node.name}.{cluster.name}") for node in cluster.nodes]
-    jump = jump_node(cluster)
-    if jump is not None and jump not in cluster.nodes:
-        hosts.append((jump, f"jump.{cluster.name}"))
-    blocks = ["# Written by trainyard from the inventory; changes are overwritten."]
-    for node, names in hosts:
-        lines = [f"Host {names}", f"    HostName {node.address}"]
-        blocks.append("\n".join([*lines, *(f"    {key} {value}" for key, value in settings(cluster, node))]))
-    return "\n\n".join(blocks) + "\n"
 
 
 def _one_node(cluster: SshCluster) -> list[Node]:

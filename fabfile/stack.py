@@ -10,7 +10,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backend, capacity, known_hosts, left, pulumi_lock
+from fabfile import backend, capacity, known_hosts, left, pulumi_lock, targets
 from fabfile.cost import announce
 from fabfile.output import hint, next_command, say
 
@@ -36,6 +36,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
             _ask(f"change stack {stack} like this?")
         _finish(backend.follow(backend.module("engine", "up", stack)), stack)
+    targets.renew_files(stack)
     say(next_command("fab wait"))
 
 

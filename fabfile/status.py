@@ -11,7 +11,7 @@ from typing import Any
 from invoke.context import Context
 from invoke.tasks import task
 
-from fabfile.output import duration, gigabytes, interruptible, next_command, say, table
+from fabfile.output import duration, gigabytes, hint, interruptible, next_command, say, table, width
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
 from fabfile.targets import load
@@ -20,21 +20,26 @@ from infra.inventory import Node, SshCluster
 _PROGRAM = (Path(__file__).parent / "on_node" / "status.py").read_text()
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
+_BOOT_SECONDS = 120.0
+"""A node is noted as there a little after it is up, or before: less than that is no reboot."""
 _HEADING = [
     *("NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB"),
     *("PRICE", "AGE", "SPENT", "ENDS", "IDLE"),
 ]
+_LESS_NEEDED = ("CPU", "SOFTWARE", "PRICE", "IDLE", "ADDRESS", "LOAD", "SPENT")
+"""What is left out first of a table that is wider than the terminal."""
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 
 
 @task(
     help={
         "json": "print JSON, for programs",
+        "wide": "every column, however wide the table gets",
         "stack": "the stack",
         "inventory": "an inventory file instead of a stack",
     }
 )
-def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
+def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False, wide: bool = False) -> None:
     """Show the nodes: state, software, load, memory, disk, job, price, age, money, and when they end."""
     cluster = load(stack, inventory)
     with interruptible():
@@ -44,7 +49,10 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
         told = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes), "nodes": nodes}
         say(json_text.dumps(told, indent=2))
         return
-    say(table([_HEADING, *(_row(node) for node in nodes)]))
+    rows, left_out = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
+    say(table(rows))
+    if left_out:
+        say(hint(f"not shown, for want of columns: {', '.join(left_out)} (fab status --wide)"))
     for node in nodes:
         if node["reason"]:
             say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
@@ -99,6 +107,18 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
     }
 
 
+def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[str]]:
+    """The table without as many of its less needed columns as make it fit; their names. 0 columns: all fit."""
+    left_out: list[str] = []
+    for name in _LESS_NEEDED:
+        if not columns or max(map(len, table(rows).splitlines())) <= columns:
+            break
+        place = rows[0].index(name)
+        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        left_out.append(name)
+    return rows, left_out
+
+
 def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
     """One of ready, failed, booting, unreachable, and what there is to say about it."""
     if result.reason:
@@ -132,10 +152,19 @@ def _row(node: Mapping[str, Any]) -> list[str]:
         disk,
         job,
         f"${node['hourly_usd']:.2f}/h",
-        "-" if node["up_seconds"] is None else duration(node["up_seconds"]),
+        _age(node["age_seconds"], node["up_seconds"]),
         "-" if node["spent_usd"] is None else f"${node['spent_usd']:.2f}",
         *_limits(node["limits"]),
     ]
+
+
+def _age(age: float | None, up: float | None) -> str:
+    """Since the node's first boot; `2d (up 5m)` for one that was booted again."""
+    if age is None:
+        return "-"
+    shown = duration(age)
+    again = up is not None and duration(up) != shown and age - up > _BOOT_SECONDS
+    return f"{shown} (up {duration(up)})" if again and up is not None else shown
 
 
 def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from fabfile.known_hosts import directory
+from fabfile.openssh import CONFIG, renew
 from infra.inventory import InventoryError, Node, SshCluster, from_json
 
 
@@ -23,7 +24,14 @@ def load(stack: str, inventory: str) -> SshCluster:
         directory(cluster.name)
     except InventoryError as error:
         raise Exit(f"{source}: {error}", code=2) from None
+    renew(cluster)  # a node that was made again has a new key: plain `ssh node2` is to know it as well
     return cluster
+
+
+def renew_files(stack: str) -> None:
+    """After a change of the stack: what plain `ssh node2` reads is made to fit, where the operator has it."""
+    if any((directory(stack) / name).exists() for name in ("known_hosts", CONFIG)):
+        load(stack, "")
 
 
 def choose(cluster: SshCluster, names: str) -> list[Node]:

@@ -14,7 +14,8 @@ from invoke.exceptions import Exit
 from fabfile import encodings, sources
 from fabfile.jobs.job_file import resolve
 from fabfile.launchers import VENV
-from fabfile.output import prefixed, say
+from fabfile.openssh import MEET, STRANGER
+from fabfile.output import hint, prefixed, say
 from fabfile.ssh import Fleet
 from infra.inventory import Node, SshCluster
 
@@ -57,6 +58,8 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
     bad = [result for result in results.values() if not result.ok]
     for result in bad:
         say(f"{result.node}: {result.why}", file=sys.stderr)
+    if any(STRANGER in result.stderr for result in bad):
+        say(hint(MEET), file=sys.stderr)
     if bad:
         raise Exit(code=2 if all(result.exited == 2 for result in bad) else 1)
 

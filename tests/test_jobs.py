@@ -608,5 +608,7 @@ def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:
     assert row(state, 8200.0)[:7] == ["demo-3", "FAILED", "3", "2", "2h00m", "1h00m", "$1.50"]
     assert len(row(state, 8200.0)[7]) == 60
     assert json.dumps(row({**state, "started": None, "ended": None}, 8200.0)).count('"-"') == 1
+    resumed = {**state, "created": 7900.0}
+    assert row(resumed, 8200.0)[4] == "2h00m (resumed 5m)"
     # Stopped for half an hour in between: that is neither its time nor its price.
     assert row({**state, "paused": 1800.0}, 8200.0)[5:7] == ["30m", "$0.75"]

@@ -17,9 +17,8 @@ import sshd
 from invoke.exceptions import Exit
 
 from fabfile.known_hosts import directory, fingerprint, known_hosts, write
-from fabfile.openssh import jump_node
+from fabfile.openssh import config_text, jump_node
 from fabfile.remote import Lines
-from fabfile.shell import config_text
 from fabfile.ssh import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, connect, forget, options, run_all
 from fabfile.targets import choose, load
 from infra.inventory import InventoryError, Node, SshCluster, to_json
@@ -370,6 +369,22 @@ def test_known_hosts_is_private_rewritten_only_on_change_and_forgotten(home: Pat
 def test_a_clusters_name_is_no_way_out_of_the_operators_directory(name: str, home: Path) -> None:
     with pytest.raises(InventoryError, match="name = "):
         directory(name)
+
+
+def test_what_plain_ssh_reads_follows_the_inventory(home: Path) -> None:
+    """After `up` had made a node again, `ssh node1` met an alarm, as its old key was known."""
+    inventory = home / "inventory.json"
+    folder = home / ".trainyard" / "c"
+    for address, key in (("10.0.0.2", "ssh-ed25519 AAAA"), ("10.0.0.1", "ssh-ed25519 BBBB")):
+        cluster = SshCluster(name="c", nodes=(Node(name="node1", private_ip=address, role="head", host_key=key),))
+        inventory.write_text(to_json(cluster))
+        load("", str(inventory))
+        if key.endswith("AAAA"):
+            assert not folder.exists(), "nobody has asked for such files yet"
+            known_hosts(cluster)
+            write(folder / "ssh_config", config_text(cluster))
+    assert "BBBB" in (folder / "known_hosts").read_text() and "AAAA" not in (folder / "known_hosts").read_text()
+    assert "HostName 10.0.0.1" in (folder / "ssh_config").read_text()
 
 
 def test_ssh_config_lets_plain_ssh_work(yard: sshd.Yard, home: Path) -> None:

@@ -15,7 +15,7 @@ import sshd
 
 from fabfile.output import duration, gigabytes, prefixed, table
 from fabfile.remote import Result
-from fabfile.status import _money, _row, describe
+from fabfile.status import _HEADING, _money, _row, describe, fitting
 from infra.inventory import Node, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")
@@ -78,15 +78,17 @@ LIMITS = {
 
 
 def row_of(**changes: object) -> list[str]:
-    return _row(describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes}))))[-3:]
+    return _row(describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes}))))
 
 
 def test_money_and_limits_of_a_node() -> None:
-    assert row_of(age_seconds=7200, limits=LIMITS) == ["$3.00", "in 3h20m", "12m of 60m"]
-    assert row_of(age_seconds=7200, limits={**LIMITS, "used_by": "job", "idle_seconds": 0})[2] == "job"
-    assert row_of(limits={**LIMITS, "expires_in_seconds": -5, "idle_minutes": 0})[1:] == ["now", "-"]
-    assert row_of(limits={**LIMITS, "expires_in_seconds": None})[1] == "-"
-    assert row_of(limits=None) == ["$0.03", "-", "-"], "a node from before the first boot was noted: since this one"
+    assert row_of(age_seconds=7200, limits=LIMITS)[-3:] == ["$3.00", "in 3h20m", "12m of 60m"]
+    assert row_of(age_seconds=7200, limits={**LIMITS, "used_by": "job", "idle_seconds": 0})[-1] == "job"
+    assert row_of(limits={**LIMITS, "expires_in_seconds": -5, "idle_minutes": 0})[-2:] == ["now", "-"]
+    assert row_of(limits={**LIMITS, "expires_in_seconds": None})[-2] == "-"
+    assert row_of(limits=None)[-3:] == ["$0.03", "-", "-"], (
+        "a node from before the first boot was noted: since this one"
+    )
 
 
 def test_money_of_the_cluster_names_who_is_not_counted() -> None:
@@ -130,7 +132,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(told))
     why = "EC2 takes this Spot node at 12:03:05Z"
     (servers[0].root / "run/trainyard/notice.json").write_text(json.dumps({"time": 1, "at": 2, "why": why}))
-    lines = fab_status(tmp_path, machines).splitlines()
+    lines = fab_status(tmp_path, machines, "--wide").splitlines()
     assert lines[0].split() == (
         "NAME ADDRESS STATE SOFTWARE CPU LOAD MEMORY DISK JOB PRICE AGE SPENT ENDS IDLE".split()  # noqa: SIM905
     )
@@ -143,6 +145,10 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert f"node3 is unreachable: (127.0.0.77:{servers[0].port}): Connection refused" in lines
     assert lines[-1].startswith("next: fab wait --inventory ")
 
+    narrow = fab_status(tmp_path, machines).splitlines()
+    assert max(map(len, narrow[:4])) <= 100 and narrow[0].split()[0] == "NAME"
+    assert narrow[4].startswith("not shown, for want of columns: CPU") and "(fab status --inventory" in narrow[4]
+
     read = json.loads(fab_status(tmp_path, machines, "--json"))
     assert [node["state"] for node in read["nodes"]] == ["ready", "booting", "unreachable"]
     assert [node["notice"] for node in read["nodes"]] == [why, "", ""]
@@ -152,7 +158,22 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     limits = read["nodes"][0]["limits"]
     assert 3500 < limits["expires_in_seconds"] <= 3630 and 700 <= limits["idle_seconds"] < 800
     assert read["nodes"][1]["limits"] is None
-    assert all(server.log.count("Accepted publickey") == 2 for server in servers)  # one connection per call
+    assert all(server.log.count("Accepted publickey") == 3 for server in servers)  # one connection per call
+
+
+@pytest.mark.parametrize(("columns", "left"), [(0, 14), (200, 14), (100, 11), (80, 9), (40, 7)])
+def test_a_table_gives_up_columns_until_it_fits(columns: int, left: int) -> None:
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, "limits": LIMITS})))
+    rows, left_out = fitting([_HEADING, _row(node)], columns)
+    assert len(rows[0]) == len(rows[1]) == left and len(left_out) == 14 - left
+    assert {"NAME", "STATE", "MEMORY", "DISK", "JOB", "AGE", "ENDS"} <= set(rows[0])
+    assert columns in (0, 40) or max(map(len, table(rows).splitlines())) <= columns
+
+
+def test_the_age_goes_on_over_a_reboot() -> None:
+    assert row_of(age_seconds=7200, up_seconds=7190)[-4] == "2h00m"
+    assert row_of(age_seconds=7200, up_seconds=300)[-4] == "2h00m (up 5m)"
+    assert row_of(age_seconds=None, up_seconds=None)[-4] == "-"
 
 
 def test_table_and_units() -> None:

@@ -34,6 +34,14 @@ def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) 
     say(next_command(f"fab logs {running[-1]} --follow" if running else "fab train JOB.toml"))
 
 
+def age(state: dict[str, Any], now: float) -> str:
+    """Since its first start; `2d (resumed 5m)` for a job that was gone on with."""
+    last = max(0.0, now - state["created"])
+    if not state["started"] or state["started"] >= state["created"]:
+        return duration(last)
+    return f"{duration(now - state['started'])} (resumed {duration(last)})"
+
+
 def row(state: dict[str, Any], now: float) -> list[str]:
     started, ended = state["started"], state["ended"] or now
     seconds = max(0.0, ended - started - state.get("paused", 0.0)) if started else 0.0
@@ -43,7 +51,7 @@ def row(state: dict[str, Any], now: float) -> list[str]:
         state["state"],
         str(len(state["nodes"])),
         str(state["attempt"]),
-        duration(max(0.0, now - state["created"])),
+        age(state, now),
         duration(seconds) if started else "-",
         f"${seconds / 3600 * state['price_per_hour']:.2f}",
         (reason[: _REASON - 1] + "…" if len(reason) > _REASON else reason) or "-",

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import sys
 
+from fabfile.openssh import MEET, STRANGER
 from fabfile.output import hint, is_terminal, prefixed, say, width, write
 
 _STEP = re.compile(r"step (\d+)/(\d+) loss ")
 _VALIDATION = " val "
-_STRANGER = "Host key verification failed"
-"""What the ssh between two nodes says when one was made again, and the other has not been told its new key."""
 
 
 class Shown:
@@ -37,9 +36,9 @@ class Shown:
         elif not passing or int(step[1]) % self._every == 0:  # type: ignore[index] # a step, as it passes
             self._clear()
             say(prefixed(who, text))
-        if _STRANGER in text and not self._told_of_stranger:
+        if STRANGER in text and not self._told_of_stranger:
             self._told_of_stranger = True
-            self.warn(hint("a node was made again, and the others do not know its key yet: run: fab wait"))
+            self.warn(hint(MEET))
 
     def warn(self, text: str) -> None:
         """A line about the following itself."""
