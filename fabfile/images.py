@@ -26,5 +26,8 @@ def images(_c: Context) -> None:
 @task
 def prune(_c: Context) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
-    for line in json.loads(backend.ask(backend.module("images", "prune"))) or ["nothing: every image is in use"]:
+    removed = json.loads(backend.ask(backend.module("images", "prune")))
+    for line in removed:
         say(f"removed {line}")
+    if not removed:
+        say("nothing to remove: every image is in use")

@@ -23,7 +23,13 @@ def used() -> dict[str, list[str]]:
     """Image id -> the stacks with a node that was booted from it."""
     users: dict[str, set[str]] = {}
     for spec in paths.home().glob("stacks/*/nodes/*/spec.json"):
-        users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
+        try:
+            users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
+        except (ValueError, KeyError, TypeError) as error:
+            # Which image it needs is not known, so none may be removed.
+            raise OperationError(
+                f"{spec}: this record of a node is damaged ({_what(error)}); run: fab recover --stack {spec.parts[-4]}"
+            ) from None
     return {name: sorted(stacks) for name, stacks in users.items()}
 
 
@@ -66,8 +72,14 @@ def prune() -> list[str]:
 
 def _size(path: Path) -> int:
     """Bytes on disk below a path."""
-    done = subprocess.run(["du", "-s", "--block-size=1", str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(["du", "-s", "--block-size=1", str(path)], capture_output=True, text=True, check=False)
+    if not done.stdout:  # files that vanish meanwhile make its exit code 1, and are not the matter
+        raise OperationError(f"{path}: {done.stderr.strip() or 'du says nothing'}")
     return int(done.stdout.split()[0])
+
+
+def _what(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
 
 
 def main() -> int:
@@ -75,7 +87,7 @@ def main() -> int:
     parser.add_argument("verb", choices=("list", "prune"))
     try:
         print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
-    except (OperationError, PermissionError) as error:
+    except (OperationError, OSError) as error:
         return told(error)
     return 0
 

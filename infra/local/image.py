@@ -42,7 +42,13 @@ def base_of(image: str) -> str:
 
 
 def _load(image: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((paths.images() / image / "image.json").read_text())
+    path = paths.images() / image / "image.json"
+    try:
+        loaded: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise ImageError(f"{path}: damaged ({error}): remove its folder, the next `fab up` bakes again") from None
+    if not isinstance(loaded, dict) or "base" not in loaded:
+        raise ImageError(f"{path}: damaged (it names no base): remove its folder, the next `fab up` bakes again")
     return loaded
 
 
