@@ -77,7 +77,7 @@ class Parameter:
     @property
     def shown(self) -> str:
         """An argument as the usage line shows it: JOB, [ID2]."""
-        word = self.flag[2:].upper()
+        word = self.flag[2:].upper() + (" ..." if self.kind is list else "")
         return word if self.required else f"[{word}]"
 
     def read(self, text: str) -> Any:
@@ -147,7 +147,9 @@ class Verb:
             read[_OVERRIDES] = [*given.get(_OVERRIDES, []), *filter(_OVERRIDE.fullmatch, words)]
             words = [word for word in words if not _OVERRIDE.fullmatch(word)]
         for parameter in self._arguments():
-            if words:
+            if words and parameter.kind is list:
+                read[parameter.name], words = words, []
+            elif words:
                 read[parameter.name] = words.pop(0)
             elif parameter.required:
                 raise self._error(f"{parameter.shown} is missing: {self.usage}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
 import os
 import re
@@ -19,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabfile.on_node import report as on_node
-from fabfile.report import bars, chart, compare, numbers, page, speeds
+from fabfile.report import bars, chart, compare, interactive, numbers, page, speeds
 from fabfile.report.facts import Machine, Run
 from fabfile.report.markup import element, escaped
 from fabfile.report.reading import run_of
@@ -67,6 +70,7 @@ class Page(HTMLParser):
         self.links: list[str] = []
         self.text = ""
         self.titles: list[str] = []
+        self.scripts: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -84,12 +88,22 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "title":
             self.titles.append(data)
+        elif "script" in self.open:
+            self.scripts.append(data)
         elif "style" not in self.open:
             self.text += data + "\n"
 
 
 def said(text: str) -> str:
     return re.sub(r"\s+", " ", Page(text).text)
+
+
+def assert_only_own_scripts(text: str, found: Page) -> None:
+    """The page's policy allows the two scripts that are in it, by their hashes, and no other."""
+    allowed = re.findall(r"'sha256-([^']+)'", html.unescape(text.partition("</head>")[0]))
+    data, *scripts = found.scripts
+    assert [base64.b64encode(hashlib.sha256(each.encode()).digest()).decode() for each in scripts] == allowed
+    assert set(json.loads(data)) == {"x", "units", "runs", "charts"} and "<" not in data
 
 
 def test_a_run(run: Run) -> None:
@@ -110,8 +124,9 @@ def test_a_run(run: Run) -> None:
     assert "step 100\ntraining: " in "|".join(found.titles)
     assert "restart after step 100, without node3" in found.titles
     assert all(link.startswith("data:application/toml") for link in found.links)
-    assert "://" not in text
-    assert not found.names & {"script", "img", "link", "iframe"}
+    assert "://" not in text.replace("https://github.com/leeoniya/uPlot", ""), "but for the library's own name"
+    assert not found.names & {"img", "link", "iframe"} and len(found.scripts) == 3
+    assert_only_own_scripts(text, found)
 
 
 def test_two_runs(run: Run, other: Run) -> None:
@@ -121,7 +136,7 @@ def test_two_runs(run: Run, other: Run) -> None:
     assert "train.micro_batch" not in words.partition("nats per token")[0]
     assert re.search(r"tokens per second 9,\d{3} 1\d\.\d k \+\d+ %", words)
     assert "demo-2 validation" in words
-    assert "Nothing: configuration, nodes and versions are the same." in compare.differences(run, run)
+    assert "Nothing: configuration, nodes and versions are the same." in compare.differences([run, run])
 
 
 def test_two_runs_of_different_batches_are_drawn_over_tokens(tmp_path: Path, run: Run) -> None:
@@ -194,12 +209,54 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
         text = page.render(runs)
         text.encode()  # no lone surrogate is left
         found = Page(text)
-        assert "<script" not in text
+        assert text.count("<script") == text.count("</script") == 3 and "<script>alert" not in text
         assert found.names <= honest[0].names | honest[1].names
         assert found.attributes <= honest[0].attributes | honest[1].attributes
         assert all(link.startswith("data:application/toml;") for link in found.links)
         assert "alert(1)" in found.text  # shown, as text
         assert not set("\u202e\x00") & set(text)
+
+
+def test_the_data_of_the_charts_hold_every_point(run: Run, other: Run) -> None:
+    data = interactive.data([run, other], page.charts_of([run, other]))
+    assert [unit for unit, _ in data["units"]] == ["step", "time", "tokens"]
+    first = data["runs"][0]
+    assert first["step"][-1] == 200 and first["tokens"][-1] == 200 * 12288
+    computed = sum(12288 / point.tokens_per_s for point in run.points if point.tokens_per_s)
+    assert first["time"][-1] == pytest.approx(computed, rel=1e-3), (
+        "the time of the training, without the restart's pause"
+    )
+    loss = data["charts"][0]["lines"]
+    assert [line["run"] for line in loss] == [0, 0, 1, 1] and len(loss[0]["y"]) == 200
+    assert len(loss[1]["points"]) == 10 and loss[1]["dots"]
+
+
+def test_more_than_two_runs_are_compared(tmp_path: Path) -> None:
+    each = [
+        read(run_folder.write(tmp_path / f"demo-{n}", run_folder.metrics(20 * n), lr=n * 1e-3)) for n in (1, 2, 3, 4)
+    ]
+    words = said(page.render(each))
+    assert "demo-1 demo-2 demo-3 demo-4 state succeeded succeeded succeeded succeeded" in words
+    assert "train.lr 0.001 0.002 0.003 0.004" in words
+
+
+def test_what_the_nodes_were_used_for_and_what_was_sampled(tmp_path: Path) -> None:
+    folder = run_folder.write(tmp_path / "demo-1", run_folder.metrics(40))
+    rows = [
+        {"time": run_folder.BEGAN + 10 * n, "node": f"node{k}", "cpu": 0.9 + n / 100, "memory_gb": 1.2, "net_mb_s": 8.5}
+        for n in range(12)
+        for k in (1, 2)
+    ]
+    (folder / "usage.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sample = {"time": 1, "model": "step-000040", "text": "def <main>:\n    return 1"}
+    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    found = read(folder)
+    assert found.usage["node2"][0] == (run_folder.BEGAN, 0.9, 1.2, 8.5)
+    text = page.render([found])
+    words = said(text)
+    assert "Processors cores busy" in words and "Network MB per second" in words
+    assert "What it writes def <main>: return 1 by the model of step-000040" in words
+    assert_only_own_scripts(text, Page(text))
 
 
 def test_elements_escape_by_construction() -> None:
@@ -239,7 +296,7 @@ def test_a_long_run_is_thinned(tmp_path: Path) -> None:
     assert found.totals["compute"] == pytest.approx(sum(line["seconds"]["compute"] for line in lines))
     text = page.render([found])
     assert "Each point is the mean of 6 steps. Not drawn, to show the rest: before step 160, up to 6" in said(text)
-    assert len(text) < 400_000
+    assert len(text) < 450_000, "the library of the charts and its data among them"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "FAILED", "CANCELLED", "SUCCEEDED", None])
@@ -367,6 +424,26 @@ def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.strip().endswith("this is no run directory")
     assert not list(tmp_path.glob(".report*"))
+
+
+def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
+    folder = run_folder.write(tmp_path / "runs/demo-1", run_folder.metrics(20))
+    over = json.loads((folder / "state.json").read_text())
+    (folder / "state.json").write_text(json.dumps({**over, "state": "RUNNING", "ended": None}))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
+    program = (
+        "import sys; from fabfile.program import run; sys.modules['fabfile.report'].REFRESH = 1; "
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    argv = [sys.executable, "-c", program, "report", "runs/demo-1", "--watch"]
+    watching = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+    assert watching.stdout
+    assert "it follows demo-1" in watching.stdout.readline()
+    assert 'http-equiv="refresh"' in (tmp_path / "report-demo-1.html").read_text()
+    (folder / "state.json").write_text(json.dumps(over))
+    out, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 0 and "written: report-demo-1.html" in out
+    assert 'http-equiv="refresh"' not in (tmp_path / "report-demo-1.html").read_text()
 
 
 def test_over_ssh(tmp_path: Path) -> None:

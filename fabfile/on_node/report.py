@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
     runs = Path.home() / argv[1]
     there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     told: list[Record] = []
+    newest = max((name for name in there if (runs / name / "state.json").exists()), key=number_of, default="")
     for wanted in argv[3:]:
+        wanted = newest if wanted == "latest" and newest else wanted
         found = [name for name in there if wanted == name or (wanted.isdigit() and name.endswith(f"-{wanted}"))]
         if len(found) != 1:
             print(json.dumps({"unknown": wanted, "there": there}))
@@ -44,6 +46,11 @@ def main(argv: list[str]) -> int:
         told.append({**collect(runs / found[0]), "active": is_active(f"{argv[2]}{found[0]}.service")})
     print(json.dumps({"runs": told}))
     return 0
+
+
+def number_of(name: str) -> int:
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0
 
 
 def collect(run: Path) -> Record:

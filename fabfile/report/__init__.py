@@ -1,8 +1,10 @@
-"""`fab report`: one HTML page about a run, or about two beside each other, that needs nothing but a browser."""
+"""`fab report`: one HTML page about a run, or about several side by side, that needs nothing but a browser."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from invoke.context import Context
@@ -14,26 +16,57 @@ from fabfile.output import interruptible, say
 from fabfile.report import gather, page
 from fabfile.report.facts import Run
 
+MOST = 6
+"""Runs on one page: as many as there are colours that are told apart."""
+REFRESH = 15
+"""Seconds between two looks of --watch, and between two readings of its page by a browser."""
+
 
 @task(
-    positional=["id", "id2"],
+    positional=["id", "more"],
     help={
-        "id": "the run: its name, its number, or a folder that was fetched",
-        "id2": "a second one, to compare with",
+        "id": "the run: its name, its number, latest, or a folder that was fetched",
+        "more": "more runs, to compare with",
         "out": "the file to write; default: report-ID.html",
+        "watch": "write it again and again until the runs are over; the page reads itself anew",
         "stack": "the stack",
         "inventory": "an inventory file instead of a stack",
     },
 )
-def report(_c: Context, id: str, id2: str = "", out: str = "", stack: str = "", inventory: str = "") -> None:
-    """Write a page about a run: losses, speed, where the time went, cost, configuration; two runs are compared."""
-    wanted = [id, *([id2] if id2 else [])]
+def report(
+    _c: Context,
+    id: str,
+    more: Sequence[str] | None = None,
+    out: str = "",
+    watch: bool = False,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Write a page about a run: losses, speed, where the time went, cost, configuration; several runs are compared."""
+    wanted = [id, *(more or ())]
+    if len(wanted) > MOST:
+        raise Exit(f"{len(wanted)} runs: at most {MOST} on one page", code=2)
     with interruptible():
+        path = _written(wanted, stack, inventory, out, watch=watch)
+        if not watch:
+            say(f"next: open {path} in a browser")
+
+
+def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: bool) -> Path:
+    """Write the page, with `watch` until the runs are over; where it is."""
+    said = False
+    while True:
         runs = _runs(wanted, stack, inventory)
-    path = Path(out or f"report-{'-and-'.join(run.id for run in runs)}.html").expanduser()
-    write(path, page.render(runs))
-    say(f"written: {path} ({path.stat().st_size / 1000:.0f} kB; needs nothing but itself)")
-    say(f"next: open {path} in a browser")
+        path = Path(out or f"report-{'-and-'.join(run.id for run in runs)}.html").expanduser()
+        under_way = [run.id for run in runs if run.ended is None]
+        write(path, page.render(runs, refresh=REFRESH if watch and under_way else 0))
+        if not (watch and under_way):
+            say(f"written: {path} ({path.stat().st_size / 1000:.0f} kB; needs nothing but itself)")
+            return path
+        if not said:
+            say(f"open {path} in a browser: it follows {', '.join(under_way)} (Ctrl-C ends that)")
+        said = True
+        time.sleep(REFRESH)
 
 
 def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:

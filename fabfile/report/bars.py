@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fabfile.report import numbers
+from fabfile.report.curves import COLOURS
 from fabfile.report.facts import PARTS, Run
 from fabfile.report.markup import Markup, element, join, table
 from fabfile.report.speeds import by_node, typical
@@ -85,7 +86,7 @@ def nodes(runs: Sequence[Run]) -> Markup:
         slower = 1 - speed / max(other for of, _, other in speeds if of is run)
         label = f"{name} · {run.id}" if len(runs) > 1 else name
         text = f"{numbers.count(speed)} tokens/s" + (f", {numbers.percent(slower)} slower" if slower >= 0.02 else "")
-        colour = "ab"[runs.index(run)]
+        colour = COLOURS[runs.index(run)]
         bar = element("span", class_=colour, style=f"width:{speed / fastest * 100:.2f}%")
         rows.append(element("li", element("b", label), element("span", bar, class_="bar"), element("em", text)))
     return element("ul", *rows, class_="speeds") if rows else Markup("")

@@ -33,7 +33,11 @@ class Line:
     """For values with steps between them: drawn as dots, thinly joined."""
     labelled: bool = True
     of: str = ""
-    """The run that it is of, where there are two."""
+    """The run that it is of, where there are several."""
+    run: int = 0
+    """That run's number among the runs of the page."""
+    steps: Sequence[tuple[float, float]] = ()
+    """The same points along steps, all of them, where `points` are along something else or leave some out."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,9 @@ class Mark:
     colour: str = "a"
     name: str = ""
     """What stands beside it."""
+    run: int = 0
+    step: float = 0.0
+    """`x` as a step of its run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +68,10 @@ class Chart:
     x_name: str = "step"
     height: int = 240
     note: str = ""
+    begin: float | None = None
+    """The step from which on it is drawn, where what is before would make the rest flat."""
+    along_time: bool = False
+    """Its x are seconds since the run's start, whatever the other charts are laid along."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +91,12 @@ class Frame:
         return _SIDE * (high - value) / (high - low)
 
 
-def draw(chart: Chart) -> Markup:
-    """The chart; empty where there is nothing to draw."""
+def is_empty(chart: Chart) -> bool:
+    return not any(line.points for line in chart.lines)
+
+
+def draw(chart: Chart, index: int = 0) -> Markup:
+    """The chart; empty where there is nothing to draw. `index`: which of the page's charts it is, for its script."""
     lines = [line for line in chart.lines if line.points]
     if not lines:
         return Markup("")
@@ -104,7 +119,8 @@ def draw(chart: Chart) -> Markup:
         style=f"--height:{chart.height}px",
     )
     caption = element("figcaption", element("b", chart.title), " ", element("span", chart.unit))
-    return element("figure", caption, body, element("p", chart.note, class_="note") if chart.note else "")
+    note = element("p", chart.note, class_="note") if chart.note else ""
+    return element("figure", caption, body, note, data_chart=index)
 
 
 def framed(chart: Chart, lines: Sequence[Line]) -> Frame:

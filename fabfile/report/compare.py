@@ -1,8 +1,8 @@
-"""Two runs side by side: what was different about them, and what came of it."""
+"""Runs side by side: what was different about them, and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fabfile.report import numbers
 from fabfile.report.facts import Run, shown
@@ -41,33 +41,35 @@ def restarts(run: Run) -> int:
     return max(0, len(run.attempts) - 1)
 
 
-def results(before: Run, after: Run) -> Markup:
-    rows: list[list[object]] = [["state", before.state.lower(), after.state.lower(), ""]]
+def results(runs: Sequence[Run]) -> Markup:
+    """A column for each run; of two, the change from the first to the second as well."""
+    pair = len(runs) == 2
+    rows: list[list[object]] = [["state", *(run.state.lower() for run in runs), *([""] if pair else [])]]
     for name, value, form in RESULTS:
-        one, other = value(before), value(after)
-        if one is not None or other is not None:
-            rows.append([name, form(one), form(other), numbers.change(one, other)])
-    return table(_heading(before, after, "change"), rows, "figures")
+        values = [value(run) for run in runs]
+        if any(one is not None for one in values):
+            change = [numbers.change(values[0], values[1])] if pair else []
+            rows.append([name, *map(form, values), *change])
+    return table(_heading(runs, *(["change"] if pair else [])), rows, "figures")
 
 
-def differences(before: Run, after: Run) -> Markup:
+def differences(runs: Sequence[Run]) -> Markup:
     """The keys of the configuration and the versions that differ; how many are the same is said."""
-    one, other = _settings(before), _settings(after)
-    keys = list(dict.fromkeys([*one, *other]))
-    rows: list[list[object]] = [
-        [key, one.get(key, numbers.NOTHING), other.get(key, numbers.NOTHING)]
-        for key in keys
-        if one.get(key) != other.get(key)
-    ]
+    each = [_settings(run) for run in runs]
+    keys = list(dict.fromkeys(key for one in each for key in one))
+    rows: list[list[object]] = []
+    for key in keys:
+        values = [one.get(key, numbers.NOTHING) for one in each]
+        rows += [[key, *values]] if len(set(values)) > 1 else []
     same = len(keys) - len(rows)
     said = f"{same} more {'setting is' if same == 1 else 'settings and versions are'} the same." if same else ""
     if not rows:
         return element("p", "Nothing: configuration, nodes and versions are the same." if keys else "Not known.")
-    return join([table(_heading(before, after), rows), element("p", said, class_="note")])
+    return join([table(_heading(runs), rows), element("p", said, class_="note")])
 
 
-def _heading(before: Run, after: Run, *more: str) -> list[object]:
-    return ["", element("span", before.id, class_="a"), element("span", after.id, class_="b"), *more]
+def _heading(runs: Sequence[Run], *more: str) -> list[object]:
+    return ["", *(element("span", run.id, class_=colour) for run, colour in zip(runs, "abcdef", strict=False)), *more]
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -8,12 +8,12 @@ from itertools import pairwise
 
 from fabfile.on_node.report import number
 from fabfile.report import numbers
-from fabfile.report.chart import Chart, Line, Mark, draw
+from fabfile.report.chart import Chart, Line, Mark
 from fabfile.report.facts import Point, Run
-from fabfile.report.markup import Markup
 from fabfile.report.speeds import by_node
 
-_COLOURS = "ab"
+COLOURS = "abcdef"
+"""Classes of the style sheet, one for each run of a page."""
 _STEEP = 0.02
 """The part of a run that may be left out of the chart of the loss."""
 _MOST_TICKS = 40
@@ -33,23 +33,38 @@ class Axis:
         batch = number(run.config.get("train.global_batch_tokens"))
         return step * batch if self.in_tokens and batch else step
 
+    def laid(self, run: Run, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        """Points of a run along steps, along this axis."""
+        return [(self.of(run, step), value) for step, value in points]
 
-def loss(runs: Sequence[Run]) -> Markup:
+
+def loss(runs: Sequence[Run]) -> Chart:
     axis = Axis(runs)
     lines = []
-    for run, colour in zip(runs, _COLOURS, strict=False):
+    for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
         of = run.id if len(runs) > 1 else ""
-        lines.append(Line("training", _values(run, axis, lambda point: point.loss), colour, of=of))
-        dots = [(axis.of(run, one.step), one.loss) for one in run.validations]
-        lines.append(Line("validation", dots, colour if of else "b", dots=True, of=of))
+        steps = _values(run, lambda point: point.loss)
+        lines.append(Line("training", axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
+        steps = [(one.step, one.loss) for one in run.validations]
+        dots = axis.laid(run, steps)
+        lines.append(Line("validation", dots, colour if of else "b", dots=True, of=of, run=number_of, steps=steps))
     notes = ["Ticks on the axis: checkpoints."] if _ticked(runs) else []
     if any(run.width > 1 for run in runs):
         notes.append(f"Each point is the mean of {' and '.join(str(run.width) for run in runs)} steps.")
     lines, cut = _settled(lines)
     if cut:
         notes.append(f"Not drawn, to show the rest: before {axis.name} {numbers.count(cut[0])}, up to {cut[1]:.3f}.")
-    return draw(Chart(title="Loss", unit="nats per token", lines=lines, shown=numbers.fixed, marks=_marks(runs, axis),
-                      x_name=axis.name, height=300, note=" ".join(notes)))  # fmt: skip
+    return Chart(
+        title="Loss",
+        unit="nats per token",
+        lines=lines,
+        shown=numbers.fixed,
+        marks=_marks(runs, axis),
+        x_name=axis.name,
+        height=300,
+        note=" ".join(notes),
+        begin=cut[0] if cut and not axis.in_tokens else None,
+    )
 
 
 def _settled(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
@@ -65,10 +80,10 @@ def _settled(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]
     return kept, (start, max(early))
 
 
-def speed(runs: Sequence[Run]) -> Markup:
+def speed(runs: Sequence[Run]) -> Chart:
     axis = Axis(runs)
     lines = []
-    for run, colour in zip(runs, _COLOURS, strict=False):
+    for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
         name, of = ("", run.id) if len(runs) > 1 else ("all nodes" if len(run.all_nodes) > 1 else "", "")
         if len(runs) == 1:
             nodes = by_node(run)
@@ -76,31 +91,77 @@ def speed(runs: Sequence[Run]) -> Markup:
             lines += [
                 Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES) for name, series in several.items()
             ]
-        lines.append(Line(name, _values(run, axis, lambda point: point.tokens_per_s), colour, of=of))
+        steps = _values(run, lambda point: point.tokens_per_s)
+        lines.append(Line(name, axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
     each = len(lines) > len(runs)
     note = "A node's own speed is that of its computing alone, without waiting for the others." if each else ""
-    return draw(Chart(title="Speed", unit="tokens per second", lines=lines, shown=numbers.count, from_zero=True,
-                      marks=_marks(runs, axis, only="restart"), x_name=axis.name, note=note))  # fmt: skip
+    return Chart(
+        title="Speed",
+        unit="tokens per second",
+        lines=lines,
+        shown=numbers.count,
+        from_zero=True,
+        marks=_marks(runs, axis, only="restart"),
+        x_name=axis.name,
+        note=note,
+    )
 
 
-def small_multiples(runs: Sequence[Run]) -> list[Markup]:
+def small_multiples(runs: Sequence[Run]) -> list[Chart]:
     """The gradient norm and the learning rate."""
     wanted: list[tuple[str, str, Callable[[Point], float | None]]] = [
         ("Gradient norm", "before clipping", lambda point: point.grad_norm),
         ("Learning rate", "", lambda point: point.lr),
     ]
     axis = Axis(runs)
-    drawn = []
+    charts = []
     for title, unit, value in wanted:
-        lines = [
-            Line("", _values(run, axis, value), colour, of=run.id if len(runs) > 1 else "")
-            for run, colour in zip(runs, _COLOURS, strict=False)
-        ]
-        shown = numbers.small if title == "Learning rate" else numbers.plain
-        marks = _marks(runs, axis, only="restart")
-        drawn.append(draw(Chart(title=title, unit=unit, lines=lines, shown=shown, from_zero=True, marks=marks,
-                                x_name=axis.name, height=150)))  # fmt: skip
-    return drawn
+        lines = []
+        for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
+            steps, of = _values(run, value), run.id if len(runs) > 1 else ""
+            lines.append(Line("", axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
+        charts.append(
+            Chart(
+                title=title,
+                unit=unit,
+                lines=lines,
+                shown=numbers.small if title == "Learning rate" else numbers.plain,
+                from_zero=True,
+                marks=_marks(runs, axis, only="restart"),
+                x_name=axis.name,
+                height=150,
+            )
+        )
+    return charts
+
+
+def use_of_nodes(run: Run) -> list[Chart]:
+    """Processors, memory and network of each node, along the minutes of the run."""
+    start = (
+        run.started if run.started is not None else min((rows[0][0] for rows in run.usage.values() if rows), default=0)
+    )
+    wanted = (("Processors", "cores busy", 1), ("Memory", "GiB", 2), ("Network", "MB per second", 3))
+    charts = []
+    for title, unit, column in wanted:
+        lines = []
+        for index, (node, rows) in enumerate(run.usage.items()):
+            points = [((row[0] - start) / 60, row[column]) for row in rows if row[column] is not None]
+            seconds = [(row[0] - start, row[column]) for row in rows if row[column] is not None]
+            colour = COLOURS[index] if len(run.usage) <= len(COLOURS) else "quiet"
+            lines.append(Line(node, points, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
+        charts.append(
+            Chart(
+                title=title,
+                unit=unit,
+                lines=lines,
+                shown=numbers.plain,
+                from_zero=True,
+                x_name="minute",
+                height=150,
+                along_time=True,
+            )
+        )
+    return charts
 
 
 def saved_steps(run: Run) -> list[float]:
@@ -122,21 +183,22 @@ def _ticked(runs: Sequence[Run]) -> bool:
 
 def _marks(runs: Sequence[Run], axis: Axis, only: str = "") -> list[Mark]:
     marks = []
-    for run, colour in zip(runs, _COLOURS, strict=False):
+    for index, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
         name = f"{run.id}: " if len(runs) > 1 else ""
         if not only and _ticked(runs):
-            marks += [
-                Mark(axis.of(run, step), f"{name}checkpoint of step {numbers.plain(step)}", "checkpoint", colour)
-                for step in saved_steps(run)
-            ]
+            for step in saved_steps(run):
+                text = f"{name}checkpoint of step {numbers.plain(step)}"
+                marks.append(Mark(axis.of(run, step), text, "checkpoint", colour, run=index, step=step))
         for before, after in pairwise(run.attempts):
             if after.after_step is not None:
                 lost = [node for node in before.nodes if node not in after.nodes]
                 without = f", without {', '.join(lost)}" if lost else ""
-                text = f"{name}restart after step {numbers.plain(after.after_step)}{without}"
-                marks.append(Mark(axis.of(run, after.after_step), text, "restart", colour, "restart"))
+                step = after.after_step
+                text = f"{name}restart after step {numbers.plain(step)}{without}"
+                marks.append(Mark(axis.of(run, step), text, "restart", colour, "restart", run=index, step=step))
     return marks
 
 
-def _values(run: Run, axis: Axis, value: Callable[[Point], float | None]) -> list[tuple[float, float]]:
-    return [(axis.of(run, point.step), found) for point in run.points if (found := value(point)) is not None]
+def _values(run: Run, value: Callable[[Point], float | None]) -> list[tuple[float, float]]:
+    """(step, value) of all points that have one."""
+    return [(point.step, found) for point in run.points if (found := value(point)) is not None]

@@ -101,6 +101,15 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+def samples(run: Run) -> Markup:
+    """Texts that were sampled from its model, the newest first."""
+    parts = []
+    for model, text in reversed(run.samples):
+        parts.append(element("pre", text.strip("\n")))
+        parts.append(element("p", f"by the model of {model}", class_="note") if model else "")
+    return join(parts)
+
+
 def log(run: Run) -> Markup:
     """Its lines that tell how it went, with the time since its start."""
     if not run.notes:

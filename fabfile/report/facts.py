@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fabfile.on_node.report import number
@@ -91,6 +91,10 @@ class Run:
     on_disk: tuple[int, ...] = ()
     best_on_disk: float | None = None
     precision: str = ""
+    usage: Mapping[str, Sequence[tuple[float, float | None, float | None, float | None]]] = field(default_factory=dict)
+    """Node -> (Unix time, cores busy, GiB of memory, MB/s of network)."""
+    samples: tuple[tuple[str, str], ...] = ()
+    """(model, text) of what was sampled from it, the newest last."""
     command: str = ""
     machines: tuple[Machine, ...] = ()
 

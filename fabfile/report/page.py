@@ -1,54 +1,75 @@
-"""The page: one HTML file that needs nothing else, from one run or from two."""
+"""The page: one HTML file that needs nothing else, from one run or several."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from fabfile.report import bars, chart, compare, curves, details, numbers
+from fabfile.report import bars, chart, compare, curves, details, interactive, numbers
+from fabfile.report.chart import is_empty
+from fabfile.report.curves import COLOURS
 from fabfile.report.facts import Run
 from fabfile.report.markup import Markup, element, join
 
 _STYLE = Path(__file__).with_name("style.css")
 _SIGNS = {"SUCCEEDED": "✓", "FAILED": "✕", "CANCELLED": "■", "RUNNING": "▶", "PENDING": "…"}
-# Nothing may be loaded from anywhere, whatever stands in the page.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+# Nothing may be loaded from anywhere, and no script may run but the page's own, whatever stands in the page.
+_POLICY = (
+    f"default-src 'none'; style-src 'unsafe-inline'; script-src {interactive.policy()}; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The whole file, of one run or of two."""
+def render(runs: Sequence[Run], *, refresh: int = 0) -> str:
+    """The whole file, of one run or of several. Above 0, a browser reads it again every `refresh` seconds."""
     title = " and ".join(run.id for run in runs)
+    charts = [chart for chart in charts_of(runs) if not is_empty(chart)]
     head = join(
         [
             Markup('<meta charset="utf-8">'),
             Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
             Markup('<meta name="color-scheme" content="light dark">'),
             Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup(f'<meta http-equiv="refresh" content="{refresh}">') if refresh else "",
             element("title", f"{title} · trainyard"),
-            element("style", Markup(_STYLE.read_text(encoding="utf-8"))),
+            element("style", Markup(interactive.STYLE + _STYLE.read_text(encoding="utf-8"))),
         ],
         "\n",
     )
-    body = element("main", *_parts(runs), element("footer", _footer(runs)))
-    return f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
+    body = element("main", *_parts(runs, charts), element("footer", _footer(runs)))
+    whole = f"{body}\n{interactive.scripts(runs, charts)}"
+    return f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{whole}\n</body>\n</html>\n'
 
 
-def _parts(runs: Sequence[Run]) -> list[Markup]:
+def charts_of(runs: Sequence[Run]) -> list[chart.Chart]:
+    """All charts of the page, in its order."""
+    use = curves.use_of_nodes(runs[0]) if len(runs) == 1 else []
+    return [curves.loss(runs), curves.speed(runs), *curves.small_multiples(runs), *use]
+
+
+def _parts(runs: Sequence[Run], charts: Sequence[chart.Chart]) -> list[Markup]:
+    drawn = {each.title: chart.draw(each, index) for index, each in enumerate(charts)}
+
+    def row(*titles: str) -> Markup:
+        return chart.row([drawn[title] for title in titles if title in drawn])
+
     parts = [_header(runs), *([] if len(runs) > 1 else [_tiles(runs[0])])]
     if len(runs) > 1:
-        parts.append(_section("Results", compare.results(runs[0], runs[1])))
-        parts.append(_section("What was different", compare.differences(runs[0], runs[1])))
+        parts.append(_section("Results", compare.results(runs)))
+        parts.append(_section("What was different", compare.differences(runs)))
     for run in runs:
         if not run.points:
             parts.append(element("p", f"{run.id} has done no step yet: there is nothing to draw.", class_="empty"))
-    parts += [curves.loss(runs), curves.speed(runs), _nodes(runs)]
+    parts += [drawn.get("Loss", Markup("")), drawn.get("Speed", Markup("")), _nodes(runs)]
     if any(run.points for run in runs):
         parts.append(_section("Where the time went", bars.where_time_went(runs)))
-    parts.append(chart.row(curves.small_multiples(runs)))
-    for run, colour in zip(runs, "ab", strict=False):
+    parts.append(row("Gradient norm", "Learning rate"))
+    parts.append(row("Processors", "Memory", "Network"))
+    for run, colour in zip(runs, COLOURS, strict=False):
         if len(runs) > 1:
             parts.append(element("h2", run.id, class_=f"run {colour}"))
         parts += [
+            _section("What it writes", details.samples(run), small=True),
             _section("Do it again", details.again(run), small=True),
             _section("Checkpoints", details.checkpoints(run), small=True),
             _section("Nodes", details.machines(run), small=True),
@@ -70,7 +91,7 @@ def _section(title: str, content: Markup, *, small: bool = False) -> Markup:
 
 def _header(runs: Sequence[Run]) -> Markup:
     rows = []
-    for run, colour in zip(runs, "ab", strict=False):
+    for run, colour in zip(runs, COLOURS, strict=False):
         sign = _SIGNS.get(run.state, "?")
         chip = element("span", f"{sign} {run.state.lower()}", class_=f"chip {run.state.lower()}")
         title = element("h1", element("span", run.id, class_=colour if len(runs) > 1 else "id"), " ", chip)

@@ -64,6 +64,10 @@ def run_of(
         on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),
+        usage=_usage(dict_of(told, "usage")),
+        samples=tuple(
+            (str(one.get("model") or ""), str(one["text"])) for one in _dicts(told.get("samples")) if one.get("text")
+        ),
         command=_command(spec, told, names_in(asked) or nodes),
         machines=tuple(machine for machine in machines if machine.name in ever or not ever),
     )
@@ -125,6 +129,16 @@ def _paused(log: Mapping[str, Any]) -> float:
     starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
     ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
     return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
+
+
+def _usage(told: Mapping[str, Any]) -> dict[str, list[tuple[float, float | None, float | None, float | None]]]:
+    found: dict[str, list[tuple[float, float | None, float | None, float | None]]] = {}
+    for node, rows in told.items():
+        for row in rows if isinstance(rows, list) else []:
+            values = [number(value) for value in row] if isinstance(row, list) and len(row) == 4 else [None]
+            if values[0] is not None:
+                found.setdefault(str(node), []).append((values[0], values[1], values[2], values[3]))
+    return found
 
 
 def _rows(value: object) -> list[tuple[Any, str, str, str]]:
