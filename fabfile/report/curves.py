@@ -145,8 +145,8 @@ def use_of_nodes(run: Run) -> list[Chart]:
     for title, unit, column in wanted:
         lines = []
         for index, (node, rows) in enumerate(run.usage.items()):
-            points = [((row[0] - start) / 60, row[column]) for row in rows if row[column] is not None]
-            seconds = [(row[0] - start, row[column]) for row in rows if row[column] is not None]
+            seconds = [(row[0] - start, value) for row in rows if (value := row[column]) is not None]
+            points = [(second / 60, value) for second, value in seconds]
             colour = COLOURS[index] if len(run.usage) <= len(COLOURS) else "quiet"
             lines.append(Line(node, points, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
         charts.append(

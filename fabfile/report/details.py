@@ -103,7 +103,7 @@ def _number(value: object) -> float | None:
 
 def samples(run: Run) -> Markup:
     """Texts that were sampled from its model, the newest first."""
-    parts = []
+    parts: list[object] = []
     for model, text in reversed(run.samples):
         parts.append(element("pre", text.strip("\n")))
         parts.append(element("p", f"by the model of {model}", class_="note") if model else "")
