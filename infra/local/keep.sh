@@ -1,17 +1,14 @@
 # Keeps one machine running, whoever started it may be gone: boots it, boots it again when it reboots itself, and ends
 # when it powers off or crashes, or when its control group is killed. Its output is the machine's console.
 #   GROUP  the machine's control group in the unified tree; this shell is in its subgroup `keeper`
-#   ROOT   its mounted root file system
 #   then the systemd-nspawn that boots it
 # It is handed to sh as text, not as a file: a checkout that changes meanwhile must not change what runs.
-group=$1 root=$2
-shift 2
+group=$1
+shift
 REBOOT=133  # how systemd-nspawn --keep-unit says that the machine wants to boot again
 HEALTHY=30  # seconds after which a boot counts as a good one
 LONGEST=60  # seconds between the boots of a machine that reboots again and again
 
-# In this mount namespace alone: seen from outside, no file of the machine may give anybody another user's rights.
-mount -o remount,bind,suid,nodev "$root"
 # When the machine is out of memory, what keeps it, its init and its job's keeper are not the ones to end. Its init
 # hands that to a service only on request (DefaultOOMScoreAdjust=0). A container may not ask for it: then it goes without.
 echo -900 2>/dev/null >/proc/self/oom_score_adj || true

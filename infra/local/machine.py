@@ -32,6 +32,17 @@ CONFINED = (
     *("--drop-capability=CAP_MKNOD", "--register=no", "--keep-unit", "--quiet"),
 )
 """systemd-nspawn's options for everything that runs in a machine's root; the layers are shifted already."""
+_APART = """
+mount -o remount,bind,suid,nodev "$1/root"
+for kind in proc sysfs; do
+    mount -t $kind $kind "$1/$kind" || echo "trainyard: this container lets no machine in it have a $kind of its own"
+done
+shift
+exec "$@"
+"""
+"""Runs a command in a mount namespace of its own, where two things differ: set-id programs of the machine's root work,
+which they must not for anybody who sees that root from outside. And there are a whole /proc and /sys somewhere: a
+container hides parts of its own, and then the kernel refuses both to any user namespace below."""
 _TAIL_BYTES = 65536
 
 
@@ -67,7 +78,7 @@ class Machine:
 
     def mount(self, layers: Sequence[Path]) -> None:
         """Mount a writable root over `layers`, the uppermost first."""
-        for part in ("upper", "work", "root"):
+        for part in ("upper", "work", "root", "proc", "sysfs"):
             (self.directory / part).mkdir(parents=True, exist_ok=True)
         os.chown(self.directory / "upper", ids.FIRST, ids.FIRST)  # the machine's / itself
         (self.directory / "upper").chmod(0o755)
@@ -79,7 +90,11 @@ class Machine:
     def run_inside(self, argv: Sequence[str]) -> str:
         """Run a command in the mounted root of a machine that does not run; what it printed."""
         nspawn = ["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", "--private-network", *argv]
-        return command.run(command.in_groups(nspawn, cgroup.make(self.stack, self.name)))
+        return command.run(command.in_groups(self._apart(nspawn), cgroup.make(self.stack, self.name)))
+
+    def _apart(self, argv: Sequence[str]) -> list[str]:
+        space = ["unshare", "--mount", "--propagation=slave"]
+        return [*space, "sh", "-euc", _APART, "sh", str(self.directory), *argv]
 
     def start(self, options: Sequence[str], *, cpus: int, memory_mb: int, init: Sequence[str] = ()) -> None:
         """Boot it, detached from this process; returns when its init runs.
@@ -98,8 +113,7 @@ class Machine:
             "--rlimit=RLIMIT_NICE=40",
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
-        keep = ["sh", "-euc", KEEP, "keep.sh", str(self.group), str(self.root), *nspawn]
-        argv = command.in_groups(["unshare", "--mount", "--propagation=slave", *keep], joins)
+        argv = command.in_groups(self._apart(["sh", "-euc", KEEP, "keep.sh", str(self.group), *nspawn]), joins)
         with self.console.open("wb") as console:
             process = subprocess.Popen(
                 argv,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from project import Project
 
 from infra.local import ids, nodes, paths
 
+pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 # open_by_handle_at from the root of the overlay, of the host's file systems that are mounted in the node, and a module.
 SYSCALLS = """
@@ -184,6 +187,38 @@ def test_links_that_it_plants_lead_nobody_astray(cluster: Project, tmp_path: Pat
     cluster.configure(nodes=2)
     assert secret.read_text().startswith("ssh-ed25519") and secret.stat().st_uid == 0
     as_root(cluster, "rm /var/lib/trainyard; mv /var/lib/moved /var/lib/trainyard")
+
+
+# Within a container that hides parts of its /proc and /sys, as systemd-nspawn's do, the same machine runs.
+HIDDEN = """
+mount --make-rprivate /
+mkdir -p {tmp}/cgroup && mount --rbind /sys/fs/cgroup {tmp}/cgroup
+mount --bind /proc/sys /proc/sys && mount -o remount,bind,ro /proc/sys
+mount -t tmpfs none /sys && mkdir -p /sys/fs/cgroup && mount --rbind {tmp}/cgroup /sys/fs/cgroup
+! unshare --user --map-root-user --mount --pid --fork mount -t proc proc /proc
+exec {python} -c "{program}"
+"""
+MACHINE = """
+from pathlib import Path
+from infra.local import image
+from infra.local.machine import Machine
+machine = Machine('{stack}-in', 'node1', Path('{tmp}/node1'))
+machine.remove()
+try:
+    machine.mount(image.layers('{image}'))
+    print(machine.run_inside(['id', '-u']), len(machine.run_inside(['ls', '/proc', '/sys']).split()) > 20)
+finally:
+    machine.remove()
+"""
+
+
+def test_a_machine_runs_also_in_a_container_that_hides_parts_of_proc_and_sys(cluster: Project, tmp_path: Path) -> None:
+    spec = json.loads((nodes.machine(cluster.stack, "node1").directory / "spec.json").read_text())
+    program = MACHINE.format(stack=cluster.stack, tmp=tmp_path, image=spec["image"])
+    script = HIDDEN.format(tmp=tmp_path, python=sys.executable, program=program)
+    argv = ["unshare", "--mount", "bash", "-euc", script]
+    done = subprocess.run(argv, cwd=cluster.root, env=cluster.env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["0", "True"], done
 
 
 def test_everything_here_is_for_root_alone(cluster: Project) -> None:

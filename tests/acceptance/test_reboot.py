@@ -15,6 +15,7 @@ from project import Project
 
 from infra.local import nodes
 
+pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 LOOP = """[Service]
 ExecStart=/usr/bin/systemctl reboot --force
 [Install]
