@@ -47,7 +47,7 @@ def preview(_c: Context, stack: str = "") -> None:
     told = _checked(stack)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
-        argv = ["pulumi", "preview", "--stack", stack, *_policies(told)]
+        argv = ["pulumi", "preview", "--refresh", "--stack", stack, *_policies(told)]
         _finish(backend.follow(argv, **{} if told["cloud"] else _WITHOUT_PLUGINS), stack)
     else:
         _finish(backend.follow(backend.module("engine", "preview", stack)), stack)

@@ -11,6 +11,7 @@ from typing import Any
 from invoke.context import Context
 from invoke.tasks import task
 
+from fabfile.gone import MEND, WHY, is_gone
 from fabfile.output import duration, gigabytes, hint, interruptible, next_command, say, table, width
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
@@ -76,7 +77,7 @@ def ask(cluster: SshCluster) -> dict[str, Result]:
 def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
     """All that is known of a node, under the names that `--json` prints."""
     told = json_text.loads(result.stdout) if result.ok else {}
-    state, reason = _state(result, told)
+    state, reason = ("gone", WHY) if not result.ok and is_gone(node) else _state(result, told)
     record = told.get("ready") or {}
     cpu, job = record.get("cpu") or {}, told.get("job") or {}
     age = told.get("age_seconds")
@@ -120,7 +121,7 @@ def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[
 
 
 def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
-    """One of ready, failed, booting, unreachable, and what there is to say about it."""
+    """One of ready, failed, booting, unreachable, unknown, and what there is to say about it."""
     if result.reason:
         return "unreachable", result.reason
     if not result.ok:
@@ -190,6 +191,8 @@ def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
 
 
 def _next(nodes: list[dict[str, Any]]) -> str:
+    if any(node["state"] == "gone" for node in nodes):
+        return next_command(MEND) + "   (makes what is gone anew)"
     for node in nodes:
         if node["state"] == "failed":
             return next_command(f"fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import shlex
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.command_line import AtLeast
+from fabfile.gone import MEND, WHY, is_gone
 from fabfile.join import join
 from fabfile.output import colour, interruptible, next_command, say
 from fabfile.remote import follow
@@ -31,7 +32,10 @@ _FOLLOWER = (Path(__file__).parent / "on_node" / "follow.sh").read_text()
 _POLL_SECONDS = 0.3
 _REACH_SECONDS = 1.0  # for one attempt at a TCP connection: a node that comes up answers the next one
 _LONG_STEP_SECONDS = 3.0
+_LOOK_SECONDS = 0.5  # between two looks at whether the nodes' machines are still there
+_QUIET_SECONDS = 5.0  # without a line, after which one says who is waited for
 _CONSOLE_LINES = 15
+_CONSOLE_BYTES = 65536
 _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
 
 NEVER_BOOTSTRAPPED = "nobody has made this machine a node: fab bootstrap --inventory FILE does"
@@ -190,14 +194,22 @@ def follow_boot(fleet: Fleet, timeout: float) -> dict[str, Record]:
     nodes = {node.name: Progress(node, began) for node in fleet.cluster.nodes}
     watch = Watch(fleet)
     watch.start()
+    looked, said = began - _LOOK_SECONDS, began
     try:
         while any(progress.state != "ready" for progress in nodes.values()):
             event = watch.next(0.2)
             now = time.monotonic()
-            if event is not None:
-                _handle(nodes[event[0]], event[1], event[2], now)
+            if now - looked >= _LOOK_SECONDS:
+                looked = now
+                _end_for_gone([progress for progress in nodes.values() if is_gone(progress.node)], nodes)
+            if event is not None and _handle(nodes[event[0]], event[1], event[2], now):
+                said = now
             for progress in nodes.values():
-                _print(progress.node, progress.tick(now))
+                if _print(progress.node, progress.tick(now)):
+                    said = now
+            if now - said >= _QUIET_SECONDS:
+                said = now
+                say(_waiting(list(nodes.values()), now - began))
             if now - began > timeout:
                 raise Exit(_silent(nodes, timeout), code=1)
     finally:
@@ -205,7 +217,8 @@ def follow_boot(fleet: Fleet, timeout: float) -> dict[str, Record]:
     return {name: progress.record for name, progress in nodes.items()}
 
 
-def _handle(progress: Progress, kind: str, text: str, now: float) -> None:
+def _handle(progress: Progress, kind: str, text: str, now: float) -> bool:
+    """Take an event in; whether a line was printed of it. Exit(1) for one that ends the wait."""
     if kind == "refused":
         raise Exit(text, code=1)
     if kind == "unreached":
@@ -214,14 +227,35 @@ def _handle(progress: Progress, kind: str, text: str, now: float) -> None:
         lines = progress.answers(now)
     else:
         lines = progress.told(text, now)
-    _print(progress.node, lines)
+    printed = _print(progress.node, lines)
     if progress.state == "failed":
         raise Exit(_failure(progress), code=1)
+    return printed
 
 
-def _print(node: Node, lines: list[str]) -> None:
+def _print(node: Node, lines: list[str]) -> bool:
     for line in lines:
         say(f"{colour(node.name, 'cyan')}  {line}")
+    return bool(lines)
+
+
+def _waiting(nodes: list[Progress], seconds: float) -> str:
+    """`waiting for 2 of 3 nodes (15 s): node2: step torch has begun; node3: Connection refused`."""
+    late = [progress for progress in nodes if progress.state != "ready"]
+    listed = "; ".join(f"{progress.node.name}: {progress.seen[:100]}" for progress in late[:4])
+    more = f"; and {len(late) - 4} more" if len(late) > 4 else ""
+    return f"waiting for {len(late)} of {len(nodes)} nodes ({seconds:.0f} s): {listed}{more}"
+
+
+def _end_for_gone(gone: list[Progress], nodes: Mapping[str, Progress]) -> None:
+    """Exit(1) when machines have ended: they do not come back by being waited for."""
+    if not gone:
+        return
+    lines = [f"{len(gone)} of {len(nodes)} nodes are gone"]
+    for progress in gone:
+        lines.append(f"{colour(progress.node.name, 'red', file=sys.stderr)}  {WHY}")
+        lines += [f"    {line}" for line in _console_tail(progress.node)]
+    raise Exit("\n".join([*lines, next_command(MEND)]), code=1)
 
 
 def _failure(progress: Progress) -> str:
@@ -250,8 +284,10 @@ def _console_tail(node: Node) -> list[str]:
     if not node.console:
         return []
     try:
-        with Path(node.console).open(errors="replace") as file:
-            tail = deque((line.rstrip()[:_CONSOLE_WIDTH] for line in file if line.strip()), _CONSOLE_LINES)
+        with Path(node.console).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONSOLE_BYTES))  # a node may write without end
+            lines = file.read(_CONSOLE_BYTES).decode(errors="replace").splitlines()
+            tail = [line.rstrip()[:_CONSOLE_WIDTH] for line in lines if line.strip()][-_CONSOLE_LINES:]
     except OSError as error:
         return [f"console {node.console}: {error.strerror}"]
     return [f"console {node.console}:", *tail]

@@ -198,6 +198,9 @@ def up(state: State, stack: str) -> None:
 
 
 def preview(state: State, stack: str) -> None:
+    """What `up` would do, which looks at what is really there first; nothing of it is recorded."""
+    state = state.scratch()
+    look(state)
     engine, _ = run_program(state, stack, preview=True)
     gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
     for resource in gone:
@@ -211,6 +214,13 @@ def refresh(state: State, stack: str) -> None:
     for resource in state.reversed():
         if resource.pending:
             delete(state, resource)
+    look(state)
+
+
+def look(state: State) -> None:
+    """Compare the state with what is really there, and take that for it."""
+    for resource in state.reversed():
+        if resource.pending:
             continue
         found = load_provider(resource.outputs).read(resource.id, resource.outputs)
         if not found.id:

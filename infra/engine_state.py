@@ -57,6 +57,12 @@ class State:
             held.callback(_remove_if_empty, directory)
             yield State(directory)
 
+    def scratch(self) -> State:
+        """A copy to try things on: nothing of it is ever written."""
+        copy = _Scratch(self._path.parent)
+        copy._resources, copy.outputs = dict(self._resources), self.outputs
+        return copy
+
     def get(self, name: str) -> Resource | None:
         return self._resources.get(name)
 
@@ -95,6 +101,11 @@ class State:
             file.flush()
             os.fsync(file.fileno())
         self._temporary.replace(self._path)
+
+
+class _Scratch(State):
+    def _write(self) -> None:
+        """Nothing: a copy is not the stack's state."""
 
 
 def _remove_if_empty(directory: Path) -> None:

@@ -172,6 +172,9 @@ class Node:
     """Public SSH host key, `ssh-ed25519 AAAA...`; empty: the operator's own known_hosts decides."""
     console: LocalPath = ""
     """File on the operator's machine with the node's console output; empty: there is none."""
+    control_group: LocalPath = ""
+    """Folder below /sys/fs/cgroup of a node that is a machine of the operator's own; it has no processes once that has
+    ended. Empty: the node is elsewhere, and only SSH can tell."""
 
     @property
     def address(self) -> str:

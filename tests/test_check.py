@@ -24,6 +24,7 @@ from fabfile.check.launch import Run
 from fabfile.check.links import BAD, SLOW, blame, rate, slow
 from fabfile.check.session import PROBES, probe, receive
 from fabfile.check.verdict import SHOWN, Problem, Verdict, judge, next_step, some, summary
+from fabfile.gone import WHY
 from infra.inventory import Node, SshCluster
 
 NAMES = ["node1", "node2", "node3"]
@@ -209,6 +210,11 @@ def test_the_operators_clock_is_judged_against_the_nodes() -> None:
 def test_a_node_that_nobody_reaches_is_named_once() -> None:
     values = [{"wrong": {"node3": "refused"}}, {"wrong": {"node3": "refused"}}, {"wrong": {}}]
     assert judged("ssh", *values).found == "every other node -> node3: refused"
+
+
+def test_a_node_whose_machine_has_ended_is_made_anew() -> None:
+    one = verdict(cluster(2), Fact("reach", {"node1": {}}, {"node2": f"node2: {WHY}"}))
+    assert (one.level, one.found, one.mend) == ("fail", f"node2: {WHY}", "fab up")
 
 
 def test_less_memory_than_the_inventory_says() -> None:

@@ -169,6 +169,17 @@ def test_what_is_gone_is_noticed_and_made_again(capsys: pytest.CaptureFixture[st
     assert shelf.log()[2:] == ["create a"] and books() == ["a", "b"]
 
 
+def test_a_preview_sees_what_is_gone_and_records_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    shelf.want(a={}, b={})
+    run("up")
+    (shelf.directory() / "a").unlink()
+    before = shelf.log(), state().text()
+    capsys.readouterr()
+    run("preview")
+    assert capsys.readouterr().out == "  a: is gone\n  a: + create\n  1 changes\n"
+    assert (shelf.log(), state().text()) == before
+
+
 # --- faults ---
 
 

@@ -7,15 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sshd
 
+from fabfile.gone import WHY
 from fabfile.output import duration, gigabytes, prefixed, table
 from fabfile.remote import Result
-from fabfile.status import _HEADING, _money, _row, describe, fitting
+from fabfile.status import _HEADING, _money, _next, _row, describe, fitting
 from infra.inventory import Node, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")
@@ -56,6 +58,10 @@ def test_states() -> None:
     assert state_of(ready={"mode": "bake"})[0] == "booting"
     gone = describe(CLUSTER, CLUSTER.head, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
     assert (gone["state"], gone["reason"]) == ("unreachable", "node1 (10.0.0.1:22): no answer")
+    ended = replace(CLUSTER.head, control_group="/sys/fs/cgroup/no-such-group")
+    told = describe(CLUSTER, ended, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
+    assert (told["state"], told["reason"]) == ("gone", WHY)
+    assert _next([told]).startswith("next: fab up")
     odd = describe(CLUSTER, CLUSTER.head, Result("node1", 127, stderr="bash: python3: not found\n"))
     assert (odd["state"], odd["reason"]) == ("unknown", "exit code 127: bash: python3: not found")
 

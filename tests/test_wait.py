@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 import sshd
 from invoke.exceptions import Exit
 
+from fabfile import gone
 from fabfile.join import join, make_blocks
 from fabfile.on_node import join as on_node
 from fabfile.ssh import Fleet
@@ -378,6 +380,63 @@ def test_a_silent_node_ends_the_wait_at_the_deadline(
     assert "Connection refused" in said
     assert "console line 99" in said
     assert "node1" not in said
+
+
+def test_a_long_wait_says_who_is_waited_for(
+    cluster: tuple[SshCluster, list[sshd.Sshd]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[follow_boot.__module__], "_QUIET_SECONDS", 0.5)
+    machines, servers = cluster
+    be_ready(servers, 1)
+    event(servers[1].root, "torch", "start")
+    servers[2].stop()
+    with Fleet(machines) as fleet, pytest.raises(Exit):
+        follow_boot(fleet, timeout=3)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waiting for ")]
+    assert 2 <= len(said) <= 6, said
+    assert re.fullmatch(
+        r"waiting for 2 of 3 nodes \(\d s\): node2: step torch has begun; node3: .*Connection refused", said[-1]
+    )
+
+
+def test_a_node_whose_machine_has_ended_ends_the_wait_at_once(
+    cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines, servers = cluster
+    be_ready(servers, 1, 2)
+    servers[2].stop()
+    monkeypatch.setattr(gone, "_GROUPS", f"{tmp_path}/groups/")
+    nodes = []
+    for node in machines.nodes:
+        (tmp_path / "groups" / node.name).mkdir(parents=True)
+        (tmp_path / "groups" / node.name / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+        (tmp_path / f"{node.name}.log").write_bytes(b"x" * 200_000 + f"\nlast of {node.name}\n".encode())
+        own = {"control_group": f"{tmp_path}/groups/{node.name}", "console": str(tmp_path / f"{node.name}.log")}
+        nodes.append(Node(**{**node.__dict__, **own}))
+    machines = SshCluster(**{**machines.__dict__, "nodes": tuple(nodes)})
+    (tmp_path / "groups/node3/cgroup.events").write_text("populated 0\nfrozen 0\n")
+    began = time.monotonic()
+    with Fleet(machines) as fleet, pytest.raises(Exit) as caught:
+        follow_boot(fleet, timeout=60)
+    assert time.monotonic() - began < 2
+    said = caught.value.message.splitlines()
+    assert said[:2] == ["1 of 3 nodes are gone", f"node3  {gone.WHY}"]
+    assert said[-2:] == ["    last of node3", "next: fab up"]
+
+
+def test_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gone, "_GROUPS", f"{tmp_path}/")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+
+    def is_gone(group: str) -> bool:
+        return gone.is_gone(Node(name="node1", private_ip="10.0.0.1", control_group=group))
+
+    assert not is_gone(f"{tmp_path}/one") and is_gone(f"{tmp_path}/two")
+    (tmp_path / "one" / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert is_gone(f"{tmp_path}/one")
+    for other in ("", "/etc", f"{tmp_path}/x/../../etc", "relative"):
+        assert not is_gone(other), "of what is no group of this machine nothing is known"
 
 
 def test_an_impostor_ends_the_wait_at_once(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import paramiko
 
 from fabfile.check.session import ProbeError, Running, Session
+from fabfile.gone import WHY, is_gone
 from fabfile.ssh import Fleet, SshError
 from infra.inventory import Node, SshCluster
 
@@ -85,6 +86,8 @@ class Gathering:
         telling = Telling(node.name, self._reports)
         try:
             with telling.of("reach"):
+                if is_gone(node):
+                    raise SshError(f"{node.name}: {WHY}")
                 self.sessions[node.name] = Session(self._fleet, node)
                 telling.tell("reach", {})
             if session := self.sessions.get(node.name):

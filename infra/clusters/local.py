@@ -7,7 +7,7 @@ import os
 import pulumi
 
 from infra import cloud_config, inventory, naming, prices, user_data
-from infra.local import bake, base, host
+from infra.local import bake, base, cgroup, host
 from infra.local.image import Image
 from infra.local.network import Network
 from infra.local.nodes import Node
@@ -78,6 +78,7 @@ def _inventory(settings: Settings, facts: list[list[str]]) -> str:
             memory_gb=settings.local.memory_mb / 1024,
             host_key=host_key,
             console=console,
+            control_group=str(cgroup.unified(settings.stack, naming.node(index))),
         )
         for index, (host_key, console) in enumerate(facts)
     )

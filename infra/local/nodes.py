@@ -45,7 +45,8 @@ class NodeProvider(PlainProvider):
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         replaces = [key for key in FIXED if olds.get(key) != news[key]]
-        if not olds["alive"]:
+        # Looked at here as well, not only by a refresh: a plain `pulumi up` or preview must not say "no changes".
+        if not olds["alive"] or not machine(olds["stack"], olds["name"]).is_alive():
             replaces.append("alive")
         changes = replaces + [key for key in LIMITS if olds.get(key) != news[key]]
         return DiffResult(changes=bool(changes), replaces=replaces, delete_before_replace=True)
