@@ -72,7 +72,8 @@ class Attempt:
         spec = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job, "lease": paths.LEASE}
         code = f"{self._launch.code}/launch"
         for node in self._launch.nodes:
-            self._links[node.name] = Link(node.name, {**spec, "node": node.name}, code, self._events)
+            own = {"node": node.name, "memory_gb": node.memory_gb}
+            self._links[node.name] = Link(node.name, {**spec, **own}, code, self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
         while missing:

@@ -4,7 +4,7 @@ Runs as the systemd service ID-keeper.service with the head's SSH as its stdin a
 run in is bound to that service: when this program ends, of whatever, systemd kills them. It ends when the head says
 so, when the connection closes, and when the head has not been heard for the length of the lease.
 
-stdin    a line of JSON: {"id", "node", "run_dir", "job", "lease"}; then words: beat, term, kill, end
+stdin    a line of JSON: {"id", "node", "memory_gb", "run_dir", "job", "lease"}; then words: beat, term, kill, end
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fabfile.on_node.job import left, paths, usage
+from fabfile.on_node.job import left, memory, paths, usage
 
 POLL = 0.2
 BEAT = 1.0
@@ -52,6 +52,8 @@ class Keeper:
         self._meter = usage.Meter()
         self._began = self._measured = time.monotonic()
         self._notice: Event = {}
+        self._starved = memory.Starved()
+        self._memory_gb = float(spec.get("memory_gb", 0.0))
 
     def run(self) -> int:
         others = left.busy_with(self.id)
@@ -110,9 +112,10 @@ class Keeper:
             number = int(path.stem.rpartition("-")[2])
             if number not in self._ranks:
                 self._ranks[number] = Rank(number, path, self.run_dir)
+        self._starved.lately(time.monotonic())
         for rank in self._ranks.values():
             for event in rank.news():
-                tell(event)
+                tell(self._with_cause(event))
         if time.monotonic() - self._told > BEAT:
             self._told = time.monotonic()
             tell({"event": "beat"})
@@ -131,6 +134,13 @@ class Keeper:
         used = self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now)
         if used is not None:
             tell({"event": "usage", **used})
+
+    def _with_cause(self, event: Event) -> Event:
+        """A rank's bad end with the node's memory, when that has just run out."""
+        bad = event["event"] == "rank" and (event["state"] == "lost" or event.get("code"))
+        if not bad or not self._starved.lately(time.monotonic()):
+            return event
+        return {**event, "memory": memory.size(self._memory_gb) or "unknown"}
 
     def _look_at_limits(self) -> None:
         """Tell when this node's hours are over and when its cloud takes it, and whenever that changes: in seconds, as

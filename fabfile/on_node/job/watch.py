@@ -43,6 +43,8 @@ class Rank:
     phase: str = ""
     stopped: bool = False
     lost: bool = False
+    memory: str = ""
+    """Of a rank that ended badly on a node that ran out of memory: how much that has, or "unknown"."""
 
 
 @dataclass
@@ -121,6 +123,7 @@ class Watch:
             rank.started = rank.beat = now
             return
         rank.lost = event["state"] == "lost"
+        rank.memory = event.get("memory", "")
         rank.code, rank.last, rank.ended = event.get("code", -signal.SIGKILL), event.get("last", ""), now
         if rank.code != 0:
             self._sign(now)
@@ -164,16 +167,21 @@ class Watch:
         # One that is lost may have been ended by mpirun, because of another.
         killed = [number for number in ended if (self.ranks[number].code or 0) < 0 and not self.ranks[number].lost]
         refused = [number for number in ended if self.ranks[number].code == 2]
-        if self.mpirun is not None and self.mpirun < 0 and not killed:
+        if self.mpirun is not None and self.mpirun < 0 and not killed and not any(rank.memory for rank in self.ranks):
             return Verdict(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
         if not ended:
             return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'it said nothing'}")
         told = [number for number in ended if not self.ranks[number].lost]
-        return self._of_rank((killed or refused or told or ended)[0])
+        starved = [number for number in ended if self.ranks[number].memory]
+        return self._of_rank((starved or killed or refused or told or ended)[0])
 
     def _of_rank(self, number: int) -> Verdict:
         rank, name = self.ranks[number], self.name(number)
         code = rank.code or 0
+        if rank.memory:
+            its = "memory" if rank.memory == "unknown" else f"its {rank.memory} of memory"
+            killed = "was killed for it" if code < 0 else f"ended with exit code {code}"
+            return Verdict(1, f"{rank.node} ran out of {its}: rank {number} {killed}")
         if rank.lost:
             return Verdict(1, f"{name} is gone, with the program that watched it")
         if code < 0:

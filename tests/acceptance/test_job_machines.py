@@ -1,0 +1,50 @@
+"""Jobs on machines that run out of memory, or reboot themselves under it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, parts
+from on_host import boots, until
+from project import Project
+
+pytestmark = pytest.mark.faults
+
+
+def test_a_node_that_runs_out_of_memory_is_named_with_what_it_has(cluster: Project, start: Callable[..., Job]) -> None:
+    """805 million parameters of 4 bytes are more than its 2 GiB."""
+    before = boots(cluster.stack)
+    job = start("model.n_embd=8192", "--nodes", "1", step=0)
+    assert job.ends(300) == 1, job.text()
+    expected = "node1 ran out of its 2 GiB of memory: rank 0 was killed for it"
+    assert job.state()["reason"] == expected
+    assert expected in job.text(), job.text()
+    assert parts(cluster, job.id) == [] and boots(cluster.stack) == before
+    done = start(step=0)
+    assert done.ends(120) == 0, done.text()
+
+
+@pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
+def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
+    node: str, cluster: Project, start: Callable[..., Job]
+) -> None:
+    job = start(ENDLESS)
+    before = boots(cluster.stack)
+    cluster.ssh(node, "sudo systemctl reboot", code=None)
+    until(lambda: boots(cluster.stack).get(node, before[node]) != before[node], 60, f"{node} boots again")
+    others = [name for name in before if name != node]
+    until(lambda: parts(cluster, job.id, *others) == [], GONE_SECONDS + 20, "nothing of it is left on the others")
+    cluster.fab("wait")
+    until(lambda: job.state()["state"] == "FAILED", 30, "its state is known")
+    if node != "node1":
+        assert re.search(r"node2", job.state()["reason"]), job.state()
+    told = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
+    assert {one["state"] for one in told} == {"ready"} and [one["job"] for one in told if one["job"]] == []
+    began = time.monotonic()
+    after = start(step=0)
+    assert after.ends(120) == 0, after.text()
+    assert time.monotonic() - began < 120
