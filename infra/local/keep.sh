@@ -16,7 +16,11 @@ echo -900 2>/dev/null >/proc/self/oom_score_adj || true
 # What a boot before this one has left: its groups, and controllers that only an empty group may have switched on.
 clear_groups() {
     for part in payload supervisor; do
-        [ ! -d "$group/$part" ] || find "$group/$part" -depth -type d -exec rmdir {} +
+        tries=50 # a group stays busy for a moment after its last process
+        while [ -d "$group/$part" ] && [ $tries -gt 0 ]; do
+            find "$group/$part" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.1
+            tries=$((tries - 1))
+        done
     done
     for controller in $(cat "$group/cgroup.subtree_control"); do
         echo "-$controller" >"$group/cgroup.subtree_control"

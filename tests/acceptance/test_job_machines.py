@@ -18,7 +18,7 @@ pytestmark = pytest.mark.faults
 def test_a_node_that_runs_out_of_memory_is_named_with_what_it_has(cluster: Project, start: Callable[..., Job]) -> None:
     """805 million parameters of 4 bytes are more than its 2 GiB."""
     before = boots(cluster.stack)
-    job = start("model.n_embd=8192", "--nodes", "1", step=0)
+    job = start("model.n_embd=8192", "train.timeout=120", "--nodes", "1", step=0)
     assert job.ends(300) == 1, job.text()
     expected = "node1 ran out of its 2 GiB of memory: rank 0 was killed for it"
     assert job.state()["reason"] == expected
