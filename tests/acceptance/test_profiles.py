@@ -54,6 +54,14 @@ def cluster(request: pytest.FixtureRequest, make_shared_project: Callable[..., P
         yield Cluster(project, request.param)
 
 
+def test_a_login_finds_python_with_torch_and_its_launchers(cluster: Cluster) -> None:
+    said = cluster.project.fab(
+        "run", "python -c 'import torch; print(torch.__version__)'; torchrun --help; accelerate -h"
+    )
+    assert re.search(r"^\[node1\] 2\.\d+", said.stdout, re.M) and "usage: torchrun" in said.stdout
+    assert "accelerate" in said.stdout
+
+
 def test_ready_record_has_the_pinned_versions(cluster: Cluster) -> None:
     ready, profile = cluster.ready, cluster.profile
     versions = ready["versions"]
