@@ -99,7 +99,7 @@ def bill(settings: Settings) -> list[Line]:
         lines.append(_line(settings, "public-ip-standard", 1, "its address"))
     if settings.image == "bake":
         lines += _bill_of_image(settings)
-    return [*lines, _line(settings, "blob-gb-month", DATA_GB, f"blobs, as if {DATA_GB} GB")]
+    return [*lines, _line(settings, "blob-gb-month", DATA_GB, f"blobs, as if {DATA_GB} GB with old versions")]
 
 
 def _bill_of_image(settings: Settings) -> list[Line]:
