@@ -1,5 +1,6 @@
 # The README's two commands, each with all of its own set-up on a bare Debian or Ubuntu machine.
 #
+#   make install what both set up first: Debian packages, .venv, pulumi, an SSH key
 #   make demo    a cluster of three real machines on this one, used and taken down again
 #   make test    lint, types, unit tests, and the acceptance tests on real machines
 #   make faults  the long part: kills, hangs, full disks, broken bootstraps
@@ -11,7 +12,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults bench debian pulumi key clean
+.PHONY: help install demo test faults bench debian pulumi key clean
 
 PYTHON ?= python3
 # Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; those that
@@ -30,7 +31,9 @@ PULUMI_VERSION := 3.272.0
 help:
 	@sed -n 's/^#   //p' Makefile
 
-demo: debian $(VENV)/.demo pulumi key
+install: debian $(VENV)/.demo pulumi key
+
+demo: install
 	@$(SUDO) $(VENV)/bin/fab demo
 
 test: DEBIAN += $(DEBIAN_TEST)

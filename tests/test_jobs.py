@@ -552,6 +552,7 @@ class _Interrupted:
 @pytest.mark.parametrize(
     ("when", "said"),
     [
+        ("load", "\ninterrupted: no job was started"),
         ("deploy", "\ninterrupted: no job was started"),
         ("create", "\nsmoke-7 goes on without you\nnext: fab logs smoke-7 --follow   (stop: fab stop smoke-7)"),
     ],
@@ -565,7 +566,13 @@ def test_ctrl_c_says_whether_a_job_was_started(
         return {name: Deployed("/code", "", "") for name in NODES}
 
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(training_verb, "load", lambda *_: cluster())
+
+    def loaded(*_: object) -> SshCluster:
+        if when == "load":
+            os.kill(os.getpid(), signal.SIGINT)
+        return cluster()
+
+    monkeypatch.setattr(training_verb, "load", loaded)
     monkeypatch.setattr(training_verb, "deploy", deployed)
     monkeypatch.setattr(training_verb, "Head", _Interrupted)
     with pytest.raises(Exit) as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from invoke.context import Context
@@ -23,7 +24,7 @@ from fabfile.jobs.head import Head, runs
 from fabfile.jobs.job_file import Resolved, known_jobs, resolve
 from fabfile.jobs.resume import Before
 from fabfile.launchers import Found, Launch, LaunchError, plans
-from fabfile.output import interrupted_later, interruptible, next_command, say
+from fabfile.output import interrupted_later, next_command, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
 from infra.inventory import Node, SshCluster, to_json
@@ -66,39 +67,37 @@ def train(
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
-    cluster = load(stack, inventory)
-    launcher = launcher or cluster.launcher
-    if not (job or resume):
-        raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
-    if not resume:
-        chosen = choose(cluster, nodes)
-        resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
-        launch = launch_of(cluster, chosen, resolved, f"{resolved.name}-N")
-        check(launcher, launch)
-        if dry_run:
-            say(dry(launcher, launch, resolved))
-            return
-    with interruptible(), Fleet(cluster) as fleet:
-        before = None
-        if resume:
-            before = resuming.before(Head(fleet), resume, job, set_ or ())
-            chosen = resuming.nodes(cluster, before, len(choose(cluster, nodes)) if nodes else 0)
-            resolved = resuming.settings(before, job, set_ or (), sum(node.slots for node in chosen))
-            launch = launch_of(cluster, chosen, resolved, before.id, resume=True)
+    created: dict[str, Any] = {}
+    with _ctrl_c_says_what_runs(created):
+        cluster = load(stack, inventory)
+        launcher = launcher or cluster.launcher
+        if not (job or resume):
+            raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
+        if not resume:
+            chosen = choose(cluster, nodes)
+            resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
+            launch = launch_of(cluster, chosen, resolved, f"{resolved.name}-N")
             check(launcher, launch)
             if dry_run:
                 say(dry(launcher, launch, resolved))
                 return
-        prepare = shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())])
-        created: dict[str, Any] = {}
-        try:
+        with Fleet(cluster) as fleet:
+            before = None
+            if resume:
+                before = resuming.before(Head(fleet), resume, job, set_ or ())
+                chosen = resuming.nodes(cluster, before, len(choose(cluster, nodes)) if nodes else 0)
+                resolved = resuming.settings(before, job, set_ or (), sum(node.slots for node in chosen))
+                launch = launch_of(cluster, chosen, resolved, before.id, resume=True)
+                check(launcher, launch)
+                if dry_run:
+                    say(dry(launcher, launch, resolved))
+                    return
+            prepare = shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())])
             start(fleet, launcher, launch, resolved, created, prepare, before=before, queue=queue, restarts=restarts)
             if detach:
                 say(next_command(f"fab logs {created['id']} --follow   (stop: fab stop {created['id']})"))
                 return
             ended = follow(Head(fleet), Wanted(created["id"], offset=created["log"], every=every))
-        except KeyboardInterrupt:
-            raise Exit(_interrupted(created), code=INTERRUPTED) from None
     end(ended)
 
 
@@ -215,12 +214,15 @@ def refuse(answers: dict[str, Deployed], *, queue: bool, prepare: str) -> None:
         raise Exit(f"{line}\nnext: fab jobs{_OR_QUEUE}", code=1)
 
 
-def _interrupted(created: dict[str, Any]) -> str:
-    """What Ctrl-C leaves behind: a job that runs, or nothing."""
-    if not created:
-        return "\ninterrupted: no job was started"
-    job = created["id"]
-    return f"\n{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
+@contextlib.contextmanager
+def _ctrl_c_says_what_runs(created: dict[str, Any]) -> Iterator[None]:
+    """Ctrl-C ends the verb, not the job: it says that the job goes on, or that none was started."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        job = created.get("id")
+        line = f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
+        raise Exit(f"\n{line if job else 'interrupted: no job was started'}", code=INTERRUPTED) from None
 
 
 def end(ended: dict[str, Any]) -> None:
