@@ -16,6 +16,7 @@ from fabfile.output import duration, gigabytes, hint, interruptible, next_comman
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
 from fabfile.targets import load
+from fabfile.wait import NEVER_BOOTSTRAPPED
 from infra.inventory import Node, SshCluster
 
 _PROGRAM = (Path(__file__).parent / "on_node" / "status.py").read_text()
@@ -130,6 +131,8 @@ def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
         return "failed", f"step {told['failed'].get('step')}: {told['failed'].get('reason')}"
     if told["ready"] and told["ready"].get("mode") != "bake":
         return "ready", ""
+    if told.get("bare"):
+        return "no node", NEVER_BOOTSTRAPPED
     return "booting", f"step {told['step']}" if told["step"] else "the bootstrap has not begun"
 
 
@@ -196,6 +199,8 @@ def _next(nodes: list[dict[str, Any]]) -> str:
     for node in nodes:
         if node["state"] == "failed":
             return next_command(f"fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)")
+    if any(node["state"] == "no node" for node in nodes):
+        return next_command("fab bootstrap")
     if any(node["state"] != "ready" for node in nodes):
         return next_command("fab wait")
     return next_command("fab check")

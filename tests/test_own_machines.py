@@ -17,6 +17,7 @@ from invoke.exceptions import Exit
 
 from fabfile import own_machines as machines
 from fabfile.ssh import Fleet
+from fabfile.status import ask, describe
 from fabfile.wait import follow_boot
 from infra.inventory import SshCluster, to_json
 
@@ -46,6 +47,13 @@ def test_a_machine_that_nobody_bootstrapped_is_no_booting_node(cluster: SshClust
     (tmp_path / "sshd0/root/opt/trainyard/bootstrap").rmdir()
     with Fleet(cluster) as fleet, pytest.raises(Exit, match=r"node1.*fab bootstrap --inventory FILE"):
         follow_boot(fleet, 20)
+
+
+def test_status_says_so_too(cluster: SshCluster, tmp_path: Path) -> None:
+    (tmp_path / "sshd0/root/opt/trainyard/bootstrap").rmdir()
+    (result,) = ask(cluster).values()
+    told = describe(cluster, cluster.head, result)
+    assert told["state"] == "no node" and "fab bootstrap --inventory FILE" in told["reason"]
 
 
 def test_cloud_init_that_is_still_at_work_may_bring_the_bootstrap(cluster: SshCluster, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ def main() -> None:
         "ready": record("ready.json"),
         "failed": record("failed.json"),
         "step": last_step(),
+        "bare": is_bare(),
         "job": record("job.json"),
         "load": os.getloadavg()[0],
         "shared": shared,
@@ -54,6 +55,13 @@ def record(name: str) -> Any:
 
 def of_this_boot(path: Path) -> bool:
     return not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns
+
+
+def is_bare() -> bool:
+    """Whether nobody has made this machine a node, and nobody is about to; as in follow.sh."""
+    cloud_init = ROOT / "run/cloud-init"
+    there = (ROOT / "opt/trainyard/bootstrap").exists() or (STATE / "progress.jsonl").exists()
+    return not there and (not cloud_init.exists() or (cloud_init / "result.json").exists())
 
 
 def age_seconds() -> int | None:
