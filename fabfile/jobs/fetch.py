@@ -26,7 +26,6 @@ from invoke.tasks import task
 from fabfile.filenames import refusal
 from fabfile.jobs.head import Head, runs, state
 from fabfile.jobs.untar import Refused, Stream, extract
-from fabfile.on_node.job import paths
 from fabfile.output import gigabytes, interruptible, next_command, say
 from fabfile.ssh import Fleet
 from fabfile.targets import load
@@ -44,7 +43,7 @@ _BATCH = 60_000
 _PROGRESS_SECONDS = 10.0
 _QUIET = 120.0
 """Seconds without a byte after which it is given up."""
-_LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", paths.SECRETS)
+_LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,12 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
         for node in ("node1", "node2", "node3")
     ]
     assert told == [True, False, False]
+    kept = "/run/trainyard-secrets-*"
+    look = f"find {kept} -printf '%m %f ' 2>/dev/null; cat {kept}/* 2>/dev/null || true"
+    (shown,) = [line for line in cluster.fab("run", look).stdout.splitlines() if secret in line]
+    assert shown.startswith("[node1] 700 ") and f" 600 {job.id}.json " in shown
     cluster.fab("stop", job.id)
+    assert ".json" not in cluster.fab("run", look).stdout
     files = {node: folder(cluster, job.id, node).rglob("*") for node in ("node1", "node2", "node3")}
     there = {
         (node, path.name, path.stat().st_mode & 0o777)
@@ -78,7 +83,7 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
         for path in paths
         if path.is_file() and secret in path.read_text("latin1")
     }
-    assert there == {("node1", "secrets.json", 0o600)} and secret not in job.text()
+    assert there == set() and secret not in job.text()
     cluster.fab("fetch", job.id, "--to", str(tmp_path / "fetched"))
     assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
 

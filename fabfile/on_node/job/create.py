@@ -39,13 +39,27 @@ def main(argv: list[str]) -> int:
         (run_dir / "job.toml").write_text(spec["job"])
         paths.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
         paths.write(run_dir / "state.json", _pending(spec, job, names, before))
-        (run_dir / paths.SECRETS).unlink(missing_ok=True)
-        if secrets:
-            (run_dir / paths.SECRETS).touch(mode=0o600)
-            (run_dir / paths.SECRETS).write_text(json.dumps(secrets))
-        _start(spec, job, run_dir)
+        (run_dir / "secrets.json").unlink(missing_ok=True)  # where an earlier version kept them
+        keep_secrets(job, secrets)
+        try:
+            _start(spec, job, run_dir)
+        except BaseException:
+            paths.secrets_of(job).unlink(missing_ok=True)
+            raise
     print(json.dumps({"id": job, "log": said_before}), flush=True)
     return 0
+
+
+def keep_secrets(job: str, secrets: dict[str, str]) -> None:
+    """Where rank 0 finds them and nobody else: in memory, for their owner's eyes, until the job is over."""
+    file = paths.secrets_of(job)
+    file.unlink(missing_ok=True)  # a resumed job's own
+    if not secrets:
+        return
+    owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
+    subprocess.run(["sudo", "-n", "install", "-d", "-m", "0700", *owner, str(paths.SECRETS)], check=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as output:
+        json.dump(secrets, output)
 
 
 def _refused(runs: Path, spec: Record, names: list[str]) -> str:

@@ -10,7 +10,8 @@ runs/ID/ on the head, too
     usage.jsonl          what its ranks used of their nodes: see usage.py
     log, log.START       every line of every rank: time, node, rank, text; rotated, see log.py
     stop.json            there: somebody wants it stopped
-    secrets.json         for rank 0's environment alone, for its owner's eyes: the key of Weights & Biases
+/run/trainyard-secrets-UID/ID.json on the head alone: for rank 0's environment, the key of Weights & Biases; in memory,
+                         never in runs/, which the nodes may share; there until the job is over, as a restart needs it
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LIMITS = Path("/run/trainyard/limits.json")
 """On a node that has limits: when it ends, see bootstrap/limits.py."""
 NOTICE = Path("/run/trainyard/notice.json")
 """On a node that its cloud is about to take: when, and why, see bootstrap/notice.py."""
-SECRETS = "secrets.json"
+SECRETS = Path(f"/run/trainyard-secrets-{os.getuid()}")
+"""Not /run/user/UID or /dev/shm: systemd empties both when the user logs out, while the job goes on."""
 TIME = re.compile(r"\d{1,10}\.\d{3}")
 """The time of a line in a log, seconds of Unix time: anything else was cut by a full disk or a crash."""
 _FULL_DISK_SECONDS = 5.0
@@ -48,6 +50,10 @@ def absolute(run_dir: str) -> Path:
 def unit_of(job: str) -> str:
     """The name of the job's units: .service on the head, .scope on every node, and -keeper.service beside that."""
     return f"trainyard-job-{job}"
+
+
+def secrets_of(job: str) -> Path:
+    return SECRETS / f"{job}.json"
 
 
 def read(path: Path) -> Record:

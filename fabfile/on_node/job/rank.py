@@ -86,7 +86,7 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
     environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
     ready = paths.read(READY)
     collectives = ready.get("collectives") or "gloo"
-    environment |= paths.read(Path(os.environ["RUN_DIR"]) / paths.SECRETS)  # on the head alone, where rank 0 is
+    environment |= secrets(place, os.environ)
     environment["TRAINYARD_NODE"] = place.node
     environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else each rank warns that addresses have no names
     environment["TRAINYARD_COLLECTIVES"] = collectives
@@ -107,6 +107,11 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
     pinned = f"cores {cores.ranges(compute)}" if mine else "any core, as this machine is shared"
     log.line(f"on {place.node}: {environment['OMP_NUM_THREADS']} threads on {pinned}; {collectives} over {interface}")
     return environment
+
+
+def secrets(place: Place, environment: Mapping[str, str]) -> dict[str, str]:
+    """Rank 0's alone, which runs on the head, where they are."""
+    return paths.read(paths.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
 
 def threads(cores_per_slot: int, workers: bool) -> int:

@@ -151,8 +151,10 @@ def main(argv: list[str]) -> int:
 
 
 def aftermath(argv: list[str]) -> int:
-    """After the service, whatever ended it: nothing stays on any node, and the record says how it ended."""
+    """After the service, whatever ended it: nothing stays on any node, no secret on the head, and the record
+    says how it ended."""
     run_dir = Path(argv[1])
+    paths.secrets_of(run_dir.name).unlink(missing_ok=True)
     if paths.read(run_dir / "state.json")["state"] in paths.OVER:
         return 0
     spec = paths.read(run_dir / "spec.json")
