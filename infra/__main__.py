@@ -8,7 +8,7 @@ import pulumi
 from pulumi.runtime.config import CONFIG
 
 from infra import clusters, prices
-from infra.errors import UsageError
+from infra.errors import OperationError, UsageError
 from infra.settings import load
 
 
@@ -22,7 +22,7 @@ def main() -> None:
         settings = load(pulumi.get_stack(), raw)
         hourly = prices.total(clusters.of(settings).bill(settings))
         found = clusters.of(settings).build(settings)
-    except UsageError as error:
+    except (UsageError, OperationError) as error:
         raise pulumi.RunError(str(error)) from None
     pulumi.export("inventory", found)
     pulumi.export("hourlyUsd", round(hourly, 4))

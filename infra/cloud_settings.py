@@ -14,6 +14,7 @@ MIN_ADMIN_PREFIX = 16
 _WORD = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+){1,3}")
 _BASE = re.compile(r"ami-[0-9a-f]{8,17}|[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}")
+_RESERVATION = re.compile(r"cr-[0-9a-f]{17}|none")
 _NEEDED = {
     "owner": (
         re.compile(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}"),
@@ -57,6 +58,8 @@ class Cloud:
     flow_logs: bool
     monitoring: bool
     """Whether each node sends its CPU, memory and network to the cloud's own monitoring once a minute."""
+    capacity_reservation: str
+    """On AWS: `cr-...`, which the nodes are put into; empty: `up` holds one while it starts them all; or `none`."""
     replace_nodes: bool
     """Whether nodes of an older image are replaced; they are left alone otherwise."""
 
@@ -78,6 +81,7 @@ def read(raw: Mapping[str, str], cluster: str, stack: str) -> Cloud:
         keep_data=boolean(raw, "keepData"),
         flow_logs=boolean(raw, "flowLogs"),
         monitoring=boolean(raw, "monitoring"),
+        capacity_reservation=_word(raw, "capacityReservation", _RESERVATION, "cr-... or none, on AWS"),
         replace_nodes=boolean(raw, "replaceNodes"),
     )
 

@@ -94,7 +94,17 @@ class Settings:
 KEYS = (
     *("cluster", "nodes", "cpus", "memoryMb", "cidr", "profile", "collectives", "publicKey", "image"),
     *("maxHours", "idleMinutes", "region", "zone", "instanceType", "spot", "diskGb", "baseImage", "publicNodes"),
-    *("adminCidr", "owner", "alertEmail", "budgetUsd", "keepData", "flowLogs", "monitoring", "replaceNodes"),
+    *(
+        "adminCidr",
+        "owner",
+        "alertEmail",
+        "budgetUsd",
+        "keepData",
+        "flowLogs",
+        "monitoring",
+        "capacityReservation",
+        "replaceNodes",
+    ),
 )
 """Every key that Pulumi.yaml declares, in its order."""
 

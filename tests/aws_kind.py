@@ -16,6 +16,7 @@ OURS = "ami-0bbbbbbbbbbbbbbbb"
 BAKED_FROM = "0123456789abcdef"
 FOREIGN = "ami-0cccccccccccccccc"
 """An image of the account's that is not ours."""
+RESERVATION = "cr-0123456789abcdef0"
 BUCKET = f"trainyard-aws-xeon-{ACCOUNT}-use1"
 
 
@@ -30,6 +31,7 @@ class Amazon(Kind):
         arn = f"arn:aws:{args.typ.split(':')[1].split('/')[0]}:::{args.name}"
         made: dict[str, dict[str, Any]] = {
             "HostKey": {"host_key": HOST_KEY},
+            "Reserved": {"reservation": RESERVATION},
             "Instance": {"publicIp": public_ip(args.name) if args.inputs.get("associatePublicIpAddress") else ""},
             "LaunchTemplate": {"latestVersion": 3},
             "AmiFromInstance": {"id": "ami-0123456789abcdef0", "rootSnapshotId": "snap-0123456789abcdef0"},

@@ -121,6 +121,8 @@ BAD: dict[str, st.SearchStrategy[object]] = {
     "keepData": BOOLEAN,
     "flowLogs": BOOLEAN,
     "monitoring": BOOLEAN,
+    "capacityReservation": st.sampled_from(["cr-1", "cr-0123456789ABCDEF0", "None", "lt-0123456789abcdef0"])
+    | _not("(cr-[0-9a-f]*|none)?"),
     "replaceNodes": BOOLEAN,
 }
 """For every key: values of which none may be used."""

@@ -11,17 +11,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import aws_forms
 import pulumi
 import pulumi_aws as aws
 import pytest
 import yaml
-from aws_kind import ACCOUNT, BAKED_FROM, BUCKET, FOREIGN, OURS, UBUNTU, ZONES, Amazon
+from aws_kind import ACCOUNT, BAKED_FROM, BUCKET, FOREIGN, OURS, RESERVATION, UBUNTU, ZONES, Amazon
 from bad_settings import as_text
 from inputs import public_key
 from recorder import HOST_KEY, Declared, Ran, run
 
 from infra import prices, stack_file, user_data
-from infra.aws import gate, image, nodes, types, zones
+from infra.aws import gate, image, nodes, room, types, zones
 from infra.clusters import aws_xeon
 from infra.config_values import SettingsError
 from infra.errors import UsageError
@@ -376,7 +377,9 @@ def test_an_image_that_is_not_ours_is_refused_before_anything_is_declared(
 
 
 def test_nodes_keep_their_image_unless_asked(program: Program) -> None:
-    assert {node.ignore_changes for node in machines(program())} == {("ami", "userDataBase64")}
+    assert {node.ignore_changes for node in machines(program())} == {
+        ("ami", "userDataBase64", "capacityReservationSpecification")
+    }
     assert {node.ignore_changes for node in machines(program(replaceNodes=True))} == {()}
 
 
@@ -408,6 +411,43 @@ def test_the_builders_disk_and_metadata_are_as_the_nodes(program: Program) -> No
     assert builder["metadataOptions"]["httpTokens"] == "required"
     assert builder["rootBlockDevice"]["encrypted"] is True
     assert builder["rootBlockDevice"]["volumeSize"] <= 30, "a node's disk cannot be smaller than its image"
+
+
+def test_all_nodes_are_asked_for_in_one_request_before_the_first_is_made(program: Program) -> None:
+    ran = program()
+    held = ran["reserved"].inputs
+    assert (held["count"], held["type"], held["zone"]) == (3, "m7i.8xlarge", "use1-az6")
+    assert ran["reserved"].property_needs["group"] == {"together"}
+    assert ran["reserved"].property_needs["image"] == {stage(ran)["image"]}, "nothing is held while one is baked"
+    assert {"public-out", "role-ssm", "operator-ssh"} <= ran["reserved"].needs
+    for node in machines(ran):
+        assert "reserved" in node.needs and "capacityReservationSpecification" not in node.inputs
+    assert ran["released"].needs >= {"node1", "node2", "node3", "reserved"}
+    assert held["tags"]["trainyard-stack"] == STACK
+
+
+@pytest.mark.parametrize("changed", [{"spot": True}, {"nodes": 1}, {"capacityReservation": "none"}], ids=str)
+def test_nothing_is_held_for_spot_for_one_node_or_where_it_is_not_wanted(
+    program: Program, changed: dict[str, object]
+) -> None:
+    ran = program(**changed)
+    assert "reserved" not in ran.declared and "released" not in ran.declared
+
+
+@pytest.mark.parametrize("group", ["ml-group", ""])
+def test_nodes_are_put_into_a_reservation_of_the_users_own(
+    program: Program, monkeypatch: pytest.MonkeyPatch, group: str
+) -> None:
+    monkeypatch.setattr(room, "given", lambda *_: room.Given(RESERVATION, group))
+    ran = program(capacityReservation=RESERVATION)
+    target = {"capacityReservationTarget": {"capacityReservationId": RESERVATION}}
+    assert [node.inputs["capacityReservationSpecification"] for node in machines(ran)] == [target] * 3
+    assert "reserved" not in ran.declared and ran.of("PlacementGroup") == []
+    assert one(ran, "LaunchTemplate").inputs.get("placement") == ({"groupName": group} if group else None)
+    for node in machines(ran):
+        assert "capacityReservationSpecification" in node.ignore_changes, "EC2 changes it of a stopped machine only"
+        assert node.replace_on_changes == ("capacityReservationSpecification",)
+    assert aws_forms.declared(ran) == []
 
 
 def test_nodes_are_together_in_a_cluster_placement_group(program: Program) -> None:
@@ -604,6 +644,10 @@ def refusal(program: Program, **changed: object) -> str:
         ({"baseImage": "Canonical:ubuntu-24_04-lts:server:latest"}, "must be ami-... on AWS"),
         ({"stack": "a" * 33}, "stack = "),
         ({"adminCidr": "0.0.0.0/0"}, "adminCidr = '0.0.0.0/0'"),
+        (
+            {"capacityReservation": RESERVATION, "spot": True},
+            "must be empty with spot: Spot nodes cannot be put into one",
+        ),
         ({"adminCidr": "::/0"}, "adminCidr = '::/0'"),
         ({"adminCidr": ""}, "adminCidr = ''"),
         ({"owner": ""}, "owner = ''"),

@@ -53,10 +53,11 @@ def test_everything_of_the_stack_is_found(account: str, settings: Settings) -> N
 
 
 def test_what_cannot_be_listed_is_not_taken_for_none(account: str, settings: Settings) -> None:
-    """moto has no placement groups and AWS may refuse: the audit says that it did not see, and is not clean."""
-    (blind,) = [thing for thing in leftovers.find(settings) if thing.unseen]
-    assert (blind.kind, blind.what) == ("placement group", f"cannot be listed: {UNSUPPORTED}")
-    assert blind.usd_per_hour is None
+    """moto has neither of these and AWS may refuse: the audit says that it did not see, and is not clean."""
+    blind = [thing for thing in leftovers.find(settings) if thing.unseen]
+    assert [thing.kind for thing in blind] == ["capacity reservation", "placement group"]
+    assert {thing.what for thing in blind} == {f"cannot be listed: {UNSUPPORTED}"}
+    assert {thing.usd_per_hour for thing in blind} == {None}
 
 
 def test_running_machines_cost_and_stopped_ones_only_their_disks(account: str, settings: Settings) -> None:

@@ -220,7 +220,7 @@ EVERY_WAY = [
     {"nodes": "1"},
 ]
 """Settings that the program is judged with as it stands."""
-OF_ONE = {"aws-xeon": [{"monitoring": "true"}]}
+OF_ONE = {"aws-xeon": [{"monitoring": "true"}, {"capacityReservation": "none"}]}
 """Those that only one cluster has so far."""
 
 

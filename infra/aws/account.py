@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.aws import api, quota, types, zones
+from infra.aws import api, quota, room, types, zones
 from infra.aws.api import SIGN_IN
 from infra.aws.image import UBUNTU, bakes
 from infra.aws.provider import IMAGE_TAG, region
@@ -16,6 +16,7 @@ from infra.settings import Settings
 
 ACTIONS = (
     *("ec2:RunInstances", "ec2:CreateVpc", "ec2:CreateImage", "ec2:CreatePlacementGroup", "ec2:CreateTags"),
+    *("ec2:CreateCapacityReservation", "ec2:CancelCapacityReservation"),
     *("iam:CreateRole", "iam:PassRole", "s3:CreateBucket", "ssm:SendCommand", "budgets:ModifyBudget"),
 )
 """One of each kind of right that `up` needs."""
@@ -75,6 +76,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
     if kind.state != "failed":
         yield _zone(ec2, settings)
         yield from quota.findings(ec2, settings, vcpus)
+        yield from _reservation(settings)
     image, finding = _image(ec2, settings, where)
     yield finding
     if image and kind.state != "failed":
@@ -126,6 +128,23 @@ def _zone(ec2: Any, settings: Settings) -> Finding:
         said = f"{zone} does not offer {name}; these do: {', '.join(offered)}"
         return Finding("zone", "failed", said, set_key("zone", offered[0], settings.stack))
     return Finding("zone", "ok", f"{zone} offers {name} (of {', '.join(offered)})")
+
+
+def _reservation(settings: Settings) -> Iterator[Finding]:
+    """The reservation that the nodes are to be put into, where the settings name one."""
+    name = settings.cloud.capacity_reservation
+    if not name.startswith("cr-"):
+        return
+    try:
+        room.given(settings, _name(settings), zones.zone(settings))
+    except UsageError as error:
+        mend = set_key("capacityReservation", '""', settings.stack)
+        yield Finding("reservation", "failed", str(error), mend)
+    except OperationError as error:
+        look = f"aws ec2 describe-capacity-reservations --capacity-reservation-ids {name}"
+        yield Finding("reservation", "undecided", str(error), look)
+    else:
+        yield Finding("reservation", "ok", f"{name} has room for {settings.nodes} {_name(settings)}")
 
 
 def _image(ec2: Any, settings: Settings, where: str) -> tuple[str, Finding]:

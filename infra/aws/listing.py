@@ -73,6 +73,16 @@ def spot_requests(place: Place) -> Iterator[Thing]:
             yield Thing("spot request", item["SpotInstanceRequestId"], item["SpotInstanceRequestId"])
 
 
+def capacity_reservations(place: Place) -> Iterator[Thing]:
+    """What is reserved and not used costs as much as the machines would."""
+    for item in place.of_ec2("describe_capacity_reservations", "CapacityReservations"):
+        if item["State"] in ("active", "pending"):
+            unused, name = item["AvailableInstanceCount"], item["CapacityReservationId"]
+            what = f"{name} {item['InstanceType']}, {unused} of {item['TotalInstanceCount']} unused"
+            price = place.price(item["InstanceType"], unused) if unused else 0.0
+            yield Thing("capacity reservation", what, name, usd_per_hour=price)
+
+
 def volumes(place: Place) -> Iterator[Thing]:
     for item in place.of_ec2("describe_volumes", "Volumes"):
         if item["State"] in ("deleting", "deleted"):
@@ -205,6 +215,7 @@ def log_groups(place: Place) -> Iterator[Thing]:
 KINDS: dict[str, tuple[Lister, tuple[str, ...]]] = {
     "instance": (instances, ("ec2:instance",)),
     "spot request": (spot_requests, ("ec2:spot-instances-request",)),
+    "capacity reservation": (capacity_reservations, ("ec2:capacity-reservation",)),
     "image": (images, ("ec2:image",)),
     "snapshot": (snapshots, ("ec2:snapshot",)),
     "volume": (volumes, ("ec2:volume",)),

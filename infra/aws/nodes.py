@@ -13,12 +13,13 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import naming, user_data
-from infra.aws import types
+from infra.aws import room, types
 from infra.aws.ground import Ground
 from infra.aws.host_key import HostKey
 from infra.aws.image import Golden
 from infra.aws.network import address, is_public
 from infra.aws.provider import named, region, titled
+from infra.aws.zones import zone
 from infra.errors import UsageError
 from infra.naming import STACK_TAG, tags
 from infra.settings import Settings
@@ -27,7 +28,7 @@ USER_DATA_BYTES = 16 * 1024
 """What EC2 takes, before base64."""
 ROOT = "/dev/sda1"
 """The root device of Ubuntu's images, and of what is baked from them."""
-KEPT = ["ami", "user_data_base64"]
+KEPT = ["ami", "user_data_base64", "capacity_reservation_specification"]
 """Of a node that runs, unless replaceNodes says otherwise."""
 
 
@@ -35,6 +36,7 @@ KEPT = ["ami", "user_data_base64"]
 class Node:
     """What the inventory has to know of a node once it is there."""
 
+    instance: aws.ec2.Instance
     public_ip: pulumi.Output[str]
     host_key: pulumi.Output[str]
 
@@ -50,17 +52,33 @@ def check_user_data(text: str, what: str) -> str:
     return packed
 
 
-def declare(settings: Settings, golden: Golden, ground: Ground) -> list[Node]:
-    """Declare all of them, the head first."""
-    template = _template(settings, ground)
-    return [_node(settings, index, golden, template, ground) for index in range(settings.nodes)]
-
-
-def _template(settings: Settings, ground: Ground) -> aws.ec2.LaunchTemplate:
+def declare(settings: Settings, golden: Golden, ground: Ground, given: room.Given | None) -> list[Node]:
+    """Declare all of them, the head first. `given`: the user's own reservation that they are put into."""
+    machine, where = types.of(settings.cloud.instance_type).name, zone(settings)
     opts = pulumi.ResourceOptions(provider=ground.provider)
-    # Near each other in the one zone, for the sake of the collectives.
-    cluster = aws.ec2.PlacementStrategy.CLUSTER
-    group = aws.ec2.PlacementGroup("together", name=named(settings), strategy=cluster, opts=opts)
+    first, name = list(ground.first), pulumi.Output.from_input(given.group if given else "")
+    reserved = None
+    if given is None:
+        # Near each other in the one zone, for the sake of the collectives.
+        cluster = aws.ec2.PlacementStrategy.CLUSTER
+        group = aws.ec2.PlacementGroup("together", name=named(settings), strategy=cluster, opts=opts)
+        name = group.name
+        if room.wanted(settings):
+            # Last of all that a node needs: while it stands it costs as much as the nodes.
+            after = pulumi.ResourceOptions(depends_on=ground.first)
+            reserved = room.Reserved(settings, machine, where, group=group.arn, image=golden.ami, opts=after)
+            first.append(reserved)
+    template = _template(settings, ground, None if given and not given.group else name)
+    inside = given.id if given else ""
+    made = [_node(settings, index, golden, template, ground, first, inside) for index in range(settings.nodes)]
+    if reserved is not None:
+        done = pulumi.ResourceOptions(depends_on=[node.instance for node in made])
+        room.Released(region(settings), reservation=reserved.reservation, opts=done)
+    return made
+
+
+def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | None) -> aws.ec2.LaunchTemplate:
+    opts = pulumi.ResourceOptions(provider=ground.provider)
     machine = types.of(settings.cloud.instance_type)
     return aws.ec2.LaunchTemplate(
         "template",
@@ -70,7 +88,7 @@ def _template(settings: Settings, ground: Ground) -> aws.ec2.LaunchTemplate:
         instance_type=machine.name,
         # One thread per core: a matrix product gains nothing from a second one. EC2 wants both numbers.
         cpu_options=aws.ec2.LaunchTemplateCpuOptionsArgs(core_count=machine.cores, threads_per_core=1),
-        placement=aws.ec2.LaunchTemplatePlacementArgs(group_name=group.name),
+        placement=None if group is None else aws.ec2.LaunchTemplatePlacementArgs(group_name=group),
         iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=ground.access.profile),
         key_name=ground.access.key,
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
@@ -109,7 +127,16 @@ def _spot() -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs:
     )
 
 
-def _node(settings: Settings, index: int, golden: Golden, template: aws.ec2.LaunchTemplate, ground: Ground) -> Node:
+def _node(
+    settings: Settings,
+    index: int,
+    golden: Golden,
+    template: aws.ec2.LaunchTemplate,
+    ground: Ground,
+    first: list[pulumi.Resource],
+    reservation: str,
+) -> Node:
+    """`first`: what must be there before it; `reservation`: the id of the one that it is put into, or empty."""
     called, public = naming.node(index), is_public(settings, index)
     subnet = ground.network.public if public else ground.network.private
     assert subnet is not None  # there is a private one wherever a node is not public
@@ -125,12 +152,15 @@ def _node(settings: Settings, index: int, golden: Golden, template: aws.ec2.Laun
         associate_public_ip_address=public,
         # Here and not in the template, which must not have them beside an interface of its own.
         vpc_security_group_ids=[ground.security.nodes.id],
+        capacity_reservation_specification=_inside(reservation) if reservation else None,
         tags=titled(settings, called),
         volume_tags={**tags(settings), **titled(settings, called)},
         opts=pulumi.ResourceOptions(
             provider=ground.provider,
-            depends_on=ground.first,
+            depends_on=first,
             ignore_changes=None if settings.cloud.replace_nodes else KEPT,
+            # EC2 changes it of a stopped machine only.
+            replace_on_changes=["capacity_reservation_specification"],
             delete_before_replace=True,  # its address is wanted again
             custom_timeouts=pulumi.CustomTimeouts(create="15m", delete="20m"),
         ),
@@ -142,4 +172,11 @@ def _node(settings: Settings, index: int, golden: Golden, template: aws.ec2.Laun
         instance=instance.id,
         opts=pulumi.ResourceOptions(),
     )
-    return Node(instance.public_ip, known.host_key)
+    return Node(instance, instance.public_ip, known.host_key)
+
+
+def _inside(reservation: str) -> aws.ec2.InstanceCapacityReservationSpecificationArgs:
+    target = aws.ec2.InstanceCapacityReservationSpecificationCapacityReservationTargetArgs
+    return aws.ec2.InstanceCapacityReservationSpecificationArgs(
+        capacity_reservation_target=target(capacity_reservation_id=reservation)
+    )

@@ -182,6 +182,7 @@ REMOVERS: dict[str, Remover] = {
     "instance": lambda _place, _thing: None,  # ended together
     "spot request": _ec2("cancel_spot_instance_requests", "SpotInstanceRequestIds", many=True),
     "image": _image,
+    "capacity reservation": _ec2("cancel_capacity_reservation", "CapacityReservationId"),
     "snapshot": _ec2("delete_snapshot", "SnapshotId"),
     "volume": _ec2("delete_volume", "VolumeId"),
     "NAT gateway": _nat_gateway,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulumi
 
 from infra import cloud_config, inventory, naming, prices, user_data
-from infra.aws import budget, ground, image, network, nodes, provider, types, zones
-from infra.config_values import check_key_type
+from infra.aws import budget, ground, image, network, nodes, provider, room, types, zones
+from infra.config_values import SettingsError, check_key_type
 from infra.settings import Settings
 
 IMAGE_GB = 20
@@ -26,6 +26,12 @@ def check(settings: Settings) -> None:
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     image.check(settings)
+    if settings.cloud.spot and settings.cloud.capacity_reservation.startswith("cr-"):
+        raise SettingsError(
+            "capacityReservation",
+            settings.cloud.capacity_reservation,
+            "empty with spot: Spot nodes cannot be put into one",
+        )
     nodes.check_user_data(image.builder_data(settings), "the builder")
     bill(settings)
 
@@ -37,11 +43,12 @@ def build(settings: Settings) -> pulumi.Output[str]:
     machine = types.of(settings.cloud.instance_type)
     zones.check_offer(settings, machine.name, own)
     given = None if image.bakes(settings) else image.given(settings, own)
+    inside = room.given(settings, machine.name, zones.zone(settings))
     if not machine.amx:
         pulumi.log.warn(types.without_amx(machine))
     under = ground.declare(settings, own, builder=given is None)
     budget.declare(settings, pulumi.ResourceOptions(provider=own))
-    made = nodes.declare(settings, given or image.bake(settings, under), under)
+    made = nodes.declare(settings, given or image.bake(settings, under), under, inside)
     facts = pulumi.Output.all(*[pulumi.Output.all(node.public_ip, node.host_key) for node in made])
     return pulumi.Output.all(facts, under.bucket.bucket).apply(lambda known: _inventory(settings, known[0], known[1]))
 

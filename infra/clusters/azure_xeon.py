@@ -33,6 +33,8 @@ def check(settings: Settings) -> None:
             cloud.disk_gb,
             f"from {types.BUILDER_DISK_GB}, the image's own size, to {types.MOST_DISK_GB} on Azure",
         )
+    if cloud.capacity_reservation:
+        raise SettingsError("capacityReservation", cloud.capacity_reservation, "empty on Azure: it is AWS's own")
     check_key_type(settings.public_key, "Azure")
     bill(settings)
 
