@@ -85,6 +85,9 @@ def fab() -> None:
         if (folder / "fabfile.py").is_file() or (folder / "fabfile" / "__init__.py").is_file():
             if folder.resolve() == ROOT.resolve():
                 break
+            # It may be another checkout of trainyard: nothing of this one may be found in its place.
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("fabfile", "infra")]:
+                del sys.modules[name]
             sys.exit(fabric.main.program.run())
     main()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -208,6 +209,18 @@ def test_the_fab_script_is_fabrics_where_another_fabfile_is_nearer(tmp_path: Pat
     )
     script = [sys.executable, "-c", "from fabfile.program import fab; fab()"]
     assert command("other", start=script, cwd=tmp_path, PYTHONSAFEPATH="1").stdout == "theirs\n"
+
+
+def test_the_fab_script_runs_the_checkout_that_it_is_called_in(tmp_path: Path) -> None:
+    """With two checkouts and one installation, `fab` must never act on the other one's stacks."""
+    for name in ("fabfile", "infra", "pyproject.toml", "Pulumi.yaml"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    verb = tmp_path / "fabfile" / "images.py"
+    verb.write_text(verb.read_text().replace("List the golden images", "Of the other checkout: list the images"))
+    script = [sys.executable, "-c", "from fabfile.program import fab; fab()"]
+    done = command("--list", start=script, cwd=tmp_path, PYTHONSAFEPATH="1")
+    assert "Of the other checkout" in done.stdout, done.stderr
 
 
 def test_bare_fab_says_where_to_begin() -> None:
