@@ -38,6 +38,8 @@ def environment() -> dict[str, str]:
     env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
+    if not has_pulumi():
+        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of a stack's id it is (infra.stack_record)
     if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
         # The stacks keep no secrets; whoever adds some sets a passphrase.
         env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")
@@ -95,8 +97,12 @@ def follow(argv: Sequence[str], **more: str) -> int:
 def stack_output(stack: str) -> str:
     """The stack's inventory, as JSON text; Exit 2 where it is not up."""
     if not has_pulumi():
+        if stack not in files() and not resources(stack):
+            raise unknown(stack)
         return ask(module("engine", "output", stack))
     if not exists(stack):
+        if stack not in files():
+            raise unknown(stack)
         raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
     outputs = json.loads(ask(["pulumi", "stack", "output", "--json", "--stack", stack]))
     if "inventory" not in outputs:
@@ -119,8 +125,37 @@ def resources(stack: str) -> list[str]:
 
 
 def ids(stack: str) -> list[str]:
-    """What the cloud calls the resources in the stack's state: what was made twice under one name has two of these."""
-    return [entry["id"] for entry in exported(stack) if entry.get("id")]
+    """What the cloud calls the resources in the stack's state: what was made twice under one name has two of these.
+
+    ARNs as well: on AWS an id may be a name, which two regions may both have.
+    """
+    state = exported(stack)
+    arns = [str((entry.get("outputs") or {}).get("arn") or "") for entry in state]
+    return [*(entry["id"] for entry in state if entry.get("id")), *(arn for arn in arns if arn.startswith("arn:"))]
+
+
+def identity(stack: str) -> dict[str, Any]:
+    """{stack_id, locations} of the stack by its state: what infra.audit takes as --state; empty where it has none."""
+    if has_pulumi():
+        named = {entry["urn"].rpartition("::")[2]: entry.get("outputs") or {} for entry in exported(stack)}
+    else:
+        state = json.loads(ask(module("engine", "export", stack)))["resources"]
+        named = {entry["name"]: entry["outputs"] for entry in state}
+    found = named.get("stack-id") or {}
+    return {key: found[key] for key in ("stack_id", "locations") if key in found}
+
+
+def files() -> list[str]:
+    """The stacks that have a file in stacks/."""
+    found = (ROOT / "stacks").glob("Pulumi.*.yaml")
+    return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in found)
+
+
+def unknown(stack: str) -> Exit:
+    """What ends a verb on a stack that has no file and no state: a typing error, most likely."""
+    return Exit(
+        f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {', '.join(files())}", code=USAGE
+    )
 
 
 def exported(stack: str) -> list[dict[str, Any]]:

@@ -26,20 +26,27 @@ Thing = dict[str, Any]
 
 
 def about(stack: str) -> dict[str, Any]:
-    """What the stack's file says; without a file that can be used, a local stack: it is found by its name.
+    """What the stack's file says, and what its state says of whose it is (`state`, see backend.identity).
 
-    Exit 2 for a stack whose state has a cloud's resources, and for a broken file of a stack that is nowhere to be seen:
-    without the file nobody knows where to look.
+    Without a file that can be used, a local stack: it is found by its name.
+
+    Exit 2 for a cloud's stack without `pulumi`, for one without a file whose state has a cloud's resources, and for a
+    broken file of a stack that is nowhere to be seen: without the file nobody knows where to look.
     """
     try:
-        return backend.about(stack)
+        told = backend.about(stack)
     except Exit as error:
         if backend.has_pulumi() and any(entry["type"].startswith(_CLOUD_TYPES) for entry in backend.exported(stack)):
             message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
             raise Exit(message, code=backend.USAGE) from None
         if not _has_local_state(stack):
-            backend.ask(backend.module("audit", stack))  # it ends with the file's error where nothing is here either
-        return {"cluster": "local", "cloud": "", "keep_data": False}
+            # Ends with the file's error where nothing is here either.
+            found = json.loads(backend.ask(backend.module("audit", stack)))
+            if not found and stack not in backend.files():
+                raise backend.unknown(stack) from None
+        told = {"cluster": "local", "cloud": "", "keep_data": False}
+    backend.refuse_without_pulumi(told, stack)
+    return {**told, "state": backend.identity(stack)}
 
 
 def _has_local_state(stack: str) -> bool:
@@ -75,7 +82,8 @@ def sweep(stack: str, of_state: Sequence[str], told: dict[str, Any], *, delete_d
 def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str) -> list[Thing]:
     """Everything of the stack but what is `of_state`. `flags` are infra.audit's."""
     where = [] if told["cloud"] else ["--local"]
-    asked = backend.module("audit", stack, *where, *flags, "--known", json.dumps(list(of_state)))
+    state = json.dumps(told.get("state") or {})
+    asked = backend.module("audit", stack, *where, *flags, "--known", json.dumps(list(of_state)), "--state", state)
     found: list[Thing] = json.loads(backend.ask(asked))
     return found
 
@@ -110,14 +118,31 @@ def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
     return [*ids, *(group for group in groups if any(each.startswith(f"{group.lower()}/") for each in lowered))]
 
 
+def forget(stack: str) -> None:
+    """Nothing is left: remove the user's record of the stack, so that its next `up` has another id."""
+    backend.ask(backend.module("audit", stack, "--forget"))
+
+
 def data(things: Sequence[Thing]) -> list[Thing]:
     """What data of the user's is kept in, whether something is in it or not."""
-    return [thing for thing in things if not thing["unseen"] and (thing["holds"] or thing["kind"] in _DATA_KINDS)]
+    own = [thing for thing in things if thing["ours"] and not thing["unseen"]]
+    return [thing for thing in own if thing["holds"] or thing["kind"] in _DATA_KINDS]
 
 
 def with_data(things: Sequence[Thing]) -> list[Thing]:
     """What has data of the user's in it, or may have: a kind that could not be looked at counts as full."""
-    return [thing for thing in things if thing["holds"] or (thing["unseen"] and thing["kind"] in _DATA_KINDS)]
+    own = [thing for thing in things if thing["ours"]]
+    return [thing for thing in own if thing["holds"] or (thing["unseen"] and thing["kind"] in _DATA_KINDS)]
+
+
+def strangers(things: Sequence[Thing]) -> list[Thing]:
+    """What carries the stack's name, and another stack's id or another owner: never touched."""
+    return [thing for thing in things if thing["whose"]]
+
+
+def goes(things: Sequence[Thing]) -> list[Thing]:
+    """What a sweep of all these would remove: the user's own, without what could not be looked at."""
+    return [thing for thing in things if thing["ours"] and not thing["unseen"]]
 
 
 def data_urns(stack: str) -> list[str]:
@@ -142,7 +167,9 @@ def show(things: Sequence[Thing], *, prices: bool) -> None:
         (
             thing["owner"].rpartition("/")[2],
             thing["kind"],
-            thing["what"] + (f" with {thing['holds']}" if thing["holds"] else ""),
+            thing["what"]
+            + (f" with {thing['holds']}" if thing["holds"] else "")
+            + (f" [of {thing['whose']}]" if thing["whose"] else ""),
             *([price(thing)] if prices else []),
         )
         for thing in things

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backend, capacity, known_hosts, left, pulumi_lock, targets
+from fabfile import backend, capacity, known_hosts, left, pulumi_lock, removal, targets, work_lost
 from fabfile.cost import announce
 from fabfile.output import hint, next_command, say
+from fabfile.question import ask, must_be_answerable
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
 HELP_YES = {**HELP, "yes": "do not ask"}
@@ -25,7 +25,8 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
     told = _checked(stack)
-    _must_be_answerable(yes)
+    must_be_answerable(yes)
+    work_lost.say_of_up(stack)
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
@@ -34,7 +35,7 @@ def up(_c: Context, stack: str = "", yes: bool = False) -> None:
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
-            _ask(f"change stack {stack} like this?")
+            ask(f"change stack {stack} like this?")
         _finish(backend.follow(backend.module("engine", "up", stack)), stack)
     targets.renew_files(stack)
     say(next_command("fab wait"))
@@ -80,11 +81,12 @@ def destroy(
     stack = stack or backend.default_stack()
     if keep_data and delete_data:
         raise Exit("--keep-data and --delete-data: only one of them", code=2)
-    _must_be_answerable(yes)
+    must_be_answerable(yes)
     told = left.about(stack)
-    backend.refuse_without_pulumi(told, stack)
+    removal.show_destroy(stack, told)
+    work_lost.say_of_destroy(stack)
     if not yes:
-        _ask(f"destroy stack {stack} and everything on its nodes?")
+        ask(f"destroy stack {stack} and everything on its nodes?")
     keeps = keep_data or (told["keep_data"] and not delete_data)
     if told["cloud"] and not keeps and not delete_data:
         keeps = _asks_for_data(stack, told, yes)
@@ -96,6 +98,8 @@ def destroy(
         _finish(backend.follow(backend.module("engine", "destroy", stack)), stack)
     _audit_destroyed(stack, told, keeps)
     known_hosts.forget(stack)
+    if not keeps:
+        left.forget(stack)
     say(f"audit: nothing of stack {stack} is left" + (" but the data that you keep" if keeps else ""))
 
 
@@ -120,19 +124,18 @@ def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
         say(hint(f"kept: {left.describe(thing)} ({price}); remove it: fab destroy --delete-data"))
     if found:
         left.show(found, prices=bool(told["cloud"]))
-        costs = f", which cost {left.costs(found)}" if left.costs(found) else ""
-        raise Exit(f"{len(found)} things of stack {stack} are left{costs}; remove them: fab recover", code=1)
+        raise Exit(removal.remains(stack, found, "remove them: fab recover"), code=1)
 
 
 @task(help=HELP_YES)
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what is nobody's."""
     stack = stack or backend.default_stack()
-    _must_be_answerable(yes)
+    must_be_answerable(yes)
     told = left.about(stack)
-    backend.refuse_without_pulumi(told, stack)
+    removal.show_recover(stack, told)
     if not yes:
-        _ask(f"free the lock of stack {stack} and remove what its state does not know?")
+        ask(f"free the lock of stack {stack} and remove what its state does not know?")
     if backend.has_pulumi():
         if backend.exists(stack):
             pulumi_lock.free(stack)
@@ -145,19 +148,18 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     swept = left.sweep(stack, of_state, told)
     left.show(swept, prices=bool(told["cloud"]))
     say(f"removed {len(swept)} things that were nobody's" if swept else "nothing was left over")
-    if told["cloud"]:
-        _say_what_stays(stack, of_state, told)
+    _say_what_stays(stack, of_state, told)
     say(next_command("fab up, or fab destroy"))
 
 
 def _say_what_stays(stack: str, of_state: list[str], told: dict[str, Any]) -> None:
     """Exit 1 for what a sweep leaves: data, what is not the stack's, and kinds that could not be looked at."""
     stays = left.find_settled(stack, of_state, told)
-    left.show(stays, prices=True)
+    left.show(stays, prices=bool(told["cloud"]))
     if any(thing["holds"] for thing in stays):
         say(hint("data is never swept; remove it: fab destroy --delete-data"))
     if stays:
-        raise Exit(f"{len(stays)} things of stack {stack} stay, as the list says", code=1)
+        raise Exit(removal.remains(stack, stays, "the list says why"), code=1)
 
 
 @task(help=HELP)
@@ -165,11 +167,11 @@ def audit(_c: Context, stack: str = "") -> None:
     """List everything of the stack that exists outside its state."""
     stack = stack or backend.default_stack()
     told = left.about(stack)
-    backend.refuse_without_pulumi(told, stack)
     found = left.find(stack, left.known(stack, told), told)
     if found:
         left.show(found, prices=bool(told["cloud"]))
-        raise Exit(f"{len(found)} things of stack {stack} are nobody's; remove them: fab recover", code=1)
+        outside = ("is outside its state", "are outside its state")
+        raise Exit(removal.remains(stack, found, "remove them: fab recover", outside), code=1)
     say(f"audit: nothing of stack {stack} exists outside its state")
 
 
@@ -177,7 +179,8 @@ def _checked(stack: str) -> dict[str, Any]:
     """What the preflight tells of a stack that can be made here (infra.about); its price and its engine are said."""
     if not backend.has_pulumi():
         backend.refuse_without_pulumi(backend.about(stack), stack)  # before anybody asks its cloud
-    told = json.loads(backend.ask(backend.module("preflight", stack)))
+    state = json.dumps(backend.identity(stack))
+    told = json.loads(backend.ask(backend.module("preflight", stack, "--state", state)))
     announce(told["bill"])
     if not backend.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
@@ -192,17 +195,6 @@ def _policies(told: dict[str, Any]) -> list[str]:
 
 def _pulumi_yes(yes: bool) -> list[str]:
     return ["--yes", "--skip-preview"] if yes else []
-
-
-def _must_be_answerable(yes: bool) -> None:
-    """A question that nobody can answer would hang: said before anything is done."""
-    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
-        raise Exit("this asks before it changes anything, and there is no terminal to ask on: add --yes", code=2)
-
-
-def _ask(question: str) -> None:
-    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
-        raise Exit("nothing was changed", code=1)
 
 
 def _finish(code: int, stack: str) -> None:

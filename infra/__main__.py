@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from infra import clusters, prices
+from infra import clusters, prices, stack_id
 from infra.errors import OperationError, UsageError
 from infra.settings import load
 
@@ -20,6 +21,7 @@ def main() -> None:
     raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}
     try:
         settings = load(pulumi.get_stack(), raw)
+        settings = dataclasses.replace(settings, stack_id=stack_id.of_stack(settings.stack))
         hourly = prices.total(clusters.of(settings).bill(settings))
         found = clusters.of(settings).build(settings)
     except (UsageError, OperationError) as error:

@@ -1,10 +1,11 @@
-"""What of a stack exists outside its state: `python -m infra.audit STACK [--known JSON] [--sweep [--delete-data]]`.
+"""What of a stack exists outside its state: `python -m infra.audit STACK [--known JSON] [--state JSON] [--sweep ...]`.
 
 Prints a JSON list of infra.thing.Thing: everything that exists and whose owner is not among the known resources; with
 --sweep it is removed first, and the list is what was removed. `known` are a JSON list of the state's resources: on
-`local` their names, in a cloud their ids. A `local` stack is found by its name, whatever has become of its file: with
---local that is not read. A broken file of which nothing is on this machine is an error, exit code 2: nobody knows then
-where to look.
+`local` their names, in a cloud their ids. `state` is what the state's resource `stack-id` says: {"stack_id",
+"locations"}; what carries another stack's id is listed as not `ours`, and never removed. A `local` stack is found by
+its name, whatever has become of its file: with --local that is not read. A broken file of which nothing is on this
+machine is an error, exit code 2: nobody knows then where to look.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import ModuleType
+from typing import Any
 
-from infra import extras, stack_file
+from infra import extras, stack_file, stack_record
 from infra.config_values import choice
 from infra.errors import OperationError, UsageError, told
 from infra.local import leftovers as local
+from infra.ownership import Claim, Location
 from infra.settings import CLUSTERS, Settings, check_stack, load
 from infra.thing import Thing, to_json
 
@@ -50,35 +53,46 @@ def _is_here(stack: str) -> bool:
         return False
 
 
-def find(stack: str, *, is_local: bool = False) -> list[Thing]:
-    """Everything of the stack that exists; `is_local`: on this machine, without a look at its file."""
+def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
+    """What the user may call their own: by the state, and by their own record of it."""
+    check_stack(stack)
+    record = stack_record.read(stack)
+    ids = {str(state.get("stack_id") or ""), record.id if record else ""} - {""}
+    locations = [Location.read(entry) for entry in state.get("locations") or []]
+    locations += [entry for entry in (record.locations if record else ()) if entry not in locations]
+    return Claim(stack, owner, frozenset(ids), tuple(locations))
+
+
+def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[Thing]:
+    """Everything that carries the stack's name; `is_local`: on this machine, without a look at its file."""
     settings = None if is_local else cloud_settings(stack)
+    claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
-        check_stack(stack)
-        return local.find(stack)
-    found: list[Thing] = _leftovers(settings).find(settings)
+        return local.find(stack, claim.ids)
+    found: list[Thing] = _leftovers(settings).find(settings, claim=claim)
     return found
 
 
-def sweep(stack: str, known: Collection[str], *, delete_data: bool, is_local: bool = False) -> list[Thing]:
-    """Remove what belongs to none of the known; what it was."""
+def sweep(
+    stack: str, known: Collection[str], state: Mapping[str, Any], *, delete_data: bool, is_local: bool = False
+) -> list[Thing]:
+    """Remove what is the user's own and belongs to none of the known; what it was."""
     settings = None if is_local else cloud_settings(stack)
+    claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
-        check_stack(stack)
-        return local.sweep(stack, known)
-    swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data)
+        return local.sweep(stack, known, claim.ids)
+    swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
     return swept
 
 
 def _leftovers(settings: Settings) -> ModuleType:
-    """Of the stack's cloud: find(settings) and sweep(settings, known, delete_data=...)."""
+    """Of the stack's cloud: find(settings, claim=...) and sweep(settings, known, delete_data=..., claim=...)."""
     return extras.load(f"infra.{settings.cluster.partition('-')[0]}.leftovers")
 
 
 def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:
     """Those that belong to nothing that is known. Azure's ids differ in capitals from one answer to the next."""
-    lowered = {entry.lower() for entry in known}
-    return [thing for thing in things if not {thing.owner.lower(), thing.id.lower()} & lowered]
+    return [thing for thing in things if not thing.is_in(known)]
 
 
 def main() -> int:
@@ -86,15 +100,20 @@ def main() -> int:
     parser.add_argument("stack")
     parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")
     parser.add_argument("--known", default="[]", help="the resources in the state, as a JSON list")
+    parser.add_argument("--state", default="{}", help="the stack's id and where it has been, by the state, as JSON")
+    parser.add_argument("--forget", action="store_true", help="nothing is left: remove the user's record of the stack")
     parser.add_argument("--sweep", action="store_true", help="remove what is found")
     parser.add_argument("--delete-data", action="store_true", help="buckets too that have something in them")
     args = parser.parse_args()
-    known = set(json.loads(args.known))
+    known, state = set(json.loads(args.known)), json.loads(args.state)
     try:
-        if args.sweep:
-            found = sweep(args.stack, known, delete_data=args.delete_data, is_local=args.local)
+        if args.forget:
+            stack_record.forget(args.stack)
+            found = []
+        elif args.sweep:
+            found = sweep(args.stack, known, state, delete_data=args.delete_data, is_local=args.local)
         else:
-            found = unknown(find(args.stack, is_local=args.local), known)
+            found = unknown(find(args.stack, state, is_local=args.local), known)
     except (UsageError, OperationError, OSError) as error:
         return told(error)
     print(to_json(found))

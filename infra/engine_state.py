@@ -86,6 +86,17 @@ class State:
     def reversed(self) -> list[Resource]:
         return list(reversed(self._resources.values()))
 
+    def by_urn(self) -> dict[str, dict[str, Any]]:
+        """The resources that are made, as Pulumi's own function tells them: {URN: {"type", "outputs"}}."""
+        return {
+            f"embedded::{entry.name}": {
+                "type": "pulumi-python:dynamic:Resource",
+                "outputs": {key: value for key, value in entry.outputs.items() if not key.startswith("__")},
+            }
+            for entry in self._resources.values()
+            if not entry.pending
+        }
+
     def forget(self) -> None:
         """Remove the state of a stack that has no resources any more."""
         self._path.unlink(missing_ok=True)

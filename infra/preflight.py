@@ -1,4 +1,4 @@
-"""Check a stack before anything is touched: `python -m infra.preflight STACK`.
+"""Check a stack before anything is touched: `python -m infra.preflight STACK [--state JSON]`.
 
 Exit code 2 and one line for what the user wrote or the machine lacks. Otherwise what the verbs go on with, as JSON:
 {"about": what infra.about says of the stack, "bill": what infra.cost says}.
@@ -6,22 +6,30 @@ Exit code 2 and one line for what the user wrote or the machine lacks. Otherwise
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import sys
 
-from infra import about, account, clusters, cost, stack_file
-from infra.errors import UsageError, told
+from infra import about, account, audit, clusters, cost, stack_file
+from infra.errors import OperationError, UsageError, told
+from infra.local import owner
 from infra.settings import load
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.preflight", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack")
+    parser.add_argument("--state", default="{}", help="the stack's id by the state, as infra.audit takes it")
+    args = parser.parse_args()
     try:
-        settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
+        settings = load(args.stack, stack_file.read(args.stack))
+        if settings.cluster == "local":
+            owner.check(args.stack, audit.claim_of(args.stack, "", json.loads(args.state)).ids)
         clusters.of(settings).check(settings)
         account.cheap(settings)
         bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
-    except UsageError as error:
+    except (UsageError, OperationError) as error:
         return told(error)
     print(json.dumps({"about": about.of(settings), "bill": bill}))
     return 0

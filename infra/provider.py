@@ -9,7 +9,7 @@ from typing import Any
 from pulumi.dynamic import ConfigureRequest, DiffResult, ResourceProvider
 
 from infra import operation
-from infra.errors import OperationError
+from infra.errors import OperationError, UsageError
 
 
 class PlainProvider(ResourceProvider):
@@ -19,14 +19,14 @@ class PlainProvider(ResourceProvider):
         """Called in Pulumi's provider processes, once for each provider, and nowhere else.
 
         Pulumi's dynamic provider answers every failure with `traceback.format_exc()`. In its process, which has
-        no other use for that function, an OperationError is its message alone; other exceptions are bugs, and
-        keep their traceback.
+        no other use for that function, an OperationError or UsageError is its message alone; other exceptions
+        are bugs, and keep their traceback.
         """
         original = traceback.format_exc
 
         def format_exc(limit: int | None = None, chain: bool = True) -> str:
             error = sys.exc_info()[1]
-            return str(error) if isinstance(error, OperationError) else original(limit, chain)
+            return str(error) if isinstance(error, (OperationError, UsageError)) else original(limit, chain)
 
         traceback.format_exc = format_exc
         operation.end_with_engine()

@@ -79,6 +79,8 @@ class Settings:
     """After so many minutes without a job or a login, too; 0: never."""
     local: Local
     cloud: cloud_settings.Cloud
+    stack_id: str = ""
+    """What tells this stack from others of the same name (infra.stack_id); not a key: the program fills it in."""
 
     def address(self, index: int) -> str:
         """The fixed private address of node `index` (0 is the head)."""

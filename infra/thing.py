@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -23,8 +23,27 @@ class Thing:
     """What a bucket has in it, in words; empty for everything that has no data of the user's."""
     ours: bool = True
     """Whether it carries the stack's tag; what only lies among the stack's things is never removed."""
+    whose: str = ""
+    """Of what carries the stack's name and is somebody else's: whose, in words."""
     unseen: bool = False
     """Not a thing but a kind that could not be looked at; `what` says why. Nothing there is not known then."""
+    arn: str = ""
+    """On AWS, where the id in the state is but a name: what no other region has."""
+
+    def is_in(self, known: Collection[str]) -> bool:
+        """Whether it belongs to one of the state's resources, by their ids in small letters.
+
+        A name is not enough where the state knows the same name of another region, by its ARN.
+        """
+        if self.arn and any(entry.lower().startswith("arn:") and _name(entry) == _name(self.arn) for entry in known):
+            return self.arn.lower() in {entry.lower() for entry in known}
+        return bool({self.owner.lower(), self.id.lower()} & {entry.lower() for entry in known})
+
+
+def _name(arn: str) -> str:
+    """What two ARNs of different regions have in common: the service, the type and the name."""
+    parts = arn.lower().split(":", 5)
+    return f"{parts[2]}:{parts[5]}" if len(parts) == 6 else ""
 
 
 def to_json(things: Sequence[Thing]) -> str:

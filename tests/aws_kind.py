@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs
-from recorder import HOST_KEY, Kind
+from recorder import HOST_KEY, STACK_ID, Kind
 
 ACCOUNT = "123456789012"
 ZONES = ["use1-az1", "use1-az2", "use1-az4", "use1-az5", "use1-az6"]
@@ -17,7 +17,7 @@ BAKED_FROM = "0123456789abcdef"
 FOREIGN = "ami-0cccccccccccccccc"
 """An image of the account's that is not ours."""
 RESERVATION = "cr-0123456789abcdef0"
-BUCKET = f"trainyard-aws-xeon-{ACCOUNT}-use1"
+BUCKET = f"trainyard-aws-xeon-{STACK_ID}-use1"
 
 
 class Amazon(Kind):

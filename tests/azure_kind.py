@@ -6,10 +6,10 @@ import uuid
 from typing import Any
 
 from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs
-from recorder import HOST_KEY, Kind
+from recorder import HOST_KEY, STACK_ID, Kind
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
-GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/trainyard-xeon"
+GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/trainyard-xeon-{STACK_ID}"
 OWN_NAMES = {
     "ResourceGroup": "resourceGroupName",
     "VirtualNetwork": "virtualNetworkName",

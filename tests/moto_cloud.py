@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import aws_forms
@@ -16,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from infra.aws import api
 
 REGION = "us-east-1"
-ZONE = "us-east-1b"
+ACCOUNT = "123456789012"
 
 
 @contextmanager
@@ -42,27 +43,52 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
+@dataclass(frozen=True)
+class Stack:
+    """A stack as its tags and names have it."""
+
+    name: str
+    owner: str = "ada"
+    stack_id: str = ""
+    region: str = REGION
+
+    @property
+    def unique(self) -> str:
+        return f"{self.name}-{self.stack_id}" if self.stack_id else self.name
+
+    def client(self, service: str) -> Any:
+        return boto3.client(service, region_name=self.region)
+
+    def tags(self, name: str = "") -> list[dict[str, str]]:
+        wanted = {"trainyard-stack": self.name, "trainyard-owner": self.owner}
+        wanted |= {"trainyard-id": self.stack_id} if self.stack_id else {}
+        wanted |= {"Name": name} if name else {}
+        return [{"Key": key, "Value": value} for key, value in wanted.items()]
+
+    def tagged(self, kind: str, name: str = "") -> list[dict[str, Any]]:
+        return [{"ResourceType": kind, "Tags": self.tags(name)}]
+
+
 def tagged(kind: str, stack: str, name: str = "") -> list[dict[str, Any]]:
-    return [{"ResourceType": kind, "Tags": tags(stack, name)}]
+    return Stack(stack).tagged(kind, name)
 
 
-def tags(stack: str, name: str = "") -> list[dict[str, str]]:
-    named = [{"Key": "Name", "Value": name}] if name else []
-    return [{"Key": "trainyard-stack", "Value": stack}, {"Key": "trainyard-owner", "Value": "ada"}, *named]
-
-
-def make_stack(stack: str) -> dict[str, str]:
+def make_stack(stack: str | Stack) -> dict[str, str]:
     """Everything that `up` makes on AWS and moto knows; name -> id as Pulumi's state has it."""
-    ec2, made = boto3.client("ec2"), {}
-    made["vpc"] = vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged("vpc", stack))["Vpc"]["VpcId"]
+    stack = stack if isinstance(stack, Stack) else Stack(stack)
+    ec2, made = stack.client("ec2"), {}
+    made["vpc"] = vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=stack.tagged("vpc"))["Vpc"]["VpcId"]
     made["subnet"] = subnet = ec2.create_subnet(
-        VpcId=vpc, CidrBlock="10.0.0.0/24", AvailabilityZone=ZONE, TagSpecifications=tagged("subnet", stack)
+        VpcId=vpc,
+        CidrBlock="10.0.0.0/24",
+        AvailabilityZone=f"{stack.region}b",
+        TagSpecifications=stack.tagged("subnet"),
     )["Subnet"]["SubnetId"]
-    made["gateway"] = gateway = ec2.create_internet_gateway(TagSpecifications=tagged("internet-gateway", stack))[
+    made["gateway"] = gateway = ec2.create_internet_gateway(TagSpecifications=stack.tagged("internet-gateway"))[
         "InternetGateway"
     ]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
-    made["table"] = table = ec2.create_route_table(VpcId=vpc, TagSpecifications=tagged("route-table", stack))[
+    made["table"] = table = ec2.create_route_table(VpcId=vpc, TagSpecifications=stack.tagged("route-table"))[
         "RouteTable"
     ]["RouteTableId"]
     ec2.create_route(RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", GatewayId=gateway)
@@ -70,9 +96,9 @@ def make_stack(stack: str) -> dict[str, str]:
     made["endpoint"] = ec2.create_vpc_endpoint(
         VpcId=vpc,
         VpcEndpointType="Gateway",
-        ServiceName=f"com.amazonaws.{REGION}.s3",
+        ServiceName=f"com.amazonaws.{stack.region}.s3",
         RouteTableIds=[table],
-        TagSpecifications=tagged("vpc-endpoint", stack),
+        TagSpecifications=stack.tagged("vpc-endpoint"),
     )["VpcEndpoint"]["VpcEndpointId"]
     _groups(ec2, made, stack)
     _gateways(ec2, made, stack)
@@ -82,18 +108,18 @@ def make_stack(stack: str) -> dict[str, str]:
     return made
 
 
-def _groups(ec2: Any, made: dict[str, str], stack: str) -> None:
+def _groups(ec2: Any, made: dict[str, str], stack: Stack) -> None:
     """Two security groups that name each other, which neither of them survives alone; and the network's own, closed
     and tagged by `up`, which is no id to remove: it goes with the network."""
     wanted = [{"Name": "vpc-id", "Values": [made["vpc"]]}, {"Name": "group-name", "Values": ["default"]}]
     (default,) = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
-    ec2.create_tags(Resources=[default["GroupId"]], Tags=tags(stack))
+    ec2.create_tags(Resources=[default["GroupId"]], Tags=stack.tags())
     for name in ("group", "other-group"):
         made[name] = ec2.create_security_group(
-            GroupName=f"trainyard-{stack}-{name}",
+            GroupName=f"trainyard-{stack.unique}-{name}",
             Description="nodes",
             VpcId=made["vpc"],
-            TagSpecifications=tagged("security-group", stack),
+            TagSpecifications=stack.tagged("security-group"),
         )["GroupId"]
     for one, other in (("group", "other-group"), ("other-group", "group")):
         pairs = [{"GroupId": made[other]}]
@@ -102,17 +128,17 @@ def _groups(ec2: Any, made: dict[str, str], stack: str) -> None:
         )
 
 
-def _gateways(ec2: Any, made: dict[str, str], stack: str) -> None:
+def _gateways(ec2: Any, made: dict[str, str], stack: Stack) -> None:
     for name in ("address", "nat-address"):
-        made[name] = ec2.allocate_address(Domain="vpc", TagSpecifications=tagged("elastic-ip", stack))["AllocationId"]
+        made[name] = ec2.allocate_address(Domain="vpc", TagSpecifications=stack.tagged("elastic-ip"))["AllocationId"]
     made["nat"] = ec2.create_nat_gateway(
-        SubnetId=made["subnet"], AllocationId=made["nat-address"], TagSpecifications=tagged("natgateway", stack)
+        SubnetId=made["subnet"], AllocationId=made["nat-address"], TagSpecifications=stack.tagged("natgateway")
     )["NatGateway"]["NatGatewayId"]
 
 
-def _machines(ec2: Any, made: dict[str, str], stack: str) -> None:
-    made["key"] = f"trainyard-{stack}-key"
-    ec2.create_key_pair(KeyName=made["key"], TagSpecifications=tagged("key-pair", stack))
+def _machines(ec2: Any, made: dict[str, str], stack: Stack) -> None:
+    made["key"] = f"trainyard-{stack.unique}-key"
+    ec2.create_key_pair(KeyName=made["key"], TagSpecifications=stack.tagged("key-pair"))
     base = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
     for name in ("builder", "node1", "node2"):
         made[name] = ec2.run_instances(
@@ -122,43 +148,50 @@ def _machines(ec2: Any, made: dict[str, str], stack: str) -> None:
             MaxCount=1,
             SubnetId=made["subnet"],
             SecurityGroupIds=[made["group"]],
-            TagSpecifications=tagged("instance", stack, name) + tagged("volume", stack, name),
+            TagSpecifications=stack.tagged("instance", name) + stack.tagged("volume", name),
         )["Instances"][0]["InstanceId"]
     ec2.associate_address(AllocationId=made["address"], InstanceId=made["node1"])
     made["image"] = ec2.create_image(
-        InstanceId=made["builder"], Name=f"trainyard-{stack}-0123", TagSpecifications=tagged("image", stack)
+        InstanceId=made["builder"], Name=f"trainyard-{stack.unique}-0123", TagSpecifications=stack.tagged("image")
     )["ImageId"]
     ec2.stop_instances(InstanceIds=[made["builder"]])
     made["template"] = ec2.create_launch_template(
-        LaunchTemplateName=f"trainyard-{stack}-node",
+        LaunchTemplateName=f"trainyard-{stack.unique}-node",
         LaunchTemplateData={"InstanceType": "m7i.8xlarge", "ImageId": made["image"]},
-        TagSpecifications=tagged("launch-template", stack),
+        TagSpecifications=stack.tagged("launch-template"),
     )["LaunchTemplate"]["LaunchTemplateId"]
     made["disk"] = ec2.create_volume(
-        AvailabilityZone=ZONE, Size=100, VolumeType="gp3", TagSpecifications=tagged("volume", stack)
+        AvailabilityZone=f"{stack.region}b", Size=100, VolumeType="gp3", TagSpecifications=stack.tagged("volume")
     )["VolumeId"]
-    made["copy"] = ec2.create_snapshot(VolumeId=made["disk"], TagSpecifications=tagged("snapshot", stack))["SnapshotId"]
+    made["copy"] = ec2.create_snapshot(VolumeId=made["disk"], TagSpecifications=stack.tagged("snapshot"))["SnapshotId"]
 
 
-def _access(made: dict[str, str], stack: str) -> None:
-    iam, role = boto3.client("iam"), f"trainyard-{stack}-node"
+def _access(made: dict[str, str], stack: Stack) -> None:
+    iam, role = stack.client("iam"), f"trainyard-{stack.unique}-node"
     trust = '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole"}]}'
-    iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust, Tags=tags(stack))
-    allowed = {"Effect": "Allow", "Action": "s3:ListBucket", "Resource": f"arn:aws:s3:::trainyard-{stack}-123456789012"}
+    iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust, Tags=stack.tags())
+    allowed = {
+        "Effect": "Allow",
+        "Action": "s3:ListBucket",
+        "Resource": f"arn:aws:s3:::trainyard-{stack.unique}-123456789012",
+    }
     policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
     iam.put_role_policy(RoleName=role, PolicyName="bucket", PolicyDocument=policy)
-    iam.create_instance_profile(InstanceProfileName=role, Tags=tags(stack))
+    iam.create_instance_profile(InstanceProfileName=role, Tags=stack.tags())
     iam.add_role_to_instance_profile(InstanceProfileName=role, RoleName=role)
     made["role"] = role
-    boto3.client("logs").create_log_group(logGroupName=f"trainyard-{stack}-flow", tags={"trainyard-stack": stack})
-    made["log"] = f"trainyard-{stack}-flow"
+    stack.client("logs").create_log_group(
+        logGroupName=f"trainyard-{stack.unique}-flow", tags={tag["Key"]: tag["Value"] for tag in stack.tags()}
+    )
+    made["log"] = f"trainyard-{stack.unique}-flow"
 
 
-def _bucket(made: dict[str, str], stack: str) -> None:
-    s3, bucket = boto3.client("s3"), f"trainyard-{stack}-123456789012"
-    s3.create_bucket(Bucket=bucket)
+def _bucket(made: dict[str, str], stack: Stack) -> None:
+    s3, bucket = stack.client("s3"), f"trainyard-{stack.unique}-123456789012"
+    elsewhere = {"CreateBucketConfiguration": {"LocationConstraint": stack.region}} if stack.region != REGION else {}
+    s3.create_bucket(Bucket=bucket, **elsewhere)
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": tags(stack)})
+    s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": stack.tags()})
     made["bucket"] = bucket
 
 

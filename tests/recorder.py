@@ -31,10 +31,12 @@ from pulumi.runtime.proto import engine_pb2
 from pulumi.runtime.settings import configure
 from pulumi.runtime.stack import run_in_stack
 
-from infra import inventory, stack_file
+from infra import inventory, stack_file, stack_id
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 STACK = "pulumi:pulumi:Stack"
+STACK_ID = "0123abcd"
+"""Of every stack that the recorder runs."""
 
 
 class Kind(Mocks):
@@ -44,6 +46,10 @@ class Kind(Mocks):
         """What a resource has besides its inputs once it is made."""
         return {}
 
+    def state(self) -> dict[str, Any]:
+        """The stack's state before the program runs, as Pulumi's own function tells it: here only the stack's id."""
+        return {f"urn::{stack_id.NAME}": {"type": "pulumi-python:dynamic", "outputs": {"stack_id": STACK_ID}}}
+
     def invoked(self, args: MockCallArgs) -> dict[str, Any]:
         raise AssertionError(f"the program calls {args.token}")
 
@@ -52,6 +58,8 @@ class Kind(Mocks):
         return str(made.pop("id", f"{args.name}-id")), made
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+        if args.token == stack_id.READ_STATE:
+            return {"outputs": self.state()}, []
         return self.invoked(args), []
 
 
@@ -121,6 +129,8 @@ class Monitor(MockMonitor):
         return super().RegisterResource(request)
 
     def Invoke(self, request: Any) -> Any:
+        if request.tok == stack_id.READ_STATE:  # Pulumi's own, no provider's
+            return super().Invoke(request)
         self.invoked.append(Invoked(request.tok, rpc.deserialize_properties(request.args), _provider(request.provider)))
         return super().Invoke(request)
 

@@ -40,8 +40,8 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
         return code, *capsys.readouterr()
 
     here: list[Thing] = []
-    monkeypatch.setattr(leftovers, "find", lambda _stack: here)
-    monkeypatch.setattr(leftovers, "sweep", lambda _stack, _known: here)
+    monkeypatch.setattr(leftovers, "find", lambda _stack, _ids=None: here)
+    monkeypatch.setattr(leftovers, "sweep", lambda _stack, _known, _ids=None: here)
     assert asked() == (0, "[]\n", ""), "no file at all: local, by its name"
     file.write_text(text)
     for flags in ((), ("--sweep",)):
@@ -57,10 +57,10 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
 def test_a_machine_that_cannot_be_asked_is_not_a_clean_stack_either(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_linux(_stack: str) -> list[Thing]:
+    def no_linux(_stack: str, _ids: object = None) -> list[Thing]:
         raise FileNotFoundError("/proc/self/mountinfo")
 
     file.write_text("config: [")
     monkeypatch.setattr(leftovers, "find", no_linux)
     with pytest.raises(UsageError, match="not YAML"):
-        audit.find("yard")
+        audit.find("yard", {})

@@ -19,7 +19,7 @@ import yaml
 from aws_kind import ACCOUNT, BAKED_FROM, BUCKET, FOREIGN, OURS, RESERVATION, UBUNTU, ZONES, Amazon
 from bad_settings import as_text
 from inputs import public_key
-from recorder import HOST_KEY, Declared, Ran, run
+from recorder import HOST_KEY, STACK_ID, Declared, Ran, run
 
 from infra import prices, stack_file, user_data
 from infra.aws import gate, image, nodes, room, types, zones
@@ -91,7 +91,12 @@ def test_everything_goes_through_the_stacks_own_provider(program: Program) -> No
     ran = program(maxHours=36)
     assert ran["aws"].inputs["region"] == "us-east-1"
     tags = json.loads(ran["aws"].inputs["defaultTags"])["tags"]
-    assert tags == {"trainyard-stack": STACK, "trainyard-owner": "me", "trainyard-max-hours": "36"}
+    assert tags == {
+        "trainyard-stack": STACK,
+        "trainyard-owner": "me",
+        "trainyard-max-hours": "36",
+        "trainyard-id": STACK_ID,
+    }
     of_aws = [found for found in ran.declared.values() if found.type.startswith("aws:")]
     assert {found.provider for found in of_aws} == {"aws"}
     assert {call.provider for call in ran.monitor.invoked} == {"aws"}
@@ -246,8 +251,8 @@ def test_machines_may_use_their_own_bucket_and_systems_manager(program: Program)
     assert [action for action in agent["Action"] if action.startswith("ssm:")] == ["ssm:UpdateInstanceInformation"]
     assert len(agent["Action"]) == 11
     assert ran.of("RolePolicyAttachment") == [], "AWS's own policy reads every parameter of the account"
-    assert ran[stage(ran)["builder"]].inputs["iamInstanceProfile"] == "trainyard-aws-xeon"
-    assert one(ran, "LaunchTemplate").inputs["iamInstanceProfile"] == {"name": "trainyard-aws-xeon"}
+    assert ran[stage(ran)["builder"]].inputs["iamInstanceProfile"] == f"trainyard-aws-xeon-{STACK_ID}"
+    assert one(ran, "LaunchTemplate").inputs["iamInstanceProfile"] == {"name": f"trainyard-aws-xeon-{STACK_ID}"}
 
 
 def test_monitoring_is_a_right_to_our_own_metrics_a_word_to_the_nodes_and_a_price(
@@ -325,7 +330,7 @@ def test_the_image_is_named_by_what_goes_into_it(program: Program, keys: dict[st
     ran = program()
     key = image.key(settings(keys))
     assert stage(ran) == {what: f"{what}-{key}" for what in ("builder", "baked", "sealed", "stopped", "image")}
-    assert ran[f"image-{key}"].inputs["name"] == f"trainyard-aws-xeon-{key}"
+    assert ran[f"image-{key}"].inputs["name"] == f"trainyard-aws-xeon-{STACK_ID}-{key}"
     assert ran[f"image-{key}"].inputs["tags"]["trainyard-image"] == key
     other = program(profile="native", collectives="gloo")
     assert stage(other)["image"] != stage(ran)["image"]
@@ -400,7 +405,7 @@ def test_the_template_makes_the_machine(program: Program) -> None:
     (disk,) = template["blockDeviceMappings"]
     assert disk["deviceName"] == "/dev/sda1"
     assert disk["ebs"] == {"volumeType": "gp3", "volumeSize": 250, "encrypted": "true", "deleteOnTermination": "true"}
-    assert template["placement"] == {"groupName": "trainyard-aws-xeon"}
+    assert template["placement"] == {"groupName": f"trainyard-aws-xeon-{STACK_ID}"}
     assert template["instanceInitiatedShutdownBehavior"] == "terminate"
     assert "instanceMarketOptions" not in template and "imageId" not in template
 
@@ -517,7 +522,7 @@ def test_a_kept_bucket_is_taken_up_again(program: Program) -> None:
 def test_the_budget_tells_before_it_is_spent(program: Program) -> None:
     budget = one(program(budgetUsd=250), "Budget").inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("250", "USD", "MONTHLY")
-    assert budget["costFilters"] == [{"name": "TagKeyValue", "values": ["user:trainyard-stack$aws-xeon"]}]
+    assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:trainyard-id${STACK_ID}"]}]
     told = budget["notifications"]
     assert {mail for alarm in told for mail in alarm["subscriberEmailAddresses"]} == {"me@example.org"}
     assert {alarm["notificationType"] for alarm in told} == {"ACTUAL", "FORECASTED"}
@@ -618,7 +623,7 @@ def refusal(program: Program, **changed: object) -> str:
         original = Amazon.outputs
         patch.setattr(Amazon, "outputs", lambda self, args: monitors.append(args.typ) or original(self, args))
         program(**changed)
-    assert set(monitors) <= {"pulumi:providers:aws"}
+    assert set(monitors) <= {"pulumi:providers:aws", "pulumi-python:dynamic/trainyard:StackId"}
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 

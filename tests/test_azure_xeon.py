@@ -17,7 +17,7 @@ import pytest
 import yaml
 from azure_kind import GROUP, OWN_NAMES, SUBSCRIPTION, Azure, principal, vm_id
 from inputs import public_key
-from recorder import HOST_KEY, Declared, Ran, run
+from recorder import HOST_KEY, STACK_ID, Declared, Ran, run
 
 from infra import inventory, prices, stack_file, user_data
 from infra.azure import access, base, data, image, types
@@ -633,7 +633,8 @@ def test_a_machine_is_made_after_its_right_to_end_itself(program: Program) -> No
 
 def test_one_provider_and_the_stacks_tags_on_everything_taggable(program: Program) -> None:
     ran = program(maxHours=12)
-    tags = {"trainyard-stack": "xeon", "trainyard-owner": "me", "trainyard-max-hours": "12"}
+    whose = {"trainyard-stack": "xeon", "trainyard-owner": "me", "trainyard-id": STACK_ID}
+    tags = {**whose, "trainyard-max-hours": "12"}
     untagged = {"Subnet", "RoleDefinition", "RoleAssignment", "Budget", "BlobContainer"}
     untagged |= {"BlobServiceProperties", "ManagementPolicy"}
     for found in ran.declared.values():
@@ -689,7 +690,7 @@ def test_the_inventory_has_the_shape_of_the_local_one(program: Program) -> None:
     assert [node.role for node in cluster.nodes] == ["head", "worker", "worker"]
     assert {(node.slots, node.cores_per_slot, node.memory_gb) for node in cluster.nodes} == {(1, 16, 128.0)}
     assert {node.host_key for node in cluster.nodes} == {HOST_KEY}
-    account = base.account_name(SUBSCRIPTION, "xeon")
+    account = base.account_name(SUBSCRIPTION, f"xeon-{STACK_ID}")
     assert cluster.data_url == f"abfs://data@{account}.dfs.core.windows.net"
 
 

@@ -26,7 +26,7 @@ NODE = "urn:pulumi:yard::trainyard::aws:ec2/instance:Instance::node1"
 def thing(kind: str, identifier: str, usd: float | None = 0.0, holds: str = "", unseen: bool = False) -> dict[str, Any]:
     return {
         **{"kind": kind, "what": identifier, "owner": identifier, "id": "", "usd_per_hour": usd},
-        **{"holds": holds, "ours": True, "unseen": unseen},
+        **{"holds": holds, "ours": True, "whose": "", "unseen": unseen},
     }
 
 
@@ -67,9 +67,11 @@ class Played:
         self.stays: list[dict[str, Any]] = []
         self.told = {"cluster": "aws-xeon", "cloud": "aws", "keep_data": False}
         self.ran: list[list[str]] = []
+        self.forgot = False
+        """Whether the user's record of the stack was removed."""
         for name, value in {
             **{"has_pulumi": lambda: True, "exists": lambda _stack: True, "about": lambda _stack: self.told},
-            **{"ask": self.ask, "follow": self.follow, "exported": self.exported},
+            **{"ask": self.ask, "follow": self.follow, "exported": self.exported, "stack_output": self.not_up},
         }.items():
             monkeypatch.setattr(backend, name, value)
         monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
@@ -110,7 +112,14 @@ class Played:
             self.there += self.stays
         return 0
 
+    def not_up(self, _stack: str) -> str:
+        """What runs on the nodes is not asked here: see test_work_lost."""
+        raise Exit("stack yard is not up", code=2)
+
     def ask(self, argv: Sequence[str]) -> str:
+        if "--forget" in argv:
+            self.forgot = True
+            return "[]"
         known = [entry.lower() for entry in json.loads(argv[argv.index("--known") + 1])]
         found = [entry for entry in self.there if entry["owner"] not in known]
         if "--sweep" in argv:
@@ -177,7 +186,9 @@ def test_what_the_kept_data_holds_on_to_is_told_with_its_price(
 ) -> None:
     played.move_to_azure()
     played.refuses = {"network", "NAT gateway"}
-    with pytest.raises(Exit, match=r"2 things .* are left, which cost 0\.0450 USD per hour; .*fab recover") as no:
+    with pytest.raises(
+        Exit, match=r"2 resources of stack yard remain \(listed above\), cost: 0\.0450 USD per hour; .*fab recover"
+    ) as no:
         destroy(keep_data=True)
     assert no.value.code == 1
     out = capsys.readouterr().out
@@ -215,7 +226,8 @@ def test_a_bucket_that_cannot_be_looked_into_is_taken_for_full(played: Played) -
 def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     played.stays = [thing("volume", "vol-1", 0.02), thing("image", "ami-1", None)]
     with pytest.raises(
-        Exit, match=r"2 things .* are left, which cost at least 0\.0200 USD per hour; .*fab recover"
+        Exit,
+        match=r"2 resources of stack yard remain \(listed above\), cost: at least 0\.0200 USD per hour; .*fab recover",
     ) as no:
         destroy(delete_data=True)
     assert no.value.code == 1
@@ -225,7 +237,7 @@ def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pyte
 
 def test_what_could_not_be_looked_at_is_not_called_clean(played: Played) -> None:
     played.stays = [thing("placement group", "cannot be listed: UnauthorizedOperation", None, unseen=True)]
-    with pytest.raises(Exit, match="1 things of stack yard are left"):
+    with pytest.raises(Exit, match=r"1 resource of stack yard remains \(listed above\)"):
         destroy(delete_data=True)
 
 
@@ -233,7 +245,7 @@ def test_an_audit_compares_ids(played: Played) -> None:
     """Two machines of one name: the one whose id the state does not have is nobody's."""
     stack.audit(Context(), stack="yard")
     played.there.append(thing("instance", "i-2", 1.6))
-    with pytest.raises(Exit, match="1 things of stack yard are nobody's"):
+    with pytest.raises(Exit, match=r"1 resource of stack yard is outside its state \(listed above\)"):
         stack.audit(Context(), stack="yard")
 
 
@@ -242,7 +254,7 @@ def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys
     stack.recover(Context(), stack="yard", yes=True)
     assert [entry["owner"] for entry in played.there] == ["i-1", "trainyard-yard"]
     del played.state[DATA]
-    with pytest.raises(Exit, match="1 things of stack yard stay"):
+    with pytest.raises(Exit, match=r"1 resource of stack yard remains \(listed above\)"):
         stack.recover(Context(), stack="yard", yes=True)
     assert "data is never swept; remove it: fab destroy --delete-data" in capsys.readouterr().out
 

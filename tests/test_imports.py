@@ -17,7 +17,7 @@ PACKAGES = ("infra", "fabfile", "training", "bootstrap")
 
 OURS = (
     *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
-    *("infra.config_values", "infra.naming", "infra.operation", "infra.provider"),
+    *("infra.config_values", "infra.naming", "infra.operation", "infra.provider", "infra.ownership"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
@@ -33,6 +33,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.cloud_settings": ("infra.config_values",),
     "infra.settings": ("infra.config_values", "infra.cloud_settings"),
     "infra.naming": ("infra.settings",),
+    "infra.ownership": ("infra.naming",),
+    "infra.stack_record": ("infra.errors", "infra.ownership"),
     "infra.inventory": (),
     "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
@@ -44,6 +46,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.policy.__main__": ("infra.policy", "infra.stack_file", "pulumi_policy"),
     "infra.clusters": (
         *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.extras", "infra.clusters", "pulumi"),
+        "infra.stack_id",
         *("infra.local", "infra.aws", "infra.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.

@@ -42,12 +42,16 @@ _making = threading.RLock()
 
 
 @functools.cache
-def client(service: str, where: str) -> Any:
-    """A client that gives up within a minute. One for each: making one reads the service's whole description."""
+def client(service: str, where: str, profile: str = "") -> Any:
+    """A client that gives up within a minute. One for each: making one reads the service's whole description.
+
+    `profile` is one of AWS's shared files; empty: the environment's credentials.
+    """
     settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
         with _making:
-            return boto3.client(service, config=settings)
+            session = boto3.Session(profile_name=profile) if profile else boto3
+            return session.client(service, config=settings)
     except _NO_CREDENTIALS as error:
         raise UsageError(f"no AWS credentials: {one_line(error)}; {SIGN_IN}") from None
 
@@ -93,10 +97,10 @@ def one_line(error: Exception) -> str:
     return " ".join(error_text.split())[:300]
 
 
-def identity(where: str) -> dict[str, str]:
+def identity(where: str, profile: str = "") -> dict[str, str]:
     """{Account, Arn, UserId} of who asks. UsageError without credentials, OperationError without an answer."""
     try:
-        found: dict[str, str] = client("sts", where).get_caller_identity()
+        found: dict[str, str] = client("sts", where, profile).get_caller_identity()
     except FAILURES as error:
         if lacks_credentials(error):
             raise UsageError(f"no AWS credentials that work: {one_line(error)}; {SIGN_IN}") from None

@@ -6,7 +6,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.aws.provider import named
-from infra.naming import STACK_TAG
+from infra.naming import ID_TAG, STACK_TAG
 from infra.settings import Settings
 
 ALARMS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
@@ -14,7 +14,8 @@ ALARMS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> None:
-    """Of what carries the stack's tag. AWS counts by a tag only once that is activated in the billing console."""
+    """Of what carries the stack's id. AWS counts by a tag only once that is activated in the billing console."""
+    tag, value = (ID_TAG, settings.stack_id) if settings.stack_id else (STACK_TAG, settings.stack)
     aws.budgets.Budget(
         "budget",
         name=named(settings),
@@ -22,9 +23,7 @@ def declare(settings: Settings, opts: pulumi.ResourceOptions) -> None:
         limit_amount=str(settings.cloud.budget_usd),
         limit_unit="USD",
         time_unit="MONTHLY",
-        cost_filters=[
-            aws.budgets.BudgetCostFilterArgs(name="TagKeyValue", values=[f"user:{STACK_TAG}${settings.stack}"])
-        ],
+        cost_filters=[aws.budgets.BudgetCostFilterArgs(name="TagKeyValue", values=[f"user:{tag}${value}"])],
         notifications=[
             aws.budgets.BudgetNotificationArgs(
                 comparison_operator="GREATER_THAN",

@@ -7,7 +7,7 @@ import pulumi_aws as aws
 
 from infra.aws.provider import asking, named, partition
 from infra.aws.zones import short
-from infra.naming import STACK_TAG
+from infra.naming import ID_TAG, OWNER_TAG, STACK_TAG
 from infra.settings import Settings
 
 OLD_DAYS = 7
@@ -17,8 +17,11 @@ UPLOAD_DAYS = 2
 
 
 def name(settings: Settings, account: str) -> str:
-    """Unique in the world by the account, and by the region, as each has stacks of its own."""
-    return named(settings, f"{account}-{short(settings)}")
+    """Unique in the world by the stack's id, and by the region: a bucket that moves needs another name beside the old.
+
+    Without an id by the account. No more than 63 characters.
+    """
+    return named(settings, short(settings) if settings.stack_id else f"{account}-{short(settings)}")
 
 
 def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOptions) -> aws.s3.Bucket:
@@ -63,9 +66,15 @@ def _kept(settings: Settings, wanted: str, provider: aws.Provider) -> pulumi.Res
     """Take up again the bucket that an earlier `destroy` left by keepData; a bucket in the state is left as it is."""
     if not settings.cloud.keep_data:
         return pulumi.ResourceOptions()
+    ours = {STACK_TAG: settings.stack}
+    # A bucket of somebody else's is never taken up: without an id the owner says whose it is.
+    ours |= {ID_TAG: settings.stack_id} if settings.stack_id else {OWNER_TAG: settings.cloud.owner}
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["s3"],
-        tag_filters=[aws.resourcegroupstaggingapi.GetResourcesTagFilterArgs(key=STACK_TAG, values=[settings.stack])],
+        tag_filters=[
+            aws.resourcegroupstaggingapi.GetResourcesTagFilterArgs(key=key, values=[value])
+            for key, value in ours.items()
+        ],
         opts=asking(provider),
     )
     arns = [found.resource_arn for found in tagged.resource_tag_mapping_lists]

@@ -21,7 +21,7 @@ from infra.aws.network import address, is_public
 from infra.aws.provider import named, region, titled
 from infra.aws.zones import zone
 from infra.errors import UsageError
-from infra.naming import STACK_TAG, tags
+from infra.naming import STACK_TAG, identity, tags
 from infra.settings import Settings
 
 USER_DATA_BYTES = 16 * 1024
@@ -108,9 +108,11 @@ def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | No
         # What ends a node from inside (maxHours, idleMinutes) ends its cost.
         instance_initiated_shutdown_behavior="terminate",
         instance_market_options=_spot() if settings.cloud.spot else None,
-        # Only the tag that never changes: another version of the template is another machine.
+        # Only the tags that never change: another version of the template is another machine.
         tag_specifications=[
-            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags={STACK_TAG: settings.stack})
+            aws.ec2.LaunchTemplateTagSpecificationArgs(
+                resource_type=kind, tags={STACK_TAG: settings.stack, **identity(settings)}
+            )
             for kind in ("network-interface", *(["spot-instances-request"] if settings.cloud.spot else []))
         ],
         opts=opts,

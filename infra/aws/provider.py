@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra.naming import tags
+from infra.naming import tags, unique
 from infra.settings import Settings
 
 DEFAULT_REGION = "us-east-1"
@@ -28,8 +28,11 @@ def arn(settings: Settings, service: str, account: str, resource: str) -> str:
 
 
 def named(settings: Settings, what: str = "") -> str:
-    """The deterministic name of something of the stack: what a killed `up` made is found again by it."""
-    return f"trainyard-{settings.stack}" + (f"-{what}" if what else "")
+    """The name of something of the stack: the same at each `up`, and no other stack's, as the stack's id is in it.
+
+    At most 42 characters and `what`: the stack's name has 32 at most, and a bucket's or a role's may have 63.
+    """
+    return f"trainyard-{unique(settings.stack, settings.stack_id)}" + (f"-{what}" if what else "")
 
 
 def titled(settings: Settings, what: str = "") -> dict[str, str]:
@@ -37,10 +40,10 @@ def titled(settings: Settings, what: str = "") -> dict[str, str]:
     return {"Name": named(settings, what)}
 
 
-def declare(settings: Settings) -> aws.Provider:
+def declare(settings: Settings, opts: pulumi.ResourceOptions) -> aws.Provider:
     """The provider. Credentials are the environment's and the shared files', as everywhere with AWS."""
     default_tags = aws.ProviderDefaultTagsArgs(tags=tags(settings))
-    return aws.Provider("aws", region=region(settings), default_tags=default_tags)
+    return aws.Provider("aws", region=region(settings), default_tags=default_tags, opts=opts)
 
 
 def asking(provider: aws.Provider) -> pulumi.InvokeOptions:

@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from infra.aws import api, contents
 from infra.aws.listing import Place
-from infra.naming import STACK_TAG
+from infra.naming import ID_TAG, OWNER_TAG, STACK_TAG
 from infra.thing import Thing
 
 WAIT_S = 600.0
@@ -83,13 +83,14 @@ def _ec2(operation: str, argument: str, *, many: bool = False) -> Remover:
 
 
 def _image(place: Place, thing: Thing) -> None:
-    """Deregister it. Its snapshots get the stack's tag first: a sweep that ends here must find them again."""
+    """Deregister it. Its snapshots get its tags first: a sweep that ends here must find them again, as the stack's."""
     ec2 = place.client("ec2")
     for image in api.pages(ec2, "describe_images", "Images", Filters=[{"Name": "image-id", "Values": [thing.owner]}]):
         mapped = [entry.get("Ebs", {}).get("SnapshotId") for entry in image.get("BlockDeviceMappings", [])]
         snapshots = [name for name in mapped if name]
         if snapshots:
-            ec2.create_tags(Resources=snapshots, Tags=[{"Key": STACK_TAG, "Value": place.stack}])
+            ours = {key: value for key, value in api.tags(image).items() if key in (STACK_TAG, ID_TAG, OWNER_TAG)}
+            ec2.create_tags(Resources=snapshots, Tags=[{"Key": key, "Value": ours[key]} for key in sorted(ours)])
     until_free(lambda: ec2.deregister_image(ImageId=thing.owner))
 
 

@@ -41,13 +41,13 @@ def declare(base: Base, data: Data) -> Access:
         tags=base.tags,
         opts=base.opts(),
     )
-    stack = base.settings.stack
+    unique = base.unique
     role = authorization.RoleDefinition(
         "role",
-        role_definition_id=base.subscription.apply(lambda subscription: role_guid(subscription, stack)),
+        role_definition_id=base.subscription.apply(lambda subscription: role_guid(subscription, unique)),
         # Unique in the whole directory, so the subscription is part of it.
-        role_name=base.subscription.apply(lambda subscription: f"{base.name('role')}-{guid(subscription, stack)[:8]}"),
-        description=f"Deallocate the machines of the Trainyard stack {stack}",
+        role_name=base.subscription.apply(lambda subscription: f"{base.name('role')}-{guid(subscription, unique)[:8]}"),
+        description=f"Deallocate the machines of the Trainyard stack {base.settings.stack}",
         scope=base.group.id,
         assignable_scopes=[base.group.id],
         permissions=[authorization.PermissionArgs(actions=list(ENDS_MACHINES))],
@@ -73,9 +73,9 @@ class Principal:
     type: pulumi.Input[str]
 
 
-def role_guid(subscription: str, stack: str) -> str:
-    """The name of the stack's own role."""
-    return guid(subscription, stack, "role")
+def role_guid(subscription: str, unique: str) -> str:
+    """The name of the stack's own role, by the stack's name with its id."""
+    return guid(subscription, unique, "role")
 
 
 def assignment_guid(logical: str, scope: str, principal: str) -> str:

@@ -27,30 +27,30 @@ def region(settings: Settings) -> str:
 
 
 def name(stack: str, logical: str) -> str:
-    """A resource's name: the same at each `up`, so that what a killed one has left is found again.
+    """A resource's name in the stack's own group: the same at each `up`, so that what a killed one has left is found.
 
     A stack's name has 32 characters at most, so these have 64 at most, which is what Azure allows a Linux machine.
     """
     return f"trainyard-{stack}-{logical}"
 
 
-def group_name(stack: str) -> str:
-    """Of the resource group that everything is in."""
-    return f"trainyard-{stack}"
+def group_name(unique: str) -> str:
+    """Of the resource group that everything is in. `unique`: the stack's name with its id (infra.naming.unique)."""
+    return f"trainyard-{unique}"
 
 
-def gallery_name(stack: str) -> str:
-    """Of the gallery: letters, digits, dots and underscores."""
-    return f"trainyard_{stack.replace('-', '_')}"
+def gallery_name(unique: str) -> str:
+    """Of the gallery, which a subscription has once: letters, digits, dots and underscores."""
+    return f"trainyard_{unique.replace('-', '_')}"
 
 
-def account_name(subscription: str, stack: str) -> str:
+def account_name(subscription: str, unique: str) -> str:
     """Of the storage account: 3-24 of a-z and 0-9, and nobody else's in all of Azure.
 
-    The start of the stack's name is for people; a hash of the subscription and the whole name makes it one's own.
+    The start of the stack's name is for people; a hash of the subscription and the unique name makes it one's own.
     """
-    own = hashlib.sha256(f"{subscription}/{stack}".encode()).hexdigest()[:12]
-    return f"ty{re.sub('[^a-z0-9]', '', stack)[:10]}{own}"
+    own = hashlib.sha256(f"{subscription}/{unique}".encode()).hexdigest()[:12]
+    return f"ty{re.sub('[^a-z0-9]', '', unique)[:10]}{own}"
 
 
 def guid(*parts: str) -> str:
@@ -80,6 +80,11 @@ class Base:
     def tags(self) -> dict[str, str]:
         return naming.tags(self.settings)
 
+    @property
+    def unique(self) -> str:
+        """The stack's name with its id: for what a subscription, or all of Azure, has once."""
+        return naming.unique(self.settings.stack, self.settings.stack_id)
+
     def name(self, logical: str) -> str:
         return name(self.settings.stack, logical)
 
@@ -93,14 +98,14 @@ class Base:
         return self.settings.cloud.keep_data
 
 
-def declare(settings: Settings) -> Base:
-    """The provider and the resource group that all the rest goes into."""
+def declare(settings: Settings, opts: pulumi.ResourceOptions) -> Base:
+    """The provider, with these options, and the resource group that all the rest goes into."""
     location = region(settings)
-    provider = azure.Provider("azure", location=location, disable_pulumi_partner_id=True)
+    provider = azure.Provider("azure", location=location, disable_pulumi_partner_id=True, opts=opts)
     client = authorization.get_client_config_output(opts=pulumi.InvokeOptions(provider=provider))
     group = resources.ResourceGroup(
         "group",
-        resource_group_name=group_name(settings.stack),
+        resource_group_name=group_name(naming.unique(settings.stack, settings.stack_id)),
         location=location,
         tags=naming.tags(settings),
         opts=pulumi.ResourceOptions(provider=provider, retain_on_delete=settings.cloud.keep_data),

@@ -40,10 +40,10 @@ def declare(base: Base, net: Network) -> Data:
 
     What a node overwrites or deletes can be had back for a week: its role may delete blobs, but no version of one.
     """
-    stack = base.settings.stack
+    unique = base.unique
     account = storage.StorageAccount(
         "data",
-        account_name=base.subscription.apply(lambda subscription: account_name(subscription, stack)),
+        account_name=base.subscription.apply(lambda subscription: account_name(subscription, unique)),
         resource_group_name=base.group.name,
         location=base.location,
         kind="StorageV2",
@@ -143,7 +143,7 @@ def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
     async def waited() -> str:
         # Not known in the preview before it is made; then what it is going to be.
         own = f"virtualNetworks/{base.name('network')}/subnets/{base.name('subnet')}"
-        group = f"/subscriptions/{await subscription}/resourceGroups/{group_name(base.settings.stack)}"
+        group = f"/subscriptions/{await subscription}/resourceGroups/{group_name(base.unique)}"
         return await net.subnet.id.future() or f"{group}/providers/Microsoft.Network/{own}"
 
     return pulumi.Output.from_input(waited())

@@ -27,7 +27,7 @@ def declare(base: Base, net: Network, data: Data) -> None:
     may_log = access.assign(base, "may-log", writer, data.account.id, access.builtin(base, access.BLOB_CONTRIBUTOR))
     network.FlowLog(
         "flow-logs",
-        flow_log_name=base.name("flow-logs"),
+        flow_log_name=f"trainyard-{base.unique}-flow-logs",  # in a group of Azure's own, where others have theirs
         network_watcher_name=f"NetworkWatcher_{base.location}",
         resource_group_name="NetworkWatcherRG",
         location=base.location,

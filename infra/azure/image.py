@@ -184,7 +184,7 @@ def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stag
 def _gallery(base: Base) -> compute.Gallery:
     return compute.Gallery(
         "gallery",
-        gallery_name=gallery_name(base.settings.stack),
+        gallery_name=gallery_name(base.unique),
         resource_group_name=base.group.name,
         location=base.location,
         description=f"Golden images of the Trainyard stack {base.settings.stack}",

@@ -9,26 +9,70 @@ from infra.azure import arm, listing
 from infra.azure.listing import GROUP, RESOURCES, VERSIONS
 from infra.azure.rest import Rest, subscription
 from infra.errors import OperationError
+from infra.ownership import Claim
 from infra.settings import Settings
 from infra.thing import Thing
 
 
-def find(settings: Settings, rest: Rest | None = None) -> list[Thing]:
-    """Everything of the stack. UsageError without credentials, OperationError where Azure does not list."""
-    return listing.find(rest or Rest(subscription()), settings.stack)
+def find(settings: Settings, rest: Rest | None = None, claim: Claim | None = None) -> list[Thing]:
+    """Everything that carries the stack's name, in every subscription that the stack has been in.
+
+    UsageError without credentials, OperationError where Azure does not list.
+    """
+    claim = claim or Claim(settings.stack, settings.cloud.owner)
+    rest = rest or Rest(subscription())
+    found = listing.find(rest, claim)
+    for other in _elsewhere(rest, claim):
+        try:
+            found += listing.find(other, claim)
+        except arm.ArmError as error:
+            what = f"the stack was in subscription {other.subscription[15:]}, which cannot be looked at: {error}"
+            found.append(Thing("everything", what, "?", usd_per_hour=None, unseen=True))
+    return found
+
+
+def _elsewhere(rest: Rest, claim: Claim) -> list[Rest]:
+    """The other subscriptions that the stack has been in. A listing is of all regions, so those need no look each."""
+    accounts = {location.account.lower() for location in claim.locations if location.cloud == "azure"}
+    others = sorted(accounts - {"", rest.subscription.lower().rpartition("/")[2]})
+    return [rest.of(subscription) for subscription in others]
 
 
 def sweep(
-    settings: Settings, known: Collection[str], *, delete_data: bool = False, rest: Rest | None = None
+    settings: Settings,
+    known: Collection[str],
+    *,
+    delete_data: bool = False,
+    rest: Rest | None = None,
+    claim: Claim | None = None,
 ) -> list[Thing]:
-    """Remove everything of the stack that belongs to none of the `known` ids; what it was.
+    """Remove everything of the user's own stack that belongs to none of the `known` ids; what it was.
 
     A storage account with something in it goes only with `delete_data`. Safe to repeat after whatever ended it.
     Raises OperationError for what could not be removed, after everything else was.
     """
+    claim = claim or Claim(settings.stack, settings.cloud.owner)
     rest = rest or Rest(subscription())
+    swept: list[Thing] = []
+    trouble: list[str] = []
+    for place in (rest, *_elsewhere(rest, claim)):
+        try:
+            gone, wrong = _sweep_one(place, claim, known, delete_data=delete_data)
+        except arm.ArmError as error:
+            if place is rest:
+                raise
+            gone, wrong = [], [f"subscription {place.subscription[15:]}: {error}"]
+        swept += gone
+        trouble += wrong
+    if trouble:
+        raise OperationError("could not be removed:\n" + "\n".join(trouble))
+    return swept
+
+
+def _sweep_one(rest: Rest, claim: Claim, known: Collection[str], *, delete_data: bool) -> tuple[list[Thing], list[str]]:
+    """(what was removed, what went wrong) in one subscription."""
     known = {identifier.lower() for identifier in known}
-    found = listing.find(rest, settings.stack)
+    found = listing.find(rest, claim)
     if not delete_data:  # what belongs to data that stays, stays: the right to read it
         known |= {thing.owner for thing in found if thing.holds}
     doomed = [thing for thing in found if _is_doomed(thing, known)]
@@ -39,9 +83,7 @@ def sweep(
             continue  # deleting a group takes with it whatever is there: it goes only when nothing is in it
         trouble += _try(thing, partial(_remove, rest, thing))
         swept.append(thing)
-    if trouble:
-        raise OperationError("could not be removed:\n" + "\n".join(trouble))
-    return swept
+    return swept, trouble
 
 
 def _is_doomed(thing: Thing, known: Collection[str]) -> bool:

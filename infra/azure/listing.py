@@ -1,12 +1,13 @@
 """Everything of a stack in its subscription: what carries its tag, and what lies in a resource group that does.
 
 A group with the stack's tag was made by the stack, and what is in it belongs to it (a disk that came with a
-machine has no tag of its own), unless it carries the tag of another stack.
+machine has no tag of its own), unless it carries the tag of another stack, or the id of another of the same name. A
+group of another stack of the same name is listed as one thing, and not looked into.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,8 @@ from infra import prices
 from infra.azure import arm, types, untagged
 from infra.azure.rest import Rest
 from infra.errors import UsageError
-from infra.naming import STACK_TAG
+from infra.naming import ID_TAG, STACK_TAG
+from infra.ownership import Claim
 from infra.thing import Thing
 
 RESOURCES = "2021-04-01"
@@ -70,33 +72,51 @@ def groups(rest: Rest, stack: str) -> list[dict[str, Any]]:
     return [group for group in listed if (group.get("tags") or {}).get(STACK_TAG) == stack]
 
 
-def resources(rest: Rest, stack: str) -> list[dict[str, Any]]:
-    """Everything with the tag, wherever it lies, and everything in the stack's groups; each once."""
+def resources(rest: Rest, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Everything with the tag, wherever it lies, and everything in the groups that are the stack's `own`; each once."""
     wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
     listed = rest.every(f"{rest.subscription}/resources", RESOURCES, **{"$filter": wanted})
     found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
-    for group in groups(rest, stack):
+    for group in own:
         for item in rest.every(f"{group['id']}/resources", RESOURCES):
             found.setdefault(item["id"].lower(), item)
     return [item for item in found.values() if item["type"].lower() not in _INSIDE_A_MACHINE]
 
 
-def find(rest: Rest, stack: str) -> list[Thing]:
-    """Everything of the stack, the groups last; a kind that cannot be looked at stands there as unseen."""
-    tagged = groups(rest, stack)
-    found = [_thing(rest, stack, item) for item in resources(rest, stack)]
-    found += untagged.find(rest, stack, tagged)
-    found += [Thing(GROUP, group["name"], group["id"].lower()) for group in tagged]
+def find(rest: Rest, claim: Claim) -> list[Thing]:
+    """Everything that carries the stack's name, the groups last; a kind that cannot be looked at is there as unseen."""
+    tagged = groups(rest, claim.stack)
+    own = [group for group in tagged if not claim.whose(group["tags"])]
+    others = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged if group not in own}
+    found = [
+        _thing(rest, claim, item)
+        for item in resources(rest, claim.stack, own)
+        if not any(item["id"].lower().startswith(f"{group}/") and _is_theirs(claim, item) for group in others)
+    ]
+    found += untagged.find(rest, claim, own)
+    for group in tagged:
+        whose = others.get(group["id"].lower(), "")
+        found.append(Thing(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
     return sorted(found, key=lambda thing: ORDER.index(thing.kind))
 
 
-def _thing(rest: Rest, stack: str, item: dict[str, Any]) -> Thing:
+def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
+    """In somebody else's group all is theirs but what carries our id."""
+    tags = item.get("tags") or {}
+    return ID_TAG not in tags or bool(claim.whose(tags))
+
+
+def _thing(rest: Rest, claim: Claim, item: dict[str, Any]) -> Thing:
     kind, identifier = kind_of(item), item["id"].lower()
     owner = (item.get("managedBy") or identifier).lower()
-    ours = (item.get("tags") or {}).get(STACK_TAG, stack) == stack
-    name = _short(item)
+    tags = item.get("tags") or {}
+    whose, name = claim.whose(tags), _short(item)
+    ours = tags.get(STACK_TAG, claim.stack) == claim.stack and not whose
     if kind is None:
-        return Thing("other", f"{name} ({item['type']})", owner, identifier, usd_per_hour=None, ours=ours)
+        what = f"{name} ({item['type']})"
+        return Thing("other", what, owner, identifier, usd_per_hour=None, ours=ours, whose=whose)
+    if whose:
+        return Thing(kind.name, name, owner, identifier, ours=False, whose=whose)
     try:
         said = _DETAILS[kind.name](rest, item, kind.version) if kind.name in _DETAILS else Detail()
     except arm.ArmError as error:

@@ -55,9 +55,14 @@ class Rest:
         self.subscription = f"/subscriptions/{subscription}"
         self.endpoint = endpoint
         self.wait = wait
-        who = who or arm.credential()
+        self._who, self._retries = who or arm.credential(), retries
+        who = self._who
         self._arm = arm.client(endpoint, who, arm.SCOPE, retries)
         self._storage = arm.client(endpoint, who, STORAGE, retries)
+
+    def of(self, subscription: str) -> Rest:
+        """The same for another subscription."""
+        return Rest(subscription, self.endpoint, self._who, self.wait, self._retries)
 
     def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
         """One thing; ArmError with Azure's own words when it cannot be had, UsageError without credentials."""

@@ -6,14 +6,16 @@ is then refused, as a role of its name is there already. All are known by the na
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from infra import naming
 from infra.azure import arm
 from infra.azure.access import ASSIGNED, assignment_guid, role_guid
 from infra.azure.base import group_name, name
 from infra.azure.rest import Rest
+from infra.ownership import Claim
 from infra.thing import Thing
 
 ASSIGNMENT, ROLE, BUDGET = "role assignment", "role definition", "budget"
@@ -22,15 +24,19 @@ VERSIONS = {ASSIGNMENT: "2022-04-01", ROLE: "2022-05-01-preview", BUDGET: "2024-
 assigned stays."""
 
 
-def find(rest: Rest, stack: str, groups: list[dict[str, Any]]) -> list[Thing]:
-    """All of the stack's. What may not be looked at stands there as unseen."""
-    # By its name, as the role may be there without the group.
-    group = f"{rest.subscription}/resourceGroups/{group_name(stack)}"
+def find(rest: Rest, claim: Claim, groups: list[dict[str, Any]]) -> list[Thing]:
+    """All of the user's own stack, in its `groups` and outside. What may not be looked at stands there as unseen."""
+    # Without an id as well: the names of a version that had none.
+    uniques = sorted({naming.unique(claim.stack, stack_id) for stack_id in {"", *claim.ids}})
     found: list[Thing] = []
     for listed in groups:
-        found += _seen(ASSIGNMENT, partial(_assignments, rest, stack, listed["id"]))
-    found += _seen(ROLE, lambda: _role(rest, stack, group))
-    return found + _seen(BUDGET, lambda: _budget(rest, stack, group))
+        found += _seen(ASSIGNMENT, partial(_assignments, rest, uniques, listed["id"]))
+    for unique in uniques:
+        # By its name, as the role may be there without the group.
+        group = f"{rest.subscription}/resourceGroups/{group_name(unique)}"
+        found += _seen(ROLE, partial(_role, rest, unique, group))
+        found += _seen(BUDGET, partial(_budget, rest, claim.stack, group))
+    return found
 
 
 def _seen(kind: str, look: Callable[[], list[Thing]]) -> list[Thing]:
@@ -40,14 +46,14 @@ def _seen(kind: str, look: Callable[[], list[Thing]]) -> list[Thing]:
         return [Thing(kind, f"cannot be looked at: {error}", "?", unseen=True)]
 
 
-def _assignments(rest: Rest, stack: str, group: str) -> list[Thing]:
+def _assignments(rest: Rest, uniques: Sequence[str], group: str) -> list[Thing]:
     """Those that the program makes; others in the group are somebody else's, and go with it."""
-    own = role_guid(rest.subscription.rpartition("/")[2], stack)
+    own = tuple(role_guid(rest.subscription.rpartition("/")[2], unique) for unique in uniques)
     listed = rest.every(f"{group}/providers/Microsoft.Authorization/roleAssignments", VERSIONS[ASSIGNMENT])
     return [thing for item in listed if (thing := _assignment(item, group.lower(), own))]
 
 
-def _assignment(item: dict[str, Any], group: str, own: str) -> Thing | None:
+def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> Thing | None:
     properties, called = item["properties"], str(item["name"]).lower()
     scope = str(properties["scope"]).lower()
     if not f"{scope}/".startswith(f"{group}/"):
@@ -63,8 +69,8 @@ def _assignment(item: dict[str, Any], group: str, own: str) -> Thing | None:
     return Thing(ASSIGNMENT, what, account if account != group else identifier, identifier)
 
 
-def _role(rest: Rest, stack: str, group: str) -> list[Thing]:
-    called = role_guid(rest.subscription.rpartition("/")[2], stack)
+def _role(rest: Rest, unique: str, group: str) -> list[Thing]:
+    called = role_guid(rest.subscription.rpartition("/")[2], unique)
     path = f"/providers/Microsoft.Authorization/roleDefinitions/{called}"
     found = rest.get_if_there(f"{rest.subscription}{path}", VERSIONS[ROLE])
     if found is None:

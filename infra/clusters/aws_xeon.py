@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import cloud_config, inventory, naming, prices, user_data
+from infra import cloud_config, inventory, naming, prices, stack_id, user_data
 from infra.aws import budget, ground, image, network, nodes, provider, room, types, zones
 from infra.config_values import SettingsError, check_key_type
 from infra.settings import Settings
@@ -39,7 +39,7 @@ def check(settings: Settings) -> None:
 def build(settings: Settings) -> pulumi.Output[str]:
     """Declare the cluster; its inventory. Raises UsageError, before anything is declared, for what AWS has not."""
     check(settings)
-    own = provider.declare(settings)
+    own = provider.declare(settings, stack_id.declare(settings, region=provider.region(settings)))
     machine = types.of(settings.cloud.instance_type)
     zones.check_offer(settings, machine.name, own)
     given = None if image.bakes(settings) else image.given(settings, own)

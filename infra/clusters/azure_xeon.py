@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import cloud_config, inventory, prices, user_data
+from infra import cloud_config, inventory, prices, stack_id, user_data
 from infra.azure import access, base, budget, data, flow_logs, image, network, nodes, types
 from infra.config_values import SettingsError, check_key_type
 from infra.prices import Line
@@ -45,7 +45,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
     warning = types.amx_warning(types.of(settings))
     if warning:
         pulumi.log.warn(warning)
-    stack = base.declare(settings)
+    stack = base.declare(settings, stack_id.declare(settings, region=base.region(settings)))
     net = network.declare(stack)
     store = data.declare(stack, net)
     if settings.cloud.flow_logs:

@@ -6,8 +6,8 @@ import os
 
 import pulumi
 
-from infra import cloud_config, inventory, naming, prices, user_data
-from infra.local import bake, base, cgroup, host
+from infra import cloud_config, inventory, naming, prices, stack_id, user_data
+from infra.local import bake, base, cgroup, host, owner
 from infra.local.image import Image
 from infra.local.network import Network
 from infra.local.nodes import Node
@@ -35,17 +35,20 @@ def bill(settings: Settings) -> list[prices.Line]:
 
 
 def build(settings: Settings) -> pulumi.Output[str]:
-    """Declare the cluster; its inventory."""
+    """Declare the cluster; its inventory. Raises UsageError where the stack's name is another user's here."""
     check(settings)
+    if settings.stack_id:
+        owner.check(settings.stack, [settings.stack_id])
     image = image_id(settings)
     stack, local = settings.stack, settings.local
-    network = Network("network", stack=stack, cidr=str(settings.cidr), opts=pulumi.ResourceOptions())
+    named = stack_id.declare(settings)
+    network = Network("network", stack=stack, cidr=str(settings.cidr), opts=named)
     golden = Image(
         "image",
         stack=stack,
         image=image,
         user_data=user_data.for_bake(settings, image) if settings.image == "bake" else "",
-        opts=pulumi.ResourceOptions(),
+        opts=named,
     )
     nodes = []
     for index in range(settings.nodes):

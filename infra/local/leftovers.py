@@ -6,23 +6,37 @@ Everything of a stack carries its name: its control groups, its directory, the m
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from infra import operation
-from infra.local import bake, cgroup, firewall, network, paths
+from infra.local import bake, cgroup, firewall, network, owner, paths
 from infra.local.machine import NSPAWN_RUN, Machine
 from infra.thing import Thing
 
 NETWORK = "network"
+STACK_ID = "stack-id"
+"""The resource that keeps whose the stack is (infra.stack_id)."""
 
 
-def find(stack: str) -> list[Thing]:
-    """Everything of a stack that exists on this machine."""
+def find(stack: str, ids: Collection[str] | None = None) -> list[Thing]:
+    """Everything of a stack that exists on this machine.
+
+    With `ids`, those that the user's stack of this name may have: what is another's is marked so.
+    """
+    things = _all(stack)
+    whose = "" if ids is None else owner.stranger(stack, ids)
+    return [replace(thing, ours=False, whose=whose) for thing in things] if whose else things
+
+
+def _all(stack: str) -> list[Thing]:
     things = [*_machines(stack), *_mounts(stack), *_directories(stack), *_run_files(stack)]
     if (link := network.bridge_name(stack)) in {entry["ifname"] for entry in network.links()}:
         things.append(Thing("link", link, NETWORK))
     if firewall.is_open(link):
         things.append(Thing("firewall rule", f"iptables FORWARD {link}", NETWORK))
+    if (said := owner.read(stack)) is not None:
+        things.append(Thing("name", f"{stack}, taken by {said.said()}", STACK_ID))
     return things
 
 
@@ -32,8 +46,8 @@ def _machines(stack: str) -> list[Thing]:
         for path in sorted(group.iterdir()):
             if path.is_dir():
                 things.append(Thing("cgroup", str(path), path.name))
-    for owner in sorted({thing.owner for thing in things}):
-        things += [Thing("process", _describe(pid), owner) for pid in cgroup.processes(stack, owner)]
+    for name in sorted({thing.owner for thing in things}):
+        things += [Thing("process", _describe(pid), name) for pid in cgroup.processes(stack, name)]
     return things
 
 
@@ -69,31 +83,36 @@ def _run_files(stack: str) -> list[Thing]:
     return [Thing("file", str(path), name) for name, path in files if path.exists()]
 
 
-def sweep(stack: str, known: Collection[str]) -> list[Thing]:
+def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None) -> list[Thing]:
     """Remove everything of a stack whose owner is not among `known` resources; what it was.
 
-    Waits for operations that are still under way: those of a killed `up` end by themselves.
+    With `ids` nothing of a stack that has another id. Waits for operations that are still under way: those of a killed
+    `up` end by themselves.
     """
     if not paths.stack(stack).exists() and not find(stack):
         return []
+    if ids is not None and owner.stranger(stack, ids):
+        return []
     with operation.lock(paths.stack(stack), alone=True, timeout=60.0):
         swept = [thing for thing in find(stack) if thing.owner not in known]
-        for owner in sorted({thing.owner for thing in swept} - {NETWORK}):
-            for machine in _all_of(stack, owner):
+        for name in sorted({thing.owner for thing in swept} - {NETWORK, STACK_ID}):
+            for machine in _all_of(stack, name):
                 machine.remove()
         if NETWORK in {thing.owner for thing in swept}:
             network.remove(stack)
         _remove_empty_groups(stack)
+        if STACK_ID in {thing.owner for thing in swept} and (said := owner.read(stack)) is not None:
+            owner.release(stack, said.stack_id)
     paths.tidy(stack)
     return swept
 
 
-def _all_of(stack: str, owner: str) -> list[Machine]:
+def _all_of(stack: str, name: str) -> list[Machine]:
     """The machine of that name; for the builder one for each build directory."""
-    if owner != bake.BUILDER:
-        return [Machine(stack, owner, paths.node(stack, owner))]
+    if name != bake.BUILDER:
+        return [Machine(stack, name, paths.node(stack, name))]
     builds = sorted((paths.stack(stack) / "build").glob("*"))
-    return [Machine(stack, owner, path) for path in builds] or [Machine(stack, owner, paths.build(stack, "none"))]
+    return [Machine(stack, name, path) for path in builds] or [Machine(stack, name, paths.build(stack, "none"))]
 
 
 def _remove_empty_groups(stack: str) -> None:

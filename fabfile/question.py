@@ -1,0 +1,19 @@
+"""The question before something is changed or removed; `--yes` answers it."""
+
+from __future__ import annotations
+
+import sys
+
+from invoke.exceptions import Exit
+
+
+def must_be_answerable(yes: bool) -> None:
+    """Exit 2 where nobody can answer, and it would hang: said before anything is done."""
+    if not yes and (sys.stdin is None or not sys.stdin.isatty()):
+        raise Exit("this asks before it changes anything, and there is no terminal to ask on: add --yes", code=2)
+
+
+def ask(question: str) -> None:
+    """Exit 1 unless the answer is yes."""
+    if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+        raise Exit("nothing was changed", code=1)

@@ -1,0 +1,351 @@
+"""Two people, one account, two stacks of one name: neither verb of one touches what is the other's, and each names it.
+
+The cloud is moto's AWS, or the stand-in for Azure; the state is what the test says. `fab` and infra.audit are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import azure_subscription
+import boto3
+import moto_cloud
+import pytest
+from azure_subscription import SUBSCRIPTION, Who
+from invoke.context import Context
+from invoke.exceptions import Exit
+from moto_cloud import Stack
+
+from fabfile import backend, known_hosts, left, pulumi_lock, stack
+from infra import audit, stack_file, stack_record
+from infra.aws import removal
+from infra.azure import leftovers as azure_leftovers
+from infra.azure.rest import Rest
+from infra.ownership import Location
+from infra.settings import Settings, load
+from infra.thing import Thing
+
+ADA, BOB = Stack("yard", "ada", "aaaa1111"), Stack("yard", "bob", "bbbb2222")
+
+
+@dataclass
+class Operator:
+    """Who runs the verbs: a home, an owner's name, and what Pulumi's state has."""
+
+    home: Path
+    owner: str
+    cluster: str = "aws-xeon"
+    state: list[dict[str, Any]] = field(default_factory=list)
+
+    def up(self, made: dict[str, str], own: Stack, *locations: Location) -> None:
+        """The state after an `up` that made these."""
+        outputs = {"stack_id": own.stack_id, "locations": [vars(location) for location in locations]}
+        self.state = [_entry("stack-id", own.stack_id, **outputs)] if own.stack_id else []
+        self.state += [_entry(name, identifier) for name, identifier in made.items()]
+
+
+def _entry(name: str, identifier: str, **outputs: Any) -> dict[str, Any]:
+    return {"urn": f"urn::{name}", "type": f"aws:x:{name}", "id": identifier, "outputs": outputs}
+
+
+Become = Callable[[Operator], None]
+
+
+@pytest.fixture
+def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
+    """Let an operator run the verbs: in their home, with their file and their state; Pulumi itself removes nothing."""
+    now: list[Operator] = []
+
+    def settings(_stack: str) -> Settings:
+        who = now[-1]
+        mine = {"adminCidr": "203.0.113.7/32", "owner": who.owner, "alertEmail": "a@example.org"}
+        raw = {**stack_file.read(who.cluster), **mine, "publicKey": good["publicKey"]}
+        return replace(load(who.cluster, raw), stack="yard")
+
+    def about(_stack: str) -> dict[str, Any]:
+        cluster = now[-1].cluster
+        return {"cluster": cluster, "cloud": cluster.partition("-")[0], "keep_data": False}
+
+    def ask(argv: Sequence[str]) -> str:
+        """infra.audit, in this process."""
+        assert argv[1:3] == ["-m", "infra.audit"], argv
+        monkeypatch.setattr(sys, "argv", ["audit", *argv[3:]])
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = audit.main()
+        if code:
+            raise Exit(err.getvalue().strip(), code=code)
+        return out.getvalue()
+
+    def not_up(_stack: str) -> str:
+        raise Exit("not up", code=2)
+
+    def choose(who: Operator) -> None:
+        now.append(who)
+        monkeypatch.setenv("HOME", str(who.home))
+
+    monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
+    monkeypatch.setattr(audit, "cloud_settings", settings)
+    for name, value in {
+        **{"has_pulumi": lambda: True, "exists": lambda _stack: True, "about": about, "ask": ask},
+        **{"exported": lambda _stack: now[-1].state, "follow": lambda _argv, **_more: 0, "stack_output": not_up},
+    }.items():
+        monkeypatch.setattr(backend, name, value)
+    monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
+    monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
+    monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
+    monkeypatch.setattr(left, "SETTLE_S", 0.0)
+    return choose
+
+
+@pytest.fixture
+def ada(tmp_path: Path) -> Operator:
+    return Operator(tmp_path / "ada", "ada")
+
+
+@pytest.fixture
+def bob(tmp_path: Path) -> Operator:
+    return Operator(tmp_path / "bob", "bob")
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty AWS account. moto has no placement groups, which would be one kind that nobody has seen."""
+    monkeypatch.setattr(removal, "POLL_S", 0.05)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.delitem(audit.extras.load("infra.aws.listing").KINDS, "placement group")
+    with moto_cloud.aws(monkeypatch) as endpoint:
+        yield endpoint
+
+
+def own(who: Operator) -> list[Thing]:
+    """What of the account is the operator's own."""
+    return [thing for thing in audit.find("yard", backend.identity("yard")) if thing.ours]
+
+
+VERBS = {
+    "recover": lambda: stack.recover(Context(), stack="yard", yes=True),
+    "destroy": lambda: stack.destroy(Context(), stack="yard", yes=True, delete_data=True),
+    "audit": lambda: stack.audit(Context(), stack="yard"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("same_owner", [False, True], ids=["two owners", "one owner with two homes"])
+def test_on_aws_the_second_ones_verbs_leave_the_firsts_cluster_alone(
+    verb: str,
+    same_owner: bool,
+    account: str,
+    become: Become,
+    ada: Operator,
+    bob: Operator,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first = moto_cloud.make_stack(ADA)
+    moto_cloud.fill(first["bucket"])
+    ada.up(first, ADA)
+    bob.owner = "ada" if same_owner else "bob"
+    second = replace(BOB, owner=bob.owner)
+    made = moto_cloud.make_stack(second)
+    bob.up(made, second)
+    become(ada)
+    before = own(ada)
+    become(bob)
+    theirs = len(own(bob))
+    assert before and theirs
+    with pytest.raises(Exit, match=r"named after stack yard \(listed above\) belong to ada, stack id aaaa1111") as no:
+        VERBS[verb]()
+    assert no.value.code == 1
+    assert "[of ada, stack id aaaa1111]" in capsys.readouterr().out
+    assert len(own(bob)) == (0 if verb == "destroy" else theirs)
+    become(ada)
+    assert own(ada) == before
+
+
+def test_an_operator_without_a_cluster_is_told_whose_it_is_and_destroys_nothing(
+    account: str, become: Become, ada: Operator, bob: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada.up(moto_cloud.make_stack(ADA), ADA)
+    become(ada)
+    before = own(ada)
+    become(bob)
+    ran: list[Sequence[str]] = []
+    monkeypatch.setattr(backend, "follow", lambda argv, **_more: ran.append(argv) or 0)
+    with pytest.raises(Exit, match=r"belong to ada, stack id aaaa1111: not touched; nothing was changed") as no:
+        VERBS["destroy"]()
+    assert no.value.code == 1 and ran == []
+    become(ada)
+    assert own(ada) == before
+
+
+def test_a_stack_without_an_id_is_destroyed_by_its_own_owner_alone(
+    account: str, become: Become, ada: Operator, bob: Operator
+) -> None:
+    """It was made by a version that had no ids: its owner says whose it is."""
+    old = Stack("yard", "ada")
+    ada.up(moto_cloud.make_stack(old), old)
+    become(bob)
+    for verb in VERBS.values():
+        with pytest.raises(Exit, match="belong to ada: not touched"):
+            verb()
+    become(ada)
+    assert own(ada)
+    VERBS["destroy"]()
+    assert own(ada) == []
+
+
+def test_what_a_killed_first_up_has_left_is_found_by_the_users_own_record(
+    account: str, become: Become, bob: Operator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No state was ever written: the id stands in the home, from before anything was made."""
+    become(bob)
+    reserved = stack_record.reserve("yard")
+    moto_cloud.make_stack(Stack("yard", "bob", reserved))
+    assert own(bob)
+    VERBS["recover"]()
+    assert own(bob) == []
+    listed, _, after = capsys.readouterr().out.partition("removed ")
+    assert "outside the state of stack yard, to be removed" in listed and "things that were nobody's" in after
+
+
+def test_all_that_goes_is_listed_before_the_question(
+    account: str, become: Become, bob: Operator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = moto_cloud.make_stack(BOB)
+    bob.up(made, BOB)
+    become(bob)
+    told: list[str] = []
+
+    def no(question: str) -> str:
+        told.append(capsys.readouterr().out)
+        return "n"
+
+    monkeypatch.setattr("builtins.input", no)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    for verb in (stack.destroy, stack.recover):
+        bob.state = bob.state if verb is stack.destroy else bob.state[:1]
+        with pytest.raises(Exit, match="nothing was changed"):
+            verb(Context(), stack="yard")
+    for listed in told:
+        assert all(made[name] in listed for name in ("node1", "node2", "disk", "vpc", "nat"))
+    assert made["bucket"] in told[0] and own(bob)
+
+
+def test_a_region_that_the_stack_has_left_is_looked_at_as_well(account: str, become: Become, bob: Operator) -> None:
+    """By the state and by the user's record; two regions' key pairs of one name are two."""
+    elsewhere = replace(BOB, region="eu-central-1")
+    old, new = moto_cloud.make_stack(elsewhere), moto_cloud.make_stack(replace(BOB, stack_id="cccc3333"))
+    here, there = (Location("aws", region, moto_cloud.ACCOUNT) for region in (moto_cloud.REGION, "eu-central-1"))
+    assert old and new
+    become(bob)
+    bob.up({}, BOB, there, here)
+    found = {thing.owner for thing in own(bob)}
+    assert {old["vpc"], old["node1"], old["nat"]} <= found, "by the state"
+    bob.up({}, BOB)
+    assert not {old["vpc"]} & {thing.owner for thing in own(bob)}
+    stack_record.remember("yard", BOB.stack_id, [there])
+    assert old["vpc"] in {thing.owner for thing in own(bob)}, "by the record"
+    with pytest.raises(Exit, match="cccc3333"):
+        VERBS["destroy"]()
+    assert own(bob) == []
+    assert boto3.client("ec2", region_name="eu-central-1").describe_key_pairs()["KeyPairs"] == []
+
+
+def test_a_name_that_two_regions_have_is_known_by_its_arn(account: str, become: Become, bob: Operator) -> None:
+    here, there = moto_cloud.make_stack(BOB), {}
+    there["key"] = here["key"]
+    boto3.client("ec2", region_name="eu-central-1").create_key_pair(
+        KeyName=there["key"], TagSpecifications=BOB.tagged("key-pair")
+    )
+    become(bob)
+    bob.up(here, BOB, Location("aws", "eu-central-1", moto_cloud.ACCOUNT))
+    arn = f"arn:aws:ec2:{moto_cloud.REGION}:{moto_cloud.ACCOUNT}:key-pair/{here['key']}"
+    (key,) = [entry for entry in bob.state if entry["urn"] == "urn::key"]
+    key["outputs"] = {"arn": arn}
+    with pytest.raises(Exit, match="1 resource of stack yard remains"):  # what AWS itself puts into a network
+        VERBS["recover"]()
+    regions = (moto_cloud.REGION, "eu-central-1")
+    keys = [len(boto3.client("ec2", region_name=region).describe_key_pairs()["KeyPairs"]) for region in regions]
+    assert keys == [1, 0]
+
+
+def test_another_account_that_cannot_be_looked_at_is_not_called_clean(
+    account: str, become: Become, bob: Operator
+) -> None:
+    become(bob)
+    bob.up({}, BOB, Location("aws", "us-east-1", "999999999999", "old"))
+    with pytest.raises(Exit, match="remain"):
+        VERBS["destroy"]()
+    (blind,) = [thing for thing in audit.find("yard", backend.identity("yard")) if thing.unseen]
+    assert "account 999999999999 (profile old then)" in blind.what and "AWS_PROFILE" in blind.what
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_on_azure_the_second_ones_verbs_leave_the_firsts_cluster_alone(
+    verb: str, become: Become, ada: Operator, bob: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada.cluster = bob.cluster = "azure-xeon"
+    ada.up({}, ADA)
+    bob.up({}, BOB)
+    with azure_subscription.azure() as (endpoint, cloud):
+        monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
+        monkeypatch.setattr(
+            azure_leftovers, "Rest", lambda subscription: Rest(subscription, endpoint=endpoint, who=Who(), wait=0)
+        )
+        for one in (ADA, BOB):
+            _fill(cloud, one)
+        become(ada)
+        before = own(ada)
+        become(bob)
+        with pytest.raises(Exit, match=r"belongs? to ada, stack id aaaa1111: not touched") as no:
+            VERBS[verb]()
+        assert no.value.code == 1
+        assert bool(own(bob)) == (verb != "recover"), "no state knows it, so a recovery removes it"
+        become(ada)
+        assert own(ada) == before and len(before) > 3
+
+
+def _fill(cloud: azure_subscription.Cloud, one: Stack) -> None:
+    tags = {tag["Key"]: tag["Value"] for tag in one.tags()}
+    group = f"resourceGroups/trainyard-{one.unique}"
+    cloud.add(group, tags=tags)
+    machine = cloud.add(f"{group}/providers/Microsoft.Compute/virtualMachines/node1", tags=tags)
+    cloud.things[machine.lower()]["properties"] = {"hardwareProfile": {"vmSize": "Standard_D32s_v6"}}
+    # What Azure makes beside it has no tags: it is its group's.
+    cloud.add(
+        f"{group}/providers/Microsoft.Compute/disks/node1-os",
+        managedBy=machine,
+        sku={"name": "Premium_LRS"},
+        properties={"diskSizeGB": 256},
+    )
+    cloud.add(f"{group}/providers/Microsoft.Network/virtualNetworks/net", tags=tags)
+    watcher = "resourceGroups/NetworkWatcherRG/providers/Microsoft.Network/networkWatchers/w"
+    cloud.add(f"{watcher}/flowLogs/trainyard-{one.unique}-flow-logs", tags=tags)
+
+
+def test_on_azure_another_subscription_is_looked_at_as_well(
+    become: Become, bob: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    other = "99999999-2222-3333-4444-555555555555"
+
+    def listed(rest: Rest, _claim: object) -> list[Thing]:
+        asked.append(rest.subscription)
+        return []
+
+    bob.cluster = "azure-xeon"
+    become(bob)
+    bob.up({}, BOB, Location("azure", "eastus", other), Location("azure", "westeurope", SUBSCRIPTION))
+    monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
+    monkeypatch.setattr(
+        azure_leftovers, "Rest", lambda subscription: Rest(subscription, endpoint="http://127.0.0.1:9", who=Who())
+    )
+    monkeypatch.setattr(azure_leftovers.listing, "find", listed)
+    assert own(bob) == []
+    assert asked == [f"/subscriptions/{SUBSCRIPTION}", f"/subscriptions/{other}"]
