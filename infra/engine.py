@@ -62,7 +62,7 @@ class Engine(Mocks):
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         if args.token == stack_id.READ_STATE:
-            return {"outputs": self.state.by_urn()}, None
+            return {"outputs": self.state.by_urn()}, []
         raise EngineError(f"the embedded engine has no provider for {args.token}; install pulumi")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:

@@ -96,7 +96,7 @@ def told(done: subprocess.CompletedProcess[str], level: str) -> set[str]:
 def test_the_local_stack_passes(preview: Preview) -> None:
     done = preview("local")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "trainyard@v0.1.0" in done.stdout and "+ 5 to create" in done.stdout
+    assert "trainyard@v0.1.0" in done.stdout and "+ 6 to create" in done.stdout
     assert told(done, "mandatory") == told(done, "advisory") == set()
 
 
@@ -143,7 +143,7 @@ PLANTED = {
             'VersioningConfigurationArgs(status="Enabled")',
             'VersioningConfigurationArgs(status="Suspended")',
         ],
-        "tagged": ["infra/aws/provider.py", ", default_tags=default_tags)", ")"],
+        "tagged": ["infra/aws/provider.py", ", default_tags=default_tags, opts=opts)", ", opts=opts)"],
     },
     "azure-xeon": {
         "trusted-launch": ["infra/azure/machine.py", "secure_boot_enabled=True", "secure_boot_enabled=False"],

@@ -115,7 +115,7 @@ PLANTS = [
     aws("roles-for-this-account", "network.py", '{"aws:SourceAccount": account}', "{}", flowLogs="true"),
     aws("no-administrators", "access.py", *attached("AdministratorAccess")),
     aws("no-parameters-of-the-account", "access.py", *attached("AmazonSSMManagedInstanceCore")),
-    aws("tagged", "provider.py", ", default_tags=default_tags)", ")"),
+    aws("tagged", "provider.py", ", default_tags=default_tags, opts=opts)", ", opts=opts)"),
     aws("volumes-tagged", "image.py", "volume_tags={**tags(settings), **titled", "volume_tags={**titled"),
     aws("volumes-tagged", "nodes.py", "volume_tags={**tags(settings), **titled(settings, called)},", ""),
     Plant(
