@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -129,7 +130,7 @@ def test_the_help_of_a_verb_has_every_option() -> None:
     for part in (
         "usage: fab toy JOB [section.key=value ...] [options]",
         "100 % of it",
-        "-n N, --nodes N",
+        "--nodes N",
         "only say it",
     ):
         assert part in text
@@ -221,6 +222,12 @@ def test_the_fab_script_runs_the_checkout_that_it_is_called_in(tmp_path: Path) -
     script = [sys.executable, "-c", "from fabfile.program import fab; fab()"]
     done = command("--list", start=script, cwd=tmp_path, PYTHONSAFEPATH="1")
     assert "Of the other checkout" in done.stdout, done.stderr
+
+
+def test_both_scripts_of_the_installation_are_ours() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"trainyard": "fabfile.program:main", "fab": "fabfile.program:fab"}
+    assert callable(program.main) and callable(program.fab)
 
 
 def test_bare_fab_says_where_to_begin() -> None:
