@@ -5,6 +5,7 @@
 #   make test    lint, types, unit tests, and the acceptance tests on real machines
 #   make faults  the long part: kills, hangs, full disks, broken bootstraps
 #   make bench   times, each as a ratio against a reference of the same run
+#   make bare    make demo and make test on minimal Debian 12 and 13 machines, booted on this one for that
 #
 # Both need root for the machines: as another user they ask sudo once.
 
@@ -12,7 +13,7 @@ SHELL := /bin/bash
 .ONESHELL:
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench debian pulumi key clean
+.PHONY: help install demo test faults bench bare bare-clean debian pulumi key clean
 
 PYTHON ?= python3
 # Machines boot and wait: two workers use the time. The tests of a file share a cluster, and stay together; those that
@@ -46,6 +47,13 @@ faults: debian $(VENV)/.test pulumi
 
 bench: debian $(VENV)/.test pulumi
 	for script in tests/bench/bench_*.py; do $(SUDO) $(VENV)/bin/python "$$script"; done
+
+bare: DEBIAN += nftables:nft
+bare: debian $(VENV)/.demo
+	@PYTHONPATH=$(CURDIR) $(SUDO) $(VENV)/bin/python tests/bare $(BARE)
+
+bare-clean: $(VENV)/.demo
+	@PYTHONPATH=$(CURDIR) $(SUDO) $(VENV)/bin/python tests/bare clean
 
 # Installs what is missing, and asks the archive only then. An sshd is for the tests, which start their own:
 # it must not become a service of this machine.
