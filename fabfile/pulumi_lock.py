@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -42,14 +41,15 @@ def free(stack: str) -> None:
 
 def end_language_hosts() -> None:
     """End the language hosts whose pulumi is dead: by themselves they notice that after five minutes."""
-    ours = f"PYTHONPATH={backend.ROOT}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended while we looked, or is another user's
-            command = (entry / "cmdline").read_bytes().split(b"\0")[0]
-            if command.endswith(b"/pulumi-language-python") and ours in (entry / "environ").read_bytes().split(b"\0"):
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
-                if Path(f"/proc/{parent}/comm").read_text().strip() != "pulumi":
-                    os.kill(int(entry.name), signal.SIGTERM)
+    import psutil  # here, as it would cost every verb 15 ms at its start
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or is another user's
+            is_host = process.cmdline()[:1] and process.cmdline()[0].endswith("/pulumi-language-python")
+            if is_host and process.environ().get("PYTHONPATH") == str(backend.ROOT):
+                parent = process.parent()
+                if parent is None or parent.name() != "pulumi":
+                    process.terminate()
 
 
 def _locks(stack: str) -> list[dict[str, Any]] | None:

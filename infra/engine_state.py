@@ -51,9 +51,8 @@ class State:
             try:
                 held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
             except operation.Busy as busy:
-                raise UsageError(
-                    f"stack {stack}: process {busy.holder} is at work on it; wait for it, or stop it"
-                ) from None
+                who = f"process {busy.holder}" if busy.holder else "another process"
+                raise UsageError(f"stack {stack}: {who} is at work on it; wait for it, or stop it") from None
             held.callback(_remove_if_empty, directory)
             yield State(directory)
 

@@ -20,11 +20,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from infra.errors import OperationError
 
-PROGRAM = b"pulumi-language-python-exec"
+PROGRAM = "pulumi-language-python-exec"
 """The executable that Pulumi's language host runs a Python program with."""
-WRAPPER = b"pulumi-resource-pulumi-python"
+WRAPPER = "pulumi-resource-pulumi-python"
 """The shell script that stands between Pulumi and the provider's process, and outlives Pulumi."""
 
 
@@ -65,7 +67,8 @@ def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iter
             os.close(handle)
         if time.monotonic() > deadline:
             holder = _holder(directory)
-            raise Busy(f"{directory}: process {holder} has been at work on it for {timeout:.0f} s", holder)
+            who = f"process {holder}" if holder else "another process"
+            raise Busy(f"{directory}: {who} has been at work on it for {timeout:.0f} s", holder)
         time.sleep(0.05)
 
 
@@ -79,12 +82,13 @@ def _open(directory: Path) -> int:
 
 
 def _holder(directory: Path) -> int:
-    """The process that holds a directory's lock, as the kernel knows it; 0 when it was let go meanwhile."""
+    """The process that holds a directory's lock; 0 when it was let go meanwhile, and on systems without /proc/locks."""
     try:
         inode = str(directory.stat().st_ino)
+        locks = Path("/proc/locks").read_text().splitlines()
     except FileNotFoundError:
         return 0
-    for line in Path("/proc/locks").read_text().splitlines():
+    for line in locks:
         fields = line.split()  # 1: FLOCK ADVISORY WRITE 4242 fe:00:1540102 0 EOF
         if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
             return int(fields[4])
@@ -120,7 +124,7 @@ class Watch:
             raise Cancelled("interrupted")
         if _engine() != self._engine:
             raise Cancelled("the process that asked for this is gone")
-        if self._program is not None and not Path(f"/proc/{self._program}").exists():
+        if self._program is not None and _has_ended(self._program):
             raise Cancelled("the update was cancelled")
 
 
@@ -144,31 +148,31 @@ def _engine() -> int:
     return pid
 
 
-def _descendant(root: int, name: bytes) -> int | None:
+def _descendant(root: int, name: str) -> psutil.Process | None:
     """The process below `root` whose command line holds `name`."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            children.setdefault(_parent_of(int(entry.name)), []).append(int(entry.name))
-    below = list(children.get(root, []))
-    while below:
-        pid = below.pop()
-        below += children.get(pid, [])
-        if name in _command_of(pid):
-            return pid
-    return None
-
-
-def _command_of(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""  # it ended while we looked
+        below = psutil.Process(root).children(recursive=True)
+    except psutil.Error:
+        return None  # it ended while we looked: then that is what ends the operation
+    return next((process for process in below if name in _command_of(process.pid)), None)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""  # it ended while we looked, or is another user's
 
 
 def _parent_of(pid: int) -> int:
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+        return psutil.Process(pid).ppid()
+    except psutil.Error:
         return -1  # it ended while we looked
-    return int(stat.rpartition(")")[2].split()[1])

@@ -21,12 +21,12 @@ OURS = (
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
-    "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf"),
+    "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf", "psutil"),
     "infra.errors": (),
     "infra.thing": (),
     "infra.finding": ("infra.config_values",),
     "infra.extras": ("infra.errors",),
-    "infra.operation": ("infra.errors",),
+    "infra.operation": ("infra.errors", "psutil"),
     "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
     "infra.prices": ("infra.errors",),
     "infra.config_values": ("infra.errors",),
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("infra.local", "infra.aws", "infra.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.
-    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "infra.inventory"),
+    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     # Copied to a node and run there, alone.
     "fabfile.on_node": (),
