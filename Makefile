@@ -75,14 +75,14 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "trainyard needs Python 3.11 or newer: set PYTHON=python3.12, say")'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.demo: pyproject.toml | $(VENV)/bin/pip
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing the Python packages"
-	@$(VENV)/bin/pip install --quiet --editable .
+	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(VENV)/bin/pip
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	@echo "installing the Python packages"
-	@$(VENV)/bin/pip install --quiet --editable '.[dev]'
+	@$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
 
 # Pulumi's command comes from its own installer. Where that is out of reach, the embedded engine runs the local stack.

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,17 @@ def test_nothing_private_stands_in_the_project(what: str) -> None:
 def test_no_registry_of_this_machine_stands_in_the_project() -> None:
     for host in own_hosts():
         assert found(re.escape(host)) == [], "a mirror of one place is not everybody's"
+
+
+def test_constraints_name_every_pin() -> None:
+    """pip by itself tries version after version, on Debian 13 for more than half an hour."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(line for lines in project["optional-dependencies"].values() for line in lines),
+    ]
+    pins = {re.sub(r"\[.*?\]", "", line).lower() for line in wanted if not line.startswith("trainyard")}
+    constraints = {line.partition(" ;")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert pins - constraints == set(), "make constraints.txt anew: its first lines say how"
+    installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "bin/pip install" in line]
+    assert installs and all("--constraint constraints.txt" in line for line in installs)
