@@ -173,6 +173,6 @@ def _command_of(pid: int) -> str:
 
 def _parent_of(pid: int) -> int:
     try:
-        return psutil.Process(pid).ppid()
+        return int(psutil.Process(pid).ppid())
     except psutil.Error:
         return -1  # it ended while we looked
