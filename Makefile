@@ -21,8 +21,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?= --numprocesses 2 --dist loadscope --no-loadscope-reorder
 VENV := .venv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
-# pulumi's own installer puts it there
-export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin
+# pulumi's own installer puts it there; and root's tools, which are not on the PATH of a user of Debian
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin:/usr/local/sbin:/usr/sbin:/sbin
 
 # Debian package: the command that it is for
 DEBIAN := systemd-container:systemd-nspawn mmdebstrap:mmdebstrap iproute2:ip openssh-client:ssh-keygen curl:curl git:git
@@ -50,10 +50,10 @@ bench: debian $(VENV)/.test pulumi
 
 bare: DEBIAN += nftables:nft
 bare: debian $(VENV)/.demo
-	@PYTHONPATH=$(CURDIR) $(SUDO) $(VENV)/bin/python tests/bare $(BARE)
+	@$(SUDO) env PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bare $(BARE)
 
 bare-clean: $(VENV)/.demo
-	@PYTHONPATH=$(CURDIR) $(SUDO) $(VENV)/bin/python tests/bare clean
+	@$(SUDO) env PYTHONPATH=$(CURDIR) $(VENV)/bin/python tests/bare clean
 
 # Installs what is missing, and asks the archive only then. An sshd is for the tests, which start their own:
 # it must not become a service of this machine.

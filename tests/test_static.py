@@ -112,3 +112,11 @@ def test_constraints_name_every_pin() -> None:
     assert pins - constraints == set(), "make constraints.txt anew: its first lines say how"
     installs = [line for line in (ROOT / "Makefile").read_text().splitlines() if "bin/pip install" in line]
     assert installs and all("--constraint constraints.txt" in line for line in installs)
+
+
+def test_make_finds_roots_tools_as_an_ordinary_user() -> None:
+    """Debian gives its users a PATH without sbin, and sudo is told to keep that PATH: a bake found no chroot."""
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home())}
+    show = ["make", "--silent", "--eval", "show: ; @command -v chroot", "show"]
+    done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "/usr/sbin/chroot", done.stderr

@@ -112,6 +112,8 @@ class BareMachine:
         servers = (uplink if uplink.exists() else Path("/etc/resolv.conf")).read_text()
         (self.root / "etc/resolv.conf").unlink(missing_ok=True)
         (self.root / "etc/resolv.conf").write_text(servers)
+        (self.root / "etc/hostname").write_text(f"{self.name}\n")
+        (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
         for path in bake.HOST_FILES:
             if Path(path).is_file():
                 shutil.copyfile(path, self.root / path[1:])
