@@ -26,7 +26,14 @@ _LIST = 300.0
 """Seconds for the bucket to say what it has."""
 
 
-@task(iterable=["set_"], help={**token_set.HELP, "from": "a prepared token set on this machine; nanoGPT's files, too"})
+HELP = {
+    **token_set.HELP,
+    "from": "a prepared token set on this machine; nanoGPT's files, too",
+    "raw": "keep the text that it was made from beside it in the bucket, too, as gzipped JSON lines",
+}
+
+
+@task(iterable=["set_"], help=HELP)
 def data(
     _c: Context,
     job: str,
@@ -37,6 +44,7 @@ def data(
     train_vocab: int = 0,
     ranks: str = "",
     overwrite: bool = False,
+    raw: bool = False,
     yes: bool = False,
     stack: str = "",
     inventory: str = "",
@@ -59,6 +67,8 @@ def data(
                 token_set.make(fleet, folder, wanted, overwrite=overwrite, yes=yes)
             again = " --overwrite" if overwrite else ""
             token_set.run(fleet, [cluster.head], f"cd ~; {store} push {url} {shlex.quote(path)}{again}")
+        if raw and not is_whole(fleet, store, f"{url}/raw"):
+            token_set.keep_text(fleet, folder, wanted, url, yes=yes)
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
     say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")

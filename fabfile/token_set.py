@@ -66,6 +66,27 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
 
 def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
     """Make it on the head, from data.source: text that is on this machine is brought there first."""
+    words = text(fleet, data, yes=yes)
+    vocabulary = data["encoding"]
+    if not data["train_vocab"] and vocabulary.endswith(RANKS):
+        (data["encoding"],) = sources.brought(fleet, [vocabulary], yes=True)
+    elif not data["train_vocab"]:
+        encodings.bring(fleet, folder, vocabulary)
+    run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
+
+
+def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
+    """Send the text that the token set at this address (quoted) was made from to its folder raw, from the head."""
+    words, reading = text(fleet, data, yes=yes), ["--text-key", data["text_key"], "--invalid", data["invalid"]]
+    given = shlex.join(words)
+    if data["source"] == STDLIB:
+        reading, given = ["--text-key", "text", "--invalid", "skip"], library()
+    argv = f"{python(folder)} training.raw {url}/raw --tokens {url} {shlex.join(reading)} {given}"
+    run(fleet, [fleet.cluster.head], f"cd ~; {argv}")
+
+
+def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
+    """The words of data.source as the head can read them; what is on this machine is brought there first."""
     if not data["source"]:
         raise Exit(
             "data.source is empty: there is nothing to prepare from; name files, folders, globs or hf:NAME", code=2
@@ -74,14 +95,7 @@ def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, ye
         words = shlex.split(data["source"])
     except ValueError as error:
         raise Exit(f"data.source = {data['source']!r}: {error}", code=2) from None
-    if data["source"] != STDLIB:
-        words = sources.brought(fleet, words, yes=yes)
-    vocabulary = data["encoding"]
-    if not data["train_vocab"] and vocabulary.endswith(RANKS):
-        (data["encoding"],) = sources.brought(fleet, [vocabulary], yes=True)
-    elif not data["train_vocab"]:
-        encodings.bring(fleet, folder, vocabulary)
-    run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
+    return words if data["source"] == STDLIB else sources.brought(fleet, words, yes=yes)
 
 
 def own(path: str) -> str:
@@ -91,6 +105,11 @@ def own(path: str) -> str:
 
 def python(folder: str) -> str:
     return f"PYTHONPATH={folder} PYTHONIOENCODING=utf-8 {VENV}/python -u -m"
+
+
+def library() -> str:
+    """The source STDLIB, as a word of a shell command on a node."""
+    return f'"$({VENV}/python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')/**/*.py"'
 
 
 def is_shared(path: str, cluster: SshCluster) -> bool:
@@ -109,9 +128,8 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
         options += ["--encoding", data["encoding"]]
     if data["source"] == STDLIB:
         # A few of its files are not UTF-8 on purpose. Its documents are large, so a larger share of them is held out.
-        library = f"$({VENV}/python -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
         options += ["--invalid", "skip", "--val-fraction", "0.05"]
-        return f'{python(folder)} training.prepare {shlex.join(options)} "{library}/**/*.py"'
+        return f"{python(folder)} training.prepare {shlex.join(options)} {library()}"
     options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]
     options += ["--val-fraction", str(data["val_fraction"])]
     return f"{python(folder)} training.prepare {shlex.join(options)} {shlex.join(words)}"

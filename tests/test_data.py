@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import sys
@@ -99,9 +100,14 @@ def test_it_is_made_once_and_brought_to_every_node(
         assert tokens.open(home / "sets/tiny", verify=True).manifest["vocab_size"] <= 301
     assert transfer.whole(there)
     made = (nodes.homes[0] / "sets/tiny" / manifest.NAME).stat().st_mtime_ns
+    nodes.fab(*overrides, raw=True)
+    said = capsys.readouterr().out
+    assert "s3://shelf/sets/tiny/raw: whole; 0.16 MB of text in 400 lines" in said, said
+    kept = gzip.decompress(there.at("raw").read("text-00000.jsonl.gz") or b"").decode().splitlines()
+    assert sorted(json.loads(line)["text"] for line in kept) == sorted(path.read_text() for path in texts.iterdir())
     shutil.rmtree(nodes.homes[1] / "sets")  # a node that was replaced
     shutil.rmtree(texts)  # not needed again
-    nodes.fab(*overrides)
+    nodes.fab(*overrides, raw=True)
     assert "is there already" in capsys.readouterr().out
     tokens.open(nodes.homes[1] / "sets/tiny", verify=True)
     assert (nodes.homes[0] / "sets/tiny" / manifest.NAME).stat().st_mtime_ns == made
