@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +17,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backend
+from fabfile import backend, left, removal
 from fabfile.deploy import deploy
 from fabfile.launchers import VENV
 from fabfile.output import is_terminal, say
@@ -41,18 +45,54 @@ STORY = (
 def demo(_c: Context) -> None:
     """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
     began = time.monotonic()
-    try:
-        for why, argv in STORY:
-            _tell(why, [*argv, *_few_steps(argv[0])])
-        figures = _figures()
-    except BaseException:
-        say("\nthe demo did not finish: taking its cluster down")
-        _verb(["destroy", "--yes"])
-        raise
-    _tell("and nothing stays", ["destroy", "--yes"])
+    with _the_only_one():
+        _refuse_to_take_over()
+        try:
+            for why, argv in STORY:
+                _tell(why, [*argv, *_few_steps(argv[0])])
+            figures = _figures()
+        except BaseException:
+            say("\nthe demo did not finish: taking its cluster down")
+            _verb(["destroy", "--yes"])
+            raise
+        _tell("and nothing stays", ["destroy", "--yes"])
     say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
     say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
     say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
+
+
+@contextmanager
+def _the_only_one() -> Iterator[None]:
+    """Hold the user's lock on demos; it goes with its process. Exit 1 names the one that has it."""
+    path = Path.home() / ".trainyard" / "demo.lock"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another one"
+            raise Exit(f"a demo is running already (process {holder}): wait for it, or interrupt it", code=1) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _refuse_to_take_over() -> None:
+    """Exit 1 where a cluster of the demo's name is there already: it is not this demo's to use, or to remove."""
+    told = left.about(STACK)
+    found = left.find(STACK, [], told)
+    whose = ", ".join(sorted({str(thing["whose"]) for thing in left.strangers(found)}))
+    if whose:
+        raise Exit(f"stack {STACK} on this machine is of {whose}: wait until it is gone", code=1)
+    if found or removal.names(STACK):
+        raise Exit(
+            f"stack {STACK} is there already, and not this demo's: use it (fab status --stack {STACK}), or remove it: "
+            f"fab destroy --stack {STACK}",
+            code=1,
+        )
 
 
 def _tell(why: str, argv: list[str]) -> None:

@@ -9,6 +9,7 @@ from invoke.tasks import task
 
 from fabfile import backend
 from fabfile.output import say, table
+from fabfile.question import ask, must_be_answerable
 
 
 @task
@@ -23,11 +24,17 @@ def images(_c: Context) -> None:
     say("next: fab prune  (removes the images that no stack uses)")
 
 
-@task
-def prune(_c: Context) -> None:
+@task(help={"yes": "do not ask"})
+def prune(_c: Context, yes: bool = False) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
+    must_be_answerable(yes)
+    unused = json.loads(backend.ask(backend.module("images", "unused")))
+    if not unused:
+        say("nothing to remove: every image is in use")
+        return
+    say("prune removes:\n" + "\n".join(f"    {line}" for line in unused))
+    if not yes:
+        ask("remove them?")
     removed = json.loads(backend.ask(backend.module("images", "prune")))
     for line in removed:
         say(f"removed {line}")
-    if not removed:
-        say("nothing to remove: every image is in use")

@@ -21,19 +21,19 @@ def show_destroy(stack: str, told: dict[str, Any]) -> None:
     found = left.find(stack, [], told)
     others = left.strangers(found)
     own = left.goes(found)
-    if others and not own and not _names(stack):
+    if others and not own and not names(stack):
         left.show(others, prices=bool(told["cloud"]))
         raise Exit(f"{_of_others(stack, others)}; nothing was changed", code=1)
     if told["cloud"]:
         _list(f"destroy removes of stack {stack}:", own, told)
         return
-    names = [name for name in _names(stack) if name not in _INTERNAL]
-    beside = [thing for thing in own if thing["owner"] not in {*names, *_INTERNAL}]
-    if names:
-        say(f"destroy removes of stack {stack}: {', '.join(names)}")
+    there = [name for name in names(stack) if name not in _INTERNAL]
+    beside = [thing for thing in own if thing["owner"] not in {*there, *_INTERNAL}]
+    if there:
+        say(f"destroy removes of stack {stack}: {', '.join(there)}")
     if beside:
         _list("and what its state does not know:", beside, told)
-    if not names and not beside:
+    if not there and not beside:
         say(f"stack {stack}: nothing of it is there")
 
 
@@ -71,7 +71,7 @@ def _of_others(stack: str, others: Sequence[Thing]) -> str:
     return f"{count} named after stack {stack} (listed above) {belong} to {who}: not touched"
 
 
-def _names(stack: str) -> list[str]:
+def names(stack: str) -> list[str]:
     """The resources of the state that are things, by name."""
     if not backend.has_pulumi():
         return backend.resources(stack)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Collection, Mapping
 from types import ModuleType
@@ -68,6 +69,7 @@ def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> lis
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
+        _need_root()
         return local.find(stack, claim.ids)
     found: list[Thing] = _leftovers(settings).find(settings, claim=claim)
     return found
@@ -80,9 +82,16 @@ def sweep(
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
+        _need_root()
         return local.sweep(stack, known, claim.ids)
     swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
     return swept
+
+
+def _need_root() -> None:
+    """Another user sees neither the machines' directories nor the firewall: it would take what is there for nothing."""
+    if os.geteuid() != 0:
+        raise UsageError("a local stack's machines are root's: run this with sudo")
 
 
 def _leftovers(settings: Settings) -> ModuleType:

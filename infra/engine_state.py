@@ -37,9 +37,18 @@ class State:
         self._resources: dict[str, Resource] = {}
         self.outputs: dict[str, Any] = {}
         if self._path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
             loaded = json.loads(self._path.read_text())
             self._resources = {entry["name"]: Resource(**entry) for entry in loaded["resources"]}
             self.outputs = loaded["outputs"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self._path}: not a stack's state ({type(error).__name__}: {error}); put a copy back, or move it "
+                "away and run: fab recover"
+            ) from None
 
     @staticmethod
     @contextmanager

@@ -1,13 +1,14 @@
-"""The cache of golden images: `python -m infra.images list|prune`.
+"""The cache of golden images: `python -m infra.images list|unused|prune`.
 
-`list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `prune` removes the images, and then the
-bases, that no stack's node was booted from, and prints what it removed.
+`list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `unused` prints what `prune` would remove.
+`prune` removes the images, and then the bases, that no stack's node was booted from, and prints what it removed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra import operation
-from infra.errors import OperationError, told
+from infra.errors import OperationError, UsageError, told
 from infra.local import image, paths
 
 
@@ -49,24 +50,31 @@ def listing() -> list[dict[str, Any]]:
     return rows
 
 
+def _doomed() -> tuple[dict[str, str], list[Path]]:
+    """What no stack uses: images with what to say of each, and the bases that no other image needs."""
+    doomed = {row["id"]: f"{row['gb']} GiB" for row in listing() if not row["used_by"]}
+    in_use = used()
+    old = "of a version whose nodes were root on this machine"
+    doomed |= {name: old for name in image.outdated() if name not in in_use}
+    needed = {image.base_of(name) for name in (*image.baked(), *image.outdated()) if name not in doomed}
+    return doomed, [base for base in sorted((paths.home() / "base").glob("*")) if base.name not in needed]
+
+
+def unused() -> list[str]:
+    """What `prune` removes, in words."""
+    doomed, bases = _doomed()
+    return [*(f"image {name} ({what})" for name, what in doomed.items()), *(f"base {base.name}" for base in bases)]
+
+
 def prune() -> list[str]:
     """Remove what no stack uses; a base stays as long as an image needs it. Raises Busy while a stack is baking."""
-    removed = []
     with operation.lock(paths.images(), alone=True, timeout=1.0):  # a bake holds it: its base has no image yet
-        for row in listing():
-            if not row["used_by"]:
-                image.remove(row["id"])
-                removed.append(f"image {row['id']} ({row['gb']} GiB)")
-        in_use = used()
-        for name in image.outdated():
-            if name not in in_use:
-                image.remove(name)
-                removed.append(f"image {name} (of a version whose nodes were root on this machine)")
-        needed = {image.base_of(name) for name in (*image.baked(), *image.outdated())}
-        for base in sorted((paths.home() / "base").glob("*")):
-            if base.name not in needed:
-                shutil.rmtree(base)
-                removed.append(f"base {base.name}")
+        removed = unused()
+        doomed, bases = _doomed()
+        for name in doomed:
+            image.remove(name)
+        for base in bases:
+            shutil.rmtree(base)
     return removed
 
 
@@ -84,9 +92,13 @@ def _what(error: Exception) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.images", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("verb", choices=("list", "prune"))
+    parser.add_argument("verb", choices=("list", "unused", "prune"))
     try:
-        print(json.dumps(listing() if parser.parse_args().verb == "list" else prune()))
+        verb = parser.parse_args().verb
+        for folder in (paths.home(), paths.images()):
+            if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+                raise UsageError(f"{folder} is root's, as are the machines made from it: run this with sudo")
+        print(json.dumps({"list": listing, "unused": unused, "prune": prune}[verb]()))
     except (OperationError, OSError) as error:
         return told(error)
     return 0

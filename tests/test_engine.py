@@ -282,3 +282,13 @@ def test_a_name_that_is_a_path_removes_nothing(verb: str, stack: str, library: P
     assert (library / "precious").read_text() == "mine"
     with pytest.raises(UsageError, match="stack = "), State.opened(stack, shared=False):
         pass
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"resources": [{}], "outputs": {}}'])
+def test_a_broken_state_is_one_line_that_names_it(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path.home() / ".trainyard" / "engine" / STACK / "state.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    run("export", code=2)
+    said = capsys.readouterr().err
+    assert said.startswith(f"{path}: not a stack's state") and len(said.splitlines()) == 1

@@ -17,7 +17,7 @@ WHOLE = {"profile": "native", "collectives": "gloo", "base": "b", "ids": ids.RAN
 
 def images(home: Path, verb: str) -> subprocess.CompletedProcess[str]:
     env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "TRAINYARD_HOME": str(home / "yard")}
-    argv = [sys.executable, "-m", "fabfile", verb]
+    argv = [sys.executable, "-m", "fabfile", verb, *(["--yes"] if verb == "prune" else [])]
     return subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -34,7 +34,11 @@ def test_an_empty_and_a_whole_cache(tmp_path: Path) -> None:
     folder = bake(tmp_path, "a1", json.dumps(WHOLE))
     assert "native" in images(tmp_path, "images").stdout
     done = images(tmp_path, "prune")
-    assert done.returncode == 0 and done.stdout.startswith("removed image a1"), done.stderr
+    assert (
+        done.returncode == 0
+        and done.stdout.startswith("prune removes:\n    image a1 (")
+        and "removed image a1" in done.stdout
+    ), done.stderr
     assert not folder.exists()
 
 
@@ -58,3 +62,13 @@ def test_a_damaged_record_of_a_node_keeps_every_image(verb: str, spec: str, tmp_
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert str(node) in done.stderr and done.stderr.strip().endswith("run: fab recover --stack lab")
     assert folder.exists()
+
+
+def test_a_prune_asks_and_removes_nothing_before(tmp_path: Path) -> None:
+    folder = bake(tmp_path, "a1", json.dumps(WHOLE))
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TRAINYARD_HOME": str(tmp_path / "yard")}
+    argv = [sys.executable, "-m", "fabfile", "prune"]
+    done = subprocess.run(
+        argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2 and "add --yes" in done.stderr and folder.exists()

@@ -105,7 +105,7 @@ def capacity_reservations(place: Place) -> Iterator[Thing]:
             unused, name = item["AvailableInstanceCount"], item["CapacityReservationId"]
             what = f"{name} {item['InstanceType']}, {unused} of {item['TotalInstanceCount']} unused"
             price = place.price(item["InstanceType"], unused) if unused else 0.0
-            yield Thing("capacity reservation", what, name, usd_per_hour=price)
+            yield place.thing("capacity reservation", what, name, usd_per_hour=price, tags=api.tags(item))
 
 
 def volumes(place: Place) -> Iterator[Thing]:

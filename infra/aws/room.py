@@ -25,7 +25,7 @@ from infra import operation
 from infra.aws import api
 from infra.aws.provider import region
 from infra.errors import OperationError, UsageError
-from infra.naming import STACK_TAG, tags
+from infra.naming import ID_TAG, STACK_TAG, tags
 from infra.provider import PlainProvider
 from infra.settings import Settings
 
@@ -125,7 +125,10 @@ def reserve(props: dict[str, Any]) -> str:
     """
     if _nodes(props):
         return NOT_NEEDED
-    for old in _described(props["region"], Filters=[{"Name": f"tag:{STACK_TAG}", "Values": [props["stack"]]}]):
+    # The id as well: another user's stack of the same name may just be taking its room.
+    own = {STACK_TAG: props["stack"], **{key: props["tags"][key] for key in (ID_TAG,) if key in props["tags"]}}
+    wanted = [{"Name": f"tag:{key}", "Values": [value]} for key, value in own.items()]
+    for old in _described(props["region"], Filters=wanted):
         if old["State"] in _HOLDS:
             same = [old.get("PlacementGroupArn"), old["InstanceType"]] == [props["group"], props["type"]]
             if same and old["AvailableInstanceCount"] >= props["count"]:

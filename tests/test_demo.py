@@ -1,0 +1,97 @@
+"""`fab demo` ends what it has made itself, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from fabfile import left, removal
+
+demo: Any = importlib.import_module("fabfile.demo")  # the package has the verb under this name
+
+HOLD = """
+import fcntl, os, sys
+file = open(sys.argv[1], "a+")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(f"{os.getpid()}\\n"); file.flush()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Played:
+    """The verbs that a demo calls; `codes` are what they end with, 0 where nothing else is said."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ran: list[str] = []
+        self.codes: dict[str, int] = {}
+        self.there: list[dict[str, Any]] = []
+        self.state: list[str] = []
+        monkeypatch.setattr(demo, "_verb", self.verb)
+        monkeypatch.setattr(demo, "_figures", list)
+        monkeypatch.setattr(left, "about", lambda _stack: {"cloud": ""})
+        monkeypatch.setattr(left, "find", lambda *_args: self.there)
+        monkeypatch.setattr(removal, "names", lambda _stack: self.state)
+
+    def verb(self, argv: Sequence[str]) -> int:
+        self.ran.append(argv[0])
+        return self.codes.get(argv[0], 0)
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return Played(monkeypatch)
+
+
+def test_a_demo_goes_through_its_story_and_leaves_no_lock(played: Played, tmp_path: Path) -> None:
+    demo.demo(Context())
+    assert played.ran == [*(argv[0] for _, argv in demo.STORY), "destroy"]
+    assert not (tmp_path / ".trainyard" / "demo.lock").exists()
+
+
+def test_a_demo_that_fails_takes_down_what_it_has_made(played: Played) -> None:
+    played.codes["wait"] = 1
+    with pytest.raises(Exit, match="the demo stopped: fab wait"):
+        demo.demo(Context())
+    assert played.ran == ["up", "wait", "destroy"]
+
+
+def test_a_second_demo_is_refused_and_ends_nothing_of_the_first(played: Played, tmp_path: Path) -> None:
+    path = tmp_path / ".trainyard" / "demo.lock"
+    path.parent.mkdir()
+    first = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(Exit, match=f"a demo is running already .process {first.pid}.") as no:
+            demo.demo(Context())
+        assert no.value.code == 1 and played.ran == []
+    finally:
+        first.communicate("")
+    demo.demo(Context())
+
+
+@pytest.mark.parametrize("whose", ["", "bob (home /home/bob)"])
+def test_a_cluster_that_is_there_already_is_neither_used_nor_removed(whose: str, played: Played) -> None:
+    played.there = [{"kind": "cgroup", "ours": not whose, "whose": whose, "unseen": False}]
+    with pytest.raises(Exit, match=re.escape(whose) or "fab destroy --stack demo") as no:
+        demo.demo(Context())
+    assert no.value.code == 1 and played.ran == []
+
+
+def test_a_state_without_machines_is_somebodys_as_well(played: Played) -> None:
+    played.state = ["network"]
+    with pytest.raises(Exit, match="fab destroy --stack demo"):
+        demo.demo(Context())
+    assert played.ran == []
