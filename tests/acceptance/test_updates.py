@@ -37,6 +37,7 @@ def node(make_project: Callable[..., Project]) -> Iterator[Project]:
         shutil.copy(source, root / source.relative_to("/"))
     for file in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
         shutil.copy(Path("/", file), root / file)
+    (root / "etc/apt/apt.conf.d/99-host").write_text("\n".join(base._apt_options()))
     inside(project, "apt-get", "update")
     inside(project, "apt-get", "install", "--no-install-recommends", "needrestart")
     yield project
@@ -51,7 +52,6 @@ def inside(project: Project, *argv: str, **environment: str) -> str:
     proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
     told = {**proxies, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", **environment}
     options = [f"-oAPT::{option}" for option in ("Get::Assume-Yes=true", "Sandbox::User=root")]
-    options += [f"-o{option}" for option in base._apt_options()]
     command = [argv[0], *options, *argv[1:]] if argv[0] == "apt-get" else list(argv)
     entered = ["nsenter", f"--target={pid}", *(f"--{kind}" for kind in differs), "--wd=/", *command]
     done = subprocess.run(entered, env=told, capture_output=True, text=True, timeout=300)
