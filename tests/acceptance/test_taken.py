@@ -41,6 +41,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 http.server.HTTPServer(("127.0.0.1", 8169), Handler).serve_forever()
 """
+PATIENT = "train.timeout=120"
 SECONDS = 20.0
 """From the notice to the job's end; the least that a cloud leaves is 30."""
 
@@ -96,7 +97,7 @@ def notices(project: Project) -> dict[str, str]:
 def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[[str], str], node: str
 ) -> None:
-    job = start(ENDLESS)
+    job = start(ENDLESS, PATIENT)
     at = notice(node)
     began = time.monotonic()
     why = f"{node}: EC2 takes this Spot node at {at}"
@@ -114,12 +115,12 @@ def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     assert sorted(re.findall(rf"\[(node\d)\] {step}", there)) == ["node1", "node2", "node3"]
 
     # While the notice stands, a job is not even started there; afterwards it goes on where it was.
-    again = start("--resume", job.id, ENDLESS, step=0)
+    again = start("--resume", job.id, ENDLESS, PATIENT, step=0)
     again.ends(60)
     assert again.state()["reason"].startswith(f"{why}; stopped")
     spot.fab("run", "sudo rm -f /run/instance-action")
     until(lambda: not any(notices(spot).values()), 15, "the notice is withdrawn")
-    resumed = start("--resume", job.id, ENDLESS, step=int(saved[1]) + 3)
+    resumed = start("--resume", job.id, ENDLESS, PATIENT, step=int(saved[1]) + 3)
     assert resumed.state()["state"] == "RUNNING"
     spot.fab("stop", job.id)
 
@@ -127,7 +128,7 @@ def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
 def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[[str], str]
 ) -> None:
-    job = start(ENDLESS, "--restarts", "1")
+    job = start(ENDLESS, PATIENT, "--restarts", "1")
     notice("node3")
     until(lambda: job.state()["nodes"] == ["node1", "node2"], SECONDS, "the job is on two nodes")
     assert job.state()["attempt"] == 2

@@ -20,6 +20,7 @@ from infra.local import base, nodes
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
+PATIENT = "train.timeout=120"
 CONFIG = "/etc/needrestart/conf.d/60-trainyard.conf"
 
 
@@ -69,7 +70,7 @@ def pid_of(project: Project, unit: str) -> str:
 
 def test_an_upgrade_of_libc_restarts_no_job(node: Project, tmp_path: Path) -> None:
     with starting(node, tmp_path) as start:
-        job: Job = start(ENDLESS)
+        job: Job = start(ENDLESS, PATIENT)
         unit = f"trainyard-job-{job.id}.service"
         before = pid_of(node, unit)
         # A service like any other, with the old libc: what would be restarted.
