@@ -619,3 +619,18 @@ def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:
     assert row(resumed, 8200.0)[4] == "2h00m (resumed 5m)"
     # Stopped for half an hour in between: that is neither its time nor its price.
     assert row({**state, "paused": 1800.0}, 8200.0)[5:7] == ["30m", "$0.75"]
+
+
+def test_a_systemd_that_does_not_answer_for_a_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is updated it starts anew; a job that is followed then is neither over nor lost sight of."""
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\n[ -e {tmp_path}/again ] && echo active && exit\n>{tmp_path}/again; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert jobs.is_active("job-1")
+    program.write_text("#!/bin/sh\nexit 1\n")
+    monkeypatch.setattr(jobs, "_SYSTEMD_SECONDS", 0.1)
+    with pytest.raises(subprocess.CalledProcessError):
+        jobs.is_active("job-1")

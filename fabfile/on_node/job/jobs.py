@@ -13,6 +13,8 @@ from pathlib import Path
 from fabfile.on_node.job import paths
 from fabfile.on_node.job.paths import Record
 
+_SYSTEMD_SECONDS = 15.0
+"""For systemd to answer."""
 _TO_START = 5.0
 """Seconds from a job's record to its service."""
 _NEEDED = {"id", "state", "created", "nodes"}
@@ -108,10 +110,17 @@ def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
 
 
 def is_active(job: str) -> bool:
+    """Whether a job's service is there. systemd does not answer for a moment when it is updated and starts anew."""
     unit = f"{paths.unit_of(job)}.service"
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit]
-    told = subprocess.run(argv, capture_output=True, text=True, check=True)
-    return told.stdout.strip() in ("active", "activating", "deactivating", "reloading")
+    deadline = time.monotonic() + _SYSTEMD_SECONDS
+    while True:
+        told = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if told.returncode == 0:
+            return told.stdout.strip() in ("active", "activating", "deactivating", "reloading")
+        if time.monotonic() > deadline:
+            raise subprocess.CalledProcessError(told.returncode, argv, told.stdout, told.stderr)
+        time.sleep(0.5)
 
 
 def shown(argv: list[str]) -> int:
