@@ -1,6 +1,7 @@
 """The operator's verbs. `fab --list` is their table of contents; one file per noun."""
 
 from fabfile.check import check
+from fabfile.config import config
 from fabfile.cost import cost
 from fabfile.data import data
 from fabfile.demo import demo
@@ -19,6 +20,7 @@ __all__ = [
     "audit",
     "bootstrap",
     "check",
+    "config",
     "cost",
     "data",
     "demo",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backend, capacity, known_hosts, left, pulumi_lock, removal, targets, work_lost
+from fabfile.command_line import AtLeast
+from fabfile.config import set_key
 from fabfile.cost import announce
 from fabfile.output import hint, next_command, say
 from fabfile.question import ask, must_be_answerable
@@ -20,10 +22,13 @@ HELP_YES = {**HELP, "yes": "do not ask"}
 _WITHOUT_PLUGINS = {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
-@task(help=HELP_YES)
-def up(_c: Context, stack: str = "", yes: bool = False) -> None:
+@task(help={**HELP_YES, "nodes": "first set the key `nodes` of the stack's file, as fab config set does"})
+def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, AtLeast(1)] | None = None) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
+    if nodes is not None:
+        must_be_answerable(yes)
+        set_key(stack, "nodes", str(nodes))
     told = _checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack)

@@ -11,7 +11,7 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile import backend
-from fabfile.output import say
+from fabfile.output import hint, say
 
 ANSWER_S = 5.0
 """Seconds that the head may take to say what runs: a dead cluster must be quick to destroy."""
@@ -99,4 +99,4 @@ def _say(every: list[dict[str, Any]], gone: Collection[str], *, runs_go: bool) -
     if runs_go and every:
         names = ", ".join(job["id"] for job in every[-8:])
         more = f" and {len(every) - 8} more" if len(every) > 8 else ""
-        say(f"runs on their disks go with them: {names}{more}  (fab fetch ID brings one here)")
+        say(hint(f"runs on their disks go with them: {names}{more}  (fab fetch ID brings one here)"))

@@ -22,6 +22,12 @@ def path_of(stack: str, root: Path = ROOT) -> Path:
     return root / "stacks" / f"Pulumi.{stack}.yaml"
 
 
+def defaults(root: Path = ROOT) -> dict[str, str]:
+    """The keys that Pulumi.yaml has a default for, as text."""
+    declared = _mapping(root / "Pulumi.yaml").get("config", {})
+    return {key: _text(key, spec["default"]) for key, spec in declared.items() if "default" in spec}
+
+
 def read(stack: str, root: Path = ROOT) -> dict[str, str]:
     """The stack's keys as text, defaults filled in.
 
@@ -29,8 +35,7 @@ def read(stack: str, root: Path = ROOT) -> dict[str, str]:
     or a secret (only `pulumi` can open those).
     """
     check_stack(stack)
-    declared = _mapping(root / "Pulumi.yaml").get("config", {})
-    values = {key: _text(key, spec["default"]) for key, spec in declared.items() if "default" in spec}
+    values = defaults(root)
     path = path_of(stack, root)
     if not path.exists():
         there = sorted(p.name.removeprefix("Pulumi.").removesuffix(".yaml") for p in path.parent.glob("Pulumi.*.yaml"))

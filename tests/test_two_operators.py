@@ -116,10 +116,11 @@ def bob(tmp_path: Path) -> Operator:
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An empty AWS account. moto has no placement groups, which would be one kind that nobody has seen."""
+    """An empty AWS account. Two kinds are not in moto, and would be kinds that nobody has seen."""
     monkeypatch.setattr(removal, "POLL_S", 0.05)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.delitem(audit.extras.load("infra.aws.listing").KINDS, "placement group")
+    for kind in ("placement group", "capacity reservation"):
+        monkeypatch.delitem(audit.extras.load("infra.aws.listing").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
 

@@ -1,0 +1,45 @@
+"""`fab config`: a stack's keys, with `pulumi` or without. Written to the stack's file, which Pulumi reads as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile import backend
+from fabfile.output import next_command, say, table
+
+_FORM = "fab config set KEY VALUE; fab config alone shows all keys"
+
+
+@task(
+    positional=["words"],
+    help={"words": "set KEY VALUE; without it all keys are shown", "stack": "name of the stack (default: local)"},
+)
+def config(_c: Context, words: Sequence[str] = (), stack: str = "") -> None:
+    """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
+    stack = stack or backend.default_stack()
+    given = list(words)
+    if not given:
+        rows = json.loads(backend.ask(backend.module("configure", stack)))
+        source = f"stacks/Pulumi.{stack}.yaml"
+        cells = [
+            (row["key"], row["value"] or "-", row["default"] or "-", source if row["set"] else "default")
+            for row in rows
+        ]
+        say(table([("KEY", "VALUE", "DEFAULT", "FROM"), *cells]))
+        say(next_command("fab config set KEY VALUE"))
+        return
+    if given[0] != "set" or len(given) != 3:
+        raise Exit(f"fab config {' '.join(given)}: {_FORM}", code=backend.USAGE)
+    set_key(stack, given[1], given[2])
+    say(next_command("fab up"))
+
+
+def set_key(stack: str, key: str, value: str) -> None:
+    """Set one key and say so. Exit 2, with nothing written, for what the settings refuse."""
+    backend.ask(backend.module("configure", stack, "--", key, value))
+    say(f"stacks/Pulumi.{stack}.yaml: {key} = {value}")

@@ -1,0 +1,88 @@
+"""`fab config`: a key of a stack's file shown and set, with nothing else in the file changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra import configure, stack_file
+from infra.config_values import SettingsError
+
+FILE = """\
+# A cluster of mine.
+config:
+  trainyard:cluster: local   # on this machine
+  trainyard:nodes: "3"  # head included
+  # and a word at the end
+encryptionsalt: v1:abc=
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_file: Path) -> Path:
+    path = tmp_path / "Pulumi.yard.yaml"
+    path.write_text(FILE)
+    monkeypatch.setattr(stack_file, "path_of", lambda _stack, _root=None: path)
+    configure.set_value("yard", "publicKey", str(key_file))
+    return path
+
+
+def test_a_key_is_changed_in_its_line_and_comments_stay(file: Path) -> None:
+    configure.set_value("yard", "nodes", "4")
+    text = file.read_text()
+    assert "  trainyard:nodes: 4  # head included\n" in text
+    for line in FILE.splitlines():
+        assert line in text or "nodes" in line
+    assert stack_file.read("yard")["nodes"] == "4"
+
+
+@pytest.mark.parametrize(("key", "value"), [("cidr", "10.9.0.0/24"), ("owner", ""), ("image", "0123456789abcdef")])
+def test_a_new_key_is_put_after_the_last(file: Path, key: str, value: str) -> None:
+    configure.set_value("yard", key, value)
+    assert stack_file.read("yard")[key] == value
+    assert yaml.safe_load(file.read_text())["encryptionsalt"] == "v1:abc="
+
+
+@pytest.mark.parametrize(("key", "value"), [("nodes", "0"), ("nodes", "many"), ("nodez", "4"), ("cidr", "8.8.8.0/24")])
+def test_what_the_settings_refuse_is_not_written(file: Path, key: str, value: str) -> None:
+    before = file.read_text()
+    with pytest.raises(SettingsError, match=f"^{key} = "):
+        configure.set_value("yard", key, value)
+    assert file.read_text() == before
+
+
+def test_a_cloud_stack_takes_one_key_after_the_other(file: Path) -> None:
+    """The first of three that have no default must not wait for the others."""
+    for key, value in (("cluster", "aws-xeon"), ("maxHours", "24")):
+        file.write_text(configure.edited(file.read_text(), key, value))
+    configure.set_value("yard", "owner", "ada")
+    assert stack_file.read("yard")["owner"] == "ada" and stack_file.read("yard")["adminCidr"] == ""
+
+
+@pytest.mark.parametrize("text", ["", "config: {}\n", "encryptionsalt: v1:abc=\n"])
+def test_a_file_without_keys_gets_its_first(text: str) -> None:
+    assert yaml.safe_load(configure.edited(text, "nodes", "2"))["config"] == {"trainyard:nodes": 2}
+
+
+def test_the_listing_says_where_a_value_is_from(file: Path) -> None:
+    rows = {row["key"]: row for row in configure.listing("yard")}
+    assert rows["nodes"] == {"key": "nodes", "value": "3", "default": "3", "set": True}
+    assert rows["cpus"]["set"] is False
+
+
+@pytest.mark.parametrize("words", [["set", "nodes"], ["get", "nodes"], ["set", "nodes", "4", "5"]])
+def test_a_usage_error_is_one_line(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fabfile", "config", *words], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and "fab config set KEY VALUE" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_an_unknown_stack_is_said_to_be_and_the_others_are_listed() -> None:
+    argv = [sys.executable, "-m", "fabfile", "config", "--stack", "loacl"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "loacl" in done.stderr and "local" in done.stderr
