@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Callable
 
 import pytest
@@ -12,27 +11,30 @@ from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, parts
 from on_host import boots, until
 from project import Project
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+# A busy machine may take long to load three ranks' libraries, also those that were just in a node's memory.
+PATIENT = "train.timeout=120"
 
 
 def test_a_node_that_runs_out_of_memory_is_named_with_what_it_has(cluster: Project, start: Callable[..., Job]) -> None:
     """805 million parameters of 4 bytes are more than its 2 GiB."""
     before = boots(cluster.stack)
-    job = start("model.n_embd=8192", "train.timeout=120", "--nodes", "1", step=0)
+    job = start("model.n_embd=8192", PATIENT, "--nodes", "1", step=0)
     assert job.ends(300) == 1, job.text()
     expected = "node1 ran out of its 2 GiB of memory: rank 0 was killed for it"
     assert job.state()["reason"] == expected
     assert expected in job.text(), job.text()
     assert parts(cluster, job.id) == [] and boots(cluster.stack) == before
-    done = start(step=0)
-    assert done.ends(120) == 0, done.text()
+    after = start(PATIENT, step=0)
+    assert after.ends(300) == 0, after.text()
 
 
 @pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
 def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     node: str, cluster: Project, start: Callable[..., Job]
 ) -> None:
-    job = start(ENDLESS)
+    job = start(ENDLESS, PATIENT, step=0)
+    job.reaches(3, 300)
     before = boots(cluster.stack)
     cluster.ssh(node, "sudo systemctl reboot", code=None)
     until(lambda: boots(cluster.stack).get(node, before[node]) != before[node], 60, f"{node} boots again")
@@ -44,7 +46,5 @@ def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
         assert re.search(r"node2", job.state()["reason"]), job.state()
     told = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
     assert {one["state"] for one in told} == {"ready"} and [one["job"] for one in told if one["job"]] == []
-    began = time.monotonic()
-    after = start(step=0)
-    assert after.ends(120) == 0, after.text()
-    assert time.monotonic() - began < 120
+    after = start(PATIENT, step=0)
+    assert after.ends(300) == 0, after.text()
