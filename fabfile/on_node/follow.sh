@@ -32,9 +32,10 @@ steps() { # the lines of progress.jsonl that are new since the last call
     done
 }
 
-is_bare() { # cloud-init writes its result last: until then it may bring the bootstrap
+is_bare() { # cloud-init writes its result last: until then it may bring the bootstrap, unless it is switched off
     [[ ! -e ${TRAINYARD_PREFIX:-}/opt/trainyard/bootstrap && ! -e $state/progress.jsonl ]] &&
-        [[ ! -d ${TRAINYARD_PREFIX:-}/run/cloud-init || -e ${TRAINYARD_PREFIX:-}/run/cloud-init/result.json ]]
+        [[ ! -d ${TRAINYARD_PREFIX:-}/run/cloud-init || -e ${TRAINYARD_PREFIX:-}/run/cloud-init/result.json ||
+            -e ${TRAINYARD_PREFIX:-}/run/cloud-init/disabled ]]
 }
 
 seen=0

@@ -61,7 +61,8 @@ def is_bare() -> bool:
     """Whether nobody has made this machine a node, and nobody is about to; as in follow.sh."""
     cloud_init = ROOT / "run/cloud-init"
     there = (ROOT / "opt/trainyard/bootstrap").exists() or (STATE / "progress.jsonl").exists()
-    return not there and (not cloud_init.exists() or (cloud_init / "result.json").exists())
+    over = not cloud_init.exists() or any((cloud_init / name).exists() for name in ("result.json", "disabled"))
+    return over and not there
 
 
 def age_seconds() -> int | None:
