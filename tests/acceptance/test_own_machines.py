@@ -21,9 +21,9 @@ NAME = "own1"
 SET_UP = """
 useradd --create-home --shell /bin/bash me
 echo 'me ALL=(ALL) NOPASSWD:ALL' >/etc/sudoers.d/me
-install -d -m 700 -o me -g me /home/me/.ssh
-printf '%s\\n' {key} >/home/me/.ssh/authorized_keys
-chown me: /home/me/.ssh/authorized_keys
+install -d -m 700 -o me -g me ~me/.ssh
+printf '%s\\n' {key} >~me/.ssh/authorized_keys
+chown me: ~me/.ssh/authorized_keys
 printf 'Port {port}\\nListenAddress 127.0.0.1\\n' >/etc/ssh/sshd_config.d/10-own.conf
 ssh-keygen -A >/dev/null
 touch /etc/cloud/cloud-init.disabled
