@@ -66,6 +66,7 @@ class BareMachine:
         if target.is_dir():
             return target
         suite = RELEASES[self.name]
+        print(f"{self.name}: making its root file system, once: mmdebstrap {suite}", flush=True)
         work = HOME / "roots" / f"{self.name}.tmp"
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
