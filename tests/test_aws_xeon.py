@@ -183,6 +183,17 @@ def test_no_nat_gateway_is_paid_for_where_nobody_needs_one(program: Program, cha
     assert all(node.ssh_host.startswith("198.51.100.") for node in ran.cluster.nodes)
 
 
+def test_one_node_pays_for_no_gateway_and_stays_as_it_is_when_there_are_four(
+    program: Program, keys: dict[str, str]
+) -> None:
+    one_node, four = program(nodes=1), program(nodes=4)
+    assert one_node.of("NatGateway") == [] and "nat-gateway" not in skus(keys, nodes=1)
+    assert skus(keys, nodes=1)["public-ipv4"] == 1
+    assert one_node["node1"].inputs == four["node1"].inputs
+    for name in ("network", "public-subnet", "edge-subnet", "template"):
+        assert one_node[name].inputs == four[name].inputs, name
+
+
 def test_the_data_sets_way_is_on_every_route_table(program: Program) -> None:
     ran = program()
     tables = {f"{found.name}-id" for found in ran.of("RouteTable")}

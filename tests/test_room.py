@@ -20,6 +20,7 @@ from fabfile import capacity
 from infra import stack_file
 from infra.aws import account, api, listing, removal, room
 from infra.errors import OperationError, UsageError
+from infra.ownership import Claim
 from infra.settings import Settings, load
 
 GROUP = "arn:aws:ec2:us-east-1:123456789012:placement-group/trainyard-yard"
@@ -60,9 +61,12 @@ class Ec2:
 
     def describe_capacity_reservations(self, **request: Any) -> dict[str, Any]:
         self.asked("DescribeCapacityReservations", request)
-        (wanted,) = request["Filters"]
-        by_id = wanted["Name"] == "capacity-reservation-id"
-        found = [one for name, one in self.held.items() if not by_id or name in wanted["Values"]]
+        wanted = {each["Name"]: each["Values"] for each in request["Filters"]}
+        found = []
+        for name, one in self.held.items():
+            facts = {"capacity-reservation-id": name, **{f"tag:{key}": value for key, value in api.tags(one).items()}}
+            if all(facts.get(key) in values for key, values in wanted.items()):
+                found.append(one)
         return {"CapacityReservations": found}
 
     def create_capacity_reservation(self, **request: Any) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def reservation(**changed: Any) -> dict[str, Any]:
 @pytest.fixture
 def ec2(monkeypatch: pytest.MonkeyPatch) -> Ec2:
     made = Ec2()
-    monkeypatch.setattr(api, "client", lambda _service, _where: made)
+    monkeypatch.setattr(api, "client", lambda _service, _where, _profile="": made)
     monkeypatch.setattr(room, "POLL", 0.0)
     return made
 
@@ -117,7 +121,11 @@ def settings(key_file: Path) -> Settings:
 
 def test_room_for_all_is_one_request_and_ends_by_itself(ec2: Ec2) -> None:
     made = room.ReservedProvider().create(dict(PROPS))
-    assert (made.id, made.outs["reservation"]) == (OWN, OWN) and ec2.calls.count("CreateCapacityReservation") == 1
+    assert (
+        made.outs is not None
+        and (made.id, made.outs["reservation"]) == (OWN, OWN)
+        and ec2.calls.count("CreateCapacityReservation") == 1
+    )
     held = ec2.held[OWN]
     assert (held["InstanceCount"], held["PlacementGroupArn"], held["EndDateType"]) == (3, GROUP, "limited")
     left = held["EndDate"] - datetime.datetime.now(datetime.UTC)
@@ -149,6 +157,17 @@ def test_what_a_killed_up_has_reserved_is_taken_and_what_does_not_fit_is_given_b
     assert "CreateCapacityReservation" not in ec2.calls
     assert room.ReservedProvider().create({**PROPS, "count": 4.0}).id == OWN
     assert ec2.held[OTHER]["State"] == "cancelled"
+
+
+def test_a_reservation_of_somebody_elses_stack_of_the_same_name_is_neither_used_nor_ended(ec2: Ec2) -> None:
+    theirs = {"trainyard-stack": "yard", "trainyard-owner": "bob", "trainyard-id": "0123"}
+    ec2.held = {OTHER: reservation(Tags=[{"Key": key, "Value": value} for key, value in theirs.items()])}
+    mine = {**PROPS, "tags": {**PROPS["tags"], "trainyard-id": "4567"}}
+    assert room.ReservedProvider().create(mine).id == OWN
+    assert ec2.held.pop(OWN)["State"] == ec2.held[OTHER]["State"] == "active"
+    place = listing.Place(Claim("yard", "ada", frozenset({"4567"})), "us-east-1", "123456789012", "aws")
+    (found,) = listing.KINDS["capacity reservation"][0](place)
+    assert not found.ours, "a sweep ends only the user's own"
 
 
 def test_it_is_given_back_when_all_nodes_stand_and_again_is_no_error(ec2: Ec2) -> None:
@@ -235,9 +254,9 @@ def test_one_that_is_not_there_is_refused(ec2: Ec2, settings: Settings) -> None:
 
 def test_the_audit_prices_what_is_reserved_and_not_used(ec2: Ec2) -> None:
     ec2.held = {OTHER: reservation(), OWN: reservation(CapacityReservationId=OWN, State="cancelled")}
-    place = listing.Place("yard", "us-east-1", "123456789012", "aws")
+    place = listing.Place(Claim("yard", "ada"), "us-east-1", "123456789012", "aws")
     (found,) = listing.KINDS["capacity reservation"][0](place)
-    assert found.owner == OTHER and "3 of 8 unused" in found.what
+    assert found.ours and found.owner == OTHER and "3 of 8 unused" in found.what
     assert found.usd_per_hour == pytest.approx(3 * 1.6128)
     removal.REMOVERS["capacity reservation"](place, found)
     assert ec2.held[OTHER]["State"] == "cancelled"

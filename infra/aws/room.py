@@ -25,7 +25,7 @@ from infra import operation
 from infra.aws import api
 from infra.aws.provider import region
 from infra.errors import OperationError, UsageError
-from infra.naming import ID_TAG, STACK_TAG, tags
+from infra.naming import ID_TAG, STACK_TAG, identity, tags
 from infra.provider import PlainProvider
 from infra.settings import Settings
 
@@ -86,7 +86,8 @@ def unfit(one: dict[str, Any], instance_type: str, zone: str, count: int) -> str
 def _inside(settings: Settings, name: str) -> int:
     """How many of the stack's nodes run in a reservation."""
     found = _running(region(settings), settings.stack)
-    return sum(one.get("CapacityReservationId") == name for one in found)
+    own = identity(settings).items()
+    return sum(one.get("CapacityReservationId") == name and own <= api.tags(one).items() for one in found)
 
 
 def _running(where: str, stack: str) -> list[dict[str, Any]]:
