@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Keeps one machine running, whoever started it may be gone: boots it, boots it again when it reboots itself, and ends
 # when it powers off or crashes, or when its control group is killed. Its output is the machine's console.
 #   GROUP  the machine's control group in the unified tree; this shell is in its subgroup `keeper`
