@@ -145,7 +145,9 @@ def test_the_builder_of_spot_nodes_is_judged_by_the_other_quota(
             return {"Quota": {"Value": limits[QuotaCode]}}
 
     real = api.client
-    monkeypatch.setattr(api, "client", lambda name, at: Quotas() if name == "service-quotas" else real(name, at))
+    monkeypatch.setattr(
+        api, "client", lambda name, *where: Quotas() if name == "service-quotas" else real(name, *where)
+    )
     found = aws.check(make("aws-xeon", baseImage=moto, spot="true"))
     assert finding(found, "quota").said == "3 nodes need 96 vCPUs; the Spot limit is 96, others use 0"
     builder = finding(found, "builder")
