@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+import sysconfig
 from types import ModuleType
 
 LINUX_ONLY = {
@@ -37,6 +38,7 @@ def pretend() -> None:
     hide("select")  # before `selectors` looks what there is
     import psutil  # before sys.platform is another: it loads what fits the real one
 
+    sysconfig.get_config_vars()  # likewise
     psutil.PROCFS_PATH = os.environ["DARWIN_PROC"]
     for name in LINUX_ONLY:
         hide(name)
