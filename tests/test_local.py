@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from infra import images, operation
 from infra.clusters import local
 from infra.errors import UsageError
-from infra.local import base, cgroup, command, host, ids, image, network, paths
+from infra.local import base, cgroup, command, host, ids, image, machine, network, paths
 from infra.local.image import ImageProvider
 from infra.local.machine import Machine
 from infra.local.network import NetworkProvider
@@ -469,3 +469,18 @@ def test_a_lock_of_a_directory_that_was_removed_is_taken_on_the_new_one(tmp_path
         (tmp_path / "lock").rmdir()
         with operation.lock(tmp_path / "lock", alone=True, timeout=5):
             assert (tmp_path / "lock").is_dir()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_what_a_killed_nspawn_has_mounted_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd 257 exports a machine's sockets in a read-only mount of its own: to remove the folder was an OSError."""
+    monkeypatch.setattr(machine, "NSPAWN_RUN", tmp_path)
+    export = tmp_path / "unix-export" / "lab-node1"
+    export.mkdir(parents=True)
+    command.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "none", str(export)])
+    try:
+        machine.Machine("lab", "node1", tmp_path / "nodes" / "node1").stop()
+        assert not export.exists()
+    finally:
+        if os.path.ismount(export):
+            command.run(["umount", str(export)])

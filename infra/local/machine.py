@@ -156,6 +156,9 @@ class Machine:
         if not cgroup.kill(self.group, timeout=10.0):
             raise MachineError(f"{self.name}: processes {cgroup.processes(self.stack, self.name)} do not die")
         for remains in (NSPAWN_RUN / "propagate" / self.unique_name, NSPAWN_RUN / "unix-export" / self.unique_name):
+            # systemd 257 mounts something there, and leaves it when it is killed before it has cleaned up.
+            while os.path.ismount(remains):
+                command.run(["umount", str(remains)])
             with suppress(FileNotFoundError):
                 shutil.rmtree(remains)
 
