@@ -128,5 +128,7 @@ class _Scratch(State):
 
 
 def _remove_if_empty(directory: Path) -> None:
+    """The stack's folder and those above it that only the lock needed: a verb that is refused leaves nothing."""
     with suppress(OSError):  # it holds a state, or another reader was faster
-        directory.rmdir()
+        for folder in (directory, directory.parent, directory.parent.parent):
+            folder.rmdir()
