@@ -88,6 +88,7 @@ def test_a_node_ends_when_its_hours_are_over_and_alone(cluster: Project) -> None
 
 
 def test_a_node_whose_disk_is_read_only_and_whose_records_are_broken_ends_all_the_same(cluster: Project) -> None:
+    limits(cluster)
     ends_in(cluster, "node2", -1)
     read_only = "mount --bind {0} {0} && mount -o remount,ro,bind {0}"
     folders = " && ".join(read_only.format(folder) for folder in ("/var/lib/trainyard", "/etc", "/var/log"))
@@ -99,7 +100,7 @@ def test_a_node_whose_disk_is_read_only_and_whose_records_are_broken_ends_all_th
 def test_a_node_that_gets_no_settings_or_bad_ones_has_its_limit(cluster: Project) -> None:
     """Of an image of a cloud's: its own settings are lost here, and cloud-init is not asked again."""
     cloud = "echo TRAINYARD_CLUSTER=aws-xeon >/opt/trainyard/image.env"
-    bad = "sed -i -e s/HOURS=.*/HOURS=soon/ -e s/MODE=.*/MODE=/ /etc/trainyard.env"
+    bad = "sed -i -e s/HOURS=.*/HOURS=soon/ -e s/MODE=.*/MODE=/ -e s/CLUSTER=.*/CLUSTER=moon/ /etc/trainyard.env"
     cluster.ssh("node1", f"sudo sh -c '{cloud} && rm /etc/trainyard.env && rm -f /run/trainyard/limits.json'")
     cluster.ssh("node2", f"sudo sh -c '{cloud} && {bad} && rm -f /run/trainyard/limits.json'")
     cluster.fab("run", "sudo systemctl restart trainyard-bootstrap", code=None)
@@ -126,7 +127,7 @@ def test_a_laptop_that_vanishes_is_no_login_any_more_after_75_seconds(cluster: P
         until(lambda: limits(cluster)["node2"]["used_by"] == "login", 2 * TICK, "which is a use")
         os.kill(ssh.pid, signal.SIGSTOP)  # as under a lid that is closed: the connection stays, and nobody answers
         began = time.monotonic()
-        until(lambda: not logins(cluster, "node2"), 80, "the session is gone")
+        until(lambda: not logins(cluster, "node2"), 95, "the session is gone")  # 75 s, and a busy machine
         assert time.monotonic() - began > 40, "a network that is gone for half a minute costs nobody the session"
         until(lambda: limits(cluster)["node2"]["used_by"] == "", 2 * TICK, "and is no use any more")
     finally:
