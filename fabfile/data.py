@@ -72,7 +72,7 @@ def data(
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
     say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
-    say(next_command(f"fab train {shlex.quote(job)}"))
+    say(next_command(token_set.train_command(job, set_)))
 
 
 def address(data_url: str, path: str) -> str:

@@ -16,6 +16,7 @@ from invoke.exceptions import Exit
 
 from fabfile.launchers import VENV
 from fabfile.output import gigabytes, say
+from fabfile.remote import exit_status
 from fabfile.ssh import Fleet
 
 _SECONDS = 60.0
@@ -65,7 +66,7 @@ def _put(fleet: Fleet, data: bytes, file: str) -> None:
             channel.exec_command(f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}')
             channel.sendall(data)
             channel.shutdown_write()
-            code = channel.recv_exit_status()
+            code = exit_status(channel, _SECONDS)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.name}: the connection was lost: {error}", code=1) from None
     if code != 0:

@@ -10,7 +10,6 @@ import io
 import json
 import shlex
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,8 @@ from invoke.tasks import task
 
 from fabfile import backend
 from fabfile.output import interruptible, next_command, say, table
+from fabfile.question import ask, must_be_answerable
+from fabfile.remote import exit_status
 from fabfile.ssh import Fleet, SshError, in_parallel
 from fabfile.targets import choose, load
 from fabfile.wait import follow_boot
@@ -42,7 +43,9 @@ test -d /run/systemd/system && systemctl is-active --quiet 'trainyard-job-*' 2>/
 true
 """
 _START = (
-    "set -e; command -v python3 >/dev/null || { apt-get update -q && apt-get install -q -y python3; }; "
+    # apt-get update does not wait for the lists' lock, which a machine that has just booted may hold.
+    "set -e; command -v python3 >/dev/null || { n=0; until apt-get update -q; do n=$((n + 1)); "
+    "test $n -lt 20 || exit 1; sleep 15; done; apt-get -o DPkg::Lock::Timeout=300 install -q -y python3; }; "
     "tar -x --no-same-owner -C /; systemctl daemon-reload; "
     "systemctl enable -q /opt/trainyard/bootstrap/trainyard-bootstrap.service; "
     "rm -f /var/lib/trainyard/ready.json /var/lib/trainyard/failed.json; "
@@ -52,8 +55,9 @@ _TIMEOUT = 600.0
 _INSTALL_SECONDS = 3600.0
 """For the whole installation, torch's download included; each step has its own limit on the machine."""
 WHAT_CHANGES = """\
-on each: Python packages under /opt/trainyard (some 5 GB), the Debian packages that they need, the host name of the
-inventory, no passwords and no root over SSH, more open files and locked memory, no unattended upgrades"""
+on each: Python packages under /opt/trainyard (some 5 GB) and the Debian packages that they need; python, torchrun and
+accelerate as commands for everybody, where /usr/local/bin has none; the host name of the inventory, also in /etc/hosts;
+no passwords and no root over SSH; more open files and locked memory; an update by needrestart restarts no job"""
 
 
 @dataclass(frozen=True)
@@ -189,12 +193,9 @@ def _refuse(machines: Mapping[str, Machine]) -> None:
 
 def _ask(nodes: Sequence[Node], *, yes: bool) -> None:
     say(WHAT_CHANGES)
-    if yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise Exit("this asks before it changes anything, and there is no terminal to ask on: add --yes", code=2)
-    if input(f"make {', '.join(node.name for node in nodes)} nodes? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise Exit("nothing was changed", code=1)
+    must_be_answerable(yes)
+    if not yes:
+        ask(f"make {', '.join(node.name for node in nodes)} nodes?")
 
 
 def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> None:
@@ -205,7 +206,7 @@ def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> No
             channel.exec_command(f"exec sudo -n sh -c {shlex.quote(_START)}")
             channel.sendall(packed(files))
             channel.shutdown_write()
-            code = channel.recv_exit_status()
+            code = exit_status(channel, _TIMEOUT)
             said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
     except (SshError, paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{node.name}: the bootstrap could not be started: {error}", code=1) from None

@@ -45,7 +45,7 @@ def prepare(
         verify = f"cd ~; {token_set.python(folder)} training.tokens {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
     say(f"{data['path']} is whole on {len(cluster.nodes)} nodes, checksums verified")
-    say(next_command(f"fab train {shlex.quote(job)}"))
+    say(next_command(token_set.train_command(job, set_)))
 
 
 def _copies(path: str, nodes: Sequence[Node]) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from fabfile.alive import why_lost
 
@@ -126,6 +126,16 @@ class Lines:
 def _last_state(line: str) -> str:
     """What a terminal would show in the end: a progress bar writes each state over the one before."""
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+def exit_status(channel: Any, seconds: float) -> int:
+    """The exit code of a command whose input is all sent; OSError when there is none within so many seconds."""
+    if not channel.status_event.wait(seconds):
+        raise OSError(f"no end after {seconds:g} s")
+    code: int = channel.recv_exit_status()
+    if code < 0:
+        raise OSError(why_lost(channel))
+    return code
 
 
 def follow(

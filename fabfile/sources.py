@@ -11,7 +11,6 @@ from __future__ import annotations
 import glob
 import hashlib
 import shlex
-import sys
 import tarfile
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -23,12 +22,16 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, prefixed, say
+from fabfile.question import must_be_answerable
+from fabfile.remote import exit_status
 from fabfile.ssh import Fleet, apart
 
 ASK_BYTES = 1 << 30
 """More than this is brought only after a question."""
 FOLDER = "sources"
 _TELL = 5.0
+_END_S = 600.0
+"""Seconds for the head to put the last of it on its disk."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +143,7 @@ def _confirm(local: Local, head: str, *, yes: bool) -> None:
     say(f"data.source {local.word}: {len(local.files)} files of this machine, {size}, are brought to {head}")
     if local.bytes <= ASK_BYTES or yes:
         return
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise Exit(f"{size} are much to send, and there is no terminal to ask on: add --yes", code=2)
+    must_be_answerable(yes)
     if input(f"send {size} to {head}? [y/N] ").strip().lower() not in ("y", "yes"):
         raise Exit("nothing was sent", code=1)
 
@@ -162,7 +164,7 @@ def _send(fleet: Fleet, local: Local) -> None:
             for done in apart(_packed(channel, local)):
                 say(prefixed(head.name, f"{gigabytes(done / 2**30)} of {gigabytes(local.bytes / 2**30)}"))
             channel.shutdown_write()
-            if channel.recv_exit_status() != 0:
+            if exit_status(channel, _END_S) != 0:
                 said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
                 raise Exit(f"{head.name}: ~/{target}: {said or 'tar failed'}", code=1)
     except (paramiko.SSHException, EOFError, OSError) as error:

@@ -47,6 +47,12 @@ def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> d
     return data
 
 
+def train_command(job: str, overrides: Sequence[str] | None) -> str:
+    """`fab train JOB`, on the very token set: where it lies is said again."""
+    where = [override for override in overrides or () if override.startswith("data.path=")]
+    return shlex.join(["fab", "train", job, *where])
+
+
 def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
     """Run a step on some nodes, its lines as they come; Exit names the nodes where it failed."""
 

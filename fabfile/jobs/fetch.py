@@ -56,7 +56,7 @@ class File:
 
 @task(
     help={
-        "job": "the job's id",
+        "job": "the job: its id, its number, or latest",
         "to": "folder for it; default: runs/ID here; one that has the job already is updated",
         "stack": "the stack",
         "inventory": "an inventory file instead of a stack",
@@ -65,11 +65,15 @@ class File:
 def fetch(_c: Context, job: str, to: str = "", stack: str = "", inventory: str = "") -> None:
     """Fetch a job's checkpoints, best model, metrics and logs from the head. Repeated, it fetches what is new."""
     cluster = load(stack, inventory)
-    target = Path(to or f"runs/{job}").expanduser()
-    _check_target(target)
+    if to:
+        _check_target(Path(to).expanduser())
     with interruptible(), Fleet(cluster) as fleet:
         head = Head(fleet)
-        _check_same(target, state(head, job))
+        found = state(head, job)
+        job = found["id"]
+        target = Path(to or f"runs/{job}").expanduser()
+        _check_target(target)
+        _check_same(target, found)
         try:
             _fetch(head, job, target)
         except (Refused, paramiko.SSHException, EOFError, OSError) as error:

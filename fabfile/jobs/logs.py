@@ -22,7 +22,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @task(
     help={
-        "job": "the job's id",
+        "job": "the job: its id, its number, or latest",
         "rank": "only this rank's lines; - for the launcher's own",
         "since": "only lines of the last 30s, 5m, 2h or 1d",
         "tail": "only the last so many lines",

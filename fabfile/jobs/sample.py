@@ -22,7 +22,7 @@ from fabfile.targets import load
 
 @task(
     help={
-        "job": "the job's id",
+        "job": "the job: its id, its number, or latest",
         "prompt": "what the text begins with",
         "tokens": "how many to make",
         "temperature": "0: the likeliest each time",

@@ -24,7 +24,7 @@ _LOOK = 30
 
 @task(
     help={
-        "job": "the job's id",
+        "job": "the job: its id, its number, or latest",
         "now": "without a checkpoint",
         "stack": "the stack",
         "inventory": "an inventory file instead of a stack",
