@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
-from infra.policy.rule import Props, Resource, Rule, Stack, StackRule, block, is_off, is_on, items, same, whole
+from infra.policy.rule import Props, Resource, Rule, StackRule, beside, block, is_off, is_on, items, same, whole
 
 ACCOUNT = "azure-native:storage:StorageAccount"
 CONTAINER = "azure-native:storage:BlobContainer"
@@ -44,14 +44,6 @@ def _closed(account: Props) -> str | None:
     if same(block(account, "networkRuleSet").get("defaultAction"), "Deny"):
         return None
     return "networkRuleSet.defaultAction must be Deny: who comes in is named by network as well"
-
-
-def _beside(type_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
-    def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
-        for account in stack.of(ACCOUNT):
-            yield account, stack.beside(account, type_, "accountName")
-
-    return parts
 
 
 def _keeps_deleted(services: Sequence[Resource]) -> str | None:
@@ -132,14 +124,14 @@ STACK_RULES = (
         name="blobs-can-be-had-back",
         description="What is overwritten or deleted in a storage account can be had back for a week.",
         numbers=("CIS Azure 4.0 10.2.1", "CIS Azure 4.0 10.2.2"),
-        parts=_beside(BLOBS),
+        parts=beside(ACCOUNT, BLOBS, "accountName"),
         problem=_keeps_deleted,
     ),
     StackRule(
         name="old-versions-deleted",
         description="An old version of a blob is not kept, and billed, for ever.",
         numbers=("no CKV or CIS number: both want versions kept, neither says how long",),
-        parts=_beside(LIFECYCLE),
+        parts=beside(ACCOUNT, LIFECYCLE, "accountName"),
         problem=_removes_old_versions,
     ),
 )

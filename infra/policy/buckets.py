@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from infra.policy.access import Statement, statements
-from infra.policy.rule import Resource, Rule, Stack, StackRule, block, is_on, items
+from infra.policy.rule import Resource, Rule, StackRule, beside, block, is_on, items
 
 BUCKET = "aws:s3/bucket:Bucket"
 ACCESS = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
@@ -14,14 +14,6 @@ VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
 LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
-
-
-def _beside(type_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
-    def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
-        for bucket in stack.of(BUCKET):
-            yield bucket, stack.beside(bucket, type_, "bucket")
-
-    return parts
 
 
 def _blocked(blocks: Sequence[Resource]) -> str | None:
@@ -103,35 +95,35 @@ STACK_RULES = (
         name="bucket-public-access-blocked",
         description="No bucket and no object in it can be made public.",
         numbers=("CKV2_AWS_6", "CKV_AWS_53", "CKV_AWS_54", "CKV_AWS_55", "CKV_AWS_56", "CIS AWS 5.0 2.1.4"),
-        parts=_beside(ACCESS),
+        parts=beside(BUCKET, ACCESS, "bucket"),
         problem=_blocked,
     ),
     StackRule(
         name="bucket-encrypted",
         description="What is in a bucket is encrypted at rest.",
         numbers=("CKV_AWS_19",),
-        parts=_beside(ENCRYPTION),
+        parts=beside(BUCKET, ENCRYPTION, "bucket"),
         problem=_encrypted,
     ),
     StackRule(
         name="bucket-versioned",
         description="What is overwritten in a bucket can be had back.",
         numbers=("CKV_AWS_21",),
-        parts=_beside(VERSIONING),
+        parts=beside(BUCKET, VERSIONING, "bucket"),
         problem=_versioned,
     ),
     StackRule(
         name="bucket-uploads-aborted",
         description="An upload that never ended is not kept, and paid for, for ever.",
         numbers=("CKV_AWS_300", "CKV2_AWS_61"),
-        parts=_beside(LIFECYCLE),
+        parts=beside(BUCKET, LIFECYCLE, "bucket"),
         problem=_tidied,
     ),
     StackRule(
         name="bucket-tls-only",
         description="A bucket answers over TLS only.",
         numbers=("CKV_AWS_379", "CIS AWS 5.0 2.1.1"),
-        parts=_beside(POLICY),
+        parts=beside(BUCKET, POLICY, "bucket"),
         problem=_tls_only,
     ),
 )

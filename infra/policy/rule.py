@@ -81,6 +81,16 @@ class Stack:
         ]
 
 
+def beside(type_: str, other: str, property_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
+    """The parts of a StackRule: each resource of `type_`, with those of the type `other` whose property names it."""
+
+    def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
+        for resource in stack.of(type_):
+            yield resource, stack.beside(resource, other, property_)
+
+    return parts
+
+
 def _names(value: Any, resource: Resource) -> bool:
     """Whether the value is the name that a resource was given, as it may be written instead of a reference."""
     own = [resource.props.get(key) for key in ("bucket", "name") if key in resource.props]
