@@ -80,7 +80,7 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
     argv = [
         *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
         *(f"--dpkgopt=path-exclude={pattern}" for pattern in EXCLUDED),
-        *(f"--aptopt={line}" for line in _apt_options()),
+        *(f"--aptopt={line}" for line in apt_options()),
         *(release()["VERSION_CODENAME"], str(root), *map(str, sources())),
     ]
     command.run_watched(argv, joins, work, timeout=900, check=check)
@@ -91,7 +91,7 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
     work.rename(target)
 
 
-def _apt_options() -> list[str]:
+def apt_options() -> list[str]:
     """The host's way to its archive: proxies and certificate authorities."""
     wanted = ("Acquire::http", "Acquire::https", "Acquire::Check")
     return [

@@ -38,7 +38,7 @@ def node(make_project: Callable[..., Project]) -> Iterator[Project]:
         shutil.copy(source, root / source.relative_to("/"))
     for file in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
         shutil.copy(Path("/", file), root / file)
-    (root / "etc/apt/apt.conf.d/99-host").write_text("\n".join(base._apt_options()))
+    (root / "etc/apt/apt.conf.d/99-host").write_text("\n".join(base.apt_options()))
     inside(project, "apt-get", "update")
     inside(project, "apt-get", "install", "--no-install-recommends", "needrestart")
     yield project

@@ -74,7 +74,7 @@ class BareMachine:
         (work / "sources.list").write_text("\n".join([*lines, f"deb {SECURITY} {suite}-security main", ""]))
         argv = [
             *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join((*BOOTS, *BARE))}"),
-            *(f"--aptopt={line}" for line in base._apt_options()),
+            *(f"--aptopt={line}" for line in base.apt_options()),
             *(suite, str(work / "root"), str(work / "sources.list")),
         ]
         command.run_watched(argv, cgroup.make(STACK, self.name), work, timeout=900, check=lambda: None)
