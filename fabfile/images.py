@@ -27,12 +27,12 @@ def images(_c: Context) -> None:
 @task(help={"yes": "do not ask"})
 def prune(_c: Context, yes: bool = False) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
-    must_be_answerable(yes)
     unused = json.loads(backend.ask(backend.module("images", "unused")))
     if not unused:
         say("nothing to remove: every image is in use")
         return
     say("prune removes:\n" + "\n".join(f"    {line}" for line in unused))
+    must_be_answerable(yes)
     if not yes:
         ask("remove them?")
     removed = json.loads(backend.ask(backend.module("images", "prune")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ def test_a_damaged_record_of_a_node_keeps_every_image(verb: str, spec: str, tmp_
 
 
 def test_a_prune_asks_and_removes_nothing_before(tmp_path: Path) -> None:
+    """Without a terminal, too, the list comes first; nothing to remove needs no answer."""
     folder = bake(tmp_path, "a1", json.dumps(WHOLE))
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "TRAINYARD_HOME": str(tmp_path / "yard")}
     argv = [sys.executable, "-m", "fabfile", "prune"]
@@ -72,3 +74,9 @@ def test_a_prune_asks_and_removes_nothing_before(tmp_path: Path) -> None:
         argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2 and "add --yes" in done.stderr and folder.exists()
+    assert done.stdout.startswith("prune removes:\n    image a1 (")
+    shutil.rmtree(folder)
+    done = subprocess.run(
+        argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "nothing to remove: every image is in use\n")
