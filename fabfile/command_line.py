@@ -44,6 +44,13 @@ class AtLeast:
     lowest: float
 
 
+@dataclass(frozen=True)
+class Form:
+    """For a parameter's annotation: how the usage line shows an argument whose name says too little."""
+
+    text: str
+
+
 class UsageError(Exit):
     """A command line that cannot be meant: one line, exit code 2."""
 
@@ -64,6 +71,8 @@ class Parameter:
     required: bool
     lowest: float | None
     help: str
+    form: str = ""
+    """How the usage line shows an argument; empty: by its name."""
 
     @property
     def flag(self) -> str:
@@ -77,7 +86,7 @@ class Parameter:
     @property
     def shown(self) -> str:
         """An argument as the usage line shows it: JOB, [ID2]."""
-        word = self.flag[2:].upper() + (" ..." if self.kind is list else "")
+        word = self.form or self.flag[2:].upper() + (" ..." if self.kind is list else "")
         return word if self.required else f"[{word}]"
 
     def read(self, text: str) -> Any:
@@ -217,8 +226,13 @@ def _parameters(task: Task[Any]) -> list[Parameter]:
         word = one.name.strip("_")
         said = task.help.get(one.name) or task.help.get(word) or task.help.get(word.replace("_", "-")) or ""
         positional = required or one.name in (task.positional or ())
-        found.append(Parameter(one.name, kind, one.default, positional, required, lowest, said))
+        found.append(Parameter(one.name, kind, one.default, positional, required, lowest, said, _form(hints[one.name])))
     return found
+
+
+def _form(hint: Any) -> str:
+    extras = hint.__metadata__ if typing.get_origin(hint) is typing.Annotated else ()
+    return next((extra.text for extra in extras if isinstance(extra, Form)), "")
 
 
 def _kind(hint: Any) -> tuple[type, float | None]:

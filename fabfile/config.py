@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backend
+from fabfile.command_line import Form
 from fabfile.output import next_command, say, table
 
 _FORM = "fab config set KEY VALUE; fab config alone shows all keys"
@@ -17,9 +19,12 @@ _FORM = "fab config set KEY VALUE; fab config alone shows all keys"
 
 @task(
     positional=["words"],
-    help={"words": "set KEY VALUE; without it all keys are shown", "stack": "name of the stack (default: local)"},
+    help={
+        "words": "the key to set and its new value; without them all keys are shown",
+        "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
+    },
 )
-def config(_c: Context, words: Sequence[str] = (), stack: str = "") -> None:
+def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] = (), stack: str = "") -> None:
     """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
     stack = stack or backend.default_stack()
     given = list(words)

@@ -89,7 +89,7 @@ class Machine:
 @task(
     help={
         "inventory": "the inventory file of the machines",
-        "nodes": "comma-separated names of nodes; default: all",
+        "nodes": "names of nodes, with commas between them (node1,node2); default: all",
         "profile": "native or ipex",
         "collectives": "gloo, or with profile ipex ccl",
         "yes": "do not ask",

@@ -45,7 +45,13 @@ def ssh(_c: Context, node: str, stack: str = "", inventory: str = "") -> None:
         raise Exit("there is no ssh command on this machine: install OpenSSH's client", code=1) from None
 
 
-@task(help={**_HELP, "command": "shell command", "nodes": "comma-separated names of nodes; default: all"})
+@task(
+    help={
+        **_HELP,
+        "command": "shell command",
+        "nodes": "names of nodes, with commas between them (node1,node2); default: all",
+    }
+)
 def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: str = "") -> None:
     """Run a command on all nodes at once; the exit code is that of the worst."""
     cluster = load(stack, inventory)

@@ -22,7 +22,12 @@ HELP_YES = {**HELP, "yes": "do not ask"}
 _WITHOUT_PLUGINS = {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
-@task(help={**HELP_YES, "nodes": "first set the key `nodes` of the stack's file, as fab config set does"})
+@task(
+    help={
+        **HELP_YES,
+        "nodes": "how many nodes, the head among them: first written to the stack's file, as fab config set does",
+    }
+)
 def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, AtLeast(1)] | None = None) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()

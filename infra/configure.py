@@ -40,7 +40,7 @@ def set_value(stack: str, key: str, value: str) -> None:
     for name, example in _LATER.items():
         if name != key and not raw.get(name):
             raw[name] = example
-    load(stack, raw)
+    load(stack, raw, reads_key=key == "publicKey")  # a key file may be made, or the key set, after this one
     path = stack_file.path_of(stack)
     before = path.read_text(encoding="utf-8")
     after = edited(before, key, value)

@@ -111,10 +111,11 @@ KEYS = (
 """Every key that Pulumi.yaml declares, in its order."""
 
 
-def load(stack: str, raw: Mapping[str, str]) -> Settings:
+def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Settings:
     """Validate `raw`, the keys of Pulumi.yaml and the stack's file as text, into Settings.
 
     Raises SettingsError for the first key that cannot be used. Reads the public key's file; changes nothing.
+    Without `reads_key` the file need not be there yet, and `public_key` is empty: for checks of other keys.
     """
     check_stack(stack)
     for key in raw:
@@ -129,7 +130,7 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
         cpus=integer(raw, "cpus", 1, 1024),
         memory_mb=integer(raw, "memoryMb", 256, 16 * 1024 * 1024),
     )
-    key_file = _path(raw["publicKey"])
+    key_file = _path(raw["publicKey"]) if reads_key else Path(raw["publicKey"])
     return Settings(
         stack=stack,
         cluster=cluster,
@@ -137,7 +138,7 @@ def load(stack: str, raw: Mapping[str, str]) -> Settings:
         cidr=_network(raw["cidr"], nodes),
         profile=choice(raw, "profile", PROFILES),
         collectives=_collectives(raw),
-        public_key=_public_key(key_file),
+        public_key=_public_key(key_file) if reads_key else "",
         public_key_file=key_file,
         image=_image(raw["image"], cluster),
         max_hours=_limit(raw, "maxHours", 24 * 31, cluster),

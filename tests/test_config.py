@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fabfile.program import verbs
 from infra import configure, stack_file
 from infra.config_values import SettingsError
 
@@ -61,6 +62,22 @@ def test_a_cloud_stack_takes_one_key_after_the_other(file: Path) -> None:
         file.write_text(configure.edited(file.read_text(), key, value))
     configure.set_value("yard", "owner", "ada")
     assert stack_file.read("yard")["owner"] == "ada" and stack_file.read("yard")["adminCidr"] == ""
+
+
+def test_a_public_key_that_is_not_there_yet_blocks_no_other_key(file: Path, tmp_path: Path) -> None:
+    file.write_text(configure.edited(file.read_text(), "publicKey", str(tmp_path / "none.pub")))
+    configure.set_value("yard", "nodes", "5")
+    assert stack_file.read("yard")["nodes"] == "5"
+    with pytest.raises(SettingsError, match=r"^publicKey = "):
+        configure.set_value("yard", "publicKey", str(tmp_path / "other.pub"))
+    with pytest.raises(SettingsError, match=r"^maxHours = "):
+        configure.set_value("yard", "maxHours", "many")
+
+
+def test_the_help_says_what_the_arguments_are_and_which_stack_it_is() -> None:
+    shown = verbs()["config"].help()
+    assert "fab config [set KEY VALUE] [options]" in shown and "WORDS" not in shown
+    assert "$TRAINYARD_STACK, or local" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("text", ["", "config: {}\n", "encryptionsalt: v1:abc=\n"])

@@ -28,6 +28,7 @@ OWN = [sys.executable, "-m", "fabfile"]
 FABRICS = [sys.executable, "-m", "fabric"]
 """Fabric's own `fab`, which finds the collection in the checkout."""
 VERBS = program.verbs()
+NAMES = [("run", "names"), ("bootstrap", "names")]
 
 
 def command(
@@ -143,6 +144,17 @@ def test_every_verb_reads_and_shows_its_options(name: str) -> None:
     assert verb.summary and f"usage: fab {name}" in verb.help()
     for parameter in verb.parameters:
         assert parameter.help, f"fab {name} {parameter.flag} has no help"
+
+
+@pytest.mark.parametrize(("verb", "said"), [("up", "how many"), ("train", "how many"), *NAMES])
+def test_the_help_says_whether_nodes_are_counted_or_named(verb: str, said: str) -> None:
+    (nodes,) = [parameter for parameter in VERBS[verb].parameters if parameter.name == "nodes"]
+    assert nodes.help.startswith(said)
+    assert (nodes.kind is int) == (said == "how many")
+
+
+def test_every_verb_that_takes_nodes_is_in_the_list_above() -> None:
+    assert {verb.name for verb in VERBS.values() if verb.takes("nodes")} == {"up", "train", "run", "bootstrap"}
 
 
 def test_a_short_flag_is_the_same_option_with_every_verb() -> None:
