@@ -28,7 +28,12 @@ POLL = 15.0
 END_MINUTES = 180
 """So long after each boot a builder that everybody forgot powers itself off: EC2 stops it, and it costs its disk."""
 # cloud-init runs it before the bus is there that `shutdown +180` would need, and before a timer may start.
-END = f"systemd-run --no-block --unit=trainyard-builder-end --on-active={END_MINUTES}min systemctl poweroff -i"
+# cloud-init runs this before sysinit.target, which a timer waits for by itself, while systemd-run waits for the timer
+# whatever --no-block says: without its default dependencies the boot would stand still here.
+END = (
+    "systemd-run --no-block --unit=trainyard-builder-end --property=DefaultDependencies=no"
+    f" --timer-property=DefaultDependencies=no --on-active={END_MINUTES}min systemctl poweroff -i"
+)
 """What sets that, in the builder's user data: it does not depend on anybody who waits for the bake."""
 
 # Standard sh, as Systems Manager runs it. The prefix is the tests'; a record of an earlier boot does not count.

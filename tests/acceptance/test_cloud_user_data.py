@@ -99,7 +99,7 @@ def inside(machine: Machine, script: str) -> str:
     for pid in cgroup.processes(machine.stack, machine.name):
         with suppress(OSError):  # it has ended
             if re.search(r"^NSpid:.*\t1$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
-                argv = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "bash", "-c", script]
+                argv = ["nsenter", "-t", str(pid), "-U", "-m", "-u", "-i", "-n", "-p", "bash", "-c", script]
                 environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
                 done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True, env=environment)
                 return done.stdout
