@@ -6,6 +6,7 @@ would show as another value, or as a file that should not be there.
 
 from __future__ import annotations
 
+import ipaddress
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -49,8 +50,16 @@ def words(shell: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
+def plain(address: str) -> str:
+    """One spelling of a name or an address: ssh may write an IPv6 address in another."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return address.lower()
+
+
 def same(told: dict[str, str], cluster: SshCluster, node: Node) -> None:
-    assert (told["hostname"].lower(), told["port"]) == (node.address.lower(), str(node.ssh_port))
+    assert (plain(told["hostname"]), told["port"]) == (plain(node.address), str(node.ssh_port))
     assert told["user"] == user_of(cluster, node)
     assert (told["stricthostkeychecking"], told["globalknownhostsfile"]) == ("true", "/dev/null")
     assert (told["serveraliveinterval"], told["serveralivecountmax"]) == ("15", "4")

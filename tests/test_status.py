@@ -58,6 +58,9 @@ def test_states() -> None:
     assert state_of(ready={"mode": "bake"})[0] == "booting"
     gone = describe(CLUSTER, CLUSTER.head, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
     assert (gone["state"], gone["reason"]) == ("unreachable", "node1 (10.0.0.1:22): no answer")
+
+
+def test_a_local_node_that_has_ended() -> None:
     ended = replace(CLUSTER.head, control_group="/sys/fs/cgroup/no-such-group")
     told = describe(CLUSTER, ended, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
     assert (told["state"], told["reason"]) == ("gone", WHY)

@@ -115,7 +115,7 @@ def test_nodes_come_and_go_alone(cluster: Project) -> None:
     cluster.configure(nodes=1)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack) == {"node1": before["node1"]}
-    assert {thing.owner for thing in cluster.left()} == {"node1", "network"}
+    assert {thing.owner for thing in cluster.left()} == {"node1", "network", "stack-id"}
     cluster.configure(nodes=2)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack)["node1"] == before["node1"]
