@@ -51,10 +51,21 @@ def module(name: str, *args: str) -> list[str]:
     return [sys.executable, "-m", f"infra.{name}", *args]
 
 
-def ask(argv: Sequence[str]) -> str:
-    """Run a command that answers with its output; Exit with its code and what it said when it fails."""
+def plugins(cloud: str) -> dict[str, str]:
+    """Variables for a `pulumi` that runs the program of a stack; `cloud` is empty for a local one.
+
+    Pulumi would fetch the plugin of each SDK that is installed, hundreds of megabytes that a local stack never uses.
+    """
+    return {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
+
+
+def ask(argv: Sequence[str], **more: str) -> str:
+    """Run a command that answers with its output; Exit with its code and what it said when it fails.
+
+    `more` are variables of its environment.
+    """
     done = subprocess.run(
-        argv, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        argv, cwd=ROOT, env=environment() | more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise Exit(done.stderr.strip() or done.stdout.strip(), code=USAGE if done.returncode == USAGE else 1)

@@ -18,8 +18,6 @@ from fabfile.question import ask, must_be_answerable
 
 HELP = {"stack": "name of the stack (default: $TRAINYARD_STACK, or local)"}
 HELP_YES = {**HELP, "yes": "do not ask"}
-# Pulumi would fetch the plugin of each SDK that is installed, hundreds of megabytes that a local stack has no use for.
-_WITHOUT_PLUGINS = {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
 @task(
@@ -36,12 +34,12 @@ def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, At
         set_key(stack, "nodes", str(nodes))
     told = _checked(stack)
     must_be_answerable(yes)
-    work_lost.say_of_up(stack)
+    work_lost.say_of_up(stack, told["cloud"])
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
         argv += [*_policies(told), *_pulumi_yes(yes)]
-        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv, **_WITHOUT_PLUGINS), stack)
+        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv, **backend.plugins("")), stack)
     else:
         if not yes:
             _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
@@ -59,7 +57,7 @@ def preview(_c: Context, stack: str = "") -> None:
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         argv = ["pulumi", "preview", "--refresh", "--stack", stack, *_policies(told)]
-        _finish(backend.follow(argv, **{} if told["cloud"] else _WITHOUT_PLUGINS), stack)
+        _finish(backend.follow(argv, **backend.plugins(told["cloud"])), stack)
     else:
         _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
     say(next_command("fab up"))

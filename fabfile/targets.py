@@ -14,6 +14,13 @@ from infra.inventory import InventoryError, Node, SshCluster, from_json
 def load(stack: str, inventory: str) -> SshCluster:
     """The cluster in the inventory file, else that of the stack; what cannot be used ends fab with exit code 2."""
     text, source = (_read(Path(inventory).expanduser()), inventory) if inventory else _stack_output(stack)
+    cluster = parse(text, source)
+    renew(cluster)  # a node that was made again has a new key: plain `ssh node2` is to know it as well
+    return cluster
+
+
+def parse(text: str, source: str) -> SshCluster:
+    """The cluster of an inventory that is in hand; what cannot be used ends fab with exit code 2, naming `source`."""
     try:
         cluster = from_json(text, source=source)
         if not isinstance(cluster, SshCluster):
@@ -24,7 +31,6 @@ def load(stack: str, inventory: str) -> SshCluster:
         directory(cluster.name)
     except InventoryError as error:
         raise Exit(f"{source}: {error}", code=2) from None
-    renew(cluster)  # a node that was made again has a new key: plain `ssh node2` is to know it as well
     return cluster
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile import backend
+from fabfile import backend, targets
 from fabfile.output import hint, say
 
-ANSWER_S = 5.0
-"""Seconds that the head may take to say what runs: a dead cluster must be quick to destroy."""
+CONNECT_S = 10.0
+"""Seconds for reaching the head and logging in: a dead cluster must be quick to destroy."""
+ANSWER_S = 20.0
+"""Seconds that a head which has been reached may take to say what runs there, this checkout's programs sent first."""
 _NODE = re.compile(r"node[0-9]+")
 _GOES = re.compile(r"^\s*(node[0-9]+): (?:- delete|\+- replace)", re.MULTILINE)
 """As the embedded engine's preview says it."""
@@ -22,74 +24,93 @@ _GOES = re.compile(r"^\s*(node[0-9]+): (?:- delete|\+- replace)", re.MULTILINE)
 
 def say_of_destroy(stack: str) -> None:
     """Say what runs on the stack's nodes, and which runs their disks have. A head that does not answer is said, too."""
-    cluster = _inventory(stack)
-    if cluster is not None:
-        names = [node["name"] for node in cluster["nodes"]]
-        _say(jobs_of(stack, cluster), names, runs_go=True)
+    inventory = _inventory(stack)
+    if inventory:
+        jobs = jobs_of(stack, inventory)
+        _say(jobs or [], _names(inventory), runs_go=True)
 
 
-def say_of_up(stack: str) -> None:
-    """The same for an `up` that removes or replaces nodes. Says nothing where the cluster is not up."""
-    cluster = _inventory(stack)
-    if cluster is None:
+def say_of_up(stack: str, cloud: str) -> None:
+    """Say which nodes an `up` removes or replaces, and which jobs and runs go with them.
+
+    `cloud` is empty for a local stack. Says nothing where the cluster is not up, and where the head knows no jobs.
+    """
+    inventory = _inventory(stack)
+    if not inventory:
         return
-    every = jobs_of(stack, cluster)
-    if not every:
-        return  # nothing that could be lost, or nobody to say so: no need of a preview
-    gone = nodes_that_go(stack)
+    jobs = jobs_of(stack, inventory)
+    if jobs == []:
+        return  # nothing can be lost: no need of a preview
+    say("looking which nodes this `up` removes or replaces (a preview)")
+    gone = nodes_that_go(stack, cloud)
     if gone:
         say(f"this `up` removes or replaces {', '.join(gone)}")
-        _say(every, gone, runs_go=cluster["nodes"][0]["name"] in gone)
+        _say(jobs or [], gone, runs_go=_names(inventory)[0] in gone)
 
 
-def nodes_that_go(stack: str) -> list[str]:
-    """The nodes that the next `up` deletes or makes anew, by a preview. None where that cannot be told."""
+def nodes_that_go(stack: str, cloud: str) -> list[str]:
+    """The nodes that the next `up` deletes or makes anew, by a preview. Empty, said in a line, where that fails."""
     try:
         if not backend.has_pulumi():
             return sorted(set(_GOES.findall(backend.ask(backend.module("engine", "preview", stack)))))
-        preview = json.loads(backend.ask(["pulumi", "preview", "--json", "--stack", stack]))
-    except (Exit, ValueError):
-        return []  # `up` itself says what is wrong with it
-    steps = [(str(step["urn"]).rpartition("::")[2], step["op"]) for step in preview.get("steps", [])]
+        argv = ["pulumi", "preview", "--json", "--refresh", "--stack", stack]
+        preview = json.loads(backend.ask(argv, **backend.plugins(cloud)))
+        steps = [(str(step["urn"]).rpartition("::")[2], step["op"]) for step in preview.get("steps", [])]
+    except (Exit, ValueError, KeyError) as error:
+        say(f"which nodes it removes or replaces is not known: {_line(error)}")
+        return []
     return sorted({name for name, op in steps if _NODE.fullmatch(name) and ("delete" in op or "replace" in op)})
 
 
-def jobs_of(stack: str, cluster: dict[str, Any]) -> list[dict[str, Any]]:
-    """The jobs that the head knows; none, said in a line, where it does not answer within ANSWER_S seconds."""
+def jobs_of(stack: str, inventory: str) -> list[dict[str, Any]] | None:
+    """The jobs that the head of an inventory knows; None, said in a line, where it does not answer in time."""
+    from fabfile.jobs.head import Head, runs
+    from fabfile.ssh import Fleet
+
+    reached = threading.Event()
     answer: list[list[dict[str, Any]]] = []
     wrong: list[str] = []
 
     def ask() -> None:
-        from fabfile.jobs.head import Head, runs
-        from fabfile.ssh import Fleet
-        from fabfile.targets import load
-
         try:
-            loaded = load(stack, "")
-            with Fleet(loaded) as fleet:
-                answer.append(Head(fleet).ask("jobs", runs(loaded)))
-        except Exit as error:
-            wrong.append(str(error.message))
+            cluster = targets.parse(inventory, f"stack {stack}")
+            with Fleet(cluster, timeout=CONNECT_S) as fleet:
+                fleet.connection(cluster.head)
+                reached.set()
+                answer.append(Head(fleet).ask("jobs", runs(cluster)))
         except Exception as error:  # noqa: BLE001 (whatever is wrong with a node, it must not keep a destroy)
-            wrong.append(str(error) or type(error).__name__)
+            wrong.append(_line(error))
+        finally:
+            reached.set()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(ANSWER_S)
+    limit = ANSWER_S if reached.wait(CONNECT_S) else 0.0
+    thread.join(limit)
     if answer:
         return answer[0]
-    head = cluster["nodes"][0]["name"]
-    why = " ".join(wrong[0].split())[:200] if wrong else f"no answer within {ANSWER_S:.0f} s"
-    say(f"what runs on the nodes is not known: {head}: {why}")
-    return []
+    why = f"reached, but no answer within {limit:.0f} s" if limit else f"not reached within {CONNECT_S:.0f} s"
+    say(f"what runs on the nodes is not known: {wrong[0] if wrong else f'{_names(inventory)[0]}: {why}'}")
+    return None
 
 
-def _inventory(stack: str) -> dict[str, Any] | None:
+def _inventory(stack: str) -> str:
+    """The stack's inventory as JSON text; empty where it is not up."""
     try:
-        cluster: dict[str, Any] = json.loads(backend.stack_output(stack))
-    except (Exit, ValueError):
-        return None  # it is not up
-    return cluster
+        return backend.stack_output(stack)
+    except Exit:
+        return ""
+
+
+def _names(inventory: str) -> list[str]:
+    """The nodes' names, the head's first."""
+    return [str(node["name"]) for node in json.loads(inventory)["nodes"]]
+
+
+def _line(error: Exception) -> str:
+    """What an error says, in one line of at most 200 characters."""
+    text = str(error.message if isinstance(error, Exit) else error) or type(error).__name__
+    return " ".join(text.split())[:200]
 
 
 def _say(every: list[dict[str, Any]], gone: Collection[str], *, runs_go: bool) -> None:

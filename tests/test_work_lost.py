@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
 
 from fabfile import backend, work_lost
+from fabfile.jobs import head
+from fabfile.known_hosts import SshError
+from fabfile.ssh import Fleet
 
 CLUSTER = {"nodes": [{"name": f"node{number}"} for number in (1, 2, 3)]}
 JOBS = [
@@ -31,26 +36,88 @@ def test_a_destroy_names_the_job_that_runs_and_the_runs(up: None, capsys: pytest
     assert "demo-1, demo-2" in runs and "fab fetch ID" in runs
 
 
-@pytest.mark.parametrize(("gone", "lines"), [(["node3"], 1), (["node2"], 2), (["node1"], 3), ([], 0)])
+@pytest.mark.parametrize(("gone", "lines"), [(["node3"], 2), (["node2"], 3), (["node1"], 4), ([], 1)])
 def test_an_up_names_what_its_nodes_take_with_them(
     gone: list[str], lines: int, up: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The runs are on the head's disk: another node's going takes none."""
-    monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack: gone)
-    work_lost.say_of_up("yard")
+    monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack, _cloud: gone)
+    work_lost.say_of_up("yard", "")
     assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+class Preview:
+    """Plays `backend.ask`: what a preview answers, and how it was called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: str, answer: str | Exit) -> None:
+        self.answer, self.argv, self.environment = answer, [""], {"": ""}
+        monkeypatch.setattr(backend, "has_pulumi", lambda: engine == "pulumi")
+        monkeypatch.setattr(backend, "ask", self.ask)
+
+    def ask(self, argv: Sequence[str], **more: str) -> str:
+        self.argv, self.environment = list(argv), more
+        if isinstance(self.answer, Exit):
+            raise self.answer
+        return self.answer
+
+
+STEPS = [("node1", "same"), ("node2", "delete-replaced"), ("node3", "delete"), ("network", "delete")]
+ANSWERS = {
+    "pulumi": json.dumps({"steps": [{"urn": f"urn:x::{name}", "op": op} for name, op in STEPS]}),
+    "embedded": "  node2: +- replace (image)\n  node3: - delete\n  node4: + create\n  2 changes\n",
+}
 
 
 @pytest.mark.parametrize("engine", ["pulumi", "embedded"])
 def test_the_nodes_that_go_are_read_from_the_preview(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [("node1", "same"), ("node2", "delete-replaced"), ("node3", "delete"), ("network", "delete")]
-    answers = {
-        "pulumi": json.dumps({"steps": [{"urn": f"urn:x::{name}", "op": op} for name, op in steps]}),
-        "embedded": "  node2: +- replace (image)\n  node3: - delete\n  node4: + create\n  2 changes\n",
-    }
-    monkeypatch.setattr(backend, "has_pulumi", lambda: engine == "pulumi")
-    monkeypatch.setattr(backend, "ask", lambda _argv: answers[engine])
-    assert work_lost.nodes_that_go("yard") == ["node2", "node3"]
+    Preview(monkeypatch, engine, ANSWERS[engine])
+    assert work_lost.nodes_that_go("yard", "") == ["node2", "node3"]
+
+
+@pytest.mark.parametrize("cloud", ["", "aws"])
+def test_the_preview_is_that_of_the_up_after_it(cloud: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at what is there, as `up` does, and fetches no plugin that a local stack has no use for."""
+    played = Preview(monkeypatch, "pulumi", ANSWERS["pulumi"])
+    work_lost.nodes_that_go("yard", cloud)
+    assert "--refresh" in played.argv
+    wanted = {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
+    assert played.environment == wanted
+
+
+@pytest.mark.parametrize("answer", [Exit("no such type\nand more", code=1), "not JSON", '{"steps": [{}]}'])
+def test_a_preview_that_fails_is_said(
+    answer: str | Exit, up: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Preview(monkeypatch, "pulumi", answer)
+    work_lost.say_of_up("yard", "")
+    looking, failed = capsys.readouterr().out.splitlines()
+    assert looking == "looking which nodes this `up` removes or replaces (a preview)"
+    assert failed.startswith("which nodes it removes or replaces is not known: ")
+    assert "no such type and more" in failed or not isinstance(answer, Exit)
+
+
+def test_the_variables_reach_the_command() -> None:
+    assert backend.ask(["sh", "-c", "echo $PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION"], **backend.plugins("")) == (
+        "true\n"
+    )
+
+
+def test_a_head_without_jobs_needs_no_preview(
+    up: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work_lost, "jobs_of", lambda *_: [])
+    monkeypatch.setattr(work_lost, "nodes_that_go", lambda *_: pytest.fail("a preview"))
+    work_lost.say_of_up("yard", "")
+    assert capsys.readouterr().out == ""
+
+
+def test_the_nodes_that_go_are_named_where_the_head_does_not_answer(
+    up: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work_lost, "jobs_of", lambda *_: None)
+    monkeypatch.setattr(work_lost, "nodes_that_go", lambda *_: ["node3"])
+    work_lost.say_of_up("yard", "")
+    assert "this `up` removes or replaces node3\n" in capsys.readouterr().out
 
 
 def test_a_cluster_that_is_not_up_has_nothing_to_lose(
@@ -61,16 +128,50 @@ def test_a_cluster_that_is_not_up_has_nothing_to_lose(
 
     monkeypatch.setattr(backend, "stack_output", not_up)
     work_lost.say_of_destroy("yard")
-    work_lost.say_of_up("yard")
+    work_lost.say_of_up("yard", "")
     assert capsys.readouterr().out == ""
 
 
+@pytest.fixture
+def inventory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """An inventory in hand: nobody may ask the stack for it again."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(backend, "stack_output", lambda _stack: pytest.fail("asked again"))
+    nodes = [{"name": f"node{n}", "private_ip": f"127.0.0.{n}"} for n in (1, 2)]
+    return json.dumps({"schema": 1, "kind": "ssh", "name": "yard", "ssh_user": "root", "nodes": nodes})
+
+
+@pytest.mark.parametrize(("reached", "said"), [(False, "not reached"), (True, "reached, but no answer")])
 def test_a_head_that_does_not_answer_is_said_and_waited_for_briefly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reached: bool, said: str, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(work_lost, "ANSWER_S", 0.2)
-    monkeypatch.setattr("fabfile.targets.load", lambda *_args: time.sleep(30))
+    monkeypatch.setattr(work_lost, "CONNECT_S", 1.0)
+    monkeypatch.setattr(work_lost, "ANSWER_S", 1.0)
+    monkeypatch.setattr(Fleet, "connection", lambda *_: None if reached else time.sleep(30))
+    monkeypatch.setattr(head, "deploy", lambda *_: time.sleep(30))
     began = time.monotonic()
-    assert work_lost.jobs_of("yard", CLUSTER) == []
+    assert work_lost.jobs_of("yard", inventory) is None
     assert time.monotonic() - began < 10
-    assert "what runs on the nodes is not known: node1: no answer within 0 s" in capsys.readouterr().out
+    assert f"what runs on the nodes is not known: node1: {said} within 1 s" in capsys.readouterr().out
+
+
+def test_the_time_of_a_slow_way_to_the_head_is_not_taken_from_its_answer(
+    inventory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_lost, "CONNECT_S", 10.0)
+    monkeypatch.setattr(work_lost, "ANSWER_S", 2.0)
+    monkeypatch.setattr(Fleet, "connection", lambda *_: time.sleep(3))
+    monkeypatch.setattr(head.Head, "__init__", lambda *_: None)
+    monkeypatch.setattr(head.Head, "ask", lambda *_: JOBS)
+    assert work_lost.jobs_of("yard", inventory) == JOBS
+
+
+def test_a_refusal_of_the_head_is_passed_on(
+    inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise SshError("node1 (127.0.0.1:22): no SSH:\nclosed")
+
+    monkeypatch.setattr(Fleet, "connection", refuse)
+    assert work_lost.jobs_of("yard", inventory) is None
+    assert capsys.readouterr().out == "what runs on the nodes is not known: node1 (127.0.0.1:22): no SSH: closed\n"
