@@ -62,15 +62,33 @@ class Shortage:
         return CODES[self.code]
 
 
-def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> int:
-    """Run `pulumi up` before the user's eyes; on a failure for want of room, say so at the end. Its exit code."""
+@dataclass(frozen=True)
+class Update:
+    """How a `pulumi up` ended."""
+
+    code: int
+    began: bool
+    """Whether it came further than its preview and the question after it: something may have been changed."""
+
+
+def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> Update:
+    """Run `pulumi up` before the user's eyes; on a failure for want of room in a cloud, say so at the end."""
     with tempfile.TemporaryDirectory(prefix="trainyard-") as directory:  # for this user's eyes only
         log = Path(directory) / "events.json"
-        code = backend.follow([*argv, "--event-log", str(log)], PULUMI_DEBUG_COMMANDS="true")
-        if code not in (0, backend.INTERRUPTED) and log.exists():
-            for line in advice(shortages(log.read_text(errors="replace")), stack, told):
-                say(line)
-    return code
+        variables = {"PULUMI_DEBUG_COMMANDS": "true", **backend.plugins(told["cloud"])}
+        code = backend.follow([*argv, "--event-log", str(log)], **variables)
+        events = log.read_text(errors="replace") if log.exists() else ""
+    if told["cloud"] and code not in (0, backend.INTERRUPTED):
+        for line in advice(shortages(events), stack, told):
+            say(line)
+    return Update(code, began(events))
+
+
+def began(log: str) -> bool:
+    """Whether an event log has a step of the update itself; those of its preview are marked as planning."""
+    kinds = ("resourcePreEvent", "resOutputsEvent", "resOpFailedEvent")
+    steps = [event[kind] for event in _events(log) for kind in kinds if kind in event]
+    return any(not step.get("planning") for step in steps)
 
 
 def shortages(log: str) -> list[Shortage]:

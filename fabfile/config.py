@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated
 
 from invoke.context import Context
@@ -42,6 +43,38 @@ def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] =
         raise Exit(f"fab config {' '.join(given)}: {_FORM}", code=backend.USAGE)
     set_key(stack, given[1], given[2])
     say(next_command("fab up"))
+
+
+class Begun:
+    """Whether an `up` has begun to change something."""
+
+    value = False
+
+
+@contextmanager
+def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
+    """Set a key; put back what it was where what follows fails, or is interrupted, before it has begun.
+
+    The whole file is then as it was, unless Pulumi has written to it as well (a new stack's salt): then only the key.
+    """
+    file = backend.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
+    rows = json.loads(backend.ask(backend.module("configure", stack)))
+    old = next(str(row["value"]) for row in rows if row["key"] == key)
+    before = file.read_bytes()
+    set_key(stack, key, value)
+    written = file.read_bytes()
+    begun = Begun()
+    try:
+        yield begun
+    except BaseException:
+        if begun.value or written == before:
+            raise
+        if file.read_bytes() == written:
+            file.write_bytes(before)
+            say(f"stacks/Pulumi.{stack}.yaml: {key} = {old}, as before")
+        else:
+            set_key(stack, key, old)
+        raise
 
 
 def set_key(stack: str, key: str, value: str) -> None:

@@ -11,7 +11,7 @@ from invoke.tasks import task
 
 from fabfile import backend, capacity, known_hosts, left, pulumi_lock, removal, targets, work_lost
 from fabfile.command_line import AtLeast
-from fabfile.config import set_key
+from fabfile.config import Begun, key_set
 from fabfile.cost import announce
 from fabfile.output import hint, next_command, say
 from fabfile.question import ask, must_be_answerable
@@ -29,24 +29,35 @@ HELP_YES = {**HELP, "yes": "do not ask"}
 def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, AtLeast(1)] | None = None) -> None:
     """Make the cluster what its configuration says: create, change or replace what differs."""
     stack = stack or backend.default_stack()
-    if nodes is not None:
+    if nodes is None:
+        _up(stack, yes, Begun())
+    else:
         must_be_answerable(yes)
-        set_key(stack, "nodes", str(nodes))
+        with key_set(stack, "nodes", str(nodes)) as begun:
+            _up(stack, yes, begun)
+    targets.renew_files(stack)
+    say(next_command("fab wait"))
+
+
+def _up(stack: str, yes: bool, begun: Begun) -> None:
+    """The checks, the question and the change; `begun` is set as soon as something may have been changed."""
     told = _checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack, told["cloud"])
     if backend.has_pulumi():
         backend.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
-        argv += [*_policies(told), *_pulumi_yes(yes)]
-        _finish(capacity.up(argv, stack, told) if told["cloud"] else backend.follow(argv, **backend.plugins("")), stack)
-    else:
-        if not yes:
-            _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
-            ask(f"change stack {stack} like this?")
-        _finish(backend.follow(backend.module("engine", "up", stack)), stack)
-    targets.renew_files(stack)
-    say(next_command("fab wait"))
+        update = capacity.up([*argv, *_policies(told), *_pulumi_yes(yes)], stack, told)
+        begun.value = update.began
+        _finish(update.code, stack)
+        return
+    if not yes:
+        _finish(backend.follow(backend.module("engine", "preview", stack)), stack)
+        ask(f"change stack {stack} like this?")
+    begun.value = True
+    code = backend.follow(backend.module("engine", "up", stack))
+    begun.value = code != backend.USAGE  # which it ends with before it changes anything
+    _finish(code, stack)
 
 
 @task(help=HELP)

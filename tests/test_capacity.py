@@ -49,14 +49,26 @@ def test_what_pulumi_wrote_is_read(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(backend, "ROOT", tmp_path)
     monkeypatch.setattr(backend, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
-    code = capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD)
+    update = capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD)
     shown = capfd.readouterr().out
     live, _, advice = shown.partition("no capacity: ")
-    assert code != 0 and "dynamic:Resource fine created" in live
+    assert update.code != 0 and update.began and "dynamic:Resource fine created" in live
     assert "node2: InsufficientInstanceCapacity: the cloud has no such machine free there now" in advice
     assert "node3: VcpuLimitExceeded: the account's own limit is too low" in advice
     assert "m7i.8xlarge is offered in these zones: use1-az1, use1-az4 (you asked in use1-az6)" in advice
     assert "fab check --account --stack toy" in advice and "fab destroy --stack toy" in advice
+
+
+@pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
+def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first half of `pulumi up`, which asks at its end.
+    for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(backend, "ROOT", tmp_path)
+    log = tmp_path / "events.json"
+    argv = ["pulumi", "preview", "--stack", "toy", "--event-log", str(log)]
+    assert backend.follow(argv, PULUMI_DEBUG_COMMANDS="true") == 0
+    assert "resourcePreEvent" in log.read_text() and not capacity.began(log.read_text())
 
 
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
@@ -66,7 +78,9 @@ def test_an_up_that_is_well_says_nothing_more(
     for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(backend, "ROOT", tmp_path)
-    assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD) == 0
+    assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD) == capacity.Update(
+        0, began=True
+    )
     assert "capacity" not in capfd.readouterr().out
 
 

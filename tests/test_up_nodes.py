@@ -1,0 +1,141 @@
+"""`fab up --nodes N` that comes to nothing leaves the file of the stack as it was; one that has begun keeps N."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from fabfile import backend, capacity, question, stack, targets, work_lost
+
+FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
+TOLD = {"about": {"cloud": ""}, "bill": {}}
+
+
+class Played:
+    """The stack `yard` of a checkout; the writing of its file is real enough, what makes machines is played."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, *, pulumi: bool) -> None:
+        self.file = root / "stacks" / "Pulumi.yard.yaml"
+        self.file.parent.mkdir()
+        self.file.write_text(FILE)
+        self.seen: list[str] = []
+        """The file as the engine found it."""
+        self.refusal: Exit | KeyboardInterrupt | None = None
+        """What the pre-flight ends with."""
+        self.codes = {"preview": 0, "up": 0}
+        self.began = False
+        for name, value in {
+            **{"ROOT": root, "has_pulumi": lambda: pulumi, "ask": self.ask, "follow": self.follow},
+            **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}},
+        }.items():
+            monkeypatch.setattr(backend, name, value)
+        monkeypatch.setattr(stack, "announce", lambda _bill: None)
+        monkeypatch.setattr(stack, "must_be_answerable", lambda _yes: None)
+        monkeypatch.setattr(capacity, "up", self.up)
+        monkeypatch.setattr(targets, "renew_files", lambda _stack: None)
+        monkeypatch.setattr(work_lost, "say_of_up", lambda *_: None)
+
+    def ask(self, argv: Sequence[str], **_more: str) -> str:
+        if "infra.configure" in argv:
+            text = self.file.read_text()
+            if "--" in argv:
+                self.file.write_text(text.replace(f"nodes: {self.nodes}", f"nodes: {argv[-1]}"))
+            return json.dumps([{"key": "nodes", "value": self.nodes}])
+        if "infra.preflight" in argv and self.refusal:
+            raise self.refusal
+        if "select" in argv:
+            self.file.write_text(self.file.read_text() + "encryptionsalt: v1:abc=\n")
+        return json.dumps(TOLD)
+
+    @property
+    def nodes(self) -> str:
+        return self.file.read_text().partition("nodes: ")[2].split()[0]
+
+    def follow(self, argv: Sequence[str], **_more: str) -> int:
+        self.seen.append(self.nodes)
+        return self.codes[argv[-2]]
+
+    def up(self, *_: Any) -> capacity.Update:
+        self.seen.append(self.nodes)
+        return capacity.Update(self.codes["up"], self.began)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(tmp_path, monkeypatch, pulumi=False)
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(tmp_path, monkeypatch, pulumi=True)
+
+
+def up(nodes: int = 2, *, yes: bool = False) -> None:
+    stack.up(Context(), stack="yard", yes=yes, nodes=nodes)
+
+
+def answer(word: str | type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def answered(_question: str) -> str:
+        if isinstance(word, str):
+            return word
+        raise word
+
+    monkeypatch.setattr(question, "input", answered, raising=False)
+
+
+@pytest.mark.parametrize(("word", "ends"), [("n", Exit), (KeyboardInterrupt, KeyboardInterrupt), (EOFError, EOFError)])
+def test_a_question_that_is_not_answered_with_yes_changes_nothing(
+    word: str | type[BaseException],
+    ends: type[BaseException],
+    embedded: Played,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer(word, monkeypatch)
+    with pytest.raises(ends):
+        up()
+    assert embedded.seen == ["2"] and embedded.file.read_text() == FILE
+    assert "stacks/Pulumi.yard.yaml: nodes = 3, as before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("refusal", [Exit("this machine has no room", code=2), KeyboardInterrupt()])
+def test_a_preflight_that_refuses_changes_nothing(refusal: Exit | KeyboardInterrupt, embedded: Played) -> None:
+    embedded.refusal = refusal
+    with pytest.raises(type(refusal)):
+        up(yes=True)
+    assert embedded.file.read_text() == FILE and embedded.seen == []
+
+
+@pytest.mark.parametrize(("code", "nodes"), [(0, "2"), (1, "2"), (130, "2"), (2, "3")])
+def test_an_up_that_has_begun_keeps_the_number(code: int, nodes: str, embedded: Played) -> None:
+    """Exit code 2 is the engine's for what it refuses before it begins."""
+    embedded.codes["up"] = code
+    if code == 0:
+        up(yes=True)
+    else:
+        with pytest.raises(Exit):
+            up(yes=True)
+    assert embedded.nodes == nodes
+
+
+@pytest.mark.parametrize(("began", "nodes"), [(False, "3"), (True, "2")])
+def test_with_pulumi_its_own_log_says_whether_it_began(began: bool, nodes: str, pulumi: Played) -> None:
+    """Pulumi asks itself, and has written its salt to the file by then: that stays."""
+    pulumi.codes["up"], pulumi.began = 1, began
+    with pytest.raises(Exit):
+        up()
+    assert pulumi.seen == ["2"] and pulumi.nodes == nodes
+    assert "# as I like it" in pulumi.file.read_text() and "encryptionsalt" in pulumi.file.read_text()
+
+
+def test_an_up_without_the_option_writes_nothing(pulumi: Played) -> None:
+    pulumi.codes["up"] = 1
+    with pytest.raises(Exit):
+        stack.up(Context(), stack="yard", yes=True)
+    assert pulumi.nodes == "3"
