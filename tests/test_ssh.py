@@ -262,6 +262,14 @@ def test_a_command_without_output_and_one_that_leaves_something_behind(yard: ssh
     assert len(big.stdout.encode()) >= 3_000_000
 
 
+def test_a_command_that_is_stopped_has_not_ended(yard: sshd.Yard) -> None:
+    """SIGSTOP, or a debugger: it goes on later, and its own exit code counts."""
+    cluster = yard.cluster(yard.start("127.0.0.2", sshd.free_port()).node("node1"))
+    command = "echo here; (sleep 1; kill -CONT $$) & kill -STOP $$; echo there; exit 3"
+    result = run_all(cluster, command)["node1"]
+    assert (result.exited, result.stdout) == (3, "here\nthere\n")
+
+
 def test_a_timeout_ends_the_command_on_the_node(yard: sshd.Yard) -> None:
     server = yard.start("127.0.0.2", sshd.free_port())
     mark = f"86400.{os.getpid()}"

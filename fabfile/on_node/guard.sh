@@ -14,7 +14,7 @@ exec 3>&- 4>&-
     kill -KILL -- "-$job"
 } <&0 &
 guard=$!
-wait "$job"
+wait -f "$job" # until it has ended: without -f it would be over when somebody stops it (SIGSTOP)
 code=$?
 kill -KILL -- "-$guard"
 exit "$code"
