@@ -22,6 +22,7 @@ from fabfile.deploy import deploy
 from fabfile.launchers import VENV
 from fabfile.output import is_terminal, say
 from fabfile.ssh import Fleet
+from fabfile.sudo import given_back
 from fabfile.targets import load
 
 STACK = "demo"
@@ -45,7 +46,7 @@ STORY = (
 def demo(_c: Context) -> None:
     """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
     began = time.monotonic()
-    with _the_only_one():
+    with given_back(), _the_only_one():
         _refuse_to_take_over()
         try:
             for why, argv in STORY:

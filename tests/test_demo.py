@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import left, removal
+from fabfile import backend, left, removal
 
 demo: Any = importlib.import_module("fabfile.demo")  # the package has the verb under this name
 
@@ -95,3 +97,54 @@ def test_a_state_without_machines_is_somebodys_as_well(played: Played) -> None:
     with pytest.raises(Exit, match="fab destroy --stack demo"):
         demo.demo(Context())
     assert played.ran == []
+
+
+USER = 54321
+
+
+@pytest.fixture
+def sudo(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a user who runs the demo with sudo; root's file elsewhere, to which a link leads."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    monkeypatch.setenv("SUDO_UID", str(USER))
+    monkeypatch.setenv("SUDO_GID", str(USER))
+    home, checkout = tmp_path / "home", tmp_path / "checkout"
+    for folder in (home / ".pulumi" / "stacks", home / ".ssh", checkout / ".pulumi", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("root's")
+    (home / ".pulumi" / "link").symlink_to(tmp_path / "elsewhere")
+    os.link(tmp_path / "elsewhere" / "file", home / ".pulumi" / "second name")
+    os.chown(home, USER, USER)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(backend, "ROOT", checkout)
+    return home
+
+
+def owners(*paths: Path) -> set[int]:
+    return {path.lstat().st_uid for path in paths}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_root_made_in_a_users_home_is_given_to_the_user(fails: bool, sudo: Path, played: Played) -> None:
+    """A later `up` of the user's own would end in `Permission denied`."""
+    played.codes["wait"] = int(fails)
+    with pytest.raises(Exit) if fails else contextlib.nullcontext():
+        demo.demo(Context())
+    assert (sudo / ".trainyard").is_dir()
+    given = [sudo / ".trainyard", *(sudo / ".pulumi").rglob("[!s]*"), sudo.parent / "checkout" / ".pulumi" / "file"]
+    assert owners(*given, sudo / ".pulumi", sudo / ".pulumi" / "stacks") == {USER}
+    elsewhere = sudo.parent / "elsewhere"
+    assert owners(sudo / ".ssh", sudo / ".ssh" / "file", elsewhere, elsewhere / "file") == {0}
+
+
+def test_a_home_that_is_roots_stays_roots(sudo: Path) -> None:
+    os.chown(sudo, 0, 0)
+    demo.demo(Context())
+    assert owners(sudo / ".trainyard", sudo / ".pulumi") == {0}
+
+
+def test_without_sudo_nothing_changes_hands(sudo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUDO_UID")
+    demo.demo(Context())
+    assert owners(sudo / ".trainyard", sudo / ".pulumi") == {0}

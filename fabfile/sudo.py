@@ -1,0 +1,46 @@
+"""Under sudo, which may keep HOME, root makes folders in a user's home: at the end they are given to the user."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fabfile import backend
+
+
+@contextmanager
+def given_back() -> Iterator[None]:
+    """Give the user of sudo what root has in their ~/.trainyard, ~/.pulumi and the checkout's .pulumi, however it ends.
+
+    Nothing is done for a home that is not this user's: sudo may have set HOME to root's own.
+    """
+    try:
+        yield
+    finally:
+        user = _user()
+        home = Path.home()
+        if user is not None and home.stat().st_uid == user[0]:
+            for folder in (home / ".trainyard", home / ".pulumi", backend.ROOT / ".pulumi"):
+                give(folder, *user)
+
+
+def give(folder: Path, uid: int, gid: int) -> None:
+    """Make all of root's below a folder, and the folder, a user's. Follows no link: root owns what it leads to."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for _, folders, files, here in os.fwalk(folder, follow_symlinks=False):
+            for name in (".", *folders, *files):
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if status.st_uid == 0 and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+                        os.chown(name, uid, gid, dir_fd=here, follow_symlinks=False)
+
+
+def _user() -> tuple[int, int] | None:
+    """The ids of the user who called sudo; None for root itself, and without sudo."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not uid.isdecimal() or not gid.isdecimal() or int(uid) == 0:
+        return None
+    return int(uid), int(gid)
