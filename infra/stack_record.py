@@ -103,7 +103,7 @@ def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: boo
     }
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
+        temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         try:
             if new:

@@ -3,18 +3,19 @@
 # the SSH channel, so Ctrl-C, a killed fab and a lost connection all stop the command on the node too.
 # Only the command holds the output, which therefore ends with it; bash's own notices about jobs go nowhere.
 exec 3>&1 4>&2 >/dev/null 2>&1
-set -m # the command gets a process group of its own, and keyboard signals keep their meaning in it
-bash -c "$0" </dev/null >&3 2>&4 3>&- 4>&- &
+# A process group of its own, in which keyboard signals keep their meaning. Not by bash's job control (set -m): with that a
+# command that somebody stops (SIGSTOP) would count as ended.
+setsid env --default-signal=INT,QUIT bash -c "$0" </dev/null >&3 2>&4 3>&- 4>&- &
 job=$!
 exec 3>&- 4>&-
 {
-    cat
+    while IFS= read -r -d '' _; do :; done
     kill -TERM -- "-$job"
     sleep 2
     kill -KILL -- "-$job"
 } <&0 &
 guard=$!
-wait -f "$job" # until it has ended: without -f it would be over when somebody stops it (SIGSTOP)
+wait "$job"
 code=$?
-kill -KILL -- "-$guard"
+kill -KILL "$guard"
 exit "$code"
