@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import played_backend
 import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import backend, known_hosts, left, pulumi_lock, stack
+from fabfile import backend, left, stack
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
@@ -69,15 +70,13 @@ class Played:
         self.ran: list[list[str]] = []
         self.forgot = False
         """Whether the user's record of the stack was removed."""
-        for name, value in {
-            **{"has_pulumi": lambda: True, "exists": lambda _stack: True, "about": lambda _stack: self.told},
-            **{"ask": self.ask, "follow": self.follow, "exported": self.exported, "stack_output": self.not_up},
-        }.items():
-            monkeypatch.setattr(backend, name, value)
-        monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
-        monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
-        monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
-        monkeypatch.setattr(left, "SETTLE_S", 0.0)
+        played_backend.play(
+            monkeypatch,
+            about=lambda _stack: self.told,
+            ask=self.ask,
+            follow=self.follow,
+            exported=self.exported,
+        )
 
     def move_to_azure(self) -> None:
         """A node and an account whose firewall names the subnet, which is behind a NAT gateway."""
@@ -111,10 +110,6 @@ class Played:
             ]
             self.there += self.stays
         return 0
-
-    def not_up(self, _stack: str) -> str:
-        """What runs on the nodes is not asked here: see test_work_lost."""
-        raise Exit("stack yard is not up", code=2)
 
     def ask(self, argv: Sequence[str]) -> str:
         if "--forget" in argv:

@@ -16,13 +16,14 @@ from typing import Any
 import azure_subscription
 import boto3
 import moto_cloud
+import played_backend
 import pytest
 from azure_subscription import SUBSCRIPTION, Who
 from invoke.context import Context
 from invoke.exceptions import Exit
 from moto_cloud import Stack
 
-from fabfile import backend, known_hosts, left, pulumi_lock, stack
+from fabfile import backend, stack
 from infra import audit, stack_file, stack_record
 from infra.aws import removal
 from infra.azure import leftovers as azure_leftovers
@@ -83,24 +84,19 @@ def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
             raise Exit(err.getvalue().strip(), code=code)
         return out.getvalue()
 
-    def not_up(_stack: str) -> str:
-        raise Exit("not up", code=2)
-
     def choose(who: Operator) -> None:
         now.append(who)
         monkeypatch.setenv("HOME", str(who.home))
 
     monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
     monkeypatch.setattr(audit, "cloud_settings", settings)
-    for name, value in {
-        **{"has_pulumi": lambda: True, "exists": lambda _stack: True, "about": about, "ask": ask},
-        **{"exported": lambda _stack: now[-1].state, "follow": lambda _argv, **_more: 0, "stack_output": not_up},
-    }.items():
-        monkeypatch.setattr(backend, name, value)
-    monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
-    monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
-    monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
-    monkeypatch.setattr(left, "SETTLE_S", 0.0)
+    played_backend.play(
+        monkeypatch,
+        about=about,
+        ask=ask,
+        exported=lambda _stack: now[-1].state,
+        follow=lambda _argv, **_more: 0,
+    )
     return choose
 
 

@@ -1,0 +1,30 @@
+"""The verbs of a stack with everything outside this process played: for tests of what they ask, keep and remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from invoke.exceptions import Exit
+
+from fabfile import backend, known_hosts, left, pulumi_lock
+
+
+def play(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
+    """Replace functions of fabfile.backend: Pulumi is there and knows the stack, whose cluster is not up.
+
+    The files that SSH reads stay, Pulumi's lock is free, and a cloud's list settles at once.
+    """
+
+    def not_up(stack: str) -> str:
+        """What runs on the nodes is not asked: see test_work_lost."""
+        raise Exit(f"stack {stack} is not up", code=2)
+
+    played = {"has_pulumi": lambda: True, "exists": lambda _stack: True, "stack_output": not_up, **functions}
+    for name, function in played.items():
+        monkeypatch.setattr(backend, name, function)
+    monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
+    monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
+    monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
+    monkeypatch.setattr(left, "SETTLE_S", 0.0)
