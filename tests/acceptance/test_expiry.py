@@ -44,8 +44,10 @@ def cluster(make_project: Callable[..., Project]) -> Iterator[Project]:
 
 def ends_in(project: Project, node: str, seconds: float) -> None:
     """Move a node's first boot so that its hour is over in so many seconds."""
+    file = "/var/lib/trainyard/first-boot.json"  # there from the node's first look at its limits, 20 s after its boot
+    project.ssh(node, f"timeout {TICK:.0f} sh -c 'until test -e {file}; do sleep 0.5; done'")
     first = int(time.time() + seconds - 3600)
-    project.ssh(node, f'sudo sed -i \'s/"time": [0-9]*/"time": {first}/\' /var/lib/trainyard/first-boot.json')
+    project.ssh(node, f'sudo sed -i \'s/"time": [0-9]*/"time": {first}/\' {file}')
 
 
 def limits(project: Project) -> dict[str, dict[str, object]]:
