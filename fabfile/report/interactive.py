@@ -18,13 +18,22 @@ from fabfile.report.facts import Run
 from fabfile.report.markup import Markup
 
 _FOLDER = Path(__file__).parent
-STYLE = (_FOLDER / "vendor/uPlot.min.css").read_text(encoding="utf-8")
-SCRIPTS = tuple((_FOLDER / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "interactive.js"))
+_SCRIPTS = ("vendor/uPlot.iife.min.js", "interactive.js")
+
+
+def style() -> str:
+    """The library's style sheet."""
+    return _read("vendor/uPlot.min.css")
+
+
+def _read(name: str) -> str:
+    # When a page is written, not when this module is loaded: every verb loads it.
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def policy() -> str:
     """Sources of scripts, for the page's Content-Security-Policy."""
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in SCRIPTS)
+    hashes = (base64.b64encode(hashlib.sha256(_read(name).encode()).digest()).decode() for name in _SCRIPTS)
     return " ".join(f"'sha256-{each}'" for each in hashes)
 
 
@@ -35,7 +44,7 @@ def scripts(runs: Sequence[Run], charts: Sequence[Chart]) -> Markup:
     text = json.dumps(data(runs, charts), separators=(",", ":"), allow_nan=False)
     block = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     parts = [f'<script type="application/json" id="data">{block}</script>']
-    return Markup("\n".join([*parts, *(f"<script>{script}</script>" for script in SCRIPTS)]))
+    return Markup("\n".join([*parts, *(f"<script>{_read(name)}</script>" for name in _SCRIPTS)]))
 
 
 def data(runs: Sequence[Run], charts: Sequence[Chart]) -> dict[str, Any]:

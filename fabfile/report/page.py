@@ -14,25 +14,23 @@ from fabfile.report.markup import Markup, element, join
 _STYLE = Path(__file__).with_name("style.css")
 _SIGNS = {"SUCCEEDED": "✓", "FAILED": "✕", "CANCELLED": "■", "RUNNING": "▶", "PENDING": "…"}
 # Nothing may be loaded from anywhere, and no script may run but the page's own, whatever stands in the page.
-_POLICY = (
-    f"default-src 'none'; style-src 'unsafe-inline'; script-src {interactive.policy()}; "
-    "base-uri 'none'; form-action 'none'"
-)
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; base-uri 'none'; form-action 'none'"
 
 
 def render(runs: Sequence[Run], *, refresh: int = 0) -> str:
     """The whole file, of one run or of several. Above 0, a browser reads it again every `refresh` seconds."""
     title = " and ".join(run.id for run in runs)
     charts = [chart for chart in charts_of(runs) if not is_empty(chart)]
+    policy = _POLICY.format(scripts=interactive.policy())
     head = join(
         [
             Markup('<meta charset="utf-8">'),
             Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
             Markup('<meta name="color-scheme" content="light dark">'),
-            Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+            Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
             Markup(f'<meta http-equiv="refresh" content="{refresh}">') if refresh else "",
             element("title", f"{title} · trainyard"),
-            element("style", Markup(interactive.STYLE + _STYLE.read_text(encoding="utf-8"))),
+            element("style", Markup(interactive.style() + _STYLE.read_text(encoding="utf-8"))),
         ],
         "\n",
     )
