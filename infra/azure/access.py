@@ -32,15 +32,20 @@ class Access:
     would be billed until somebody finds it."""
 
 
-def declare(base: Base, data: Data) -> Access:
-    identity = managedidentity.UserAssignedIdentity(
-        "identity",
-        resource_name_=base.name("identity"),
+def declare_identity(base: Base, name: str) -> managedidentity.UserAssignedIdentity:
+    """An identity of the stack's own, that rights are then given to."""
+    return managedidentity.UserAssignedIdentity(
+        name,
+        resource_name_=base.name(name),
         resource_group_name=base.group.name,
         location=base.location,
         tags=base.tags,
         opts=base.opts(),
     )
+
+
+def declare(base: Base, data: Data) -> Access:
+    identity = declare_identity(base, "identity")
     unique = base.unique
     role = authorization.RoleDefinition(
         "role",

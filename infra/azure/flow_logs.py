@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pulumi_azure_native import managedidentity, network
+from pulumi_azure_native import network
 
 from infra.azure import access
 from infra.azure.base import Base
@@ -14,14 +14,7 @@ def declare(base: Base, net: Network, data: Data) -> None:
     """Log the VNet's traffic. The account takes no keys, so Network Watcher comes with an identity of its own: not with
     the nodes', which could then change the logs. Azure makes one watcher per region by itself.
     """
-    identity = managedidentity.UserAssignedIdentity(
-        "flow-logs-identity",
-        resource_name_=base.name("flow-logs-identity"),
-        resource_group_name=base.group.name,
-        location=base.location,
-        tags=base.tags,
-        opts=base.opts(),
-    )
+    identity = access.declare_identity(base, "flow-logs-identity")
     # On the account, as the container is not there before the first log.
     writer = access.Principal(identity.principal_id, "ServicePrincipal")
     may_log = access.assign(base, "may-log", writer, data.account.id, access.builtin(base, access.BLOB_CONTRIBUTOR))
