@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import paramiko
@@ -19,8 +18,9 @@ from fabfile import wheel
 from fabfile.backend import ROOT
 from fabfile.ssh import Fleet, SshError, in_parallel
 from infra.inventory import Node
+from node import FOLDER
 
-_RECEIVER = (Path(__file__).parent / "on_node" / "receive.py").read_text()
+_RECEIVER = (FOLDER / "unpack.py").read_text()
 _TIMEOUT = 60
 
 

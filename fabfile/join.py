@@ -10,17 +10,17 @@ import ipaddress
 import json
 import re
 import shlex
-from pathlib import Path
 from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.on_node.join import BEGIN, END, digest
 from fabfile.remote import Result
 from fabfile.ssh import Fleet
 from infra.inventory import Node
+from node import FOLDER
+from node.ssh_trust import BEGIN, END, digest
 
-_PROGRAM = (Path(__file__).parent / "on_node" / "join.py").read_text()
+_PROGRAM = (FOLDER / "ssh_trust.py").read_text()
 _PUBLIC_KEY = re.compile(r"(ssh-ed25519 [A-Za-z0-9+/]+={0,2})( .*)?")
 _TIMEOUT = 60
 

@@ -86,7 +86,7 @@ def fab() -> None:
             if folder.resolve() == ROOT.resolve():
                 break
             # It may be another checkout of trainyard: nothing of this one may be found in its place.
-            for name in [name for name in sys.modules if name.partition(".")[0] in ("fabfile", "infra")]:
+            for name in [name for name in sys.modules if name.partition(".")[0] in ("fabfile", "infra", "node")]:
                 del sys.modules[name]
             sys.exit(fabric.main.program.run())
     main()

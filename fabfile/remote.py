@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from fabfile.alive import why_lost
+from node import FOLDER
 
 OnLine = Callable[[str, str, str], None]
 """Called with (node, "stdout" | "stderr", line) for each line as it comes, from the node's own thread."""
@@ -29,7 +29,7 @@ TAIL = 64 << 10
 """Characters that are kept of an output whose lines were passed on: enough to say why a command failed."""
 LONGEST_LINE = 64 << 10
 
-_GUARD = Path(__file__).parent / "on_node" / "guard.sh"
+_GUARD = FOLDER / "guard.sh"
 # A command is over when its shell is. What it left in the background may hold the output open for ever.
 _DRAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.25  # how often to look whether a silent command has ended while something else holds its output

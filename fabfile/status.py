@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_text
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from invoke.context import Context
@@ -18,8 +17,9 @@ from fabfile.ssh import Fleet
 from fabfile.targets import load
 from fabfile.wait import NEVER_BOOTSTRAPPED
 from infra.inventory import Node, SshCluster
+from node import FOLDER
 
-_PROGRAM = (Path(__file__).parent / "on_node" / "status.py").read_text()
+_PROGRAM = (FOLDER / "status.py").read_text()
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
 _BOOT_SECONDS = 120.0

@@ -27,8 +27,9 @@ from fabfile.remote import follow
 from fabfile.ssh import Fleet, HostKeyError, SshError
 from fabfile.targets import load
 from infra.inventory import Node
+from node import FOLDER
 
-_FOLLOWER = (Path(__file__).parent / "on_node" / "follow.sh").read_text()
+_FOLLOWER = (FOLDER / "boot.sh").read_text()
 _POLL_SECONDS = 0.3
 _REACH_SECONDS = 1.0  # for one attempt at a TCP connection: a node that comes up answers the next one
 _LONG_STEP_SECONDS = 3.0
@@ -85,7 +86,7 @@ class Progress:
         return [f"ssh answers ({now - self.began:.1f} s)"]
 
     def told(self, line: str, now: float) -> list[str]:
-        """A line of on_node/follow.sh."""
+        """A line of node/boot.sh."""
         word, _, rest = line.partition(" ")
         if word == "bare":
             self.state = "failed"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).absolute().parent.parent
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-_LAUNCH_MAIN = b"import sys\n\nfrom fabfile.on_node.job.main import main\n\nsys.exit(main())\n"
+_LAUNCH_MAIN = b"import sys\n\nfrom node.job.main import main\n\nsys.exit(main())\n"
 
 
 def wheel(source: Path) -> tuple[str, bytes]:
@@ -34,8 +34,8 @@ def wheel(source: Path) -> tuple[str, bytes]:
 
 def launch() -> bytes:
     """Everything that runs on a node for a job, as a program: `python3 launch VERB`."""
-    modules = ["infra/inventory.py", "fabfile/on_node/scope.py"]
-    for package in ("fabfile/launchers", "fabfile/on_node/job"):
+    modules = ["infra/inventory.py", "node/scope.py"]
+    for package in ("fabfile/launchers", "node/job"):
         modules += [str(path.relative_to(_ROOT)) for path in (_ROOT / package).glob("*.py")]
     return program(_LAUNCH_MAIN, modules)
 

@@ -427,7 +427,7 @@ def ask(name: str, spec: dict[str, Any], until: str) -> dict[str, Any]:
 
 
 def test_the_node_probe_tells_every_fact(tmp_path: Path) -> None:
-    told = ask("node", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1.5}, "launch")
+    told = ask("facts", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1.5}, "launch")
     assert set(told) == set(NODE_FACTS)
     assert told["disk"]["/"]["total_gb"] > 0
     assert "No such file" in told["disk"][str(tmp_path / "gone")]["error"]
@@ -501,7 +501,7 @@ def test_mpiruns_ssh_is_strict_and_puts_what_it_starts_in_a_leased_scope(tmp_pat
 
 
 def test_a_probes_path_names_its_content_and_nothing_more_of_stdin_is_taken(tmp_path: Path) -> None:
-    path, content = probe("node")
+    path, content = probe("facts")
     script = f"{receive(path, content)} && cat"
     done = subprocess.run(
         ["sh", "-c", script], input=content + b"the rest", capture_output=True, cwd=tmp_path, check=True

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("infra", "fabfile", "training", "bootstrap")
+PACKAGES = ("infra", "fabfile", "node", "training", "bootstrap")
 
 OURS = (
     *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
@@ -50,13 +50,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("infra.local", "infra.aws", "infra.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.
-    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory"),
+    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory", "node"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     # Copied to a node and run there, alone.
-    "fabfile.on_node": (),
-    "fabfile.on_node.job": ("fabfile.on_node", "fabfile.launchers", "infra.inventory"),  # copied together
-    "fabfile.probes": ("torch",),
-    "fabfile.probes.launch": ("fabfile.on_node.scope",),
+    "node": (),
+    "node.job": ("node", "fabfile.launchers", "infra.inventory"),  # copied together
+    "node.probes": ("torch",),
+    "node.probes.launch": ("node.scope",),
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
         *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
@@ -148,7 +148,7 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
         ("fabfile.stack", "from infra import settings"),
         ("fabfile.launchers.mpirun", "from fabfile.ssh import connect"),
         ("fabfile.launchers.mpirun", "import fabric"),
-        ("fabfile.probes.node", "from infra.inventory import Node"),
+        ("node.probes.facts", "from infra.inventory import Node"),
         ("training.train", "from infra.inventory import Node"),
         ("training.train", "import fabric"),
         ("bootstrap.record", "import yaml"),

@@ -29,7 +29,7 @@ MAC_TOOLS = (
 )
 NODE_TOOLS = ("sshd", "pgrep")
 """What the tests start or ask on the side of the nodes."""
-LINUX_HALF = ("infra.local", "infra.clusters.local", "fabfile.on_node", "fabfile.probes")
+LINUX_HALF = ("infra.local", "infra.clusters.local")
 
 NAMESPACE = """
 set -eu

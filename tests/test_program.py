@@ -226,7 +226,7 @@ def test_the_fab_script_is_fabrics_where_another_fabfile_is_nearer(tmp_path: Pat
 
 def test_the_fab_script_runs_the_checkout_that_it_is_called_in(tmp_path: Path) -> None:
     """With two checkouts and one installation, `fab` must never act on the other one's stacks."""
-    for name in ("fabfile", "infra", "pyproject.toml", "Pulumi.yaml"):
+    for name in ("fabfile", "infra", "node", "pyproject.toml", "Pulumi.yaml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
     verb = tmp_path / "fabfile" / "images.py"

@@ -21,12 +21,12 @@ import sshd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabfile.on_node import report as on_node
 from fabfile.report import bars, chart, compare, interactive, numbers, page, speeds
 from fabfile.report.facts import Machine, Run
 from fabfile.report.markup import element, escaped
 from fabfile.report.reading import run_of
 from infra.inventory import Node, SshCluster, to_json
+from node import run_data
 
 ROOT = Path(__file__).resolve().parent.parent
 HOSTILE = (
@@ -44,7 +44,7 @@ def read(folder: Path, **more: Any) -> Run:
     machines = [Machine(name, READY) for name in ("node1", "node2")] + [
         Machine("node3", {}, "not known now: no answer")
     ]
-    return run_of(on_node.collect(folder), machines, {}, 1.0, **more)
+    return run_of(run_data.collect(folder), machines, {}, 1.0, **more)
 
 
 @pytest.fixture
@@ -201,9 +201,9 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
         path.write_text(json.dumps({"precision": HOSTILE, "ranks": [HOSTILE]}))
     hostile = {HOSTILE: HOSTILE, "torch": HOSTILE}
     ready = {"profile": HOSTILE, "versions": hostile, "cpu": {"model": HOSTILE, "cores": HOSTILE}, "image": HOSTILE}
-    told = {**on_node.collect(folder), "id": HOSTILE}
+    told = {**run_data.collect(folder), "id": HOSTILE}
     bad = run_of(told, [Machine(HOSTILE, ready), Machine("node2", {}, HOSTILE)])
-    good = run_of(on_node.collect(folder))
+    good = run_of(run_data.collect(folder))
     honest = [Page(page.render([good])), Page(page.render([good, good]))]
     for runs in ([bad], [bad, good], [good, bad]):
         text = page.render(runs)
@@ -290,7 +290,7 @@ def test_a_long_run_is_thinned(tmp_path: Path) -> None:
     lines = run_folder.metrics(8000)
     lines[4001]["grad_norm"] = 99.0
     found = read(run_folder.write(tmp_path / "long", lines))
-    assert len(found.points) <= on_node.LIMIT
+    assert len(found.points) <= run_data.LIMIT
     assert sum(point.steps for point in found.points) == 8000
     assert max(point.grad_norm or 0 for point in found.points) == 99.0
     assert found.totals["compute"] == pytest.approx(sum(line["seconds"]["compute"] for line in lines))

@@ -19,13 +19,13 @@ from invoke.exceptions import Exit
 
 from fabfile import gone
 from fabfile.join import join, make_blocks
-from fabfile.on_node import join as on_node
 from fabfile.ssh import Fleet
 from fabfile.wait import Progress, follow_boot, software
 from infra.inventory import Node, SshCluster, to_json
+from node import ssh_trust
 
 FAB = Path(sys.executable).with_name("fab")
-FOLLOW = Path(__file__).parents[1] / "fabfile" / "on_node" / "follow.sh"
+FOLLOW = Path(__file__).parents[1] / "node" / "boot.sh"
 READY: dict[str, Any] = {
     "node": "node1",
     "mode": "node",
@@ -221,7 +221,7 @@ def machine(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_install_keeps_what_is_not_ours(machine: tuple[Path, Path]) -> None:
     root, home = machine
-    on_node.install(root, home, BLOCKS, NAMES)
+    ssh_trust.install(root, home, BLOCKS, NAMES)
     hosts = (root / "etc/hosts").read_text()
     assert "10.0.0.1 node1\n10.0.0.2 node2\n10.0.0.3 node3\n" in hosts
     assert "127.0.0.1\tlocalhost\n" in hosts
@@ -238,27 +238,27 @@ def test_install_keeps_what_is_not_ours(machine: tuple[Path, Path]) -> None:
 
 def test_install_twice_changes_nothing_and_another_set_replaces_the_first(machine: tuple[Path, Path]) -> None:
     root, home = machine
-    on_node.install(root, home, BLOCKS, NAMES)
-    paths = on_node.targets(root, home).values()
+    ssh_trust.install(root, home, BLOCKS, NAMES)
+    paths = ssh_trust.targets(root, home).values()
     before = [(path.read_text(), path.stat().st_ino) for path in paths]
-    on_node.install(root, home, BLOCKS, NAMES)
+    ssh_trust.install(root, home, BLOCKS, NAMES)
     assert [(path.read_text(), path.stat().st_ino) for path in paths] == before
-    assert on_node.digest(on_node.current(root, home)) == on_node.digest(BLOCKS)
+    assert ssh_trust.digest(ssh_trust.current(root, home)) == ssh_trust.digest(BLOCKS)
 
     fewer = make_blocks(NODES[:2], "trainyard", SAID, HOST_KEYS)
-    assert on_node.digest(fewer) != on_node.digest(BLOCKS)
-    on_node.install(root, home, fewer, NAMES[:2])
+    assert ssh_trust.digest(fewer) != ssh_trust.digest(BLOCKS)
+    ssh_trust.install(root, home, fewer, NAMES[:2])
     for path in paths:
         text = path.read_text()
         assert "node3" not in text
-        assert text.count(on_node.BEGIN) == 1
+        assert text.count(ssh_trust.BEGIN) == 1
     assert (home / ".ssh/authorized_keys").read_text().startswith("ssh-ed25519 OPERATOR me@laptop\n")
 
 
 def test_the_operators_own_ssh_settings_on_a_node_stay_global(machine: tuple[Path, Path]) -> None:
     _, home = machine
     (home / ".ssh/config").write_text("ServerAliveInterval 7\n")
-    on_node.install(*machine, BLOCKS, NAMES)
+    ssh_trust.install(*machine, BLOCKS, NAMES)
     argv = ["ssh", "-G", "-F", str(home / ".ssh/config")]
     inside = subprocess.run([*argv, "node2"], capture_output=True, text=True, check=True).stdout
     outside = subprocess.run([*argv, "example.org"], capture_output=True, text=True, check=True).stdout

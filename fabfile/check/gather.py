@@ -105,7 +105,7 @@ class Gathering:
             peers = self._start(session, "peers", {**self._agreed, "name": session.node.name})
             with telling.of(*NODE_FACTS):
                 spec = {"shared_dir": self.cluster.shared_dir, "memory_gb": session.node.memory_gb}
-                _hear(self._start(session, "node", spec), telling)
+                _hear(self._start(session, "facts", spec), telling)
             _hear(peers, telling, until=PEER_FACTS[-1])
 
     def _start(self, session: Session, program: str, spec: dict[str, Any]) -> Running:

@@ -12,8 +12,8 @@ from typing import Any
 from fabfile.check.gather import TROUBLE
 from fabfile.check.links import ENOUGH
 from fabfile.check.session import Event, Running, Session, probe
-from fabfile.on_node import scope
 from infra.inventory import SshCluster
+from node import scope
 
 PYTHON = "/opt/trainyard/venv/bin/python"
 HELLO = 'printf \'{"rank": %s, "event": "hello", "hostname": "%s"}\\n\' "$PMI_RANK" "$(hostname)"'

@@ -19,12 +19,13 @@ import paramiko
 from fabfile import wheel
 from fabfile.ssh import Fleet
 from infra.inventory import Node
+from node import FOLDER
 
-PROBES = Path(__file__).parent.parent / "probes"
+PROBES = FOLDER / "probes"
 CACHE = ".cache/trainyard"
 """Where probes lie on a node, under the home directory."""
 POLL_S = 0.05
-_NEEDS = {"launch": ["fabfile/on_node/scope.py"]}
+_NEEDS = {"launch": ["node/scope.py"]}
 """Modules that a probe takes along; it is a zip then, which Python runs as it runs a text."""
 
 Event = dict[str, Any]

@@ -91,7 +91,7 @@ class Plan:
 
 
 def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
-    """What every rank is told. Its node adds what only it knows: see on_node/job/rank.py."""
+    """What every rank is told. Its node adds what only it knows: see node/job/rank_wrapper.py."""
     nodes = ",".join(f"{node.name}={node.private_ip}={node.slots}={node.cores_per_slot}" for node in launch.nodes)
     environment = {
         "TRAINYARD_JOB": launch.id,

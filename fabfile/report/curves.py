@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from fabfile.on_node.report import number
 from fabfile.report import numbers
 from fabfile.report.chart import Chart, Line, Mark
 from fabfile.report.facts import Point, Run
 from fabfile.report.speeds import by_node
+from node.run_data import number
 
 COLOURS = "abcdef"
 """Classes of the style sheet, one for each run of a page."""

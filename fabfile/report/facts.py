@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fabfile.on_node.report import number
+from node.run_data import number
 
 PARTS = ("compute", "communication", "data", "eval", "checkpoint")
 """What the trainer's seconds are called; whatever else there is counts as other."""

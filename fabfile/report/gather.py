@@ -11,15 +11,15 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile.jobs.head import runs
-from fabfile.on_node import report as on_node
-from fabfile.on_node.job import paths
 from fabfile.remote import Result
 from fabfile.report.facts import Machine, Run
 from fabfile.report.reading import run_of
 from fabfile.ssh import Fleet
 from infra.inventory import SshCluster
+from node import run_data
+from node.job import files
 
-_PROGRAM = Path(on_node.__file__).read_text(encoding="utf-8")
+_PROGRAM = Path(run_data.__file__).read_text(encoding="utf-8")
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _TIMEOUT = 60
 
@@ -28,13 +28,13 @@ def from_folder(folder: Path) -> Run:
     """A run directory on this machine; what it cost is known to its cluster alone."""
     if not (folder / "metrics.jsonl").exists() and not (folder / "job.toml").exists():
         raise Exit(f"{folder}: neither metrics.jsonl nor job.toml is there: this is no run directory", code=2)
-    return run_of(on_node.collect(folder.absolute()))
+    return run_of(run_data.collect(folder.absolute()))
 
 
 def from_cluster(cluster: SshCluster, ids: Sequence[str]) -> list[Run]:
     """The runs on the head; what the nodes are, from each of them, as they are now."""
     with Fleet(cluster) as fleet:
-        command = shlex.join(["python3", "-I", "-S", "-c", _PROGRAM, runs(cluster), paths.unit_of(""), *ids])
+        command = shlex.join(["python3", "-I", "-S", "-c", _PROGRAM, runs(cluster), files.unit_of(""), *ids])
         result = fleet.run(f"exec {command}", nodes=[cluster.head], timeout=_TIMEOUT)[cluster.head.name]
         told = _told(result)
         ready = fleet.run(_READY, timeout=_TIMEOUT)

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fabfile.on_node.job.paths import OVER
-from fabfile.on_node.report import number
 from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_of, list_of
+from node.job.files import OVER
+from node.run_data import number
 
 _TO_START = 30.0
 """Seconds from a job's creation to its launcher being there."""
@@ -23,7 +23,7 @@ def run_of(
     slots: Mapping[str, int] | None = None,
     node_usd: float | None = None,
 ) -> Run:
-    """`told` is what on_node/report.py says of a run; `node_usd` is what a node costs an hour."""
+    """`told` is what node/run_data.py says of a run; `node_usd` is what a node costs an hour."""
     state, spec, log = dict_of(told, "state"), dict_of(told, "spec"), dict_of(told, "log")
     metrics, disk = dict_of(told, "metrics"), dict_of(told, "checkpoints")
     points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))

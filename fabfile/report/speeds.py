@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fabfile.on_node.report import number
 from fabfile.report.facts import Run
+from node.run_data import number
 
 Series = list[tuple[float, float]]
 """(step, tokens a second)"""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fabfile.on_node.job import jobs, paths
+from node.job import files, job_table
 
 HEAD = "-"
 """The rank of a line that no rank has said."""
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--tail", type=int, default=-1, help="only so many lines of what is there already")
     parser.add_argument("--follow", action="store_true")
     args = parser.parse_args(argv[1:])
-    run_dir = paths.absolute(str(args.run_dir))
+    run_dir = files.absolute(str(args.run_dir))
     path = run_dir / "log"
     wanted = Wanted(args.rank, time.time() - args.since if args.since else 0.0)
     offset, looked = args.offset, 0.0
@@ -124,10 +124,10 @@ def main(argv: list[str]) -> int:
     if args.tail >= 0:
         offset = tail(path, args.tail, wanted, offset)
     while True:
-        state = paths.read(run_dir / "state.json")
+        state = files.read(run_dir / "state.json")
         if time.monotonic() - looked > LOOK:
-            looked, state = time.monotonic(), jobs.state_of(run_dir)
-        over = not args.follow or state.get("state") in paths.OVER
+            looked, state = time.monotonic(), job_table.state_of(run_dir)
+        over = not args.follow or state.get("state") in files.OVER
         lines, offset = read(path, offset, wanted)
         if lines:
             tell({"lines": lines, "offset": offset})
@@ -156,7 +156,7 @@ class Wanted:
 def parsed(raw: bytes) -> list[str] | None:
     """[time, node, rank, text] of a whole line; None for one that a full disk or a crash has cut."""
     line = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
-    return line if len(line) == 4 and paths.TIME.fullmatch(line[0]) else None
+    return line if len(line) == 4 and files.TIME.fullmatch(line[0]) else None
 
 
 def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[list[list[str]], int]:

@@ -9,29 +9,29 @@ def main() -> int:
     verb, argv = sys.argv[1], sys.argv[1:]
     # Imported at need: the wrapper of a rank has no use for the head's part, and is started sixteen times at once.
     if verb == "rank":
-        from fabfile.on_node.job import rank
+        from node.job import rank_wrapper
 
-        return rank.main(argv[1:])
+        return rank_wrapper.main(argv[1:])
     if verb == "keep":
-        from fabfile.on_node.job import keep
+        from node.job import keeper
 
-        return keep.main()
+        return keeper.main()
     if verb == "left":
-        from fabfile.on_node.job import left
+        from node.job import cleanup
 
-        return left.main(argv)
+        return cleanup.main(argv)
     return _on_head(verb, argv)
 
 
 def _on_head(verb: str, argv: list[str]) -> int:
-    from fabfile.on_node.job import create, jobs, log, supervise
+    from node.job import job_table, log, submit, supervisor
 
     verbs = {
-        "aftermath": supervise.aftermath,
-        "create": create.main,
-        "job": jobs.shown,
-        "jobs": jobs.main,
+        "aftermath": supervisor.aftermath,
+        "create": submit.main,
+        "job": job_table.shown,
+        "jobs": job_table.main,
         "logs": log.main,
-        "supervise": supervise.main,
+        "supervise": supervisor.main,
     }
     return verbs[verb](argv)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from fabfile.on_node.job import paths
+from node.job import files
 
 MARK = "TRAINYARD_JOB"
 
@@ -19,14 +19,14 @@ def main(argv: list[str]) -> int:
     job = argv[1]
     found = processes(job)
     kill(job)
-    subprocess.run(["sudo", "-n", "systemctl", "stop", f"{paths.unit_of(job)}-keeper.service"], capture_output=True)
+    subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
     print(json.dumps({"found": found, "left": wait(job, seconds=5.0)}), flush=True)
     return 0
 
 
 def kill(job: str) -> None:
     """The scope as a whole. That there is none any more is the good case."""
-    scope = f"{paths.unit_of(job)}.scope"
+    scope = f"{files.unit_of(job)}.scope"
     subprocess.run(["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", scope], capture_output=True, check=False)
 
 
@@ -35,10 +35,10 @@ def wait(job: str, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     while True:
         found = processes(job)
-        if not found and not _is_active(f"{paths.unit_of(job)}.scope"):
+        if not found and not _is_active(f"{files.unit_of(job)}.scope"):
             return []
         if time.monotonic() > deadline:
-            return found or [f"{paths.unit_of(job)}.scope"]
+            return found or [f"{files.unit_of(job)}.scope"]
         time.sleep(0.05)
 
 

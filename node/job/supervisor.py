@@ -15,13 +15,13 @@ from subprocess import TimeoutExpired, run
 from typing import Any
 
 from fabfile.launchers import SYSTEM_PYTHON, Launch
-from fabfile.on_node.job import jobs, paths
-from fabfile.on_node.job.attempt import Attempt
-from fabfile.on_node.job.log import Log
-from fabfile.on_node.job.paths import Record
-from fabfile.on_node.job.watch import Verdict, signal_name
-from fabfile.on_node.scope import STRICT
 from infra.inventory import SshCluster, from_json
+from node.job import files, job_table
+from node.job.attempt import Attempt
+from node.job.diagnosis import Verdict, signal_name
+from node.job.files import Record
+from node.job.log import Log
+from node.scope import STRICT
 
 QUEUE_POLL = 0.5
 STOPPED = "stopped"
@@ -33,7 +33,7 @@ SWEEP = 5.0
 class Supervisor:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.spec = paths.read(run_dir / "spec.json")
+        self.spec = files.read(run_dir / "spec.json")
         cluster = from_json(json.dumps(self.spec["cluster"]))
         assert isinstance(cluster, SshCluster)
         self.log = Log(run_dir / "log", cluster.head.name)
@@ -54,7 +54,7 @@ class Supervisor:
         if not self._wait_for_nodes():
             self._over("CANCELLED", "stopped before it started", 1)
             return
-        before = paths.read(self.run_dir / "state.json")
+        before = files.read(self.run_dir / "state.json")
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
         restarts = int(self.spec["restarts"])
         while True:
@@ -89,7 +89,7 @@ class Supervisor:
         """What somebody wants: "", "stop" or "now"."""
         if self._now:
             return "now"
-        return str(paths.read(self.run_dir / "stop.json").get("how", ""))
+        return str(files.read(self.run_dir / "stop.json").get("how", ""))
 
     def _terminated(self, _signal: int, _frame: object) -> None:
         self._now = True
@@ -98,10 +98,10 @@ class Supervisor:
         """In the order of numbers; False: stopped while it waited."""
         names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
         while self.spec["queue"] and not self.asked():
-            with jobs.alone(runs):
-                before = jobs.in_the_way(runs, names, self.launch.id)
+            with job_table.alone(runs):
+                before = job_table.in_the_way(runs, names, self.launch.id)
                 if not before:
-                    jobs.set_state(self.run_dir, queued=False)
+                    job_table.set_state(self.run_dir, queued=False)
                     break
             if said != before[0]["id"]:
                 said = before[0]["id"]
@@ -110,9 +110,9 @@ class Supervisor:
         return not self.asked()
 
     def _running(self, launch: Launch) -> Record:
-        state, now = paths.read(self.run_dir / "state.json"), time.time()
+        state, now = files.read(self.run_dir / "state.json"), time.time()
         before = state["ended_before"] if state["started"] else None
-        return jobs.set_state(
+        return job_table.set_state(
             self.run_dir,
             state="RUNNING",
             attempt=launch.attempt,
@@ -128,7 +128,7 @@ class Supervisor:
         if verdict.code:
             self.log.say(f"error: {verdict.reason}")
         if attempt.first_step:
-            jobs.set_state(self.run_dir, first_step=attempt.first_step)
+            job_table.set_state(self.run_dir, first_step=attempt.first_step)
         # Their keepers have not said that all is gone: what is there to be reached says so now.
         left = sweep(self.launch.id, attempt.unknown, f"{self.launch.code}/launch") if attempt.unknown else {}
         warn(self.log, {**attempt.left, **left})
@@ -137,7 +137,7 @@ class Supervisor:
     def _over(self, state: str, reason: str, code: int) -> None:
         self.log.say(f"{self.launch.id} {state}{': ' + reason if reason else ''}")
         self.log.flush(5.0)
-        jobs.over(self.run_dir, state, reason, code)
+        job_table.over(self.run_dir, state, reason, code)
 
 
 def warn(log: Log, left: dict[str, list[str]]) -> None:
@@ -154,17 +154,17 @@ def aftermath(argv: list[str]) -> int:
     """After the service, whatever ended it: nothing stays on any node, no secret on the head, and the record
     says how it ended."""
     run_dir = Path(argv[1])
-    paths.secrets_of(run_dir.name).unlink(missing_ok=True)
-    if paths.read(run_dir / "state.json")["state"] in paths.OVER:
+    files.secrets_of(run_dir.name).unlink(missing_ok=True)
+    if files.read(run_dir / "state.json")["state"] in files.OVER:
         return 0
-    spec = paths.read(run_dir / "spec.json")
+    spec = files.read(run_dir / "spec.json")
     found = sweep(spec["id"], [node["name"] for node in spec["cluster"]["nodes"]], f"{spec['code']}/launch")
     reason = f"its launcher on the head {_how()}"
     log = Log(run_dir / "log", spec["cluster"]["nodes"][0]["name"])
     log.say(f"error: {reason}")
     warn(log, found)
     log.say(f"{spec['id']} FAILED: {reason}")
-    jobs.over(run_dir, "FAILED", reason, 1)
+    job_table.over(run_dir, "FAILED", reason, 1)
     return 0
 
 

@@ -29,14 +29,14 @@ from fabfile.jobs.listing import row
 from fabfile.jobs.logs import check_rank, seconds
 from fabfile.jobs.train import choose, dry, refuse
 from fabfile.launchers import Launch
-from fabfile.on_node.job import jobs, keep, left, log, paths
-from fabfile.on_node.job.expiry import Expiry
-from fabfile.on_node.job.watch import GRACE, START, Verdict, Watch
 from fabfile.output import OutputClosed
 from infra.inventory import Node, SshCluster
+from node.job import cleanup, files, job_table, keeper, log
+from node.job.diagnosis import GRACE, START, Verdict, Watch
+from node.job.expiry import Expiry
 from training.metrics import progress, spent
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 training_verb: Any = sys.modules["fabfile.jobs.train"]  # the name itself is the verb
 NODES = ["node1", "node2", "node3"]
 TIMEOUT = 10.0
@@ -208,18 +208,18 @@ def test_every_story_with_a_failure_ends_with_one(words: list[str], data: st.Dat
 def test_numbers_count_up_over_all_names_and_nobody_gets_the_same(tmp_path: Path) -> None:
     (tmp_path / "demo-7").mkdir()
     taken: list[str] = []
-    threads = [threading.Thread(target=lambda: taken.append(jobs.take(tmp_path, "smoke"))) for _ in range(20)]
+    threads = [threading.Thread(target=lambda: taken.append(job_table.take(tmp_path, "smoke"))) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(taken)) == 20 and min(jobs.number_of(job) for job in taken) == 8
+    assert len(set(taken)) == 20 and min(job_table.number_of(job) for job in taken) == 8
 
 
 def record(run_dir: Path, **changes: Any) -> dict[str, Any]:
     run_dir.mkdir(parents=True, exist_ok=True)
     state = {"id": run_dir.name, "state": "RUNNING", "reason": "", "nodes": NODES, "created": 0.0, "queued": False}
-    paths.write(run_dir / "state.json", {**state, **changes})
+    files.write(run_dir / "state.json", {**state, **changes})
     return {**state, **changes}
 
 
@@ -227,25 +227,25 @@ def record(run_dir: Path, **changes: Any) -> dict[str, Any]:
 def active(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Jobs whose service runs."""
     names: set[str] = set()
-    monkeypatch.setattr(jobs, "is_active", names.__contains__)
+    monkeypatch.setattr(job_table, "is_active", names.__contains__)
     return names
 
 
 def test_a_job_whose_launcher_is_gone_has_failed_and_is_in_nobodys_way(tmp_path: Path, active: set[str]) -> None:
     record(tmp_path / "a-1")
-    assert jobs.state_of(tmp_path / "a-1")["state"] == "FAILED"
-    assert jobs.in_the_way(tmp_path, set(NODES)) == []
+    assert job_table.state_of(tmp_path / "a-1")["state"] == "FAILED"
+    assert job_table.in_the_way(tmp_path, set(NODES)) == []
     active.add("a-1")
-    assert [state["id"] for state in jobs.in_the_way(tmp_path, {"node3", "node9"})] == ["a-1"]
-    assert jobs.in_the_way(tmp_path, {"node9"}) == []
+    assert [state["id"] for state in job_table.in_the_way(tmp_path, {"node3", "node9"})] == ["a-1"]
+    assert job_table.in_the_way(tmp_path, {"node9"}) == []
 
 
 def test_who_queues_waits_for_those_before_it_and_not_for_those_after_it(tmp_path: Path, active: set[str]) -> None:
     for number in (2, 3, 10):
         record(tmp_path / f"a-{number}", state="PENDING", queued=True)
         active.add(f"a-{number}")
-    assert [state["id"] for state in jobs.in_the_way(tmp_path, set(NODES), "a-3")] == ["a-2"]
-    assert [state["id"] for state in jobs.every(tmp_path)] == ["a-2", "a-3", "a-10"]
+    assert [state["id"] for state in job_table.in_the_way(tmp_path, set(NODES), "a-3")] == ["a-2"]
+    assert [state["id"] for state in job_table.every(tmp_path)] == ["a-2", "a-3", "a-10"]
 
 
 def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,8 +257,8 @@ def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, m
         real(file)
 
     monkeypatch.setattr(os, "fsync", sync)
-    paths.write(tmp_path / "state.json", {"state": "FAILED"})
-    assert paths.read(tmp_path / "state.json") == {"state": "FAILED"}
+    files.write(tmp_path / "state.json", {"state": "FAILED"})
+    assert files.read(tmp_path / "state.json") == {"state": "FAILED"}
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
@@ -267,7 +267,7 @@ def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, m
 
 def wrapped(tmp_path: Path, program: str, **environment: str) -> subprocess.Popen[str]:
     """A rank under its wrapper, as a launcher starts it."""
-    code = "import sys; from fabfile.on_node.job.main import main; sys.exit(main())"
+    code = "import sys; from node.job.main import main; sys.exit(main())"
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
@@ -292,8 +292,8 @@ def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 def test_numbers_of_jobs_in_the_bucket_are_taken(tmp_path: Path) -> None:
     """A bucket outlives its cluster: the next cluster's jobs must not meet the ones before under their names."""
-    assert jobs.take(tmp_path, "demo", ["demo-7", "smoke-9", "notes"]) == "demo-10"
-    assert jobs.take(tmp_path, "demo") == "demo-11"
+    assert job_table.take(tmp_path, "demo", ["demo-7", "smoke-9", "notes"]) == "demo-10"
+    assert job_table.take(tmp_path, "demo") == "demo-11"
 
 
 def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
@@ -308,23 +308,23 @@ def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
 
 
 def ended(tmp_path: Path) -> dict[str, Any]:
-    found = paths.read(tmp_path / "nodes/node1/rank-0.json")
+    found = files.read(tmp_path / "nodes/node1/rank-0.json")
     return found if found.get("state") == "exited" else {}
 
 
 def test_a_rank_dies_with_its_wrapper(tmp_path: Path) -> None:
     wrapper = wrapped(tmp_path, "import time; time.sleep(60)")
-    pid = until(lambda: paths.read(tmp_path / "nodes/node1/rank-0.json")).get("pid")
+    pid = until(lambda: files.read(tmp_path / "nodes/node1/rank-0.json")).get("pid")
     job = f"test-{tmp_path.name}-1"
-    assert len(left.processes(job)) == 2
+    assert len(cleanup.processes(job)) == 2
     wrapper.kill()
     wrapper.communicate()
-    until(lambda: keep._state(pid) == "")
-    until(lambda: left.processes(job) == [])
+    until(lambda: keeper._state(pid) == "")
+    until(lambda: cleanup.processes(job) == [])
 
 
 def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(keeper, "STOPPED_SECONDS", 0.2)
     program = (
         "import json,os,signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('hello')\n"
         "beat = {'step': 4, 'time': time.time(), 'phase': 'train', 'pid': os.getpid()}\n"
@@ -334,7 +334,7 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     wrapper = wrapped(tmp_path, program)
     path = tmp_path / "nodes/node1/rank-0.json"
     until(path.exists)
-    rank, events = keep.Rank(0, path, tmp_path), []
+    rank, events = keeper.Rank(0, path, tmp_path), []
 
     def told(kind: str) -> Any:
         events.extend(rank.news())
@@ -343,7 +343,7 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     until(lambda: "hello" in [event["text"] for event in told("log")])
     step = until(rank.step)
     assert (step["step"], step["phase"]) == (4, "train") and step["age"] < 30
-    pid = paths.read(path)["pid"]
+    pid = files.read(path)["pid"]
     os.kill(pid, signal.SIGSTOP)
     assert until(lambda: told("stopped")) == [{"event": "stopped", "rank": 0}]
     os.kill(pid, signal.SIGCONT)
@@ -358,12 +358,12 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
 ) -> None:
     record = tmp_path / "limits.json"
     notice = tmp_path / "notice.json"
-    monkeypatch.setattr(paths, "LIMITS", record)
-    monkeypatch.setattr(paths, "NOTICE", notice)
-    keeper = keep.Keeper({"id": "job-1", "node": "node1", "run_dir": str(tmp_path), "job": "", "lease": 6})
+    monkeypatch.setattr(files, "LIMITS", record)
+    monkeypatch.setattr(files, "NOTICE", notice)
+    holder = keeper.Keeper({"id": "job-1", "node": "node1", "run_dir": str(tmp_path), "job": "", "lease": 6})
 
     def told() -> list[dict[str, Any]]:
-        keeper._look_at_limits()
+        holder._look_at_limits()
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     assert told() == [], "a node without limits"
@@ -629,8 +629,8 @@ def test_a_systemd_that_does_not_answer_for_a_moment_is_asked_again(
     program.write_text(f"#!/bin/sh\n[ -e {tmp_path}/again ] && echo active && exit\n>{tmp_path}/again; exit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert jobs.is_active("job-1")
+    assert job_table.is_active("job-1")
     program.write_text("#!/bin/sh\nexit 1\n")
-    monkeypatch.setattr(jobs, "_SYSTEMD_SECONDS", 0.1)
+    monkeypatch.setattr(job_table, "_SYSTEMD_SECONDS", 0.1)
     with pytest.raises(subprocess.CalledProcessError):
-        jobs.is_active("job-1")
+        job_table.is_active("job-1")

@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from fabfile.launchers import RUNTIME
-from fabfile.on_node import scope
-from fabfile.on_node.job import cores, paths
+from node import scope
+from node.job import cores, files
 
 READY = Path("/var/lib/trainyard/ready.json")
 LONGEST = 16384
@@ -63,13 +63,13 @@ def main(argv: list[str]) -> int:
         close_fds=False,  # MPI reaches its launcher through one that it has inherited
     )
     record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid(), "pid": child.pid}
-    paths.write(folder / f"rank-{place.rank}.json", {**record, "state": "running"})
+    files.write(folder / f"rank-{place.rank}.json", {**record, "state": "running"})
     assert child.stdout
     with child.stdout as output:
         log.take(output.fileno())
     code = child.wait()
     ended = {"state": "exited", "code": code, "last": log.complaint(), "time": time.time()}
-    paths.write(folder / f"rank-{place.rank}.json", {**record, **ended})
+    files.write(folder / f"rank-{place.rank}.json", {**record, **ended})
     if code != 0:
         time.sleep(LINGER)
     return code if code >= 0 else 128 - code
@@ -84,7 +84,7 @@ def _prepare() -> None:
 def from_node(place: Place, log: Log) -> dict[str, str]:
     """The part of the environment that differs from node to node."""
     environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
-    ready = paths.read(READY)
+    ready = files.read(READY)
     collectives = ready.get("collectives") or "gloo"
     environment |= secrets(place, os.environ)
     environment["TRAINYARD_NODE"] = place.node
@@ -111,7 +111,7 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
 
 def secrets(place: Place, environment: Mapping[str, str]) -> dict[str, str]:
     """Rank 0's alone, which runs on the head, where they are."""
-    return paths.read(paths.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
+    return files.read(files.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
 
 def threads(cores_per_slot: int, workers: bool) -> int:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabfile.on_node.job import jobs, keep, log, paths, rank
+from node.job import files, job_table, keeper, log, rank_wrapper
 
 ALL = log.Wanted("", 0.0)
 
@@ -104,14 +104,14 @@ def test_a_line_that_a_full_disk_has_cut_stops_no_reader(tmp_path: Path) -> None
 
 def test_a_ranks_log_is_rotated_without_a_lost_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
-    wrapper, keeper = rank.Log(path, file_bytes=500), keep.Lines(path)
+    wrapper, lines = rank_wrapper.Log(path, file_bytes=500), keeper.Lines(path)
     seen: list[str] = []
     for number in range(200):
         wrapper.line(f"line {number}")
         if number % 7 == 0:
-            seen += [text for _, text in keeper.new()]
+            seen += [text for _, text in lines.new()]
     for _ in range(2):  # the old file to its end, then the new one
-        seen += [text for _, text in keeper.new()]
+        seen += [text for _, text in lines.new()]
     assert seen == [f"line {number}" for number in range(200)]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rank-0.log", "rank-0.log.1"]
     assert path.stat().st_size <= 600
@@ -120,25 +120,25 @@ def test_a_ranks_log_is_rotated_without_a_lost_line(tmp_path: Path) -> None:
 def test_a_ranks_line_without_a_whole_time_ends_no_job(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"100.000 good\n10")
-    keeper = keep.Lines(path)
-    assert keeper.new() == [(100.0, "good")]
+    lines = keeper.Lines(path)
+    assert lines.new() == [(100.0, "good")]
     with path.open("ab") as file:
         file.write(b"\n\xff\xfe cut\n102.500 next\n")
-    assert keeper.new() == [(100.0, "10"), (100.0, "\ufffd\ufffd cut"), (102.5, "next")]
+    assert lines.new() == [(100.0, "10"), (100.0, "\ufffd\ufffd cut"), (102.5, "next")]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"id": "a-2"}', "\x00\x00\x00"])
 def test_one_damaged_record_is_that_jobs_alone(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "is_active", lambda job: False)
+    monkeypatch.setattr(job_table, "is_active", lambda job: False)
     for name in ("a-1", "a-2", "a-3"):
         (tmp_path / name).mkdir()
         state = {"id": name, "state": "SUCCEEDED", "reason": "", "nodes": ["node1"], "created": time.time() - 60}
         (tmp_path / name / "state.json").write_text(json.dumps(state))
     (tmp_path / "a-2/state.json").write_text(text)
-    found = {state["id"]: state for state in jobs.every(tmp_path)}
+    found = {state["id"]: state for state in job_table.every(tmp_path)}
     assert [found[name]["state"] for name in ("a-1", "a-2", "a-3")] == ["SUCCEEDED", "FAILED", "SUCCEEDED"]
     assert "damaged" in found["a-2"]["reason"]
-    assert jobs.in_the_way(tmp_path, {"node1"}) == [] and jobs.take(tmp_path, "a") == "a-4"
+    assert job_table.in_the_way(tmp_path, {"node1"}) == [] and job_table.take(tmp_path, "a") == "a-4"
 
 
 def test_a_record_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,5 +146,5 @@ def test_a_record_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch:
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda file: (order.append("fsync"), sync(file))[1])
     monkeypatch.setattr(Path, "replace", lambda path, target: (order.append("rename"), replace(path, target))[1])
-    paths.write(tmp_path / "state.json", {"state": "RUNNING"})
+    files.write(tmp_path / "state.json", {"state": "RUNNING"})
     assert order == ["fsync", "rename"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fabfile.on_node.job import memory
-from fabfile.on_node.job.watch import Verdict, Watch
+from node.job import memory
+from node.job.diagnosis import Verdict, Watch
 
 UNIFIED, FIRST = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 EVENTS = {f"{UNIFIED}/memory.events": "oom 5\noom_kill 2\n"}

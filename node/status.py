@@ -58,7 +58,7 @@ def of_this_boot(path: Path) -> bool:
 
 
 def is_bare() -> bool:
-    """Whether nobody has made this machine a node, and nobody is about to; as in follow.sh."""
+    """Whether nobody has made this machine a node, and nobody is about to; as in boot.sh."""
     cloud_init = ROOT / "run/cloud-init"
     there = (ROOT / "opt/trainyard/bootstrap").exists() or (STATE / "progress.jsonl").exists()
     over = not cloud_init.exists() or any((cloud_init / name).exists() for name in ("result.json", "disabled"))

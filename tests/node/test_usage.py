@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fabfile.on_node import report
-from fabfile.on_node.job import usage
+from node import run_data
+from node.job import usage
 from training import sample
 
 
@@ -57,10 +57,10 @@ def test_the_report_has_them_thinned_and_believes_no_line(tmp_path: Path) -> Non
         "".join(json.dumps(line) + "\n" for line in lines) + 'torn\n{"node": 3}\n[]\n{"time": "x", "node": "node1"}\n'
     )
     (tmp_path / "usage.jsonl").write_text(text)
-    found = report.usage(tmp_path / "usage.jsonl")
+    found = run_data.usage(tmp_path / "usage.jsonl")
     assert sorted(found) == ["node1", "node2"] and all(200 < len(rows) <= 300 for rows in found.values())
     assert found["node1"][0] == [0.0, 1.5, 1.0, 3.0]
-    assert report.usage(tmp_path / "none") == {} and report.samples(tmp_path / "none") == []
+    assert run_data.usage(tmp_path / "none") == {} and run_data.samples(tmp_path / "none") == []
 
 
 def test_sampled_texts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,5 +68,5 @@ def test_sampled_texts_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         sample.record(tmp_path, {"text": f"text {number}"})
     kept = [json.loads(line)["text"] for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert kept == [f"text {number}" for number in range(10, 30)]
-    assert [one["text"] for one in report.samples(tmp_path / "samples.jsonl")] == ["text 27", "text 28", "text 29"]
+    assert [one["text"] for one in run_data.samples(tmp_path / "samples.jsonl")] == ["text 27", "text 28", "text 29"]
     sample.record(tmp_path / "no such folder", {"text": "lost"})

@@ -1,7 +1,7 @@
 """What runs have to say of themselves, as one line of JSON. Runs on the head (and here, on a folder that was fetched);
 the standard library only.
 
-    report.py RUNS UNIT_PREFIX ID [ID ...]
+    run_data.py RUNS UNIT_PREFIX ID [ID ...]
 
 An ID is a run's name or its number. A line of metrics that is torn or no JSON object is counted, not believed. A long
 run is thinned to about LIMIT points: the mean of the loss, the largest gradient norm, sums of the seconds.

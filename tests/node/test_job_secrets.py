@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fabfile.on_node.job import create, jobs, paths, rank, supervise
+from node.job import files, job_table, rank_wrapper, submit, supervisor
 
 KEY = {"WANDB_API_KEY": "k" * 40}
 
@@ -25,8 +25,8 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def without_sudo(argv: list[str], **options: Any) -> Any:
         return real(argv[2:] if argv[:2] == ["sudo", "-n"] else argv, **options)
 
-    monkeypatch.setattr(paths, "SECRETS", folder)
-    monkeypatch.setattr(create.subprocess, "run", without_sudo)
+    monkeypatch.setattr(files, "SECRETS", folder)
+    monkeypatch.setattr(submit.subprocess, "run", without_sudo)
     return folder
 
 
@@ -34,35 +34,35 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def place(number: int) -> rank.Place:
+def place(number: int) -> rank_wrapper.Place:
     nodes = "node1=10.0.0.1=2=1,node2=10.0.0.2=1=1"  # two ranks on the head
-    return rank.Place({"TRAINYARD_NODES": nodes, "PMI_RANK": str(number)})
+    return rank_wrapper.Place({"TRAINYARD_NODES": nodes, "PMI_RANK": str(number)})
 
 
 def test_they_are_in_memory_and_for_their_owner() -> None:
-    assert paths.SECRETS.parent == Path("/run") and str(os.getuid()) in paths.SECRETS.name
+    assert files.SECRETS.parent == Path("/run") and str(os.getuid()) in files.SECRETS.name
 
 
 def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
-    create.keep_secrets("demo-1", KEY)
+    submit.keep_secrets("demo-1", KEY)
     assert mode(kept) == 0o700 and mode(kept / "demo-1.json") == 0o600
-    told = [rank.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
+    told = [rank_wrapper.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
     assert told == [KEY, {}, {}]
-    assert rank.secrets(place(0), {"TRAINYARD_JOB": "demo-2"}) == {}
+    assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-2"}) == {}
 
 
 def test_a_resumed_job_has_those_of_who_resumes_it(kept: Path) -> None:
-    create.keep_secrets("demo-1", KEY)
-    create.keep_secrets("demo-1", {"WANDB_API_KEY": "other"})
-    assert rank.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {"WANDB_API_KEY": "other"}
-    create.keep_secrets("demo-1", {})
-    assert rank.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {}
+    submit.keep_secrets("demo-1", KEY)
+    submit.keep_secrets("demo-1", {"WANDB_API_KEY": "other"})
+    assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {"WANDB_API_KEY": "other"}
+    submit.keep_secrets("demo-1", {})
+    assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {}
 
 
 def test_a_link_in_their_place_is_not_followed(kept: Path, tmp_path: Path) -> None:
     kept.mkdir()
     (kept / "demo-1.json").symlink_to(tmp_path / "elsewhere")
-    create.keep_secrets("demo-1", KEY)
+    submit.keep_secrets("demo-1", KEY)
     assert not (tmp_path / "elsewhere").exists() and not (kept / "demo-1.json").is_symlink()
 
 
@@ -71,15 +71,15 @@ def test_they_go_with_the_job_s_service_whatever_ended_it(
     state: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a killed supervisor: this is its service's last act."""
-    create.keep_secrets("demo-1", KEY)
-    create.keep_secrets("demo-2", KEY)
+    submit.keep_secrets("demo-1", KEY)
+    submit.keep_secrets("demo-2", KEY)
     run_dir = tmp_path / "runs" / "demo-1"
     run_dir.mkdir(parents=True)
     spec = {"id": "demo-1", "code": "/code", "cluster": {"nodes": [{"name": "node1"}]}}
-    paths.write(run_dir / "spec.json", spec)
-    paths.write(run_dir / "state.json", {"id": "demo-1", "state": state, "nodes": ["node1"], "created": 0})
-    monkeypatch.setattr(supervise, "sweep", lambda *_: {})
-    supervise.aftermath(["aftermath", str(run_dir)])
+    files.write(run_dir / "spec.json", spec)
+    files.write(run_dir / "state.json", {"id": "demo-1", "state": state, "nodes": ["node1"], "created": 0})
+    monkeypatch.setattr(supervisor, "sweep", lambda *_: {})
+    supervisor.aftermath(["aftermath", str(run_dir)])
     assert [path.name for path in kept.iterdir()] == ["demo-2.json"]
 
 
@@ -92,15 +92,15 @@ def test_a_service_that_does_not_start_leaves_none(kept: Path, tmp_path: Path, m
         **{"runs": str(tmp_path / "runs"), "name": "demo", "resume": "", "queue": False, "taken": [], "job": ""},
         **{"mirrored": False, "price_per_hour": 0.0, "cluster": {"nodes": [{"name": "node1"}]}, "secrets": KEY},
     }
-    monkeypatch.setattr(create, "_refused", lambda *_: "")
-    monkeypatch.setattr(create, "_start", refuse)
+    monkeypatch.setattr(submit, "_refused", lambda *_: "")
+    monkeypatch.setattr(submit, "_start", refuse)
     monkeypatch.setattr("sys.stdin", _Line(json.dumps(spec)))
     with pytest.raises(subprocess.CalledProcessError):
-        create.main([])
+        submit.main([])
     assert not list(kept.iterdir())
     found = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
     assert KEY["WANDB_API_KEY"] not in found
-    assert jobs.number_of("demo-1") == 1
+    assert job_table.number_of("demo-1") == 1
 
 
 class _Line:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fabfile.on_node.job import paths
-from fabfile.on_node.job.paths import Record
+from node.job import files
+from node.job.files import Record
 
 _SYSTEMD_SECONDS = 15.0
 """For systemd to answer."""
@@ -58,14 +58,14 @@ def every(runs: Path) -> list[Record]:
 def state_of(run_dir: Path) -> Record:
     """A job's state; empty: there is no such job. One whose launcher is gone without a word has failed, whatever its
     record says, and so has one whose record cannot be read."""
-    state = paths.read(run_dir / "state.json")
+    state = files.read(run_dir / "state.json")
     if not state.keys() >= _NEEDED and (run_dir / "state.json").exists():
         return damaged(run_dir)
     if not state or time.time() - state["created"] < _TO_START:
         return state
-    if state["state"] not in paths.OVER and not is_active(state["id"]):
-        state = paths.read(run_dir / "state.json")  # it may have ended between the two looks
-        if state["state"] not in paths.OVER:
+    if state["state"] not in files.OVER and not is_active(state["id"]):
+        state = files.read(run_dir / "state.json")  # it may have ended between the two looks
+        if state["state"] not in files.OVER:
             return {**state, "state": "FAILED", "reason": "its launcher on the head is gone", "exit_code": 1}
     return state
 
@@ -92,7 +92,7 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
     return [
         state
         for state in every(runs)
-        if state["state"] not in paths.OVER
+        if state["state"] not in files.OVER
         and state["id"] != job
         and nodes & set(state["nodes"])
         and not (state.get("queued") and job and number_of(state["id"]) > number_of(job))
@@ -100,8 +100,8 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
 
 
 def set_state(run_dir: Path, **changes: object) -> Record:
-    state = {**paths.read(run_dir / "state.json"), **changes}
-    paths.write(run_dir / "state.json", state)
+    state = {**files.read(run_dir / "state.json"), **changes}
+    files.write(run_dir / "state.json", state)
     return state
 
 
@@ -111,7 +111,7 @@ def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
 
 def is_active(job: str) -> bool:
     """Whether a job's service is there. systemd does not answer for a moment when it is updated and starts anew."""
-    unit = f"{paths.unit_of(job)}.service"
+    unit = f"{files.unit_of(job)}.service"
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit]
     deadline = time.monotonic() + _SYSTEMD_SECONDS
     while True:
@@ -125,8 +125,8 @@ def is_active(job: str) -> bool:
 
 def shown(argv: list[str]) -> int:
     """`job RUNS ID`: what a resumed job goes on with, as JSON: its job.toml as text, and how many nodes it had."""
-    run_dir = paths.absolute(argv[1]) / argv[2]
-    nodes = paths.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
+    run_dir = files.absolute(argv[1]) / argv[2]
+    nodes = files.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
     file = run_dir / "job.toml"
     print(json.dumps({"job": file.read_text() if file.exists() else "", "nodes": len(nodes)}), flush=True)
     return 0
@@ -134,5 +134,5 @@ def shown(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """`jobs RUNS`: all of them, as JSON."""
-    print(json.dumps(every(paths.absolute(argv[1]))), flush=True)
+    print(json.dumps(every(files.absolute(argv[1]))), flush=True)
     return 0

@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from fabfile.launchers import SYSTEM_PYTHON
-from fabfile.on_node.job import paths
-from fabfile.on_node.scope import STRICT
+from node.job import files
+from node.scope import STRICT
 
 Event = dict[str, Any]
 Told = tuple[str, Event | None]
@@ -74,9 +74,9 @@ def _command(job: str, code: str) -> str:
 
     A rank that takes all of a node's time or memory must not be taken for a node that is gone.
     """
-    unit = f"{paths.unit_of(job)}-keeper"
+    unit = f"{files.unit_of(job)}-keeper"
     return (
         f"exec sudo -n systemd-run --quiet --collect --pipe --wait --unit={unit} --uid=$(id -u) --gid=$(id -g)"
         f" --property=Nice=-5 --property=OOMScoreAdjust=-900 --property=TimeoutStopSec=5"
-        f' --property="ExecStopPost=+/bin/rm -f {paths.JOB}" -- {SYSTEM_PYTHON} -I {code} keep'
+        f' --property="ExecStopPost=+/bin/rm -f {files.JOB}" -- {SYSTEM_PYTHON} -I {code} keep'
     )

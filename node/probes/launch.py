@@ -24,7 +24,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from fabfile.on_node import scope
+from node import scope
 
 VENV = Path("/opt/trainyard/venv/bin")
 RUNTIME = Path("/etc/trainyard/runtime.env")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fabfile.on_node.job.paths import LEASE
+from node.job.files import LEASE
 
 GRACE = 1.5
 """Seconds from the first sign of a failure to the verdict: the one who is to blame may be heard after its victims."""

@@ -1,7 +1,7 @@
 """Makes a node one of a cluster. Runs on the node with its own python3; the standard library only.
 
-    join.py gather        as the user: makes the node's own key if it has none; prints what the others need to know
-    join.py install JSON  as root: files so that names resolve and SSH between the nodes is trusted, both ways
+    ssh_trust.py gather        as the user: makes the node's own key if it has none; prints what the others need to know
+    ssh_trust.py install JSON  as root: files so that names resolve and SSH between the nodes is trusted, both ways
 
 Only the lines between the marks are trainyard's; everything else in these files is kept.
 """

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
-from fabfile.on_node.job import jobs, left, log, paths
-from fabfile.on_node.job.paths import Record
+from node.job import cleanup, files, job_table, log
+from node.job.files import Record
 
 STOP_SECONDS = 20
 
@@ -23,28 +23,28 @@ STOP_SECONDS = 20
 def main(argv: list[str]) -> int:
     spec: Record = json.loads(sys.stdin.readline())
     secrets = spec.pop("secrets")
-    runs = paths.absolute(spec["runs"])
+    runs = files.absolute(spec["runs"])
     names = [node["name"] for node in spec["cluster"]["nodes"]]
-    with jobs.alone(runs):
+    with job_table.alone(runs):
         refused = _refused(runs, spec, names)
         if refused:
             print(json.dumps({"refused": refused}), flush=True)
             return 0
-        job = spec["resume"] or jobs.take(runs, spec["name"], spec["taken"])
+        job = spec["resume"] or job_table.take(runs, spec["name"], spec["taken"])
         run_dir = runs / job
         run_dir.mkdir(exist_ok=True)
-        before = paths.read(run_dir / "state.json")
+        before = files.read(run_dir / "state.json")
         said_before = log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec["job"])
-        paths.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
-        paths.write(run_dir / "state.json", _pending(spec, job, names, before))
+        files.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
+        files.write(run_dir / "state.json", _pending(spec, job, names, before))
         (run_dir / "secrets.json").unlink(missing_ok=True)  # where an earlier version kept them
         keep_secrets(job, secrets)
         try:
             _start(spec, job, run_dir)
         except BaseException:
-            paths.secrets_of(job).unlink(missing_ok=True)
+            files.secrets_of(job).unlink(missing_ok=True)
             raise
     print(json.dumps({"id": job, "log": said_before}), flush=True)
     return 0
@@ -52,30 +52,30 @@ def main(argv: list[str]) -> int:
 
 def keep_secrets(job: str, secrets: dict[str, str]) -> None:
     """Where rank 0 finds them and nobody else: in memory, for their owner's eyes, until the job is over."""
-    file = paths.secrets_of(job)
+    file = files.secrets_of(job)
     file.unlink(missing_ok=True)  # a resumed job's own
     if not secrets:
         return
     owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
-    subprocess.run(["sudo", "-n", "install", "-d", "-m", "0700", *owner, str(paths.SECRETS)], check=True)
+    subprocess.run(["sudo", "-n", "install", "-d", "-m", "0700", *owner, str(files.SECRETS)], check=True)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as output:
         json.dump(secrets, output)
 
 
 def _refused(runs: Path, spec: Record, names: list[str]) -> str:
     if spec["resume"]:
-        state = jobs.state_of(runs / spec["resume"])
+        state = job_table.state_of(runs / spec["resume"])
         if not state and not spec["mirrored"]:
             return f"there is no job {spec['resume']}"
-        if state and state["state"] not in paths.OVER:
+        if state and state["state"] not in files.OVER:
             return f"{spec['resume']} is {state['state']} already"
     if spec["queue"]:
         return ""
-    for other in jobs.in_the_way(runs, set(names)):
+    for other in job_table.in_the_way(runs, set(names)):
         busy = [name for name in names if name in other["nodes"]]
         return f"{', '.join(busy)}: busy with {other['id']}"
     # Another cluster's inventory may have the same head.
-    others = left.busy_with("")
+    others = cleanup.busy_with("")
     return f"{names[0]}: busy with {others[0]}" if others else ""
 
 
@@ -108,6 +108,6 @@ def _start(spec: Record, job: str, run_dir: Path) -> None:
         f"ExecStopPost={SYSTEM_PYTHON} -I {code} aftermath {run_dir}",
     ]
     options = [f"--property={item}" for item in properties]
-    who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={paths.unit_of(job)}.service"]
+    who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={files.unit_of(job)}.service"]
     program = [SYSTEM_PYTHON, "-I", code, "supervise", str(run_dir)]
     subprocess.run(["sudo", "-n", "systemd-run", "--quiet", "--collect", *who, *options, "--", *program], check=True)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import Found, Launch, plans
-from fabfile.on_node import scope
-from fabfile.on_node.job import paths
-from fabfile.on_node.job.expiry import Expiry
-from fabfile.on_node.job.link import Link, Told
-from fabfile.on_node.job.log import Log
-from fabfile.on_node.job.watch import Verdict, Watch
+from node import scope
+from node.job import files
+from node.job.diagnosis import Verdict, Watch
+from node.job.expiry import Expiry
+from node.job.keeper_connection import Link, Told
+from node.job.log import Log
 
 KEEPERS = 25.0
 """Seconds for all nodes to answer."""
@@ -36,7 +36,7 @@ class Attempt:
     def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
         """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
         self._launcher, self._launch, self._log, self._asked, self._began = launcher, launch, log, asked, began
-        self._unit = paths.unit_of(launch.id)
+        self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         placement = [node.name for node in launch.nodes for _ in range(node.slots)]
@@ -68,8 +68,8 @@ class Attempt:
 
     def _keepers(self) -> Verdict | None:
         """All nodes answer and hold their lease; else who does not."""
-        job = (paths.absolute(self._launch.run_dir) / "job.toml").read_text()
-        spec = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job, "lease": paths.LEASE}
+        job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
+        spec = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job, "lease": files.LEASE}
         code = f"{self._launch.code}/launch"
         for node in self._launch.nodes:
             own = {"node": node.name, "memory_gb": node.memory_gb}
@@ -153,7 +153,7 @@ class Attempt:
     def _keep_usage(self, node: str, event: dict[str, Any]) -> None:
         """A line of usage.jsonl. The job does not depend on it: on a full disk there is none."""
         line = {"time": round(time.time(), 3), "node": node, **{k: v for k, v in event.items() if k != "event"}}
-        with suppress(OSError), (paths.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
+        with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def _ends(self, node: str, event: dict[str, Any]) -> None:

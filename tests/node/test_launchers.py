@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from fabfile import launchers, wheel
 from fabfile.launchers import Found, Launch, LaunchError, mpirun, plans, torchrun
-from fabfile.on_node import scope
-from fabfile.on_node.job import cores, rank
 from infra.inventory import Node
+from node import scope
+from node.job import cores, rank_wrapper
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOUND = Found(port="20001", interface="eth7", folder="/tmp/f")
 
 
@@ -124,7 +124,7 @@ def test_only_a_job_that_was_begun_before_may_take_up_its_mirror() -> None:
 def test_every_rank_finds_its_node_and_its_place_there(slots: list[int]) -> None:
     described = ",".join(f"n{i}=10.0.0.{i}={count}=2" for i, count in enumerate(slots))
     expected = [(f"n{i}", local) for i, count in enumerate(slots) for local in range(count)]
-    places = [rank.Place({"TRAINYARD_NODES": described, "PMI_RANK": str(n)}) for n in range(sum(slots))]
+    places = [rank_wrapper.Place({"TRAINYARD_NODES": described, "PMI_RANK": str(n)}) for n in range(sum(slots))]
     assert [(place.node, place.local_rank) for place in places] == expected
     assert all(len(place.others) == len(slots) - 1 for place in places)
 
@@ -151,10 +151,14 @@ def test_ranks_of_a_node_never_share_a_core(count: int, slots: int) -> None:
 
 
 def test_ccls_worker_has_a_core_on_which_nothing_computes() -> None:
-    told = rank.ccl([[0, 1, 2, 3], [4, 5, 6, 7]])
+    told = rank_wrapper.ccl([[0, 1, 2, 3], [4, 5, 6, 7]])
     assert (told["CCL_WORKER_COUNT"], told["CCL_WORKER_AFFINITY"]) == ("1", "3,7")
-    assert rank.threads(4, True) == 3 and rank.threads(1, True) == 1 and rank.threads(4, False) == 4
-    assert "CCL_WORKER_AFFINITY" not in rank.ccl([[0], [1]])
+    assert (
+        rank_wrapper.threads(4, True) == 3
+        and rank_wrapper.threads(1, True) == 1
+        and rank_wrapper.threads(4, False) == 4
+    )
+    assert "CCL_WORKER_AFFINITY" not in rank_wrapper.ccl([[0], [1]])
 
 
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 8], "0-2,8")])

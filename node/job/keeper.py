@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from fabfile.on_node.job import left, memory, paths, usage
+from node.job import cleanup, files, memory, usage
 
 POLL = 0.2
 BEAT = 1.0
@@ -41,7 +41,7 @@ def main() -> int:
 class Keeper:
     def __init__(self, spec: Event) -> None:
         self.id, self.node, self.lease = spec["id"], spec["node"], float(spec["lease"])
-        self.run_dir = paths.absolute(spec["run_dir"])
+        self.run_dir = files.absolute(spec["run_dir"])
         self.folder = self.run_dir / "nodes" / self.node
         self._job = spec["job"]
         self._words: list[str] = []
@@ -56,7 +56,7 @@ class Keeper:
         self._memory_gb = float(spec.get("memory_gb", 0.0))
 
     def run(self) -> int:
-        others = left.busy_with(self.id)
+        others = cleanup.busy_with(self.id)
         if others:
             tell({"event": "refused", "reason": f"busy with {others[0]}"})
             return 1
@@ -80,7 +80,7 @@ class Keeper:
         (self.run_dir / "heartbeat").mkdir(exist_ok=True)
         record = json.dumps({"id": self.id, "state": "RUNNING"})
         write = 'cat > "$1.new" && mv "$1.new" "$1"'
-        subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(paths.JOB)], input=record, text=True, check=True)
+        subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
 
     def _listen(self) -> None:
         """The head's words, until it has none any more."""
@@ -95,7 +95,7 @@ class Keeper:
                 self._over.set()
                 return
         # Nobody hears how it goes on, and telling might block: the ranks end now, and this program with them.
-        left.kill(self.id)
+        cleanup.kill(self.id)
         os._exit(3)
 
     def _obey(self) -> None:
@@ -105,7 +105,7 @@ class Keeper:
                 if word == "term":
                     rank.term()
             if word == "kill":
-                left.kill(self.id)
+                cleanup.kill(self.id)
 
     def _look(self) -> None:
         for path in self.folder.glob("rank-*.json"):
@@ -145,11 +145,11 @@ class Keeper:
     def _look_at_limits(self) -> None:
         """Tell when this node's hours are over and when its cloud takes it, and whenever that changes: in seconds, as
         clocks differ."""
-        deadline = paths.read(paths.LIMITS).get("deadline")
+        deadline = files.read(files.LIMITS).get("deadline")
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
             tell({"event": "ends", "in": deadline - time.time()})
-        notice = paths.read(paths.NOTICE)
+        notice = files.read(files.NOTICE)
         if notice != self._notice:
             self._notice = notice
             left = notice["at"] - time.time() if notice else None
@@ -157,9 +157,9 @@ class Keeper:
 
     def _end(self) -> None:
         """Kill what is left, send the last lines, and see that nothing is there any more."""
-        left.kill(self.id)
+        cleanup.kill(self.id)
         self._look()
-        tell({"event": "clean", "left": left.wait(self.id, seconds=5.0)})
+        tell({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
 
 
 class Rank:
@@ -175,7 +175,7 @@ class Rank:
 
     def news(self) -> list[Event]:
         """Everything new: its lines first, so that its last word is there before its end."""
-        record = paths.read(self.path) or self._record
+        record = files.read(self.path) or self._record
         events: list[Event] = [
             {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
         ]
@@ -185,7 +185,7 @@ class Rank:
             self._record = record
             self._over = record["state"] == "exited"
             events.append({**record, "event": "rank"})
-        elif _state(record["wrapper"]) == "" and paths.read(self.path) == record:
+        elif _state(record["wrapper"]) == "" and files.read(self.path) == record:
             self._over = True
             events.append({**record, "event": "rank", "state": "lost"})
         elif self._is_stopped():
@@ -194,7 +194,7 @@ class Rank:
 
     def step(self) -> Event | None:
         """Where it is, and how long ago it said so; by this node's own clock, on which both times are."""
-        beat = paths.read(self._heartbeat)
+        beat = files.read(self._heartbeat)
         if not beat or beat["pid"] != self._record.get("pid"):  # of an earlier attempt
             return None
         age = time.time() - beat["time"]
@@ -258,7 +258,7 @@ class Lines:
 
     def _parsed(self, line: str) -> tuple[float, str]:
         when, space, text = line.partition(" ")
-        if not (space and paths.TIME.fullmatch(when)):
+        if not (space and files.TIME.fullmatch(when)):
             return self._time or time.time(), line
         self._time = float(when)
         return self._time, text
