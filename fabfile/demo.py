@@ -145,7 +145,7 @@ def _marks() -> dict[str, float]:
     cluster = load(STACK, "")
     with Fleet(cluster) as fleet:
         folder = deploy(fleet, [cluster.head])[cluster.head.name].folder
-        command = f"PYTHONPATH={folder} {VENV}/python -m training.marks {DATA}"
+        command = f"PYTHONPATH={folder} {VENV}/python -m training.data.gzip_baseline {DATA}"
         result = fleet.run(command, nodes=[cluster.head], timeout=120)[cluster.head.name]
     if not result.ok:
         raise Exit(f"{result.node}: {result.why}", code=1)

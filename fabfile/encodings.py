@@ -1,7 +1,7 @@
 """tiktoken's published vocabularies for nodes without a route to the outside: this machine fetches what they cannot.
 
-The head says which files it lacks and cannot fetch (training.vocabulary); they are put where tiktoken keeps its own
-downloads, which are checked by their SHA-256 whenever they are read.
+The head says which files it lacks and cannot fetch (training.data.vocabulary); they are put where tiktoken keeps its
+own downloads, which are checked by their SHA-256 whenever they are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bring(fleet: Fleet, folder: str, name: str) -> None:
     `folder` has the package training on the head. An encoding that nobody knows is left to what reads it.
     """
     head = fleet.cluster.head
-    program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.vocabulary missing {shlex.quote(name)}"
+    program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.data.vocabulary missing {shlex.quote(name)}"
     result = fleet.run(program, nodes=[head], timeout=120)[head.name]
     if not result.ok:
         raise Exit(f"{head.name}: {result.why}", code=1)

@@ -42,7 +42,7 @@ def prepare(
         if others and not token_set.is_shared(data["path"], cluster):
             token_set.run(fleet, others, token_set.own(data["path"]))
             token_set.run(fleet, [head], _copies(data["path"], others))
-        verify = f"cd ~; {token_set.python(folder)} training.tokens {shlex.quote(data['path'])}"
+        verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
     say(f"{data['path']} is whole on {len(cluster.nodes)} nodes, checksums verified")
     say(next_command(token_set.train_command(job, set_)))

@@ -87,7 +87,7 @@ def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes:
     given = shlex.join(words)
     if data["source"] == STDLIB:
         reading, given = ["--text-key", "text", "--invalid", "skip"], library()
-    argv = f"{python(folder)} training.raw {url}/raw --tokens {url} {shlex.join(reading)} {given}"
+    argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {shlex.join(reading)} {given}"
     run(fleet, [fleet.cluster.head], f"cd ~; {argv}")
 
 
@@ -124,7 +124,7 @@ def is_shared(path: str, cluster: SshCluster) -> bool:
 
 
 def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:
-    """The command line of training.prepare on the head; `words` are the sources as the head can read them."""
+    """The command line of training.data.prepare on the head; `words` are the sources as the head can read them."""
     options = ["--out", data["path"], *(["--overwrite"] if overwrite else [])]
     if data["train_vocab"]:
         options += ["--train-vocab", str(data["train_vocab"])]
@@ -135,7 +135,7 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
     if data["source"] == STDLIB:
         # A few of its files are not UTF-8 on purpose. Its documents are large, so a larger share of them is held out.
         options += ["--invalid", "skip", "--val-fraction", "0.05"]
-        return f"{python(folder)} training.prepare {shlex.join(options)} {library()}"
+        return f"{python(folder)} training.data.prepare {shlex.join(options)} {library()}"
     options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]
     options += ["--val-fraction", str(data["val_fraction"])]
-    return f"{python(folder)} training.prepare {shlex.join(options)} {shlex.join(words)}"
+    return f"{python(folder)} training.data.prepare {shlex.join(options)} {shlex.join(words)}"

@@ -87,7 +87,9 @@ def _compose(
     if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.cluster / "monitor.py").exists():
         values["TRAINYARD_MONITORING"] = "true"
     if settings.cloud.region:
-        values["TRAINYARD_REGION"] = settings.cloud.region  # training/bucket.py's: no library asks the machine for it
+        values["TRAINYARD_REGION"] = (
+            settings.cloud.region
+        )  # training/store/bucket.py's: no library asks the machine for it
     env = "".join(f"{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]
     if scripts:

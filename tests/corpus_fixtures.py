@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small_corpus import words
 
-from training import vocabulary
-from training.vocabulary import Vocabulary
+from training.data import vocabulary
+from training.data.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

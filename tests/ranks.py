@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from training import tokens
+from training.data import token_set as tokens
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["training.train", "training.loop", "torch._dynamo", "torch.utils.tensorboard"])

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from training import prepare, text, tokens
+from training.data import prepare
+from training.data import token_set as tokens
+from training.data import tokenizer as text
 
 WORDS = ["def ", "return", "self", "()", "\n    ", "né ", "漢字", "don't ", "x", "0", "12345 ", "  ", "\t", "!?\n"]
 

@@ -27,7 +27,9 @@ from fabfile.jobs import mirror
 from fabfile.jobs.head import Head
 from fabfile.ssh import Fleet
 from infra.inventory import SshCluster, to_json
-from training import bucket, download, manifest, tokens, transfer
+from training import manifest
+from training.data import token_set as tokens
+from training.store import bucket, download, transfer
 
 
 @dataclass

@@ -18,7 +18,8 @@ from fabfile import encodings, sources, token_set
 from fabfile.prepare import prepare
 from fabfile.ssh import Fleet
 from infra.inventory import SshCluster, to_json
-from training import tokens, vocabulary
+from training.data import token_set as tokens
+from training.data import vocabulary
 
 
 class Head:

@@ -24,7 +24,7 @@ from training.metrics import check_wandb
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    path: str = key("", "the folder of a token set, see training.prepare", bool)
+    path: str = key("", "the folder of a token set, see training.data.prepare", bool)
     """The token set's folder, the same on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
     """The text that `fab prepare` makes the token set from; a folder of your machine is brought to the head."""
@@ -264,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _open_data(job: Job) -> None:
     """Reads the token set's sizes, as every rank will. numpy only here: the rest needs nothing."""
-    from training import tokens
+    from training.data import token_set as tokens
 
     try:
         data = tokens.open(Path(job.data.path))

@@ -10,17 +10,22 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from training import agreement, checkpoint, manifest, metrics, optim, order, precision, tokens
 from training import job as jobs
-from training import mirror as mirrors
-from training import state as states
-from training.distributed import Ranks, sees_first_ranks_disk, while_first
+from training import manifest, metrics, precision
+from training import optimizer as optim
+from training.checkpoint import files as checkpoint
+from training.checkpoint import state as states
+from training.checkpoint.background import Saver
+from training.data import order
+from training.data import token_set as tokens
 from training.heartbeat import Heartbeat, Phase
 from training.job import Job
 from training.keys import JobError
-from training.mirror import Mirror
-from training.saver import Saver
-from training.wrapping import Wrapped
+from training.parallel import agreement
+from training.parallel.ddp import Wrapped
+from training.parallel.ranks import Ranks, sees_first_ranks_disk, while_first
+from training.store import mirror as mirrors
+from training.store.mirror import Mirror
 
 
 class Failed(RuntimeError):

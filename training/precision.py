@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from training.keys import JobError
-from training.model import Block, Shape
+from training.models.gpt2 import Block, Shape
 
 WORTH = 1.05
 """How much faster a lower precision must be to be chosen."""

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from training import checkpoint, text
-from training.model import GPT, Cache, Shape
+from training.checkpoint import files as checkpoint
+from training.data import tokenizer as text
+from training.models.gpt2 import GPT, Cache, Shape
 
 KEPT = 20
 """Samples of a run that are kept."""

@@ -22,7 +22,7 @@ from training import job as jobs
 from training.job import Job
 from training.keys import JobError
 
-os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.wrapping does it, before the gradients are hooked up
+os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.parallel.ddp does it, before the gradients are hooked up
 
 
 def run_directory(job: Job) -> Path:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(job: Job, resume: bool) -> int:
     """Joins the other ranks, trains, and turns whatever ends that into one line and an exit code."""
-    from training import distributed  # torch takes seconds to import: a bad job is refused before
+    from training.parallel import ranks as distributed  # torch takes seconds to import: a bad job is refused before
 
     stop = StopRequest()
     try:
@@ -77,8 +77,8 @@ def _run(job: Job, resume: bool) -> int:
 
 
 def _report(error: Exception, line: str) -> None:
-    from training.checkpoint import CheckpointError
-    from training.peers import is_collective
+    from training.checkpoint.files import CheckpointError
+    from training.parallel.peers import is_collective
 
     if not is_collective(error) and not isinstance(error, CheckpointError):
         # A fault of the program, or of the machine: its place helps.

@@ -1,4 +1,4 @@
-"""training.prepare against the usual way (datasets.map, tiktoken, concatenate), and its memory.
+"""training.data.prepare against the usual way (datasets.map, tiktoken, concatenate), and its memory.
 
     python tests/bench/bench_prepare.py [--megabytes 20] [--rounds 3]
 
@@ -26,7 +26,7 @@ CORES = len(os.sched_getaffinity(0))
 
 OURS = """
 import sys, time
-from training import prepare
+from training.data import prepare
 began = time.perf_counter()
 if prepare.main(["--quiet", *sys.argv[1:]]):
     sys.exit(1)
@@ -38,7 +38,7 @@ import dataclasses, sys, time
 import numpy, tiktoken, datasets
 from pathlib import Path
 from tiktoken_ext.openai_public import r50k_pat_str
-from training import vocabulary
+from training.data import vocabulary
 out, ranks, corpus, cores = sys.argv[1:]
 Path(out).mkdir()
 datasets.disable_progress_bars()

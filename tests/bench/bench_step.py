@@ -27,8 +27,9 @@ def plain(rows: int, steps: int, data: Path) -> None:
     import torch
     from torch.nn import functional
 
-    from training import order, tokens
-    from training.model import GPT, Shape
+    from training.data import order
+    from training.data import token_set as tokens
+    from training.models.gpt2 import GPT, Shape
 
     torch.manual_seed(0)
     model = GPT(Shape(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=gpt2.VOCABULARY))

@@ -18,7 +18,7 @@ VOCABULARY = 50257
 def made_up_tokens(folder: Path, count: int = 400_000) -> Path:
     import numpy as np
 
-    from training import tokens
+    from training.data import token_set as tokens
 
     random = np.random.default_rng(0)
     train, val = random.integers(0, VOCABULARY, count), random.integers(0, VOCABULARY, 5000)

@@ -1,0 +1,112 @@
+"""Jobs: read, overridden, refused in one line before a rank is started."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training import job as jobs
+from training.keys import JobError
+
+JOBS = sorted((Path(jobs.__file__).parent / "jobs").glob("*.toml"))
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
+def test_the_jobs_that_come_with_it_are_good_and_say_all_they_mean(path: Path, tmp_path: Path) -> None:
+    job = jobs.load(path)
+    for ranks in (1, 2, 3):
+        jobs.check_ranks(job, ranks)
+    assert jobs.load(written(tmp_path, job.to_toml())) == job
+    assert job.run.name == path.stem
+
+
+def test_the_published_job_has_the_published_figures() -> None:
+    job = jobs.load(next(path for path in JOBS if path.stem == "gpt2-124m-openwebtext"))
+    model, train = job.model, job.train
+    assert (model.n_layer, model.n_head, model.n_embd, model.block_size) == (12, 12, 768, 1024)
+    assert (train.steps, train.eval_every, train.warmup, train.clip) == (10, 5, 2, 1.0)
+    assert (train.lr, train.min_lr, train.weight_decay, train.beta1, train.beta2) == (6e-4, 6e-5, 0.1, 0.9, 0.95)
+    assert job.windows == 3 * 32
+    assert train.micro_batch == 32 // 2
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stepz=3", "train.stepz: no such key (did you mean train.steps?); allowed: steps, "),
+        ("trian.steps=3", "trian: no such key (did you mean train?); allowed: data, model, train, checkpoint, run"),
+        ("train.steps=many", 'train.steps = "many"; allowed: a whole number of at least 1 (whole number)'),
+        ("train.steps=0", "train.steps = 0; allowed: a whole number of at least 1 (whole number)"),
+        ("train.steps=true", "train.steps = true; allowed: a whole number of at least 1 (whole number)"),
+        ("train.lr=-1.0", "train.lr = -1.0; allowed: a finite number above 0 (number)"),
+        ("train.lr=nan", "train.lr = NaN; allowed: a finite number above 0 (number)"),
+        ("train.beta2=1", "train.beta2 = 1.0; allowed: a number from 0 up to, but not including, 1 (number)"),
+        ("train.precision=int8", 'train.precision = "int8"; allowed: auto | fp32 | bf16 | fp16 (text)'),
+        ("train.timeout=1800", "train.timeout = 1800; allowed: seconds, from 1 to 120 (whole number)"),
+        ("train.compile=1", "train.compile = 1; allowed: true | false (true or false)"),
+        ("train.min_lr=1", "train.min_lr = 1.0; allowed: at most train.lr = 0.0006"),
+        ("train.warmup=1000", "train.warmup = 1000; allowed: less than train.steps = 1000"),
+        ("checkpoint.keep=1", "checkpoint.keep = 1; allowed: a whole number of at least 2 (whole number)"),
+        ("model.n_head=5", "model.n_embd = 768; allowed: a multiple of model.n_head = 5"),
+        ("data.path=", "data.path = not given; allowed: the folder of a token set, see training.data.prepare (text)"),
+        ("run.name=../x", "run.name = \"../x\"; allowed: letters, digits, '-', '_' and '.' (text)"),
+        (
+            "train.global_batch_tokens=5000",
+            "train.global_batch_tokens = 5000; allowed: a multiple of model.block_size = 1024, 4096 or 5120 say",
+        ),
+        ("steps", "steps: not an override; allowed: section.key=value, train.steps=100 say"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(tmp_path: Path, override: str, said: str) -> None:
+    path = written(tmp_path, '[data]\npath = "tokens"\n')
+    with pytest.raises(JobError) as error:
+        jobs.load(path, [override])
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[data", "data = 3", "\xff", "[data]\npath = 3", ""])
+def test_a_file_that_is_no_job_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(JobError) as error:
+        jobs.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_overrides_are_toml_or_plain_words(tmp_path: Path) -> None:
+    path = written(tmp_path, '[data]\npath = "tokens"\n')
+    job = jobs.load(path, ["train.lr=1e-3", "data.path=/data/owt", "train.compile=true", "train.weight_decay=1"])
+    assert (job.train.lr, job.data.path, job.train.compile, job.train.weight_decay) == (1e-3, "/data/owt", True, 1.0)
+    assert tomllib.loads(job.to_toml())["train"]["lr"] == 1e-3
+
+
+@given(windows=st.integers(1, 500), ranks=st.integers(1, 32))
+def test_shares_are_whole_and_even(windows: int, ranks: int) -> None:
+    shares = [jobs.share(windows, rank, ranks) for rank in range(ranks)]
+    assert [first for first, _ in shares] == [0, *(last for _, last in shares[:-1])]
+    assert shares[-1][1] == windows
+    sizes = [last - first for first, last in shares]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_check_exits_with_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(written(tmp_path, '[data]\npath = "/nowhere"\n[train]\nglobal_batch_tokens = 2048\n'))
+    assert jobs.main(["check", path, "--without-data", "--ranks", "2"]) == 0
+    assert "2 ranks with 1+1 windows" in capsys.readouterr().out
+    assert jobs.main(["check", path, "--without-data", "--ranks", "3"]) == 2
+    assert capsys.readouterr().err == (
+        "error: train.global_batch_tokens = 2048: 2 windows of 1024 tokens for 3 ranks; allowed: at least 3072\n"
+    )
+    assert jobs.main(["check", path]) == 2
+    assert capsys.readouterr().err.startswith("error: data.path = /nowhere: ")

@@ -1,0 +1,243 @@
+"""Checkpoints in a bucket: whole or not there, whatever becomes of the server, the trainer or the node's disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
+
+import buckets
+from buckets import Server
+from ranks import Group, lines, losses, start, wait_for
+
+from training import manifest
+from training.checkpoint import files as checkpoint
+from training.store import bucket, download, transfer
+from training.store import mirror_process as mirroring
+
+pytestmark = pytest.mark.faults
+pytest_plugins = ["run_fixtures"]
+KINDS = {"s3": buckets.s3, "blobs": buckets.blobs}
+
+
+@pytest.fixture
+def shelf(request: pytest.FixtureRequest, s3: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
+    """This test's own folder of the bucket, as this process sees it."""
+    s3.wire.reset()
+    use(s3.environment, monkeypatch)
+    return bucket.place(f"{s3.url}/{request.node.name}")
+
+
+def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+def train(job: Path, run: Path, shelf: bucket.Place, size: int = 1, *more: str, each: bool = False) -> Group:
+    """`each`: no checkpoint overtakes another one on its way to the bucket, as steps of a millisecond would."""
+    overrides = [f"checkpoint.mirror={shelf.url}", *more]
+    return start(job, run, size, overrides, environment=_environment(), before=one_by_one if each else None)
+
+
+def one_by_one(_: int) -> None:
+    from training.store.mirror import Mirror
+
+    original = Mirror.offer
+
+    def offer(self: Mirror, *what: object) -> None:
+        original(self, *what)  # type: ignore[arg-type]
+        wait_for(lambda: not self._under_way)
+
+    Mirror.offer = offer  # type: ignore[method-assign]
+
+
+def _environment() -> dict[str, str]:
+    """Ranks are forked from a process that was there before the server."""
+    import os
+
+    return {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_"))}
+
+
+def steps(shelf: bucket.Place, kind: str = "checkpoints") -> list[str]:
+    """Those that are whole in the mirror of `run`."""
+    there = shelf.at("run").at(kind)
+    return [name for name in there.folders() if transfer.whole(there.at(name))]
+
+
+def later(run: Path, step: int) -> dict[int, float]:
+    return {line["step"]: line["loss"] for line in lines(run) if line["step"] > step}
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_lost_disk_is_gone_on_after_bit_for_bit(
+    kind: str, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KINDS[kind](tmp_path / "server") as server:
+        use(server.environment, monkeypatch)
+        shelf = bucket.place(f"{server.url}/runs")
+        start(job, tmp_path / "whole", 2).done()
+        train(job, tmp_path / "a" / "run", shelf, 2, each=True).done()
+        assert steps(shelf) == ["step-000006", "step-000008"]
+        assert len(steps(shelf, "best")) == 1
+        last = shelf.at("run").at("checkpoints").at("step-000008")
+        for name in last.files():  # as if the job had been ended at the sixth step
+            last.remove(name)
+        group = train(job, tmp_path / "b" / "run", shelf, 2, "--resume")
+        group.done()
+        assert "step-000006 fetched from" in group.output(0)
+        assert "going on from step 6, verified on disk" in group.output(0)
+        assert later(tmp_path / "b" / "run", 0) == {
+            step: loss for step, loss in losses(tmp_path / "whole").items() if step > 6
+        }
+        checkpoint.verify(tmp_path / "b" / "run" / "best")
+
+
+def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+    run = tmp_path / "run"
+    train(job, run, shelf, 2, "checkpoint.every=1", each=True).done()
+    assert steps(shelf) == ["step-000007", "step-000008"]
+    for name in steps(shelf):
+        download.pull(shelf.at("run").at("checkpoints").at(name), tmp_path / name)
+        checkpoint.verify(tmp_path / name)
+        local = run / "checkpoints" / name
+        assert {path.name: path.read_bytes() for path in local.iterdir()} == {
+            path.name: path.read_bytes() for path in (tmp_path / name).iterdir()
+        }
+    best = steps(shelf, "best")
+    assert best == [f"step-{json.loads((run / 'best' / 'state.json').read_text())['step']:06d}"]
+    assert not (run / mirroring.STAGING / "to").exists()
+
+
+def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
+    """The training goes on at its speed, says what is wrong, and the next checkpoint is there."""
+    run = tmp_path / "run"
+    overrides = ["train.steps=100000", "checkpoint.every=50", "train.eval_every=1000"]
+    group = train(job, run, shelf, 1, *overrides)
+    wait_for(lambda: len(steps(shelf)) >= 2)
+    s3.wire.cut()
+    wait_for(lambda: "is not mirrored, next attempt at the next one" in group.output(), 90)
+    said = group.output()
+    assert f"{shelf.url}/run" in said and "no answer" in said
+    before = lines(run)[-1]["step"]
+    s3.wire.reset()
+    wait_for(lambda: steps(shelf) and int(steps(shelf)[-1][-6:]) > before, 90)
+    group.processes[0].terminate()
+    assert group.wait(60) == [0]
+    last = lines(run)[-1]["step"]
+    assert steps(shelf)[-1] == f"step-{last:06d}", group.output()
+    assert len(steps(shelf)) == 2
+    waits = [line["seconds"].get("checkpoint", 0.0) for line in lines(run)]
+    assert sorted(waits)[-3] < 2, "a checkpoint waited for the bucket"
+
+
+def test_an_end_without_a_server_is_soon_and_good(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
+    s3.wire.cut()
+    run = tmp_path / "run"
+    began = time.monotonic()
+    group = train(job, run, shelf, 2)
+    assert group.wait(150) == [0, 0]
+    assert "warning: checkpoint of step-" in group.output(0) and "no answer" in group.output(0)
+    assert "done" in group.output(0)
+    assert checkpoint.newest_whole(run / "checkpoints", print) == 8
+    assert time.monotonic() - began < 120
+
+
+def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
+    job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server
+) -> None:
+    """SIGKILL of the trainer, at moments of the sending; then its disk is lost as well."""
+    start(job, tmp_path / "whole").done()
+    for number, count in enumerate((1, 3, 4, 5)):
+        place = shelf.at(str(number))
+        run = tmp_path / str(number) / "run"
+        s3.wire.reset()
+        s3.wire.rate = 100e3  # a checkpoint takes a second
+        group = train(job, run, place, 1, "train.steps=8", "checkpoint.every=1")
+        there = place.at("run").at("checkpoints")
+        wait_for(lambda there=there, count=count: sum(len(there.at(n).files()) for n in there.folders()) >= count)
+        group.kill()
+        s3.wire.reset()
+        time.sleep(0.5)
+        for name in there.folders():
+            if transfer.whole(there.at(name)):
+                download.pull(there.at(name), tmp_path / f"{number}-{name}")
+                checkpoint.verify(tmp_path / f"{number}-{name}")
+        shutil.rmtree(run)
+        group = train(job, run, place, 1, "--resume")
+        group.done()
+        begin = lines(run)[0]["step"] if (run / "metrics.jsonl").exists() and lines(run) else 9
+        assert later(run, 0) == {step: loss for step, loss in losses(tmp_path / "whole").items() if step >= begin}
+        assert steps(place)[-1] == "step-000008"
+
+
+def test_its_own_process_may_be_killed(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+    run = tmp_path / "run"
+    group = train(job, run, shelf, 1, "train.steps=100000", "checkpoint.every=20", "train.eval_every=1000")
+    wait_for(lambda: len(steps(shelf)) >= 1)
+    before = steps(shelf)[-1]
+    import psutil
+
+    for child in psutil.Process(group.processes[0].pid).children():
+        if "training.store.mirror_process" in child.cmdline():
+            child.send_signal(signal.SIGKILL)
+    wait_for(lambda: steps(shelf)[-1:] > [before])
+    group.processes[0].terminate()
+    assert group.wait(60) == [0]
+    assert steps(shelf)[-1] == f"step-{lines(run)[-1]['step']:06d}"
+
+
+def test_an_altered_one_is_skipped_and_the_one_before_is_taken(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+    train(job, tmp_path / "a" / "run", shelf, each=True).done()
+    newest = shelf.at("run").at("checkpoints").at("step-000008")
+    content = newest.read("model.safetensors")
+    assert content
+    newest.write("model.safetensors", content[:-1] + bytes([content[-1] ^ 1]))
+    group = train(job, tmp_path / "b" / "run", shelf, 1, "--resume")
+    group.done()
+    assert "warning: skipped step-000008 of the mirror: " in group.output()
+    assert "going on from step 6" in group.output()
+    assert steps(shelf) == ["step-000006", "step-000008"]
+
+
+def test_a_run_never_touches_another_one_s_of_its_name(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+    """A bucket that outlives its cluster has runs of the same names as the next cluster's."""
+    train(job, tmp_path / "a" / "run", shelf).done()
+    before = {name: shelf.at("run").at("checkpoints").at(name).read(manifest.NAME) for name in steps(shelf)}
+    group = train(job, tmp_path / "b" / "run", shelf, 1, "train.seed=7")
+    group.done()
+    assert "step 1/" in group.output()  # from the beginning
+    assert "run is another run's of that name: it stays as it is" in group.output()
+    assert {name: shelf.at("run").at("checkpoints").at(name).read(manifest.NAME) for name in steps(shelf)} == before
+
+
+def test_what_is_here_comes_before_what_is_there(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+    run = tmp_path / "run"
+    train(job, run, shelf, 1, "train.steps=8").done()
+    group = train(job, run, shelf, 1, "--resume", "train.steps=10")
+    group.done()
+    assert "fetched from" not in group.output()
+    assert steps(shelf) == ["step-000008", "step-000010"]
+
+
+def test_a_mirror_that_cannot_be_asked_is_no_beginning_from_nothing(
+    job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server
+) -> None:
+    s3.wire.cut()
+    group = train(job, tmp_path / "run", shelf, 2, "--resume", "train.timeout=5")
+    assert group.wait(120) == [1, 1]
+    assert f"error: rank 0 (node0): {shelf.url}/run: no answer" in group.output(1)
+    assert "step 1/" not in group.output()
+
+
+def test_an_address_that_is_none(job: Path, tmp_path: Path) -> None:
+    group = start(job, tmp_path / "run", 1, ["checkpoint.mirror=shelf/runs"])
+    assert group.wait() == [2]
+    assert 'checkpoint.mirror = "shelf/runs"; allowed: none, or an s3://, abfs:// or file:// address' in group.output()

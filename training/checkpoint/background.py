@@ -1,0 +1,106 @@
+"""Checkpoints in the background: the step waits for a copy in memory, a thread of low priority does the rest.
+
+One save is under way at a time; the next one waits for it. A save that fails is raised at the next `check`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training import manifest
+from training.checkpoint import files as checkpoint
+from training.store.mirror import Mirror
+
+_NICENESS = 10
+"""The thread gets what the training leaves: it hashes and writes, for which there is time until the next save."""
+
+
+class Saver:
+    def __init__(self, run: Path, keep: int, mirror: Mirror | None = None) -> None:
+        """`mirror`: what is whole on disk goes to a bucket as well."""
+        self.directory = run / "checkpoints"
+        self.best = run / "best"
+        self.keep = keep
+        self.whole: set[int] = set()
+        self._mirror = mirror
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._failure: checkpoint.CheckpointError | None = None
+
+    def save(self, files: checkpoint.Files, state: Mapping[str, Any], *, step: int | None, best: bool) -> None:
+        """Of this moment's values: as the checkpoint of `step` (None: not as one), as the best model, or both.
+        Returns when they are copied."""
+        self.finish()
+        copied = {name: self._copy(name, content) for name, content in files.items()}
+        self._thread = threading.Thread(
+            target=self._write, args=(copied, dict(state), step, best), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def check(self) -> str:
+        """Why a save failed; empty when none did."""
+        return str(self._failure or "")
+
+    def finish(self) -> None:
+        """Waits for the save that is under way; a failure of any is raised."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            raise self._failure
+
+    def known_whole(self, step: int) -> None:
+        """A checkpoint that was verified, when resuming: it counts among those to keep."""
+        self.whole.add(step)
+
+    def _copy(self, file: str, content: Mapping[str, Tensor] | bytes) -> Mapping[str, Tensor] | bytes:
+        """Into memory that is kept from save to save: new pages cost more than the copy does."""
+        if isinstance(content, bytes):
+            return content
+        out = {}
+        for name, tensor in content.items():
+            buffer = self._buffers.get((file, name))
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                buffer = self._buffers[file, name] = torch.empty(tensor.shape, dtype=tensor.dtype)
+            out[name] = buffer.copy_(tensor.detach())
+        return out
+
+    def _write(self, files: checkpoint.Files, state: Mapping[str, Any], step: int | None, best: bool) -> None:
+        with contextlib.suppress(OSError):  # not allowed everywhere, and only a kindness
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            if step is not None:
+                checkpoint.write(checkpoint.folder_of(self.directory, step), files, state)
+                self.whole.add(step)
+                manifest.publish(self.directory / "latest", f"{step}\n")
+                self._prune(step)
+                if self._mirror is not None:
+                    self._mirror.offer("checkpoints", step, checkpoint.folder_of(self.directory, step))
+            if best:
+                only_model = {name: content for name, content in files.items() if name not in _NOT_IN_BEST}
+                checkpoint.write(self.best, only_model, state)
+                if self._mirror is not None:
+                    self._mirror.offer("best", state["step"], self.best)
+        except checkpoint.CheckpointError as error:
+            self._failure = error
+        except Exception as error:  # noqa: BLE001 (a thread's exceptions reach nobody by themselves)
+            self._failure = checkpoint.CheckpointError(f"{self.directory}: {error!r}")
+
+    def _prune(self, newest: int) -> None:
+        """Keeps the newest that are known to be whole; damaged and older ones go."""
+        kept = sorted(self.whole, reverse=True)[: self.keep]
+        for step in checkpoint.steps(self.directory):
+            if step not in kept and step <= newest:
+                checkpoint.remove(checkpoint.folder_of(self.directory, step))
+                self.whole.discard(step)
+
+
+_NOT_IN_BEST = {"optimizer.safetensors", "rng.safetensors"}

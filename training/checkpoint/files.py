@@ -1,0 +1,209 @@
+"""Checkpoints on disk: a folder per step that is whole or not there, and readers that believe nothing unchecked.
+
+    checkpoints/step-000050/
+        model.safetensors        parameters, by our own names (training.models.weights exports Hugging Face's)
+        optimizer.safetensors    AdamW's moments
+        rng.safetensors          generator state of every rank
+        state.json               step, shape, best loss, scaler, encoding, who wrote it
+        vocab.tiktoken           where the encoding is the data's own
+        manifest.json            size and SHA-256 of each, and of itself: written last
+    checkpoints/latest           the newest step, for people; readers look for themselves
+    best/                        model.safetensors, state.json, manifest.json of the lowest validation loss
+
+Written as `step-000050.tmp`, each file flushed and synced, then renamed: overwriting in place left 25 of 30 files
+unloadable under SIGKILL. Nothing is ever unpickled: tensors are safetensors, the rest is JSON.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from training import manifest
+
+Files = Mapping[str, Mapping[str, Tensor] | bytes]
+"""What a checkpoint is made of: tensors for a .safetensors file, the bytes of any other."""
+
+_CHUNK = 16 * 2**20
+_STEP = re.compile(r"step-(\d{6,})")
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be written or read: one line with the plain reason."""
+
+
+def folder_of(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:06d}"
+
+
+def steps(directory: Path) -> list[int]:
+    """Steps that there is a folder of, whole or not, newest first."""
+    names = (_STEP.fullmatch(path.name) for path in directory.glob("step-*") if path.is_dir())
+    return sorted((int(match[1]) for match in names if match), reverse=True)
+
+
+def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
+    """Puts a whole checkpoint under this name, or leaves nothing and raises with the plain reason."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        everything = {**files, "state.json": (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()}
+        listed = {name: _write_file(temporary / name, content) for name, content in everything.items()}
+        # also syncs the folder itself
+        manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
+        _swap(temporary, folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"{folder}: {_reason(error, folder.parent)}") from error
+
+
+def _swap(temporary: Path, folder: Path) -> None:
+    """Renames into place. What stands there already (a damaged step, the last best) steps aside, and comes back by
+    `tidy` if the process dies in between."""
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    manifest.sync_folder(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def tidy(directory: Path) -> None:
+    """After a kill: takes away what was half written, and puts back what had stepped aside for it."""
+    for temporary in directory.glob("*.tmp"):
+        shutil.rmtree(temporary, ignore_errors=True)
+    for old in directory.glob("*.old"):
+        if old.with_suffix("").exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(old.with_suffix(""))
+
+
+def remove(folder: Path) -> None:
+    """Takes a checkpoint away; at no moment does a half of it carry the name."""
+    temporary = folder.with_name(folder.name + ".tmp")
+    folder.rename(temporary)
+    shutil.rmtree(temporary)
+
+
+def verify(folder: Path) -> None:
+    """Reads every byte; a CheckpointError says what is torn or altered."""
+    try:
+        listed = manifest.parse(folder / manifest.NAME)["files"]
+    except manifest.TokenError as error:
+        raise CheckpointError(str(error)) from None
+    except KeyError:
+        raise CheckpointError(f"{folder}: not a checkpoint") from None
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter lock
+        for problem in pool.map(lambda item: _problem(folder / item[0], item[1]), listed.items()):
+            if problem:
+                raise CheckpointError(problem)
+
+
+def newest_whole(directory: Path, warn: Callable[[str], None]) -> int | None:
+    """The newest step whose checkpoint is whole; each newer one that is not gets a warning."""
+    for step in steps(directory):
+        try:
+            verify(folder_of(directory, step))
+        except CheckpointError as error:
+            warn(f"warning: skipped checkpoint of step {step}: {error}")
+        else:
+            return step
+    return None
+
+
+def find(path: Path) -> Path:
+    """The checkpoint of a path that a person gave: itself, or of a run directory its best, else its newest."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: not a folder; allowed: a run directory or a checkpoint in one")
+    if (path / manifest.NAME).is_file():
+        verify(path)
+        return path
+    if (path / "best").is_dir():
+        verify(path / "best")
+        return path / "best"
+    step = newest_whole(path / "checkpoints", print)
+    if step is None:
+        pickles = [p.name for p in sorted(path.rglob("*")) if p.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"}]
+        refused = f"; {', '.join(pickles[:3])} is not read: a pickle can run code" if pickles else ""
+        raise CheckpointError(f"{path}: no whole checkpoint{refused}")
+    return folder_of(path / "checkpoints", step)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return state
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return tensors
+
+
+def _problem(path: Path, expected: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256()
+    try:
+        if path.stat().st_size != expected["bytes"]:
+            return f"{path}: torn: {path.stat().st_size} bytes of {expected['bytes']}"
+        with path.open("rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return "" if digest.hexdigest() == expected["sha256"] else f"{path}: altered: its checksum does not match"
+
+
+def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, Any]:
+    """Written and checksummed in one pass, in pieces that leave the interpreter lock to the training."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in [content] if isinstance(content, bytes) else _safetensors(content):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The file of these tensors: length of the header, the header in JSON, then the raw values one after the other.
+    (safetensors' own writer holds the interpreter lock, and with it the training, for as long as the disk takes.)"""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 64)
+    yield struct.pack("<Q", len(text)) + text
+    for tensor in tensors.values():
+        raw = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        for start in range(0, len(raw), _CHUNK):
+            yield raw[start : start + _CHUNK]
+
+
+def _reason(error: OSError, directory: Path) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({shutil.disk_usage(directory).free / 1e9:.2f} GB left)"
+    return error.strerror or str(error)

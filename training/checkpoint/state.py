@@ -1,0 +1,176 @@
+"""All that a run is at a step: made fresh, captured for a checkpoint, or taken up again on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from training import optimizer as optim
+from training.checkpoint import files as checkpoint
+from training.data.token_set import TokenSet
+from training.job import Job
+from training.keys import JobError
+from training.models import weights
+from training.models.gpt2 import GPT, Shape
+from training.parallel.ranks import Ranks
+
+
+@dataclass
+class State:
+    model: GPT
+    optimizer: torch.optim.AdamW
+    step: int = 0
+    """Optimizer steps that are done."""
+    precision: str = "auto"
+    """What was chosen; a resumed run stays with it."""
+    best: float = float("inf")
+    """Lowest validation loss."""
+    scaler: dict[str, Any] | None = None
+    """Of fp16's loss scaling, to be loaded once it is there."""
+    rng: dict[str, Tensor] | None = None
+    """Of this rank, to be loaded when everything else is set up."""
+
+
+def shape_of(job: Job, vocab_size: int) -> Shape:
+    model = job.model
+    return Shape(
+        n_layer=model.n_layer,
+        n_head=model.n_head,
+        n_embd=model.n_embd,
+        block_size=model.block_size,
+        vocab_size=model.vocab_size or vocab_size,
+        bias=model.bias,
+    )
+
+
+def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
+    torch.manual_seed(job.train.seed)
+    model = GPT(shape_of(job, data.vocab_size), job.model.dropout)
+    if job.model.init_from:
+        try:
+            weights.load(model, Path(job.model.init_from))
+        except weights.WeightsError as error:
+            raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
+    model.to(device)
+    return State(model, optim.build(model, job.train))
+
+
+def on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
+    """The newest step of which each rank's node has a whole checkpoint; -1: of none."""
+    directory = run / "checkpoints"
+    step = None
+    if ranks.leads_node:
+        if ranks.is_first or not written_by_first:
+            checkpoint.tidy(directory)
+            checkpoint.tidy(run)
+        step = checkpoint.newest_whole(directory, lambda line: print(line, flush=True))
+    found = ranks.gather(torch.tensor(-1 if step is None else step))
+    return [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
+
+
+def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
+    """Goes to the newest step that any node has. A rank whose node has not gets it sent."""
+    newest = max(have)
+    if newest < 0:
+        return
+    source = have.index(newest)
+    folder = checkpoint.folder_of(run / "checkpoints", newest)
+    own = have[ranks.rank] == newest
+    raw = (folder / "state.json").read_bytes() if own else b""
+    rng = (folder / "rng.safetensors").read_bytes() if own else b""
+    if min(have) < newest:
+        raw, rng = ranks.broadcast_bytes(raw, source), ranks.broadcast_bytes(rng, source)
+    saved = json.loads(raw)
+    _check_same(saved, state.model.shape, data)
+    tensors = _tensors(folder, own, state)
+    if min(have) < newest:
+        for name in sorted(tensors):
+            ranks.broadcast(tensors[name], source)
+    _put_back(state, saved, tensors, rng, ranks.rank)
+
+
+def _tensors(folder: Path, own: bool, state: State) -> dict[str, Tensor]:
+    """Of the model and the optimizer: read, or room for what another rank sends."""
+    parameters = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
+    if not own:
+        room = {**parameters, **optim.tensors(state.model, state.optimizer)}
+        return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in room.items()}
+    model = checkpoint.read_tensors(folder / "model.safetensors")
+    moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
+    return {**{f"model.{name}": tensor for name, tensor in model.items()}, **moments}
+
+
+def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
+    with torch.no_grad():
+        for name, parameter in state.model.named_parameters():
+            parameter.copy_(tensors[f"model.{name}"])
+    optim.restore(state.model, state.optimizer, tensors)
+    state.step = saved["step"]
+    state.best = saved["best"] if saved["best"] is not None else float("inf")
+    state.scaler = saved["scaler"]
+    state.precision = saved["precision"]
+    generators = safetensors.torch.load(rng)
+    mine = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
+    state.rng = mine or None  # a rank that was not there before begins with its own seed
+
+
+def _check_same(saved: dict[str, Any], shape: Shape, data: TokenSet) -> None:
+    for name, value in dataclasses.asdict(shape).items():
+        if saved["shape"][name] != value:
+            raise JobError(f"model.{name} = {value}; allowed: {saved['shape'][name]}, as in this run's checkpoints")
+    if saved["data"] != identity(data):
+        raise JobError(f"data.path = {data.path}: not the tokens that this run's checkpoints were trained on")
+
+
+def identity(data: TokenSet) -> str:
+    """Tells one token set from another: the position in the data means something only in the same one."""
+    split = data.manifest["splits"]["train"]
+    return str(split.get("sha256") or split["tokens"])
+
+
+def own_generators(device: torch.device) -> dict[str, Tensor]:
+    out = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        out["cuda"] = torch.cuda.get_rng_state(device)
+    return out
+
+
+def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: int) -> None:
+    torch.manual_seed(seed)
+    if saved and "cpu" in saved:
+        torch.set_rng_state(saved["cpu"])
+    if saved and "cuda" in saved and device.type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"], device)
+
+
+def capture(state: State, ranks: Ranks, data: TokenSet, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Files and state.json of a checkpoint; `whole`: all that it takes to go on, and not the model alone."""
+    files: dict[str, Any] = {"model.safetensors": {n: p.detach() for n, p in state.model.named_parameters()}}
+    encoding = data.manifest["encoding"]
+    if "ranks" in encoding:
+        files[encoding["ranks"]] = (data.path / encoding["ranks"]).read_bytes()
+    if whole:
+        files["optimizer.safetensors"] = optim.tensors(state.model, state.optimizer)
+        generators = {name: ranks.gather(value) for name, value in own_generators(ranks.device).items()}
+        files["rng.safetensors"] = {
+            f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
+        }
+    written = {
+        "step": state.step,
+        "shape": dataclasses.asdict(state.model.shape),
+        "best": state.best if state.best < float("inf") else None,
+        "scaler": state.scaler,
+        "precision": state.precision,
+        "encoding": encoding,
+        "data": identity(data),
+        "ranks": ranks.nodes,
+        "torch": torch.__version__,
+    }
+    return files, written

@@ -1,0 +1,198 @@
+"""Text to a token set: train.bin, val.bin and a manifest, by tiktoken on all cores.
+
+    python -m training.data.prepare --out data/code --train-vocab 1024 /usr/lib/python3.11
+    python -m training.data.prepare --out data/openwebtext hf:Skylion007/openwebtext
+
+The same text, settings and seed give the same bytes, whatever the number of workers. Memory does not grow with the
+corpus. Killed at any moment, the same command goes on where it was, and what it left does not open as a token set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import tiktoken
+
+from training import manifest
+from training.data import vocabulary
+from training.data.encode import Division, batches, encode_batch, in_order, uniform, units
+from training.data.prepare_journal import Unfinished
+from training.data.prepare_options import parser
+from training.data.readers import SourceError
+from training.data.sources import Corpus, corpus
+from training.data.token_set import little_endian
+from training.data.vocabulary import SEPARATOR, Vocabulary, VocabularyError
+from training.manifest import RANKS, TokenError, dtype_for
+from training.progress import Progress, duration
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        return run(options)
+    except (SourceError, VocabularyError, TokenError) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"prepare: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nprepare: stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def run(options: argparse.Namespace) -> int:
+    found = corpus(
+        options.sources,
+        text_key=options.text_key,
+        invalid=options.invalid,
+        split=options.split,
+        revision=options.revision,
+        stream=options.stream,
+    )
+    known = given_vocabulary(options)
+    wish = {"train_vocab": options.train_vocab, "sample": options.vocab_sample} if known is None else identity(known)
+    settings = {
+        "dtype": dtype_for(known.size if known else options.train_vocab),
+        "vocabulary": wish,
+        "val_fraction": options.val_fraction,
+        "seed": options.seed,
+    }
+    with closing(Unfinished(options.out, {**settings, **local(found)})) as work:
+        if work.occupied() and not options.overwrite:
+            already(options.out, found, settings)
+            work.clear()  # killed between the manifest and this
+            return 0
+        division = divided(found, options)
+        work.begin()
+        say(options, work.note)
+        trained = known or work.vocabulary() or learned(found, division, options)
+        work.keep_vocabulary(trained)
+        tokenise(found, division, trained, work, options)
+        if found.changed():
+            raise TokenError(f"{options.out}: the source changed while it was read; nothing was finished")
+        content = described(found, trained, work, settings)
+        work.finish(content)
+    return 0
+
+
+def local(found: Corpus) -> dict[str, Any]:
+    """What else must be the same for unfinished work to be gone on with."""
+    return {
+        "source": found.facts.times,
+        "text_key": found.reading.text_key,
+        "invalid": found.reading.invalid,
+        "tiktoken": tiktoken.__version__,
+    }
+
+
+def given_vocabulary(options: argparse.Namespace) -> Vocabulary | None:
+    """None: it is still to be trained."""
+    if options.train_vocab is not None:
+        if options.train_vocab < vocabulary.SMALLEST:
+            vocabulary.train([], options.train_vocab)  # says why not
+        return None
+    found = vocabulary.read(options.ranks, options.pattern) if options.ranks else vocabulary.named(options.encoding)
+    found.encoding()  # a pattern that is none is said before anything is written
+    return found
+
+
+def identity(known: Vocabulary) -> dict[str, Any]:
+    return {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
+
+
+def divided(found: Corpus, options: argparse.Namespace) -> Division:
+    there = found.count(2)
+    if not there:
+        left_out = found.reading.skipped.count
+        raise SourceError(f"{' '.join(options.sources)}: no text" + (f" but {left_out} skipped" if left_out else ""))
+    if there == 1 and options.val_fraction:
+        raise SourceError(
+            f"{' '.join(options.sources)}: a single document, and none would be left to train on; "
+            "--val-fraction 0 takes it whole"
+        )
+    return Division.of(options.val_fraction, options.seed, found.count)
+
+
+def learned(found: Corpus, division: Division, options: argparse.Namespace) -> Vocabulary:
+    say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))
+    return vocabulary.train(sample(found, division, options), options.train_vocab)
+
+
+def sample(found: Corpus, division: Division, options: argparse.Namespace) -> Iterator[str]:
+    """Text to learn a vocabulary from, from all over the corpus where its size is known. Never validation text."""
+    limit = options.vocab_sample * 1_000_000
+    share = limit / found.facts.bytes if found.facts.bytes else 1.0
+    taken = 0
+    for index, document in enumerate(found.documents()):
+        if taken >= limit:
+            return
+        if division.split(index) == "train" and (share >= 1 or uniform(options.seed, "vocabulary", index) < share):
+            taken += len(document.text)
+            yield document.text.decode()
+
+
+def tokenise(
+    found: Corpus, division: Division, known: Vocabulary, work: Unfinished, options: argparse.Namespace
+) -> None:
+    began, progress = time.monotonic(), Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
+    rest = islice(units(found.documents(), division), work.units, None)
+    encode = partial(encode_batch, known.encoding(), little_endian(work.settings["dtype"]))
+    with closing(in_order(batches(rest), encode, options.workers)) as results:
+        for encoded in results:
+            work.append(encoded)
+            progress.advance(encoded.cost, encoded.bytes_of_text)
+    progress.finish()
+    for split, facts in work.splits().items():
+        text, tokens = facts["bytes_of_text"], facts["tokens"]
+        say(options, f"{split:5} {facts['documents']:,} documents, {text / 1e6:.1f} MB of text, {tokens:,} tokens")
+    if found.reading.skipped.count:
+        say(options, f"{found.reading.skipped.count} left out, not UTF-8: {found.reading.skipped.first} first")
+    say(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
+
+
+def described(found: Corpus, known: Vocabulary, work: Unfinished, settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "format": manifest.FORMAT,
+        "dtype": settings["dtype"],
+        "vocab_size": known.size,
+        "encoding": {
+            "name": known.name,
+            "ranks": RANKS,
+            "sha256": known.digest(),
+            "pattern": known.pattern,
+            "special": {SEPARATOR: known.separator},
+        },
+        "splits": work.splits(),
+        "source": {**found.describe(), "skipped": found.reading.skipped.count},
+        "settings": settings,
+    }
+
+
+def already(folder: Path, found: Corpus, settings: dict[str, Any]) -> None:
+    """A set is there. It must be the one that is asked for, as `make` would decide it."""
+    content = manifest.read(folder)
+    source = {**content["source"], "arguments": [], "skipped": 0}
+    same = source == {**found.describe(), "arguments": [], "skipped": 0} and content.get("settings") == settings
+    if not same or found.facts.newest > (folder / manifest.NAME).stat().st_mtime_ns:
+        raise TokenError(f"{folder}: a token set of other input or settings is there; --overwrite makes it anew")
+    print(f"prepare: {folder} is there already, whole, from the same input and settings")
+
+
+def say(options: argparse.Namespace, line: str) -> None:
+    if line and not options.quiet:
+        print(f"prepare: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

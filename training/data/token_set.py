@@ -1,0 +1,157 @@
+"""A token set: train.bin and val.bin (little-endian uint16 or uint32, no header: nanoGPT's layout) and a manifest.
+
+python -m training.data.token_set DIR      says what is in it and verifies every checksum
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from training import manifest
+from training.manifest import TokenError, dtype_for
+
+__all__ = ["TokenError", "TokenSet", "dtype_for", "open", "write"]
+
+Array: TypeAlias = npt.NDArray[Any]
+CHUNK = 1 << 22  # tokens looked at in one go
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    path: Path
+    manifest: dict[str, Any]
+    train: Array
+    """Memory-mapped, read-only: a set larger than the memory costs no more than one that is not."""
+    val: Array
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.manifest["vocab_size"])
+
+    @property
+    def encoding(self) -> dict[str, Any]:
+        """Of the manifest; `training.data.tokenizer.load` makes an encoder of it."""
+        return dict(self.manifest["encoding"])
+
+    def bytes_per_token(self, split: str) -> float | None:
+        """UTF-8 bytes of text behind each token of the split, for bits per byte. None where nobody counted them."""
+        facts = self.manifest["splits"][split]
+        return facts["bytes_of_text"] / facts["tokens"] if facts.get("bytes_of_text") and facts["tokens"] else None
+
+
+def open(folder: str | Path, *, verify: bool = False) -> TokenSet:
+    """The set in this folder. Sizes and the manifest are always checked, every byte of the rest with `verify`."""
+    folder = Path(folder)
+    content = manifest.read(folder)
+    if verify:
+        manifest.verify(folder, content)
+    train, val = (mapped(folder, content, split) for split in manifest.SPLITS)
+    if verify and content["format"] == 0:
+        in_range(folder, content, {"train": train, "val": val})
+    return TokenSet(folder, content, train, val)
+
+
+def mapped(folder: Path, content: Mapping[str, Any], split: str) -> Array:
+    dtype = little_endian(content["dtype"])
+    facts = content["splits"][split]
+    if not facts["tokens"]:  # an empty file cannot be mapped
+        return np.zeros(0, dtype)
+    try:
+        return np.memmap(folder / facts["file"], dtype=dtype, mode="r", shape=(facts["tokens"],))
+    except OSError as error:
+        raise TokenError(f"{folder / facts['file']}: {error.strerror}") from error
+
+
+def in_range(folder: Path, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+    """A bare set has no checksums; a token beyond the vocabulary still shows that it is another one's."""
+    for split, array in arrays.items():
+        for start in range(0, len(array), CHUNK):
+            largest = int(array[start : start + CHUNK].max())
+            if largest >= content["vocab_size"]:
+                raise TokenError(
+                    f"{folder / content['splits'][split]['file']}: token {largest} is beyond "
+                    f"{content['encoding']['name']}'s vocabulary of {content['vocab_size']}"
+                )
+
+
+def little_endian(dtype: str) -> str:
+    return f"<u{manifest.ITEM_SIZE[dtype]}"
+
+
+def write(
+    folder: str | Path,
+    *,
+    train: Sequence[int] | Array,
+    val: Sequence[int] | Array,
+    vocab_size: int,
+    encoding: Mapping[str, Any],
+    text_bytes: Mapping[str, int] | None = None,
+) -> TokenSet:
+    """Makes a set of tokens that are already there, in memory. `training.data.prepare` is for everything larger."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = dtype_for(vocab_size)
+    splits: dict[str, Any] = {}
+    (folder / manifest.NAME).unlink(missing_ok=True)
+    for split, tokens in (("train", train), ("val", val)):
+        whole = np.asarray(tokens, dtype=np.int64)
+        if len(whole) and not 0 <= whole.min() <= whole.max() < vocab_size:
+            raise TokenError(f"{folder}: a token of {split} is beyond the vocabulary of {vocab_size}")
+        data = whole.astype(little_endian(dtype)).tobytes()
+        write_whole(folder / f"{split}.bin", data)
+        splits[split] = {
+            "file": f"{split}.bin",
+            "tokens": len(whole),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "bytes_of_text": (text_bytes or {}).get(split, 0),
+            "documents": 0,
+        }
+    content = {
+        "format": manifest.FORMAT,
+        "dtype": dtype,
+        "vocab_size": vocab_size,
+        "encoding": dict(encoding),
+        "splits": splits,
+        "source": {"arguments": []},
+    }
+    manifest.publish(folder / manifest.NAME, manifest.render(content))
+    return open(folder)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.data.token_set", description="Verify a token set.")
+    parser.add_argument("folder", metavar="DIR", type=Path)
+    try:
+        tokens = open(parser.parse_args(arguments).folder, verify=True)
+    except TokenError as error:
+        print(f"tokens: {error}", file=sys.stderr)
+        return 2
+    for split in manifest.SPLITS:
+        facts = tokens.manifest["splits"][split]
+        print(f"{split:5} {facts['tokens']:>15,} tokens {facts.get('documents', 0):>12,} documents")
+    state = "verified" if tokens.manifest["format"] else "sizes and range only: a bare folder has no checksums"
+    print(f"{tokens.encoding['name']}, a vocabulary of {tokens.vocab_size}, {tokens.manifest['dtype']}; {state}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""Text to tokens and back, by the encoding that a token set's manifest names."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import tiktoken
+
+from training import manifest
+from training.data import vocabulary
+from training.data.vocabulary import SEPARATOR, VocabularyError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+SLICE = 1 << 16  # characters
+
+
+def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
+    """The encoder of `manifest["encoding"]`, whose rank file, if it names one, is in this folder."""
+    if "ranks" not in encoding:
+        return vocabulary.named(encoding["name"]).encoding()
+    path = Path(folder) / encoding["ranks"]
+    found = vocabulary.read(path, encoding["pattern"])
+    if manifest.checksum(path) != encoding["sha256"]:
+        raise VocabularyError(f"{path}: not the rank file that the tokens were made with")
+    return vocabulary.Vocabulary(
+        encoding["name"], found.ranks, found.pattern, encoding["special"][SEPARATOR]
+    ).encoding()
+
+
+def separator(encoding: tiktoken.Encoding) -> int:
+    """The token between documents: what a text begins after, and where a sample may end."""
+    return int(encoding.encode_single_token(SEPARATOR))
+
+
+def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
+    """Everything in the text is text: also what looks like the separator."""
+    tokens: list[int] = to_array(encoding, [(text, False)]).tolist()
+    return tokens
+
+
+def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> Array:
+    """The tokens of several texts, one after the other, with a separator behind those with True: uint32.
+
+    All of them in one call, joined by the separator, at which tiktoken begins anew: a call for each costs more than it
+    does, where documents are short. What looks like the separator without being it goes by itself.
+    """
+    joined: list[str] = []
+    arrays: list[Array] = []
+    for text, closes in texts:
+        if SEPARATOR in text or not closes:
+            arrays += [spoken(encoding, "".join(joined), {SEPARATOR}), spoken(encoding, text, set())]
+            joined = [SEPARATOR] if closes else []
+        else:
+            joined += [text, SEPARATOR]
+    arrays.append(spoken(encoding, "".join(joined), {SEPARATOR}))
+    return np.concatenate(arrays)
+
+
+def spoken(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
+    try:
+        return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
+    except ValueError:  # the pattern's engine has a limit, which the better part of a million spaces in a row exceeds
+        if len(text) <= SLICE:
+            raise
+        if special:  # the separators are where to begin, then
+            parts = [spoken(encoding, part, set()) for part in text.split(SEPARATOR)]
+            end = np.array([separator(encoding)], dtype=np.uint32)
+            return np.concatenate([array for part in parts for array in (part, end)][:-1])
+        return np.concatenate([spoken(encoding, text[at : at + SLICE], special) for at in range(0, len(text), SLICE)])
+
+
+def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
+    """Text as the tokens come. A character that is split over tokens comes with its last; no half of one is shown."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for token in tokens:
+        try:
+            raw = encoding.decode_single_token_bytes(token)
+        except KeyError:  # a model may have more outputs than the vocabulary has tokens
+            raw = "\ufffd".encode()
+        piece = decoder.decode(raw)
+        if piece:
+            yield piece
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest
+
+
+def decode(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> str:
+    return "".join(stream(encoding, tokens))

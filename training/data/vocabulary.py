@@ -1,0 +1,218 @@
+"""Vocabularies: tiktoken's own, any .tiktoken rank file, or one that is trained on the corpus.
+
+A rank file has a line for each token, its bytes in base64 and its number. It says nothing of how text is cut into words
+first (the pattern) nor of the separator between documents; the published files are known by their checksum, any other
+has GPT-2's pattern unless told, and a separator after its last token.
+
+    python -m training.data.vocabulary missing NAME      as JSON: [URL, FILE] of what is neither kept here nor in reach
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tiktoken
+
+SEPARATOR = "<|endoftext|>"
+NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
+HOST = "openaipublic.blob.core.windows.net"
+FILES = {
+    "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
+    **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
+}
+"""On HOST, as tiktoken_ext.openai_public has them."""
+REACH = 10.0
+"""Seconds in which HOST must answer to be in reach."""
+BYTES = 256
+SMALLEST = BYTES + 2  # every byte, one token more, the separator
+
+PATTERNS = {  # as tiktoken has them, but for GPT-2's possessive quantifiers: the same words, found 1.15 times as fast
+    "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s",
+    "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
+    r"|\s*[\r\n]|\s+(?!\S)|\s",
+    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+REST = r"|(?s:.)"
+PUBLISHED = {  # SHA-256 of the rank file: name, pattern, number of the separator
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": ("r50k_base", "gpt2", 50256),
+    "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069": ("p50k_base", "gpt2", 50256),
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": ("cl100k_base", "cl100k", 100257),
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": ("o200k_base", "o200k", 199999),
+}
+
+
+class VocabularyError(ValueError):
+    """A vocabulary that cannot be had or used; the message is one line for the user."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    name: str
+    ranks: Mapping[bytes, int]
+    pattern: str
+    separator: int
+
+    @property
+    def size(self) -> int:
+        """One more than the largest number: what a model needs."""
+        return max(self.separator, *self.ranks.values()) + 1
+
+    def encoding(self) -> tiktoken.Encoding:
+        try:
+            return tiktoken.Encoding(
+                self.name,
+                pat_str=self.pattern,
+                mergeable_ranks=dict(self.ranks),
+                special_tokens={SEPARATOR: self.separator},
+            )
+        except ValueError as error:
+            raise VocabularyError(f"pattern {self.pattern!r}: {str(error).splitlines()[0]}") from error
+
+    def digest(self) -> str:
+        """SHA-256 of the rank file that `text` makes."""
+        return hashlib.sha256(self.text().encode()).hexdigest()
+
+    def text(self) -> str:
+        """The rank file."""
+        ordered = sorted(self.ranks.items(), key=lambda item: item[1])
+        return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in ordered)
+
+
+def named(name: str) -> Vocabulary:
+    """One of tiktoken's own. Its ranks are downloaded once and kept."""
+    if name not in NAMES:
+        raise VocabularyError(f"encoding {name!r}: not one of {', '.join(NAMES)} (--ranks takes any rank file)")
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(kept()))
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except (OSError, ValueError) as error:
+        raise VocabularyError(
+            f"encoding {name}: its ranks could not be fetched from {HOST} ({type(error).__name__}); it is needed once. "
+            "Without it: --ranks FILE, or --train-vocab N"
+        ) from error
+    separator = encoding.encode_single_token(SEPARATOR)
+    special = {encoding.encode_single_token(token) for token in encoding.special_tokens_set}
+    ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
+    ranks = {token: rank for token, rank in ranks.items() if rank not in special}
+    return checked(Vocabulary(name, ranks, PATTERNS[pattern_of(name)], separator), name)
+
+
+def kept() -> Path:
+    """The folder of tiktoken's downloads. Its own choice is that for temporary files, which a reboot empties."""
+    own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
+    return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
+
+
+def missing(name: str) -> list[tuple[str, str]]:
+    """(URL, file) of each of an encoding's files that this machine has not and cannot fetch; none of an unknown one."""
+    urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
+    files = {url: kept() / hashlib.sha1(url.encode()).hexdigest() for url in urls}  # named as tiktoken.load names them
+    lacking = [(url, str(file)) for url, file in files.items() if not file.exists()]
+    return lacking if lacking and not in_reach() else []
+
+
+def in_reach() -> bool:
+    try:
+        with socket.create_connection((HOST, 443), REACH):
+            return True
+    except OSError:
+        return False
+
+
+def pattern_of(name: str) -> str:
+    return next((pattern for known, pattern, _ in PUBLISHED.values() if known == name), "gpt2")
+
+
+def read(path: Path, pattern: str = "") -> Vocabulary:
+    """A rank file; `pattern` is a name of PATTERNS or a regular expression."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise VocabularyError(f"{path}: {error.strerror}") from error
+    ranks = parsed(raw, path)
+    unknown = (path.stem, "gpt2", max(ranks.values()) + 1)
+    name, known, separator = PUBLISHED.get(hashlib.sha256(raw).hexdigest(), unknown)
+    return checked(Vocabulary(name, ranks, complete(pattern or known), separator), str(path))
+
+
+def complete(pattern: str) -> str:
+    """tiktoken drops what its pattern does not match: after somebody's own, any character is a word by itself."""
+    pattern = PATTERNS.get(pattern, pattern)
+    return pattern if pattern in PATTERNS.values() or pattern.endswith(REST) else pattern + REST
+
+
+def parsed(raw: bytes, path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise VocabularyError(f"{path}:{number}: not a token in base64 and its rank") from error
+    if not ranks:
+        raise VocabularyError(f"{path}: an empty rank file")
+    return ranks
+
+
+def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
+    """Only what every text can be encoded with, and decoded again."""
+    ranks = vocabulary.ranks
+    missing = next((byte for byte in range(BYTES) if bytes([byte]) not in ranks), None)
+    if missing is not None:
+        raise VocabularyError(f"{where}: no token for byte {missing:#04x}: not a byte-level vocabulary")
+    numbers = set(ranks.values())
+    if len(numbers) < len(ranks) or min(numbers) < 0 or max(numbers) >= 2**32 - 1:
+        raise VocabularyError(f"{where}: ranks that are double, negative or beyond 32 bits")
+    if vocabulary.separator in numbers or b"" in ranks:
+        raise VocabularyError(f"{where}: an empty token, or one with the separator's number {vocabulary.separator}")
+    return vocabulary
+
+
+def train(texts: Iterable[str], size: int) -> Vocabulary:
+    """A byte-level BPE of `size` tokens in all: the bytes, the merges learned from the texts, the separator."""
+    if size < SMALLEST:
+        raise VocabularyError(f"--train-vocab {size}: at least {SMALLEST} (every byte, one more token, the separator)")
+    try:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise VocabularyError("--train-vocab needs the package tokenizers: pip install tokenizers") from error
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # GPT-2's pattern
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ranks = {bytes([byte]): byte for byte in range(BYTES)}
+    learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    for token, _ in learned:  # in the order of their merging
+        ranks.setdefault(bytes(byte_of(character) for character in token), len(ranks))
+    if len(ranks) < size - 1:
+        raise VocabularyError(f"--train-vocab {size}: the text is too little for more than {len(ranks) + 1}")
+    return checked(Vocabulary(f"bpe-{size}", ranks, PATTERNS["gpt2"], len(ranks)), f"--train-vocab {size}")
+
+
+def byte_of(character: str) -> int:
+    """The byte that a byte-level BPE writes as this character: printable ones as themselves, the others from 256 on."""
+    code = ord(character)
+    return code if code < BYTES else UNPRINTABLE[code - BYTES]
+
+
+UNPRINTABLE = [*range(33), *range(127, 161), 173]
+
+
+if __name__ == "__main__":
+    print(json.dumps(missing(sys.argv[2])))

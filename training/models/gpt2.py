@@ -1,0 +1,145 @@
+"""GPT-2: one file, read from top to bottom.
+
+Tokens and positions are embedded and added; `n_layer` blocks follow, each attention and then an MLP, both on the normed
+input and added to it; a last norm, and the token embedding again as the output layer.
+
+124M, as published: 12 layers, 12 heads, 768 wide, 1,024 positions, 50,257 tokens:
+    embeddings  50,257 * 768 + 1,024 * 768            39.4 M
+    a block     12 * 768^2 + 13 * 768 = 7.09 M, * 12  85.1 M
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from training.models.cross_entropy import summed_cross_entropy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a checkpoint's weights must be read with."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    block_size: int
+    vocab_size: int
+    bias: bool = True
+
+
+class Cache:
+    """Keys and values of the positions that were already read, layer by layer: sampling reads each token once."""
+
+    def __init__(self, shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> None:
+        size = (shape.n_layer, 2, rows, shape.n_head, shape.block_size, shape.n_embd // shape.n_head)
+        self.entries = torch.empty(size, device=device, dtype=dtype)
+        self.length = 0
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Adds the new positions of a layer, and returns all of them."""
+        end = self.length + k.size(2)
+        self.entries[layer, 0, :, :, self.length : end] = k
+        self.entries[layer, 1, :, :, self.length : end] = v
+        return self.entries[layer, 0, :, :, :end], self.entries[layer, 1, :, :, :end]
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.n_head = shape.n_head
+        self.dropout = dropout
+        self.qkv = nn.Linear(shape.n_embd, 3 * shape.n_embd, bias=shape.bias)
+        self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
+
+    def forward(self, x: Tensor, layer: int, cache: Cache | None) -> Tensor:
+        rows, length, width = x.shape
+        heads = self.qkv(x).view(rows, length, 3, self.n_head, width // self.n_head)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (rows, heads, length, width of a head)
+        causal, mask = length > 1, None
+        if cache is not None:
+            k, v = cache.extend(layer, k, v)
+            if causal and cache.length:  # several new tokens after old ones: is_causal would align the wrong corner
+                new = torch.arange(cache.length, cache.length + length, device=x.device)
+                causal, mask = False, torch.arange(k.size(2), device=x.device)[None, :] <= new[:, None]
+        y = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, dropout_p=self.dropout if self.training else 0.0
+        )
+        y = self.out(y.transpose(1, 2).reshape(rows, length, width))
+        return functional.dropout(y, self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=shape.bias)
+        self.down = nn.Linear(4 * shape.n_embd, shape.n_embd, bias=shape.bias)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(functional.gelu(self.up(x), approximate="tanh"))
+        return functional.dropout(x, self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape, dropout: float) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.attention = Attention(shape, dropout)
+        self.norm_2 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.mlp = MLP(shape, dropout)
+
+    def forward(self, x: Tensor, layer: int = 0, cache: Cache | None = None) -> Tensor:
+        x = x + self.attention(self.norm_1(x), layer, cache)
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.shape = shape
+        self.dropout = dropout
+        self.tokens = nn.Embedding(shape.vocab_size, shape.n_embd)
+        self.positions = nn.Embedding(shape.block_size, shape.n_embd)
+        self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.n_layer))
+        self.norm = nn.LayerNorm(shape.n_embd, bias=shape.bias)
+        self.apply(self._initialise)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("out.weight", "down.weight")):  # 2 additions a block to the residual stream
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.n_layer))
+
+    @staticmethod
+    def _initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy of the targets in nats, summed over all tokens: a caller that accumulates, or that has a share
+        of a batch, divides by the whole batch's number of tokens."""
+        return summed_cross_entropy(self.hidden(inputs).flatten(0, 1), self.tokens.weight, targets.flatten())
+
+    def logits(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
+        """Scores of the token after the last one; with a cache, `inputs` are the tokens that it has not seen."""
+        return functional.linear(self.hidden(inputs, cache)[:, -1], self.tokens.weight)
+
+    def hidden(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
+        first = 0 if cache is None else cache.length
+        positions = torch.arange(first, first + inputs.size(1), device=inputs.device)
+        x = functional.dropout(self.tokens(inputs) + self.positions(positions), self.dropout, self.training)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, layer, cache)
+        if cache is not None:
+            cache.length += inputs.size(1)
+        return self.norm(x)
+
+    def flops_per_token(self) -> float:
+        """Floating-point operations of a training step per token: 2 forward and 4 backward for each weight that is
+        multiplied with, and the attention's two products with every position before (counted whole, as is usual)."""
+        multiplied = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
+        return 6.0 * int(multiplied) + 12 * self.shape.n_layer * self.shape.n_embd * self.shape.block_size

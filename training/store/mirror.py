@@ -1,0 +1,173 @@
+"""Checkpoints to the bucket in the background, as the trainer sees it: handed over, and not thought of again.
+
+What is handed over is linked aside, so that it may go from the run directory at any time; mirror_process.py, a process
+of its own, sends it. Of several that wait, the newest is sent. One that fails is said with the reason, and the training
+goes on: at the next checkpoint there is another attempt, and at the end a last one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from training.store.mirror_process import STAGING
+
+Kind = Literal["checkpoints", "best"]
+
+PATIENCE = 90.0
+"""Seconds without a byte moved, after which the end of a job waits no longer for its mirror."""
+_POLL = 0.5
+
+
+class Mirror:
+    def __init__(self, url: str, run: Path, keep: int, *, resume: bool, say: Callable[[str], None]) -> None:
+        """`url` is the run's own folder in the bucket, `keep` how many whole checkpoints stay there."""
+        self.url = url
+        self._staging, self._say = run / STAGING, say
+        self._argv = [*_program(), "serve", url, str(run), "--keep", str(keep), *(["--resume"] if resume else [])]
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Path] = {}
+        """The newest of each kind that is not in the bucket yet."""
+        self._under_way: dict[str, Any] = {}
+        self._failed: set[Path] = set()
+        """Of those that wait: tried, and to be tried again at the next opportunity."""
+        self._heard = time.monotonic()
+        self._process: subprocess.Popen[str] | None = None
+        shutil.rmtree(self._staging / "to", ignore_errors=True)  # a former process' leavings
+
+    def offer(self, kind: Kind, step: int, folder: Path) -> None:
+        """A checkpoint, whole on disk, to be sent when its turn comes. Takes the time of a few links."""
+        aside = self._staging / "to" / kind / f"step-{step:06d}"
+        try:
+            _link(folder, aside)
+        except OSError as error:
+            self._say(f"warning: step {step} is not mirrored: {error.filename}: {error.strerror}")
+            return
+        with self._changed:
+            before = self._waiting.get(kind)
+            if before not in (None, aside, self._under_way.get("folder")):
+                shutil.rmtree(before, ignore_errors=True)
+            self._waiting[kind] = aside
+            self._failed.clear()
+            self._next()
+
+    def finish(self, beat: Callable[[], None]) -> None:
+        """At the job's end: until all is in the bucket, or nothing moves any more. `beat` is called meanwhile."""
+        with self._changed:
+            self._failed.clear()  # a last attempt
+            self._heard = time.monotonic()
+            self._next()
+            while self._under_way:
+                self._changed.wait(_POLL)
+                beat()
+                if time.monotonic() - self._heard > PATIENCE:
+                    self._say(f"warning: {self.url} does not get on: the last checkpoint is on the nodes alone")
+                    break
+            process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+        shutil.rmtree(self._staging / "to", ignore_errors=True)
+
+    def _next(self) -> None:
+        """With the lock held: the next order, if nothing is under way."""
+        if self._under_way:
+            return
+        for kind, folder in self._waiting.items():
+            if folder not in self._failed:
+                self._order({"kind": kind, "folder": str(folder)})
+                return
+
+    def _order(self, order: dict[str, Any]) -> None:
+        self._under_way = {**order, "folder": Path(order["folder"])}
+        self._heard = time.monotonic()
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(
+                self._argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # what went wrong is told on stdout, in one line
+                text=True,
+                env=_environment(),
+            )
+            threading.Thread(target=self._listen, args=(self._process,), name="mirror", daemon=True).start()
+        assert self._process.stdin
+        with suppress(BrokenPipeError):  # it is gone: the thread that listens tells of it
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        for line in process.stdout:
+            event = json.loads(line)
+            with self._changed:
+                self._heard = time.monotonic()
+                if "kind" in event:
+                    self._done(event["problem"])
+        with self._changed:
+            if self._under_way and process is self._process:
+                self._done(f"its process ended with exit code {process.wait()}")
+
+    def _done(self, problem: str) -> None:
+        """With the lock held."""
+        kind, folder = self._under_way["kind"], self._under_way["folder"]
+        self._under_way = {}
+        if problem:
+            what = "best model" if kind == "best" else "checkpoint"
+            self._say(f"warning: {what} of {folder.name} is not mirrored, next attempt at the next one: {problem}")
+            self._failed.add(folder)
+        if not problem and self._waiting.get(kind) == folder:
+            del self._waiting[kind]
+        if self._waiting.get(kind) != folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._next()
+        self._changed.notify_all()
+
+
+def fetch(url: str, run: Path) -> str:
+    """The newest whole checkpoint of the mirror, and the best model, into a run directory that has none; why not, or
+    nothing. Its lines are those of the job."""
+    done = subprocess.run(
+        [*_program(), "fetch", url, str(run)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+    )
+    lines = done.stdout.splitlines()
+    for line in lines if done.returncode == 0 else lines[:-1]:
+        print(line, flush=True)
+    if done.returncode == 0:
+        return ""
+    return (lines[-1] if lines else f"exit code {done.returncode}").removeprefix("error: ")
+
+
+def _link(folder: Path, aside: Path) -> None:
+    """The same files under another name; copies, where the file system knows no links."""
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    for path in folder.iterdir():
+        try:
+            os.link(path, aside / path.name)
+        except OSError:
+            shutil.copyfile(path, aside / path.name)
+
+
+def _program() -> list[str]:
+    return [sys.executable, "-m", "training.store.mirror_process"]
+
+
+def _environment() -> dict[str, str]:
+    """The same code as this, wherever it was started; and no rank of anything."""
+    here = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH", "")) if part)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -1,0 +1,162 @@
+"""The text that a token set was made from, into a bucket beside it, as gzipped JSON lines. Runs on the head.
+
+    python -m training.store.raw_text URL/raw --tokens URL SOURCE... [--text-key KEY] [--invalid stop|skip|replace]
+
+The documents are those of training.data.prepare, in its order, in pieces of 128 MB of text that need neither disk nor
+much memory: {"text": ...} a line; with "goes_on": true it is a passage, which the next line goes on with.
+manifest.json, which names every piece with its size and checksum, comes last; until then manifest.json.sending says
+what has arrived, and the same command, killed and started again, goes on behind it. `training.store pull URL/raw
+FOLDER` brings it back, verified. Exit codes: 0 done, 1 failed, 2 what was asked for makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+from training import manifest
+from training.data.readers import SourceError
+from training.data.sources import Corpus, Document, corpus
+from training.manifest import NAME
+from training.progress import Progress
+from training.store import bucket, transfer
+from training.store.bucket import Place, StoreError, explained
+from training.store.transfer import SENDING
+
+PIECE = 128 * 1000 * 1000
+"""Bytes of text in one file."""
+AT_ONCE = 3
+"""Pieces that are packed and sent at once; so many are in memory."""
+
+Listed = dict[str, dict[str, Any]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training.store.raw_text", description="A corpus into a bucket.")
+    parser.add_argument("url", metavar="URL")
+    parser.add_argument("sources", metavar="SOURCE", nargs="+")
+    parser.add_argument("--tokens", metavar="URL", required=True, help="the token set that it is the text of")
+    parser.add_argument("--text-key", default="text")
+    parser.add_argument("--invalid", default="stop", choices=["stop", "skip", "replace"])
+    args = parser.parse_args(argv)
+    try:
+        found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid)
+        check(found, bucket.place(args.tokens))
+        print(said(push(found, bucket.place(args.url)), args.url), flush=True)
+    except StoreError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.code
+    except SourceError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def check(found: Corpus, tokens: Place) -> None:
+    """Raise StoreError where the token set in the bucket says that it was made from another text."""
+    with explained(tokens.url):
+        text = tokens.read(NAME)
+    source = json.loads(text).get("source", {}) if text else {}
+    own = found.describe()
+    for key in ("names_sha256", "bytes", "text_key", "invalid"):
+        if key in source and source[key] != own[key]:
+            what = f"{key} is {own[key]}, and was {source[key]}"
+            raise StoreError(f"{tokens.url} was made from another text than {' '.join(own['arguments'])}: {what}", 2)
+
+
+def said(content: dict[str, Any], url: str) -> str:
+    packed = sum(each["bytes"] for each in content["files"].values())
+    text, count = content["bytes_of_text"], content["lines"]
+    return f"{url}: whole; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"
+
+
+def push(found: Corpus, place: Place) -> dict[str, Any]:
+    """Send what is not there yet; the manifest. Raises StoreError, SourceError."""
+    with explained(place.url):
+        place.check()
+        done = _begun(place, found)
+        progress = Progress(found.facts.bytes, sum(each["bytes_of_text"] for each in done.values()), label="raw text")
+        for name, each in _sent(found, place, done):
+            done[name] = each
+            place.write(SENDING, _record(done, found))
+            progress.advance(each["bytes_of_text"], each["bytes_of_text"])
+        if found.changed():
+            raise StoreError(f"{place.url}: the text changed while it was read; nothing was finished")
+        if missing := transfer.missing_of(done, place.files()):
+            raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
+        text = _record(done, found)
+        place.write(NAME, text)
+        place.remove(SENDING)
+    return manifest.parse_bytes(text, place.url)
+
+
+def _begun(place: Place, found: Corpus) -> Listed:
+    """The pieces that an earlier push of this very text has sent, without a gap."""
+    text = place.read(SENDING)
+    place.remove(NAME)
+    if text is None:
+        return {}
+    try:
+        content = manifest.parse_bytes(text, place.url)
+    except manifest.TokenError:
+        return {}
+    if content["source"] != found.describe():
+        return {}
+    there, done = place.files(), dict[str, dict[str, Any]]()
+    for name, each in sorted(content["files"].items()):
+        if there.get(name) != each["bytes"]:
+            break
+        done[name] = each
+    return done
+
+
+def _record(done: Listed, found: Corpus) -> bytes:
+    totals = {key: sum(each[key] for each in done.values()) for key in ("lines", "bytes_of_text")}
+    return manifest.render({"files": done, "source": found.describe(), **totals}).encode()
+
+
+def _sent(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each further piece with what is known of it, in order, once it has arrived."""
+    rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
+    under_way: deque[Future[tuple[str, dict[str, Any]]]] = deque()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for number, (lines, size) in enumerate(_pieces(rest), len(done)):
+            under_way.append(pool.submit(_send, place, f"text-{number:05d}.jsonl.gz", lines, size))
+            if len(under_way) == AT_ONCE:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+
+def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
+    """JSON lines of about PIECE bytes of text, and those bytes."""
+    lines: list[bytes] = []
+    size = 0
+    for document in documents:
+        record = {"text": document.text.decode(), **({} if document.ends else {"goes_on": True})}
+        lines.append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        size += len(document.text)
+        if size >= PIECE:
+            yield lines, size
+            lines, size = [], 0
+    if lines:
+        yield lines, size
+
+
+def _send(place: Place, name: str, lines: list[bytes], size: int) -> tuple[str, dict[str, Any]]:
+    packed = gzip.compress(b"".join(lines), mtime=0)  # the same text is the same bytes
+    place.write(name, packed)
+    digest = hashlib.sha256(packed).hexdigest()
+    return name, {"bytes": len(packed), "sha256": digest, "lines": len(lines), "bytes_of_text": size}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""A folder with a manifest, on its way to a bucket; training.store.download is the way back.
+
+There it lies as on disk, so that any other tool reads it: train.bin, val.bin, vocab.tiktoken, manifest.json; or a
+checkpoint's files. There, as here, a folder without a manifest.json is not whole: it comes last. While files are sent,
+manifest.json.sending says of what: the same push, killed and started again, keeps the files that are there already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from training import manifest
+from training.manifest import NAME
+from training.store.bucket import Place, StoreError, explained
+
+SENDING = NAME + ".sending"
+FILES = 3
+"""Files sent at once, each in several parts."""
+
+Listed = Mapping[str, Mapping[str, Any]]
+
+
+class AlteredError(StoreError):
+    """A folder in the bucket that is not what its manifest says."""
+
+
+class Advance(Protocol):
+    """How a transfer tells how far it is: bytes moved, out of so many."""
+
+    def start(self, total: int, done: int) -> None: ...
+    def moved(self, count: int) -> None: ...
+
+
+class Silent:
+    def start(self, total: int, done: int) -> None:
+        return
+
+    def moved(self, count: int) -> None:
+        return
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a transfer came to, in bytes."""
+
+    moved: int
+    kept: int
+    """What was there already."""
+
+
+def whole(place: Place) -> bytes | None:
+    """The manifest of a folder in the bucket if all that it names is there, by size; None: not whole."""
+    text = place.read(NAME)
+    if text is None:
+        return None
+    try:
+        listed = manifest.listed(manifest.parse_bytes(text, f"{place.url}/{NAME}"), place.url)
+    except manifest.TokenError:
+        return None
+    return text if not missing_of(listed, place.files()) else None
+
+
+def push(
+    folder: Path, place: Place, *, overwrite: bool = False, trusted: bool = False, told: Advance | None = None
+) -> Moved:
+    """Sends a whole folder. `overwrite` sends what seems to be there as well; `trusted`: it was written just now, by
+    this job, and need not be read once more before it is sent."""
+    told = told or Silent()
+    text, listed = described(folder, trusted)
+    total = sum(each["bytes"] for each in listed.values())
+    with explained(place.url):
+        if not overwrite and whole(place) == text:
+            return Moved(0, total)
+        place.check()
+        here = {} if overwrite else _begun(place, text, listed)
+        if not here:
+            _clear(place, listed)
+            place.write(SENDING, text)
+        send = [name for name in listed if here.get(name) != listed[name]["bytes"]]
+        kept = total - sum(listed[name]["bytes"] for name in send)
+        told.start(total, kept)
+        with ThreadPoolExecutor(FILES) as pool:
+            for done in [pool.submit(place.upload, name, folder / name, told.moved) for name in send]:
+                done.result()
+        if missing := missing_of(listed, place.files()):
+            raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
+        place.write(NAME, text)
+        place.remove(SENDING)
+    return Moved(total - kept, kept)
+
+
+def described(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
+    """A folder's manifest, as it is or, of nanoGPT's bare files, made now; and what it lists, verified."""
+    try:
+        if not (folder / NAME).exists() and (folder / "train.bin").exists():
+            content = _of_bare(folder)
+        else:
+            content = manifest.parse(folder / NAME)
+        listed = manifest.listed(content, str(folder / NAME))
+        listed = {
+            name: {**each, "bytes": _size(manifest.inside(folder, name), each["bytes"])}
+            for name, each in listed.items()
+        }
+    except manifest.TokenError as error:
+        raise StoreError(str(error), 2) from None
+    if not trusted:
+        for name in listed:
+            if checksum_of(folder / name) != listed[name]["sha256"]:
+                raise StoreError(f"{folder / name}: altered: its checksum does not match the manifest's", 2)
+    return manifest.render(content).encode(), listed
+
+
+def _begun(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
+    """What an earlier push of this very folder has sent; empty: there was none."""
+    if place.read(SENDING) != text:
+        return {}
+    return {name: size for name, size in place.files().items() if name in listed}
+
+
+def _clear(place: Place, listed: Listed) -> None:
+    """Nothing of another set stays that could be taken for a part of this one; its manifest goes first."""
+    place.remove(NAME)
+    place.remove(SENDING)
+    there = place.files()
+    for name in listed:
+        if name in there:
+            place.remove(name)
+
+
+def missing_of(listed: Listed, there: Mapping[str, int]) -> list[str]:
+    """Files that are not there, or not in their size (where the manifest says it)."""
+    return [name for name, each in listed.items() if name not in there or each["bytes"] not in (None, there[name])]
+
+
+def _of_bare(folder: Path) -> dict[str, Any]:
+    """A manifest with checksums for nanoGPT's files, whose tokens are looked at, as nothing else vouches for them."""
+    from training.data import token_set as tokens  # numpy only here
+
+    content = tokens.open(folder, verify=True).manifest
+    for split in content["splits"].values():
+        split["sha256"] = checksum_of(folder / split["file"])
+    return {**content, "format": manifest.FORMAT}
+
+
+def _size(path: Path, expected: int | None) -> int:
+    size = manifest.size_of(path)
+    if expected is not None and size != expected:
+        raise manifest.TokenError(f"{path}: {size} bytes, the manifest says {expected}")
+    return size
+
+
+def checksum_of(path: Path) -> str:
+    try:
+        return manifest.checksum(path)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}", 2) from None
+
+
+class Lines:
+    """Progress from several threads as lines of text."""
+
+    def __init__(self, label: str) -> None:
+        self._label, self._lock, self._progress = label, threading.Lock(), None
+
+    def start(self, total: int, done: int) -> None:
+        from training.progress import Progress
+
+        self._progress = Progress(total, done, label=self._label)
+
+    def moved(self, count: int) -> None:
+        with self._lock:
+            if self._progress is not None:
+                self._progress.advance(count, count)
