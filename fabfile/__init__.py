@@ -1,20 +1,25 @@
 """The operator's verbs. `fab --list` is their table of contents; one file per noun."""
 
 from fabfile.check import check
-from fabfile.config import config
-from fabfile.cost import cost
-from fabfile.data import data
-from fabfile.demo import demo
-from fabfile.images import images, prune
-from fabfile.jobs import fetch, jobs, logs, sample, stop, train
-from fabfile.own_machines import bootstrap
-from fabfile.prepare import prepare
 from fabfile.program import take_over
 from fabfile.report import report
-from fabfile.shell import run, ssh, ssh_config
-from fabfile.stack import audit, destroy, preview, recover, refresh, up
-from fabfile.status import status
-from fabfile.wait import wait
+from fabfile.verbs.bootstrap import bootstrap
+from fabfile.verbs.config import config
+from fabfile.verbs.cost import cost
+from fabfile.verbs.data import data
+from fabfile.verbs.demo import demo
+from fabfile.verbs.fetch import fetch
+from fabfile.verbs.images import images, prune
+from fabfile.verbs.jobs import jobs
+from fabfile.verbs.logs import logs
+from fabfile.verbs.prepare import prepare
+from fabfile.verbs.sample import sample
+from fabfile.verbs.shell import run, ssh, ssh_config
+from fabfile.verbs.stack import audit, destroy, preview, recover, refresh, up
+from fabfile.verbs.status import status
+from fabfile.verbs.stop import stop
+from fabfile.verbs.train import train
+from fabfile.verbs.wait import wait
 
 __all__ = [
     "audit",

@@ -23,10 +23,10 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task
 
 from fabfile import output
-from fabfile.backend import ROOT
 from fabfile.command_line import UsageError, Verb, meant
 from fabfile.output import say
-from fabfile.ssh import SshError
+from fabfile.remote.fleet import SshError
+from fabfile.stacks.pulumi_cli import ROOT
 
 FAILED = 1
 INTERRUPTED = 130

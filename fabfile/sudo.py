@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fabfile import backend
+from fabfile.stacks import pulumi_cli
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def given_back() -> Iterator[None]:
         user = _user()
         home = Path.home()
         if user is not None and home.stat().st_uid == user[0]:
-            for folder in (home / ".trainyard", home / ".pulumi", backend.ROOT / ".pulumi"):
+            for folder in (home / ".trainyard", home / ".pulumi", pulumi_cli.ROOT / ".pulumi"):
                 give(folder, *user)
 
 

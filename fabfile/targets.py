@@ -6,8 +6,8 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from fabfile.known_hosts import directory
-from fabfile.openssh import CONFIG, renew
+from fabfile.remote.known_hosts import directory
+from fabfile.remote.openssh import CONFIG, renew
 from infra.inventory import InventoryError, Node, SshCluster, from_json
 
 
@@ -59,7 +59,7 @@ def _read(path: Path) -> str:
 
 
 def _stack_output(stack: str) -> tuple[str, str]:
-    from fabfile import backend  # only here: with an inventory file no stack is needed, nor what makes one
+    from fabfile.stacks import pulumi_cli  # only here: with an inventory file no stack is needed, nor what makes one
 
-    stack = stack or backend.default_stack()
-    return backend.stack_output(stack), f"stack {stack}"
+    stack = stack or pulumi_cli.default_stack()
+    return pulumi_cli.stack_output(stack), f"stack {stack}"

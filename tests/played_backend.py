@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from invoke.exceptions import Exit
 
-from fabfile import backend, known_hosts, left, pulumi_lock
+from fabfile.remote import known_hosts
+from fabfile.stacks import orphans, pulumi_cli, pulumi_lock
 
 
 def play(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> None:
-    """Replace functions of fabfile.backend: Pulumi is there and knows the stack, whose cluster is not up.
+    """Replace functions of fabfile.stacks.pulumi_cli: Pulumi is there and knows the stack, whose cluster is not up.
 
     The files that SSH reads stay, Pulumi's lock is free, and a cloud's list settles at once.
     """
@@ -23,8 +24,8 @@ def play(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> No
 
     played = {"has_pulumi": lambda: True, "exists": lambda _stack: True, "stack_output": not_up, **functions}
     for name, function in played.items():
-        monkeypatch.setattr(backend, name, function)
+        monkeypatch.setattr(pulumi_cli, name, function)
     monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
     monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
     monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
-    monkeypatch.setattr(left, "SETTLE_S", 0.0)
+    monkeypatch.setattr(orphans, "SETTLE_S", 0.0)

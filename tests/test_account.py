@@ -20,7 +20,8 @@ from http_stand_in import Answer, serve
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import backend, check
+from fabfile import check
+from fabfile.stacks import pulumi_cli
 from infra import account, stack_file
 from infra.aws import account as aws
 from infra.aws import api
@@ -415,7 +416,7 @@ def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
         Finding("rights", "undecided", "not simulated", "look there"),
         Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
     ]
-    monkeypatch.setattr(backend, "ask", lambda _argv: to_json(told))
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: to_json(told))
     with pytest.raises(Exit) as failed:
         check(Context(), stack="yard", account=True)
     assert failed.value.code == 1

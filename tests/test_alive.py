@@ -16,12 +16,13 @@ import pytest
 import sshd
 from invoke.exceptions import Exit
 
-from fabfile import alive, token_set, upload
-from fabfile.jobs import head as heads
-from fabfile.jobs.head import Head
-from fabfile.openssh import options
-from fabfile.remote import Result
-from fabfile.ssh import Fleet, run_all
+from fabfile.backends.ssh import head as heads
+from fabfile.backends.ssh.head import Head
+from fabfile.remote import keepalive
+from fabfile.remote.command import Result
+from fabfile.remote.fleet import Fleet, run_all
+from fabfile.remote.openssh import options
+from fabfile.token_sets import token_set, upload
 
 DEAD = 2.0
 LIMIT = 12.0
@@ -56,8 +57,8 @@ class Frozen:
 
 @pytest.fixture
 def ice(monkeypatch: pytest.MonkeyPatch) -> Iterator[Frozen]:
-    monkeypatch.setattr(alive, "INTERVAL", 0.3)
-    monkeypatch.setattr(alive, "DEAD", DEAD)
+    monkeypatch.setattr(keepalive, "INTERVAL", 0.3)
+    monkeypatch.setattr(keepalive, "DEAD", DEAD)
     made = Frozen()
     yield made
     made.thaw()
@@ -79,7 +80,7 @@ def start(yard: sshd.Yard, address: str = "127.0.0.2") -> sshd.Sshd:
 
 
 def test_the_limits_are_those_that_ssh_is_told() -> None:
-    assert (alive.INTERVAL, alive.DEAD) == (15.0, 60.0)
+    assert (keepalive.INTERVAL, keepalive.DEAD) == (15.0, 60.0)
 
 
 def test_a_silent_command_lives_as_long_as_its_node(yard: sshd.Yard) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from fabfile.ssh import apart
+from fabfile.remote.fleet import apart
 
 
 def test_what_is_read_apart_comes_in_its_order_with_its_error() -> None:

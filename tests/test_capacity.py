@@ -10,7 +10,7 @@ import pytest
 import toy_stack
 from invoke.exceptions import Exit
 
-from fabfile import backend, capacity
+from fabfile.stacks import capacity, pulumi_cli
 
 # As pulumi-aws and pulumi-azure-native hand the clouds' errors on.
 NO_ROOM = (
@@ -37,7 +37,7 @@ def event(message: str, name: str = "node2", severity: str = "error") -> str:
 
 @pytest.fixture
 def offers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
 
 
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
@@ -47,8 +47,8 @@ def test_what_pulumi_wrote_is_read(
     """The real command and its real log, its display live on the way; only the cloud's errors are given."""
     for name, value in toy_stack.make(tmp_path, json.dumps({"fine": "", "node2": NO_ROOM, "node3": LIMIT})).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(backend, "ROOT", tmp_path)
-    monkeypatch.setattr(backend, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
+    monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
     update = capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD)
     shown = capfd.readouterr().out
     live, _, advice = shown.partition("no capacity: ")
@@ -64,10 +64,10 @@ def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.Mon
     # The first half of `pulumi up`, which asks at its end.
     for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(backend, "ROOT", tmp_path)
+    monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     log = tmp_path / "events.json"
     argv = ["pulumi", "preview", "--stack", "toy", "--event-log", str(log)]
-    assert backend.follow(argv, PULUMI_DEBUG_COMMANDS="true") == 0
+    assert pulumi_cli.follow(argv, PULUMI_DEBUG_COMMANDS="true") == 0
     assert "resourcePreEvent" in log.read_text() and not capacity.began(log.read_text())
 
 
@@ -77,7 +77,7 @@ def test_an_up_that_is_well_says_nothing_more(
 ) -> None:
     for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(backend, "ROOT", tmp_path)
+    monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD) == capacity.Update(
         0, began=True
     )
@@ -127,6 +127,6 @@ def test_a_cloud_that_cannot_be_asked_for_zones_is_no_end(monkeypatch: pytest.Mo
     def fails(_argv: object) -> str:
         raise Exit("AWS does not answer", code=1)
 
-    monkeypatch.setattr(backend, "ask", fails)
+    monkeypatch.setattr(pulumi_cli, "ask", fails)
     lines = capacity.advice(capacity.shortages(event(NO_ROOM)), "yard", TOLD)
     assert "  which zones offer m7i.8xlarge could not be asked: AWS does not answer" in lines

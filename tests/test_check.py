@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from fabfile.check import launched
 from fabfile.check.alone import differing
-from fabfile.check.gather import NODE_FACTS, UNREACHED, Fact
 from fabfile.check.judge import JUDGES, verdict
 from fabfile.check.launch import Run
 from fabfile.check.links import BAD, SLOW, blame, rate, slow
+from fabfile.check.observations import NODE_FACTS, UNREACHED, Fact
 from fabfile.check.session import PROBES, probe, receive
 from fabfile.check.verdict import SHOWN, Problem, Verdict, judge, next_step, some, summary
-from fabfile.gone import WHY
+from fabfile.remote.ended import WHY
 from infra.inventory import Node, SshCluster
 
 NAMES = ["node1", "node2", "node3"]

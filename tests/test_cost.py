@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from invoke.exceptions import Exit
 
-from fabfile import backend
-from fabfile.cost import _refresh, announce, shown
-from fabfile.cost import cost as verb
+from fabfile.stacks import pulumi_cli
+from fabfile.verbs.cost import _refresh, announce, shown
+from fabfile.verbs.cost import cost as verb
 from infra import clusters, cost, price_refresh, prices
 from infra.errors import OperationError
 from infra.settings import Settings, load
@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_refresh_tells_what_was_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     left = [f"thing{n} in eastus: azure has no price for it" for n in range(12)]
     told = json.dumps({"asked": 20, "found": 8, "left": left})
-    monkeypatch.setattr(backend, "ask", lambda argv: told)
+    monkeypatch.setattr(pulumi_cli, "ask", lambda argv: told)
     _refresh("azure", quiet=False)
     lines = capsys.readouterr().out.splitlines()
     assert "8 of 20 prices are today's, in infra/prices.toml" in lines

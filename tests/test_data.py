@@ -21,11 +21,11 @@ import buckets
 from buckets import Server
 from ranks import tiny_tokens
 
-from fabfile import token_set, upload
-from fabfile.data import data
-from fabfile.jobs import mirror
-from fabfile.jobs.head import Head
-from fabfile.ssh import Fleet
+from fabfile.backends.ssh import mirror
+from fabfile.backends.ssh.head import Head
+from fabfile.remote.fleet import Fleet
+from fabfile.token_sets import token_set, upload
+from fabfile.verbs.data import data
 from infra.inventory import SshCluster, to_json
 from training import manifest
 from training.data import token_set as tokens

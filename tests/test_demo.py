@@ -16,9 +16,9 @@ import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import backend, left, removal
+from fabfile.stacks import orphans, pulumi_cli, removal
 
-demo: Any = importlib.import_module("fabfile.demo")  # the package has the verb under this name
+demo: Any = importlib.import_module("fabfile.verbs.demo")  # the package has the verb under this name
 
 HOLD = """
 import fcntl, os, sys
@@ -40,8 +40,8 @@ class Played:
         self.state: list[str] = []
         monkeypatch.setattr(demo, "_verb", self.verb)
         monkeypatch.setattr(demo, "_figures", list)
-        monkeypatch.setattr(left, "about", lambda _stack: {"cloud": ""})
-        monkeypatch.setattr(left, "find", lambda *_args: self.there)
+        monkeypatch.setattr(orphans, "about", lambda _stack: {"cloud": ""})
+        monkeypatch.setattr(orphans, "find", lambda *_args: self.there)
         monkeypatch.setattr(removal, "names", lambda _stack: self.state)
 
     def verb(self, argv: Sequence[str]) -> int:
@@ -117,7 +117,7 @@ def sudo(played: Played, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     os.link(tmp_path / "elsewhere" / "file", home / ".pulumi" / "second name")
     os.chown(home, USER, USER)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr(backend, "ROOT", checkout)
+    monkeypatch.setattr(pulumi_cli, "ROOT", checkout)
     return home
 
 

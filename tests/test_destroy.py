@@ -17,7 +17,8 @@ import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import backend, left, stack
+from fabfile.stacks import orphans, pulumi_cli
+from fabfile.verbs import stack
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
@@ -257,9 +258,9 @@ def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys
 def test_a_recovery_waits_for_what_a_cloud_still_lists(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     going = thing("volume", "vol-1", 0.02)
     answers = iter([[going], [going], []])
-    monkeypatch.setattr(left, "SETTLE_S", 60.0)
-    monkeypatch.setattr(left, "SETTLE_POLL_S", 0.0)
-    monkeypatch.setattr(backend, "ask", lambda _argv: json.dumps(next(answers)))
+    monkeypatch.setattr(orphans, "SETTLE_S", 60.0)
+    monkeypatch.setattr(orphans, "SETTLE_POLL_S", 0.0)
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps(next(answers)))
     stack.recover(Context(), stack="yard", yes=True)
     assert next(answers, None) is None, "one sweep, and two looks"
 
@@ -276,15 +277,15 @@ def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
     def broken(_stack: str) -> dict[str, Any]:
         raise Exit("stack = 'yard': must be one with a file", code=2)
 
-    monkeypatch.setattr(backend, "about", broken)
+    monkeypatch.setattr(pulumi_cli, "about", broken)
     with pytest.raises(Exit, match="the stack is in a cloud, and its file says where") as no:
         destroy(delete_data=True)
     assert no.value.code == 2 and played.ran == []
     played.state = {"urn:pulumi:yard::trainyard::pulumi-python:dynamic:Resource::node1": "x"}
-    assert left.about("yard")["cloud"] == ""
+    assert orphans.about("yard")["cloud"] == ""
     played.state = {"urn:pulumi:yard::trainyard::pulumi:providers:aws::aws": "x"}  # an `up` that came no further
     with pytest.raises(Exit, match="the stack is in a cloud"):
-        left.about("yard")
+        orphans.about("yard")
 
 
 @pytest.mark.parametrize("verb", [stack.destroy, stack.recover, stack.audit])
@@ -298,7 +299,7 @@ def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
     played.state = {"urn:pulumi:yard::trainyard::pulumi:pulumi:Stack::yard": ""} if pulumi else {}
     playing = {"about": broken, "ask": broken, "has_pulumi": lambda: pulumi, "resources": lambda _stack: []}
     for name, value in playing.items():
-        monkeypatch.setattr(backend, name, value)
+        monkeypatch.setattr(pulumi_cli, name, value)
     with pytest.raises(Exit, match="not YAML") as no:
         verb(Context(), stack="yard", **({} if verb is stack.audit else {"yes": True}))
     assert no.value.code == 2 and played.ran == []
@@ -308,7 +309,7 @@ def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
 def test_without_pulumi_a_cloud_is_refused_in_a_line(
     verb: Any, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "has_pulumi", lambda: False)
+    monkeypatch.setattr(pulumi_cli, "has_pulumi", lambda: False)
     options = {} if verb in (stack.preview, stack.audit) else {"yes": True}
     with pytest.raises(Exit, match="stack yard is in a cloud: that needs the `pulumi` command") as no:
         verb(Context(), stack="yard", **options)

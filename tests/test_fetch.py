@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile.filenames import refusal
-from fabfile.jobs.untar import Refused, Stream, extract
-from fabfile.remote import Result
+from fabfile.backends.ssh.untar import Refused, Stream, extract
+from fabfile.remote.command import Result
+from fabfile.remote.filenames import refusal
 from infra.inventory import to_json
 
 GIB = 1 << 30
-fetching = importlib.import_module("fabfile.jobs.fetch")  # the module: the package has the verb under its name
+fetching = importlib.import_module("fabfile.verbs.fetch")  # the module: the package has the verb under its name
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, **values: object) -> tarfile.TarInfo:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from test_inventory import ssh_clusters
 
 from fabfile import launchers
-from fabfile.known_hosts import known_hosts
 from fabfile.launchers import Found, Launch, plans
-from fabfile.openssh import jump_node, options, user_of
-from fabfile.shell import config_text
+from fabfile.remote.known_hosts import known_hosts
+from fabfile.remote.openssh import jump_node, options, user_of
+from fabfile.verbs.shell import config_text
 from infra.inventory import Node, SshCluster, from_json, to_json
 
 FEW = settings(  # each example starts a dozen programs

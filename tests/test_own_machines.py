@@ -15,10 +15,10 @@ import sshd
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import own_machines as machines
-from fabfile.ssh import Fleet
-from fabfile.status import ask, describe
-from fabfile.wait import follow_boot
+from fabfile.remote.fleet import Fleet
+from fabfile.verbs import bootstrap as machines
+from fabfile.verbs.status import ask, describe
+from fabfile.verbs.wait import follow_boot
 from infra.inventory import SshCluster, to_json
 
 PROBED = "system=debian 12\narch=x86_64\nsystemd=yes\nsudo=yes\n"

@@ -16,7 +16,7 @@ import aws_forms
 import pytest
 from botocore.exceptions import ClientError
 
-from fabfile import capacity
+from fabfile.stacks import capacity
 from infra import stack_file
 from infra.aws import account, api, listing, removal, room
 from infra.errors import OperationError, UsageError

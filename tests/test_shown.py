@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fabfile import demo
-from fabfile.jobs.shown import Shown
+from fabfile.log_display import Shown
+from fabfile.verbs import demo
 
 STEP = "step {}/30 loss {:.3f} lr 5.9e-04 8192 tok/s 1 s/step eta {}s"
 LINES = [
@@ -104,6 +104,6 @@ def test_the_demo_asks_for_few_lines_where_nobody_looks_on(tmp_path: Path, monke
 
 
 def demo_module() -> object:
-    """`fabfile.demo` is the verb of that name."""
+    """`fabfile.verbs.demo` is the verb of that name."""
     assert demo
-    return sys.modules["fabfile.demo"]
+    return sys.modules["fabfile.verbs.demo"]

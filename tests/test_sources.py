@@ -14,9 +14,9 @@ import sshd
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import encodings, sources, token_set
-from fabfile.prepare import prepare
-from fabfile.ssh import Fleet
+from fabfile.remote.fleet import Fleet
+from fabfile.token_sets import encodings, sources, token_set
+from fabfile.verbs.prepare import prepare
 from infra.inventory import SshCluster, to_json
 from training.data import token_set as tokens
 from training.data import vocabulary

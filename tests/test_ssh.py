@@ -16,10 +16,10 @@ import pytest
 import sshd
 from invoke.exceptions import Exit
 
-from fabfile.known_hosts import directory, fingerprint, known_hosts, write
-from fabfile.openssh import config_text, jump_node
-from fabfile.remote import Lines
-from fabfile.ssh import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, connect, forget, options, run_all
+from fabfile.remote.command import Lines
+from fabfile.remote.fleet import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, connect, forget, options, run_all
+from fabfile.remote.known_hosts import directory, fingerprint, known_hosts, write
+from fabfile.remote.openssh import config_text, jump_node
 from fabfile.targets import choose, load
 from infra.inventory import InventoryError, Node, SshCluster, to_json
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import sshd
 
-from fabfile.gone import WHY
 from fabfile.output import duration, gigabytes, prefixed, table
-from fabfile.remote import Result
-from fabfile.status import _HEADING, _money, _next, _row, describe, fitting
+from fabfile.remote.command import Result
+from fabfile.remote.ended import WHY
+from fabfile.verbs.status import _HEADING, _money, _next, _row, describe, fitting
 from infra.inventory import Node, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")

@@ -23,7 +23,8 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from moto_cloud import Stack
 
-from fabfile import backend, stack
+from fabfile.stacks import pulumi_cli
+from fabfile.verbs import stack
 from infra import audit, stack_file, stack_record
 from infra.aws import removal
 from infra.azure import leftovers as azure_leftovers
@@ -123,7 +124,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def own(who: Operator) -> list[Thing]:
     """What of the account is the operator's own."""
-    return [thing for thing in audit.find("yard", backend.identity("yard")) if thing.ours]
+    return [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.ours]
 
 
 VERBS = {
@@ -173,7 +174,7 @@ def test_an_operator_without_a_cluster_is_told_whose_it_is_and_destroys_nothing(
     before = own(ada)
     become(bob)
     ran: list[Sequence[str]] = []
-    monkeypatch.setattr(backend, "follow", lambda argv, **_more: ran.append(argv) or 0)
+    monkeypatch.setattr(pulumi_cli, "follow", lambda argv, **_more: ran.append(argv) or 0)
     with pytest.raises(Exit, match=r"belong to ada, stack id aaaa1111: not touched; nothing was changed") as no:
         VERBS["destroy"]()
     assert no.value.code == 1 and ran == []
@@ -279,7 +280,7 @@ def test_another_account_that_cannot_be_looked_at_is_not_called_clean(
     bob.up({}, BOB, Location("aws", "us-east-1", "999999999999", "old"))
     with pytest.raises(Exit, match="remain"):
         VERBS["destroy"]()
-    (blind,) = [thing for thing in audit.find("yard", backend.identity("yard")) if thing.unseen]
+    (blind,) = [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.unseen]
     assert "account 999999999999 (profile old then)" in blind.what and "AWS_PROFILE" in blind.what
 
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import output, remote, shell
-from fabfile.remote import Lines
-from fabfile.ssh import run_all
+from fabfile import output
+from fabfile.remote import command
+from fabfile.remote.command import Lines
+from fabfile.remote.fleet import run_all
+from fabfile.verbs import shell
 from infra import errors
 from infra.inventory import to_json
 
@@ -118,9 +120,9 @@ def test_lines_that_are_passed_on_are_not_kept() -> None:
     lines = Lines(hear)
     for number in range(40_000):
         lines.feed(b"%063d\n" % number)
-        assert sum(map(len, lines._parts)) <= 2 * remote.TAIL + 64
+        assert sum(map(len, lines._parts)) <= 2 * command.TAIL + 64
     lines.feed(b"", final=True)
-    assert count == 40_000 and len(lines.text) == remote.TAIL and lines.text.endswith("39999\n")
+    assert count == 40_000 and len(lines.text) == command.TAIL and lines.text.endswith("39999\n")
 
 
 def test_a_line_without_end_is_cut() -> None:
@@ -129,7 +131,7 @@ def test_a_line_without_end_is_cut() -> None:
     for _ in range(100):
         lines.feed(b"x" * 10_000)
     lines.feed(b"", final=True)
-    assert sum(map(len, got)) == 1_000_000 and max(map(len, got)) <= remote.LONGEST_LINE + 10_000
+    assert sum(map(len, got)) == 1_000_000 and max(map(len, got)) <= command.LONGEST_LINE + 10_000
 
 
 @pytest.fixture
@@ -143,7 +145,7 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_an_output_that_is_needed_whole_has_a_limit(yard: sshd.Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MOST", 1 << 20)
+    monkeypatch.setattr(command, "MOST", 1 << 20)
     cluster = yard.cluster(yard.start("127.0.0.2", sshd.free_port("127.0.0.2")).node("node1"))
     result = run_all(cluster, "yes")["node1"]
     assert not result.ok and result.reason == "node1: printed more than 1 MiB"

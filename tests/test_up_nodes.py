@@ -11,7 +11,9 @@ import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import backend, capacity, question, stack, targets, work_lost
+from fabfile import question, targets
+from fabfile.stacks import capacity, pulumi_cli, work_lost
+from fabfile.verbs import stack
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
 TOLD = {"about": {"cloud": ""}, "bill": {}}
@@ -34,7 +36,7 @@ class Played:
             **{"ROOT": root, "has_pulumi": lambda: pulumi, "ask": self.ask, "follow": self.follow},
             **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}},
         }.items():
-            monkeypatch.setattr(backend, name, value)
+            monkeypatch.setattr(pulumi_cli, name, value)
         monkeypatch.setattr(stack, "announce", lambda _bill: None)
         monkeypatch.setattr(stack, "must_be_answerable", lambda _yes: None)
         monkeypatch.setattr(capacity, "up", self.up)

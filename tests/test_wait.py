@@ -17,10 +17,10 @@ import pytest
 import sshd
 from invoke.exceptions import Exit
 
-from fabfile import gone
-from fabfile.join import join, make_blocks
-from fabfile.ssh import Fleet
-from fabfile.wait import Progress, follow_boot, software
+from fabfile.remote import ended
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.join import join, make_blocks
+from fabfile.verbs.wait import Progress, follow_boot, software
 from infra.inventory import Node, SshCluster, to_json
 from node import ssh_trust
 
@@ -405,7 +405,7 @@ def test_a_node_whose_machine_has_ended_ends_the_wait_at_once(
     machines, servers = cluster
     be_ready(servers, 1, 2)
     servers[2].stop()
-    monkeypatch.setattr(gone, "_GROUPS", f"{tmp_path}/groups/")
+    monkeypatch.setattr(ended, "_GROUPS", f"{tmp_path}/groups/")
     nodes = []
     for node in machines.nodes:
         (tmp_path / "groups" / node.name).mkdir(parents=True)
@@ -420,17 +420,17 @@ def test_a_node_whose_machine_has_ended_ends_the_wait_at_once(
         follow_boot(fleet, timeout=60)
     assert time.monotonic() - began < 2
     said = caught.value.message.splitlines()
-    assert said[:2] == ["1 of 3 nodes are gone", f"node3  {gone.WHY}"]
+    assert said[:2] == ["1 of 3 nodes are gone", f"node3  {ended.WHY}"]
     assert said[-2:] == ["    last of node3", "next: fab up"]
 
 
 def test_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gone, "_GROUPS", f"{tmp_path}/")
+    monkeypatch.setattr(ended, "_GROUPS", f"{tmp_path}/")
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "cgroup.events").write_text("populated 1\nfrozen 0\n")
 
     def is_gone(group: str) -> bool:
-        return gone.is_gone(Node(name="node1", private_ip="10.0.0.1", control_group=group))
+        return ended.is_gone(Node(name="node1", private_ip="10.0.0.1", control_group=group))
 
     assert not is_gone(f"{tmp_path}/one") and is_gone(f"{tmp_path}/two")
     (tmp_path / "one" / "cgroup.events").write_text("populated 0\nfrozen 0\n")

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from invoke.exceptions import Exit
 
-from fabfile import backend, work_lost
-from fabfile.jobs import head
-from fabfile.known_hosts import SshError
-from fabfile.ssh import Fleet
+from fabfile.backends.ssh import head
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import SshError
+from fabfile.stacks import pulumi_cli, work_lost
 
 CLUSTER = {"nodes": [{"name": f"node{number}"} for number in (1, 2, 3)]}
 JOBS = [
@@ -25,7 +25,7 @@ JOBS = [
 
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "stack_output", lambda _stack: json.dumps(CLUSTER))
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: json.dumps(CLUSTER))
     monkeypatch.setattr(work_lost, "jobs_of", lambda _stack, _cluster: JOBS)
 
 
@@ -47,12 +47,12 @@ def test_an_up_names_what_its_nodes_take_with_them(
 
 
 class Preview:
-    """Plays `backend.ask`: what a preview answers, and how it was called."""
+    """Plays `pulumi_cli.ask`: what a preview answers, and how it was called."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, engine: str, answer: str | Exit) -> None:
         self.answer, self.argv, self.environment = answer, [""], {"": ""}
-        monkeypatch.setattr(backend, "has_pulumi", lambda: engine == "pulumi")
-        monkeypatch.setattr(backend, "ask", self.ask)
+        monkeypatch.setattr(pulumi_cli, "has_pulumi", lambda: engine == "pulumi")
+        monkeypatch.setattr(pulumi_cli, "ask", self.ask)
 
     def ask(self, argv: Sequence[str], **more: str) -> str:
         self.argv, self.environment = list(argv), more
@@ -97,9 +97,9 @@ def test_a_preview_that_fails_is_said(
 
 
 def test_the_variables_reach_the_command() -> None:
-    assert backend.ask(["sh", "-c", "echo $PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION"], **backend.plugins("")) == (
-        "true\n"
-    )
+    assert pulumi_cli.ask(
+        ["sh", "-c", "echo $PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION"], **pulumi_cli.plugins("")
+    ) == ("true\n")
 
 
 def test_a_head_without_jobs_needs_no_preview(
@@ -126,7 +126,7 @@ def test_a_cluster_that_is_not_up_has_nothing_to_lose(
     def not_up(_stack: str) -> Any:
         raise Exit("not up", code=2)
 
-    monkeypatch.setattr(backend, "stack_output", not_up)
+    monkeypatch.setattr(pulumi_cli, "stack_output", not_up)
     work_lost.say_of_destroy("yard")
     work_lost.say_of_up("yard", "")
     assert capsys.readouterr().out == ""
@@ -136,7 +136,7 @@ def test_a_cluster_that_is_not_up_has_nothing_to_lose(
 def inventory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """An inventory in hand: nobody may ask the stack for it again."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(backend, "stack_output", lambda _stack: pytest.fail("asked again"))
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: pytest.fail("asked again"))
     nodes = [{"name": f"node{n}", "private_ip": f"127.0.0.{n}"} for n in (1, 2)]
     return json.dumps({"schema": 1, "kind": "ssh", "name": "yard", "ssh_user": "root", "nodes": nodes})
 

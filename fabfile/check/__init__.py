@@ -13,10 +13,10 @@ from invoke.tasks import task
 from fabfile import output, targets
 from fabfile.check import account as account_of
 from fabfile.check import launch, launched
-from fabfile.check.gather import Fact, Gathering
 from fabfile.check.judge import JUDGES, verdict
+from fabfile.check.observations import Fact, Gathering
 from fabfile.check.verdict import Verdict, next_step, summary
-from fabfile.ssh import Fleet
+from fabfile.remote.fleet import Fleet
 from infra.inventory import SshCluster
 
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}

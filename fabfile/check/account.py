@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from fabfile import backend
 from fabfile.check.verdict import Level, Verdict
+from fabfile.stacks import pulumi_cli
 
 LEVELS: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
 
 
 def verdicts(stack: str) -> list[Verdict]:
     """One for each finding; Exit 2 for a stack that is in no cloud, or whose file cannot be used."""
-    stack = stack or backend.default_stack()
-    findings = json.loads(backend.ask(backend.module("account", stack)))
+    stack = stack or pulumi_cli.default_stack()
+    findings = json.loads(pulumi_cli.ask(pulumi_cli.module("account", stack)))
     return [Verdict(entry["check"], LEVELS[entry["state"]], entry["said"], entry["mend"]) for entry in findings]

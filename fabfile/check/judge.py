@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fabfile import gone
 from fabfile.check import alone, among
-from fabfile.check.gather import UNREACHED, Fact
+from fabfile.check.observations import UNREACHED, Fact
 from fabfile.check.verdict import Problem, Verdict, judge, some
+from fabfile.remote import ended
 from infra.inventory import SshCluster
 
 Values = Mapping[str, Any]
@@ -34,7 +34,7 @@ def verdict(cluster: SshCluster, fact: Fact) -> Verdict:
     for name, why in _in_order(cluster, fact.missing).items():
         if fact.name == "reach" or why != UNREACHED:
             mend = "fab status" if fact.name == "reach" else f"fab ssh {name}"
-            mend = gone.MEND if why.endswith(gone.WHY) else mend
+            mend = ended.MEND if why.endswith(ended.WHY) else mend
             problems.append(Problem("fail", why if name in why else f"{name}: {why}", mend))
     values = _in_order(cluster, fact.values)
     problems += by.find(cluster, values)

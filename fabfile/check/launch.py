@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fabfile.check.gather import TROUBLE
 from fabfile.check.links import ENOUGH
+from fabfile.check.observations import TROUBLE
 from fabfile.check.session import Event, Running, Session, probe
 from infra.inventory import SshCluster
 from node import scope

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fabfile.check.alone import AGAIN
-from fabfile.check.gather import Fact
 from fabfile.check.launch import GLOO_S, Run
 from fabfile.check.links import BAD, blame, measured, rate, slow, spread
+from fabfile.check.observations import Fact
 from fabfile.check.verdict import Problem, Verdict, judge, some
 from infra.inventory import SshCluster
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import paramiko
 
-from fabfile import wheel
-from fabfile.ssh import Fleet
+from fabfile.remote import wheel
+from fabfile.remote.fleet import Fleet
 from infra.inventory import Node
 from node import FOLDER
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.jobs.head import runs
-from fabfile.remote import Result
+from fabfile.backends.ssh.head import runs
+from fabfile.remote.command import Result
+from fabfile.remote.fleet import Fleet
 from fabfile.report.facts import Machine, Run
 from fabfile.report.reading import run_of
-from fabfile.ssh import Fleet
 from infra.inventory import SshCluster
 from node import run_data
 from node.job import files

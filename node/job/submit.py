@@ -1,7 +1,7 @@
 """Gives a job its number, its directory and its service; refuses nodes that another one has. Runs on the head.
 
-stdin: a line of JSON, see fabfile/jobs/train.py; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is how many
-bytes of its log a resumed job had before, so that nobody is shown them again.
+stdin: a line of JSON, see fabfile/verbs/train.py; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is how
+many bytes of its log a resumed job had before, so that nobody is shown them again.
 """
 
 from __future__ import annotations

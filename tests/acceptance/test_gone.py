@@ -11,7 +11,7 @@ import pytest
 from on_host import boots
 from project import Project
 
-from fabfile.gone import WHY
+from fabfile.remote.ended import WHY
 from infra.local import cgroup, nodes
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet

@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile.deploy import Deployed
-from fabfile.jobs import follow as following
-from fabfile.jobs.follow import Wanted
-from fabfile.jobs.head import Head
-from fabfile.jobs.job_file import resolve
-from fabfile.jobs.listing import row
-from fabfile.jobs.logs import check_rank, seconds
-from fabfile.jobs.train import choose, dry, refuse
+from fabfile.backends.ssh import follow as following
+from fabfile.backends.ssh.follow import Wanted
+from fabfile.backends.ssh.head import Head
+from fabfile.job_file import resolve
 from fabfile.launchers import Launch
 from fabfile.output import OutputClosed
+from fabfile.remote.deploy import Deployed
+from fabfile.verbs.jobs import row
+from fabfile.verbs.logs import check_rank, seconds
+from fabfile.verbs.train import choose, dry, refuse
 from infra.inventory import Node, SshCluster
 from node.job import cleanup, files, job_table, keeper, log
 from node.job.diagnosis import GRACE, START, Verdict, Watch
@@ -37,7 +37,7 @@ from node.job.expiry import Expiry
 from training.metrics import progress, spent
 
 ROOT = Path(__file__).resolve().parents[2]
-training_verb: Any = sys.modules["fabfile.jobs.train"]  # the name itself is the verb
+training_verb: Any = sys.modules["fabfile.verbs.train"]  # the name itself is the verb
 NODES = ["node1", "node2", "node3"]
 TIMEOUT = 10.0
 

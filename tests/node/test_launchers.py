@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabfile import launchers, wheel
+from fabfile import launchers
 from fabfile.launchers import Found, Launch, LaunchError, mpirun, plans, torchrun
+from fabfile.remote import wheel
 from infra.inventory import Node
 from node import scope
 from node.job import cores, rank_wrapper

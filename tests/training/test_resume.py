@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from invoke.exceptions import Exit
 
-from fabfile.jobs import mirror, resume
-from fabfile.jobs.head import find
-from fabfile.jobs.job_file import resolve
+from fabfile.backends.ssh import mirror, resume
+from fabfile.backends.ssh.head import find
+from fabfile.job_file import resolve
 from infra.inventory import Node, SshCluster
 
 CLUSTER = SshCluster(name="lab", nodes=tuple(Node(name=f"node{n}", private_ip=f"10.0.0.{n}") for n in (1, 2, 3)))

@@ -1,0 +1,76 @@
+"""The job's file, checked and resolved by the trainer's own code, which needs the standard library alone for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from fabfile.command_line import meant
+from fabfile.stacks.pulumi_cli import ROOT
+
+_JOBS = ROOT / "training" / "jobs"
+# A program of its own: fabfile does not import the trainer, and what is wrong with it is not wrong with fab.
+_RESOLVE = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from training import job as jobs
+try:
+    job = jobs.load(Path(sys.argv[1]), sys.argv[4:])
+    if sys.argv[3] and not job.checkpoint.mirror:
+        job = replace(job, checkpoint=replace(job.checkpoint, mirror=sys.argv[3]))
+    jobs.check_ranks(job, int(sys.argv[2]))
+except jobs.JobError as error:
+    sys.exit(f"{error}")
+print(job.to_toml())
+"""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    text: str
+    """The whole job, defaults included, as the nodes get it."""
+    name: str
+    timeout: int
+    threads: int
+    """Of each rank; 0: as many as it has cores."""
+    mirror: str
+    """The folder in a bucket that has a folder for each mirrored run; none, or empty: it has no mirror."""
+
+
+def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") -> Resolved:
+    """The job of a file, or one of training/jobs by its name; Exit 2 with one line for whatever is wrong with it.
+    `mirror` is where its checkpoints go as well, unless the job itself says something else."""
+    path = Path(given).expanduser()
+    published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
+    if not path.is_file() and "/" not in given:
+        if not published.is_file():
+            near = meant(given, [file.stem for file in _JOBS.glob("*.toml")])
+            raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
+        path = published
+    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, *overrides]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise Exit(done.stderr.strip().splitlines()[-1], code=2)
+    job = tomllib.loads(done.stdout)
+    # Every node has its run directory where the launcher says.
+    if job["run"]["directory"]:
+        raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
+    return Resolved(
+        text=done.stdout,
+        name=str(job["run"]["name"]),
+        timeout=int(job["train"]["timeout"]),
+        threads=int(job["train"]["threads"]),
+        mirror=str(job["checkpoint"]["mirror"]),
+    )
+
+
+def known_jobs() -> str:
+    """`the published ones are: demo, smoke`"""
+    return f"the published ones are: {', '.join(sorted(path.stem for path in _JOBS.glob('*.toml')))}"

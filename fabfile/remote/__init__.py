@@ -1,0 +1,1 @@
+"""How a machine is reached: strict SSH connections, commands on them, and what is put on a node."""

@@ -1,0 +1,226 @@
+"""One command on one open connection, line by line, and its end: whatever happens here, nothing stays running there."""
+
+from __future__ import annotations
+
+import codecs
+import math
+import select
+import shlex
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from fabfile.remote.keepalive import why_lost
+from node import FOLDER
+
+OnLine = Callable[[str, str, str], None]
+"""Called with (node, "stdout" | "stderr", line) for each line as it comes, from the node's own thread."""
+
+UNREACHABLE = 255
+"""The exit code that OpenSSH gives when the connection fails."""
+TIMED_OUT = 124
+"""The exit code that timeout(1) gives."""
+
+MOST = 64 << 20
+"""Characters that are kept of an output that somebody needs whole."""
+TAIL = 64 << 10
+"""Characters that are kept of an output whose lines were passed on: enough to say why a command failed."""
+LONGEST_LINE = 64 << 10
+
+_GUARD = FOLDER / "guard.sh"
+# A command is over when its shell is. What it left in the background may hold the output open for ever.
+_DRAIN_SECONDS = 1.0
+_POLL_SECONDS = 0.25  # how often to look whether a silent command has ended while something else holds its output
+
+
+class Channel(Protocol):
+    """What is used of paramiko.Channel."""
+
+    status_event: threading.Event
+    eof_received: bool
+    closed: bool
+
+    def fileno(self) -> int: ...
+    def recv_ready(self) -> bool: ...
+    def recv_stderr_ready(self) -> bool: ...
+    def recv(self, nbytes: int, /) -> bytes: ...
+    def recv_stderr(self, nbytes: int, /) -> bytes: ...
+    def exit_status_ready(self) -> bool: ...
+    def recv_exit_status(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did on a node; an unreachable node has exit code 255 and the reason."""
+
+    node: str
+    exited: int
+    stdout: str = ""
+    stderr: str = ""
+    reason: str = ""
+    """Why there is no result of the command itself (unreachable, timed out); else empty."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exited == 0
+
+    @property
+    def why(self) -> str:
+        """One line for a person: the reason, or the last thing that the command said."""
+        last = (self.stderr.strip() or self.stdout.strip() or "no output").splitlines()[-1]
+        return self.reason or f"exit code {self.exited}: {last}"
+
+
+def guarded(command: str) -> str:
+    """The command under a guard that ends it, with all it started, as soon as the connection is gone."""
+    return f"exec bash --norc -c {shlex.quote(_GUARD.read_text())} {shlex.quote(command)}"
+
+
+class TooMuch(Exception):
+    """A command printed more than is kept of an output that is needed whole."""
+
+
+class Lines:
+    """Bytes in, whole lines out. Of the text it keeps all, up to MOST; where each line is passed on, only the end."""
+
+    def __init__(self, on_line: Callable[[str], None] | None) -> None:
+        self.text = ""
+        self._on_line = on_line
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._parts: list[str] = []
+        self._size = 0
+        self._rest = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> None:
+        text = self._decoder.decode(data, final)
+        self._keep(text)
+        if self._on_line:
+            self._pass_on(text, self._on_line, final=final)
+        if final:
+            self.text = "".join(self._parts)
+            if self._on_line:
+                self.text = self.text[-TAIL:]
+
+    def _keep(self, text: str) -> None:
+        self._parts.append(text)
+        self._size += len(text)
+        if self._on_line and self._size > 2 * TAIL:
+            self._parts = ["".join(self._parts)[-TAIL:]]
+            self._size = TAIL
+        elif self._size > MOST:
+            raise TooMuch
+
+    def _pass_on(self, text: str, on_line: Callable[[str], None], *, final: bool) -> None:
+        *lines, self._rest = (self._rest + text).split("\n")
+        if (final and self._rest) or len(self._rest) > LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            on_line(_last_state(line))
+        # A progress bar that goes on without a line's end: its earlier states are of no use.
+        whole = self._rest.rstrip("\r")
+        self._rest = self._rest[whole.rfind("\r") + 1 :]
+
+
+def _last_state(line: str) -> str:
+    """What a terminal would show in the end: a progress bar writes each state over the one before."""
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def exit_status(channel: Any, seconds: float) -> int:
+    """The exit code of a command whose input is all sent; OSError when there is none within so many seconds."""
+    if not channel.status_event.wait(seconds):
+        raise OSError(f"no end after {seconds:g} s")
+    code: int = channel.recv_exit_status()
+    if code < 0:
+        raise OSError(why_lost(channel))
+    return code
+
+
+def follow(
+    node: str,
+    channel: Channel,
+    *,
+    timeout: float | None = None,
+    quiet: float | None = None,
+    on_line: OnLine | None = None,
+) -> Result:
+    """Read a started command's output to its end. `timeout` is for all of it, `quiet` without a byte of output, in
+    seconds; None: as long as the connection lives (see fabfile/remote/keepalive.py)."""
+
+    def each(stream: str) -> Callable[[str], None] | None:
+        return (lambda line: on_line(node, stream, line)) if on_line else None
+
+    out, err = Lines(each("stdout")), Lines(each("stderr"))
+    reason = ""
+    try:
+        for out_data, err_data in parts(channel, timeout, quiet):
+            out.feed(out_data)
+            err.feed(err_data)
+    except Late as late:
+        reason = f"{node}: {late}"
+    except TooMuch:
+        return Result(node, 1, reason=f"{node}: printed more than {MOST >> 20} MiB")
+    for lines in (out, err):
+        lines.feed(b"", final=True)
+    if reason:
+        return Result(node, TIMED_OUT, out.text, err.text, reason)
+    code = channel.recv_exit_status()
+    if code < 0:
+        return Result(node, UNREACHABLE, out.text, err.text, f"{node}: {why_lost(channel)} while the command ran")
+    return Result(node, code, out.text, err.text)
+
+
+def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
+    """What a started command prints, as it comes; last its Result, with the end of what it said on stderr. `quiet`:
+    seconds without a byte after which it is given up."""
+    err = Lines(lambda line: None)
+    try:
+        for out_data, err_data in parts(channel, None, quiet):
+            err.feed(err_data)
+            if out_data:
+                yield out_data
+    except Late as late:
+        yield Result(node, TIMED_OUT, reason=f"{node}: {late}")
+        return
+    err.feed(b"", final=True)
+    code = channel.recv_exit_status()
+    if code < 0:
+        yield Result(node, UNREACHABLE, stderr=err.text, reason=f"{node}: {why_lost(channel)} while the command ran")
+        return
+    yield Result(node, code, stderr=err.text)
+
+
+class Late(Exception):
+    """A command that did not end, or said nothing, within its time."""
+
+
+def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Iterator[tuple[bytes, bytes]]:
+    """What comes on (stdout, stderr), until the output's end, or the command's and a moment of silence."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    heard = time.monotonic()
+    poller = select.poll()
+    poller.register(channel.fileno(), select.POLLIN)
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        ended = channel.exit_status_ready()
+        poller.poll(min(left, _DRAIN_SECONDS if ended else _POLL_SECONDS) * 1000)
+        # Asked before reading, so that nothing can slip in between the last read and the answer.
+        closed = channel.eof_received or channel.closed
+        out = channel.recv(1 << 16) if channel.recv_ready() else b""
+        err = channel.recv_stderr(1 << 16) if channel.recv_stderr_ready() else b""
+        if out or err:
+            yield out, err
+            heard = time.monotonic()  # after that: what its reader takes is not the command's silence
+            continue
+        if closed:  # the command may go on without an output
+            if not channel.status_event.wait(None if timeout is None else left):
+                raise Late(f"not finished after {timeout:g} s")
+            return
+        if ended:
+            return
+        if left == 0:
+            raise Late(f"not finished after {timeout:g} s")
+        if quiet is not None and time.monotonic() - heard > quiet:
+            raise Late(f"silent for {quiet:g} s")

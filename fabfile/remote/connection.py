@@ -1,0 +1,205 @@
+"""One strict connection: keys only, and only to a machine whose host key is known.
+
+Fabric by itself accepts every host key (fabric#2071) and reads the operator's ~/.ssh/config. A connection made
+here reads neither that nor anything else outside the inventory, and refuses before a byte of a command is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection  # type: ignore[import-untyped]
+from invoke.exceptions import Exit
+from paramiko.pkey import UnknownKeyType
+
+from fabfile.remote.keepalive import WatchedTransport
+from fabfile.remote.known_hosts import HostKeyMismatch, HostKeyUnknown, SshError, fingerprint, trusted_files
+from fabfile.remote.openssh import jump_node, user_of
+from infra.inventory import Node, SshCluster
+
+# Without a handler, logging prints paramiko's own account of every refused connection, traceback and all.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_HANDSHAKE_SECONDS = 30.0
+"""For the key exchange and the login once a TCP connection stands: many nodes may be booting on few cores."""
+
+
+class Tunnel:
+    """A channel through the jump host, used as a socket: closing it is no error when the way there is gone already."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def close(self) -> None:
+        with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
+            self._channel.close()
+
+
+class StrictConnection(Connection):  # type: ignore[misc]
+    """A fabric.Connection that goes to one node of the inventory or nowhere."""
+
+    def __init__(self, cluster: SshCluster, node: Node, timeout: float, via: StrictConnection | None) -> None:
+        super().__init__(
+            node.address,
+            user=user_of(cluster, node),
+            port=node.ssh_port,
+            config=_fabric_config().clone(),
+            forward_agent=False,
+        )
+        self._set(_cluster=cluster, _node=node, _timeout=timeout, _via=via, _own_via=None, _socket=None)
+        self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+
+    def open(self) -> None:
+        if self.is_connected:
+            return
+        for file in trusted_files(self._cluster, self._node):
+            if file.is_file():
+                self.client.load_host_keys(str(file))
+        try:
+            self._login(self._dial())
+        except BaseException:
+            self.close()
+            raise
+        transport = self.client.get_transport()
+        assert isinstance(transport, WatchedTransport)
+        transport.watch()
+        self.transport = transport
+
+    def close(self) -> None:
+        # Shutting the socket wakes paramiko's thread at once; by itself it would notice a tenth of a second later.
+        if self._socket is not None:
+            shut(self._socket)
+        super().close()
+        self.client.close()
+        if self._own_via is not None:
+            self._own_via.close()
+
+    def _dial(self) -> Any:
+        node = self._node
+        jump = jump_node(self._cluster)
+        if jump is None or node == jump:
+            self._socket = _tcp(node, self._timeout)
+            return self._socket
+        via = self._via
+        if via is None:
+            via = self._own_via = StrictConnection(self._cluster, jump, self._timeout, None)
+            via.open()
+        try:
+            return Tunnel(
+                via.transport.open_channel(
+                    "direct-tcpip", (node.address, node.ssh_port), ("", 0), timeout=self._timeout
+                )
+            )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise SshError(f"{where(node)}: not reached through the jump host {jump.address}: {error}") from None
+
+    def _login(self, sock: Any) -> None:
+        node, identity = self._node, self._cluster.identity_file
+        try:
+            self.client.connect(
+                node.address,
+                port=node.ssh_port,
+                username=self.user,
+                sock=sock,
+                timeout=_HANDSHAKE_SECONDS,
+                banner_timeout=_HANDSHAKE_SECONDS,
+                auth_timeout=_HANDSHAKE_SECONDS,
+                pkey=identity_of(identity) if identity else None,
+                allow_agent=not identity,
+                look_for_keys=not identity,
+                transport_factory=_transport,
+            )
+        except paramiko.BadHostKeyException as error:
+            expected, offered = (fingerprint(key.asbytes()) for key in (error.expected_key, error.key))
+            raise HostKeyMismatch(
+                f"{where(node)}: HOST KEY MISMATCH: expected {expected}, offered {offered}; nothing was sent: "
+                "somebody else answers there, or the node was made again behind the inventory's back"
+            ) from None
+        except paramiko.AuthenticationException as error:
+            raise SshError(f"{where(node)}: sshd refuses user {self.user!r} with our key: {error}") from None
+        except paramiko.SSHException as error:
+            if "not found in known_hosts" in str(error):
+                raise HostKeyUnknown(
+                    f"{where(node)}: its host key is unknown: give host_key in the inventory, or check it and add it "
+                    "to ~/.ssh/known_hosts"
+                ) from None
+            raise SshError(f"{where(node)}: no SSH: {error}") from None
+        except (OSError, EOFError) as error:
+            raise SshError(f"{where(node)}: no SSH: {error or 'the connection was closed'}") from None
+
+
+def connect(
+    cluster: SshCluster, node: Node, timeout: float = 10, *, via: StrictConnection | None = None
+) -> StrictConnection:
+    """An open connection to one node, closed by the caller (it is a context manager).
+
+    `timeout` is for reaching it. `via` is an open connection to the jump host, to be shared by many nodes.
+    Raises HostKeyMismatch or HostKeyUnknown before any command is sent, SshError for every other reason.
+    """
+    connection = StrictConnection(cluster, node, timeout, via)
+    connection.open()
+    return connection
+
+
+@functools.cache
+def _fabric_config() -> Any:
+    return Config(ssh_config=paramiko.SSHConfig())  # an empty one: the operator's is not read
+
+
+def _transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
+    """Like paramiko's own, but with the modern RSA signatures first: it puts the known key's type before all others,
+    and a server without the old `ssh-rsa` would then show a key of another type, which looks like an impostor's."""
+    transport = WatchedTransport(sock, **kwargs)
+    security = transport.get_security_options()
+    known: Sequence[str] = security.key_types
+    security.key_types = sorted(known, key=lambda name: not name.startswith("rsa-sha2"))
+    return transport
+
+
+def identity_of(file: str) -> paramiko.PKey:
+    """The operator's private key; one with a passphrase is used through the agent."""
+    path = Path(file).expanduser()
+    try:
+        return paramiko.PKey.from_path(path)
+    except FileNotFoundError:
+        raise Exit(f"identity_file = {file!r}: there is no such file", code=2) from None
+    except (paramiko.PasswordRequiredException, TypeError):
+        public = path.with_name(path.name + ".pub")
+        blob = public.read_text().split()[1] if public.is_file() else ""
+        for key in paramiko.Agent().get_keys():
+            if key.get_base64() == blob:
+                return key
+        raise Exit(f"identity_file = {file!r}: has a passphrase: add it to the agent first (ssh-add)", code=2) from None
+    except (paramiko.SSHException, UnknownKeyType, OSError, ValueError) as error:
+        raise Exit(f"identity_file = {file!r}: cannot be used: {error}", code=2) from None
+
+
+def _tcp(node: Node, timeout: float) -> socket.socket:
+    try:
+        sock = socket.create_connection((node.address, node.ssh_port), timeout)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # else each new session waits 40 ms for an ACK
+        return sock
+    except OSError as error:
+        reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
+        raise SshError(f"{where(node)}: {reason}") from None
+
+
+def shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # closed already, from the other side or by paramiko
+
+
+def where(node: Node) -> str:
+    return f"{node.name} ({node.address}:{node.ssh_port})"

@@ -1,0 +1,218 @@
+"""SSH to the nodes of a cluster: what every verb uses.
+
+Connections are strict (connection.py), so is the ssh command with `options` (openssh.py); a command ends with the
+connection that it was started on (command.py).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from types import TracebackType
+from typing import TypeVar
+
+import paramiko
+
+from fabfile.remote.command import UNREACHABLE, OnLine, Result, follow, guarded
+from fabfile.remote.connection import StrictConnection, connect, identity_of, shut, where
+from fabfile.remote.known_hosts import HostKeyError, HostKeyMismatch, HostKeyUnknown, SshError, forget, known_hosts
+from fabfile.remote.openssh import jump_node, options
+from infra.inventory import Node, SshCluster
+
+__all__ = [
+    "Fleet",
+    "HostKeyError",
+    "HostKeyMismatch",
+    "HostKeyUnknown",
+    "Result",
+    "SshError",
+    "connect",
+    "forget",
+    "known_hosts",
+    "options",
+    "run_all",
+]
+
+T = TypeVar("T")
+AHEAD = 100
+"""Items that are read before they are asked for; a slow terminal holds up the reading, not the memory."""
+
+
+class Fleet:
+    """The connections to a cluster's nodes: one kept per node, opened at need, all through one to the jump host."""
+
+    def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
+        if cluster.identity_file:
+            identity_of(cluster.identity_file)  # a key that cannot be used is said once, not once per node
+        known_hosts(cluster)
+        self.cluster = cluster
+        self._timeout = timeout
+        self._open: dict[str, StrictConnection] = {}
+        self._jump: StrictConnection | None = None
+        self._jump_lock = threading.Lock()
+        self._jump_tries = 0
+        self._jump_error: SshError | None = None
+        self._closed = False
+
+    def connection(self, node: Node, timeout: float | None = None) -> StrictConnection:
+        """The kept connection to a node, made again if it was lost. Different nodes may be asked for at once."""
+        kept = self._open.get(node.name)
+        if kept is not None:
+            if kept.is_connected:
+                return kept
+            kept.close()
+        timeout = self._timeout if timeout is None else timeout
+        connection = connect(self.cluster, node, timeout, via=self._via(timeout))
+        self._open[node.name] = connection
+        if self._closed:  # meanwhile, by Ctrl-C: nothing may be started any more
+            connection.close()
+            raise SshError(f"{where(node)}: closed")
+        return connection
+
+    def run(
+        self,
+        command: str,
+        *,
+        nodes: Iterable[Node] | None = None,
+        timeout: float | None = None,
+        quiet: float | None = None,
+        on_line: OnLine | None = None,
+    ) -> dict[str, Result]:
+        """Run a command on all nodes at once; see run_all. `quiet`: seconds without output after which it is ended."""
+        guard = guarded(command)
+
+        def one(node: Node) -> Result:
+            try:
+                channel = self.connection(node).create_session()
+                channel.exec_command(guard)
+            except (SshError, paramiko.SSHException, EOFError, OSError) as error:
+                reason = (
+                    str(error) if isinstance(error, SshError) else f"{where(node)}: the connection was lost: {error}"
+                )
+                return Result(node.name, UNREACHABLE, stderr=reason, reason=reason)
+            result = follow(node.name, channel, timeout=timeout, quiet=quiet, on_line=on_line)
+            if result.reason:
+                self._open[node.name].close()  # which ends the command on the node
+            return result
+
+        try:
+            return in_parallel(one, self.cluster.nodes if nodes is None else nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close everything; what still runs on the nodes is ended by its guard."""
+        self._closed = True
+        # All sockets first: that is immediate and ends the commands, the rest is tidying up.
+        connections = [*self._open.values(), *([self._jump] if self._jump else [])]
+        for connection in connections:
+            if connection._socket is not None:
+                shut(connection._socket)
+        for connection in connections:
+            connection.close()
+
+    def _via(self, timeout: float) -> StrictConnection | None:
+        jump = jump_node(self.cluster)
+        if jump is None:
+            return None
+        tries = self._jump_tries
+        with self._jump_lock:
+            if self._jump is not None and self._jump.is_connected:
+                return self._jump
+            if tries != self._jump_tries and self._jump_error is not None:
+                raise self._jump_error  # somebody has just tried: 64 nodes are not to wait one after the other
+            self._jump_tries, self._jump_error = self._jump_tries + 1, None
+            try:
+                self._jump = connect(self.cluster, jump, timeout)
+            except SshError as error:
+                self._jump_error = error
+                raise
+            return self._jump
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_all(
+    cluster: SshCluster,
+    command: str,
+    *,
+    nodes: Iterable[Node | str] | None = None,
+    timeout: float | None = None,
+    on_line: OnLine | None = None,
+) -> dict[str, Result]:
+    """Run a command on all nodes at once; the results are by name, in the inventory's order.
+
+    Every node has a result: one that is not reached has exit code 255 and the reason. `on_line(node, stream, line)`
+    is called for each line as it comes. When this function is left, by Ctrl-C too, the command has ended or is ended.
+    """
+    chosen = None if nodes is None else [cluster.node(node) if isinstance(node, str) else node for node in nodes]
+    with Fleet(cluster) as fleet:
+        return fleet.run(command, nodes=chosen, timeout=timeout, on_line=on_line)
+
+
+def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T]:
+    """Do something for each node, each in a thread of its own. Neither an error nor Ctrl-C waits for the others."""
+    done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def one(node: Node) -> None:
+        try:
+            done.put((node.name, work(node), None))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            done.put((node.name, None, error))
+
+    nodes = list(nodes)
+    for node in nodes:
+        threading.Thread(target=one, args=(node,), daemon=True).start()
+    results: dict[str, T] = {}
+    for _ in nodes:
+        name, result, error = done.get()
+        if error is not None:
+            raise error
+        results[name] = result  # type: ignore[assignment] # None only with an error
+    return {node.name: results[node.name] for node in nodes}
+
+
+def apart(items: Generator[T, None, None]) -> Iterator[T]:
+    """The same items, taken in a thread of its own, AHEAD of them ahead at most.
+
+    paramiko takes its locks outside of `try`: Ctrl-C in the middle of it may leave one locked, and whoever closes the
+    channel then waits for ever. In this thread no Ctrl-C is ever raised.
+    """
+    # Not a Queue: in its Python code Ctrl-C leaves a lock behind in the same way.
+    taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    left = threading.Event()
+
+    def take() -> None:
+        try:
+            with closing(items):
+                for item in items:
+                    taken.put((item, None))
+                    while taken.qsize() > AHEAD and not left.is_set():
+                        time.sleep(0.01)
+                    if left.is_set():
+                        return
+            taken.put((None, StopIteration()))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
+            taken.put((None, error))
+
+    try:
+        threading.Thread(target=take, daemon=True).start()
+        while True:
+            item, error = taken.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc] # None only with an error
+    finally:
+        left.set()

@@ -1,0 +1,94 @@
+"""Lets the nodes of a cluster know each other: names, addresses, host keys, and each node's own SSH key.
+
+A node's private key is made on it and never leaves it. Two round trips per node at most: what each has to say,
+and, where that changes anything, the same files for all of them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import shlex
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.remote.command import Result
+from fabfile.remote.fleet import Fleet
+from infra.inventory import Node
+from node import FOLDER
+from node.ssh_trust import BEGIN, END, digest
+
+_PROGRAM = (FOLDER / "ssh_trust.py").read_text()
+_PUBLIC_KEY = re.compile(r"(ssh-ed25519 [A-Za-z0-9+/]+={0,2})( .*)?")
+_TIMEOUT = 60
+
+
+def join(fleet: Fleet) -> list[str]:
+    """Make the nodes know each other; returns the names of those that had to be changed."""
+    gathered = _run(fleet, f"exec python3 -I -c {shlex.quote(_PROGRAM)} gather", list(fleet.cluster.nodes))
+    said = {name: _said(name, result) for name, result in gathered.items()}
+    host_keys = {node.name: _host_key(fleet, node) for node in fleet.cluster.nodes}
+    blocks = make_blocks(fleet.cluster.nodes, fleet.cluster.ssh_user, said, host_keys)
+    wanted = digest(blocks)
+    stale = [node for node in fleet.cluster.nodes if said[node.name]["digest"] != wanted]
+    if stale:
+        order = json.dumps({"blocks": blocks, "names": [node.name for node in fleet.cluster.nodes]})
+        sudo = "" if fleet.cluster.ssh_user == "root" else "sudo -n "
+        _run(fleet, f"exec {sudo}python3 -I -c {shlex.quote(_PROGRAM)} install {shlex.quote(order)}", stale)
+    return [node.name for node in stale]
+
+
+def make_blocks(
+    nodes: tuple[Node, ...], user: str, said: dict[str, dict[str, str]], host_keys: dict[str, str]
+) -> dict[str, str]:
+    """Our part of each file, the same on every node."""
+    hosts, known, keys, config = [], [], [], []
+    for node in nodes:
+        port = int(said[node.name]["port"])
+        address = str(ipaddress.ip_address(node.private_ip))
+        patterns = [node.name, address] if port == 22 else [f"[{node.name}]:{port}", f"[{address}]:{port}"]
+        hosts.append(f"{address} {node.name}")
+        known.append(f"{','.join(patterns)} {host_keys[node.name]}")
+        keys.append(f"{said[node.name]['key']} trainyard@{node.name}")
+        config += [f"Host {node.name} {address}", f"    Port {port}"]
+    config += [
+        "Host " + " ".join(f"{node.name} {node.private_ip}" for node in nodes),
+        f"    User {user}",
+        "    StrictHostKeyChecking yes",
+        "    GlobalKnownHostsFile /etc/ssh/ssh_known_hosts",
+        "    UserKnownHostsFile /dev/null",
+        "    UpdateHostKeys no",
+        "    BatchMode yes",
+        "    IdentityFile ~/.ssh/id_ed25519",
+        "    IdentitiesOnly yes",
+        "Match all",  # what follows in the file is not about these hosts only
+    ]
+    bodies = {"hosts": hosts, "known_hosts": known, "authorized_keys": keys, "ssh_config": config}
+    return {name: "\n".join([BEGIN, *body, END, ""]) for name, body in bodies.items()}
+
+
+def _run(fleet: Fleet, command: str, nodes: list[Node]) -> dict[str, Result]:
+    results = fleet.run(command, nodes=nodes, timeout=_TIMEOUT)
+    for name, result in results.items():
+        if not result.ok:
+            raise Exit(f"{name}: cannot be joined to the others: {result.why}", code=1)
+    return results
+
+
+def _said(name: str, result: Result) -> dict[str, str]:
+    """What a node says of itself, checked: its key goes into every other node's authorized_keys."""
+    said: dict[str, Any] = json.loads(result.stdout)
+    match = _PUBLIC_KEY.fullmatch(str(said["key"]))
+    if match is None or not str(said["port"]).isdigit():
+        raise Exit(f"{name}: cannot be joined to the others: not a public key: {said['key']!r}", code=1)
+    return {"key": match[1], "port": str(said["port"]), "digest": str(said["digest"])}
+
+
+def _host_key(fleet: Fleet, node: Node) -> str:
+    """The inventory's key, else the one that the operator's known_hosts has just confirmed."""
+    if node.host_key:
+        return node.host_key
+    key = fleet.connection(node).transport.get_remote_server_key()
+    return f"{key.get_name()} {key.get_base64()}"

@@ -1,0 +1,103 @@
+"""What the ssh command has to be told, so that it is as strict as our own connections."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from fabfile.remote.known_hosts import directory, known_hosts, trusted_files, write
+from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
+
+STRANGER = "Host key verification failed"
+"""What the ssh between two nodes says when one was made again, and the other has not been told its new key."""
+MEET = "a node was made again, and the others do not know its key yet; run: fab wait"
+CONFIG = "ssh_config"
+"""The file that `fab ssh-config` writes, in the operator's directory of the cluster."""
+
+
+def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
+    """What OpenSSH has to be told about a node: keyword and value, quoted as in a configuration file."""
+    identity = cluster.identity_file
+    pairs = [
+        ("User", user_of(cluster, node)),
+        ("Port", str(node.ssh_port)),
+        ("StrictHostKeyChecking", "yes"),
+        ("UserKnownHostsFile", " ".join(quoted(file) for file in trusted_files(cluster, node))),
+        ("GlobalKnownHostsFile", "/dev/null"),
+        ("UpdateHostKeys", "no"),
+        ("CheckHostIP", "no"),
+        ("PreferredAuthentications", "publickey"),
+        ("PasswordAuthentication", "no"),
+        ("KbdInteractiveAuthentication", "no"),
+        ("ForwardAgent", "no"),
+        ("ConnectTimeout", "10"),
+        ("ServerAliveInterval", "15"),
+        ("ServerAliveCountMax", "4"),
+    ]
+    if identity:
+        pairs += [("IdentityFile", quoted(Path(identity).expanduser())), ("IdentitiesOnly", "yes")]
+    jump = jump_node(cluster)
+    if jump is not None and node != jump:
+        # Not ProxyJump: its ssh would take the jump host's settings from the operator's own configuration.
+        hop = shlex.join(["ssh", *options(cluster, jump)]).replace("%", "%%")
+        pairs.append(("ProxyCommand", f"{hop} -W '[%h]:%p' {shlex.quote(jump.address)}"))
+    return pairs
+
+
+def options(cluster: SshCluster, node: Node) -> list[str]:
+    """Options for OpenSSH: `["ssh", *options(cluster, node), node.address, command]`."""
+    argv = ["-F", "none"]  # not the operator's own ssh_config, which could weaken any of this
+    for key, value in settings(cluster, node):
+        argv += ["-o", f"{key}={value}"]
+    return argv
+
+
+def config_text(cluster: SshCluster) -> str:
+    """An ssh_config with a block per node, by its name and by name.cluster, and one for the jump host."""
+    hosts = [(node, f"{node.name} {node.name}.{cluster.name}") for node in cluster.nodes]
+    jump = jump_node(cluster)
+    if jump is not None and jump not in cluster.nodes:
+        hosts.append((jump, f"jump.{cluster.name}"))
+    blocks = ["# Written by trainyard from the inventory; changes are overwritten."]
+    for node, names in hosts:
+        lines = [f"Host {names}", f"    HostName {node.address}"]
+        blocks.append("\n".join([*lines, *(f"    {key} {value}" for key, value in settings(cluster, node))]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def renew(cluster: SshCluster) -> None:
+    """Write those of the operator's files of a cluster again that are there: the inventory may have changed."""
+    folder = directory(cluster.name)
+    if (folder / "known_hosts").exists():
+        known_hosts(cluster)
+    if (folder / CONFIG).exists():
+        write(folder / CONFIG, config_text(cluster))
+
+
+def jump_node(cluster: SshCluster) -> Node | None:
+    """The jump host `[user@]host[:port]` as a node; its key is that of a node at its address or the operator's own."""
+    if not cluster.jump_host:
+        return None
+    _, host, port = _split(cluster)
+    for node in cluster.nodes:
+        if (node.address, node.ssh_port) == (host, port):
+            return node
+    return Node(name="jump", private_ip=host, ssh_port=port)
+
+
+def user_of(cluster: SshCluster, node: Node) -> str:
+    """Who logs in: the cluster's user, but for a jump host that names its own."""
+    user = _split(cluster)[0] if node == jump_node(cluster) else ""
+    return user or cluster.ssh_user
+
+
+def _split(cluster: SshCluster) -> tuple[str, str, int]:
+    parts = split_jump_host(cluster.jump_host)
+    if parts is None:  # from_json refuses it: only a cluster made in code gets here
+        raise InventoryError(f"jump_host = {cluster.jump_host!r}: must be [user@]host[:port]")
+    return parts
+
+
+def quoted(path: Path) -> str:
+    """A path as ssh_config reads it: spaces kept, `%` not taken for one of its tokens."""
+    return '"' + str(path).replace("%", "%%").replace('"', '\\"') + '"'

@@ -1,0 +1,72 @@
+"""What goes to the nodes, as bytes that depend on the files alone: the wheel of training/, and the programs of a job.
+
+A wheel of pure Python is a zip with four lines of metadata, so it is made here, in milliseconds and without a network;
+`pip wheel training/` makes the same one from training/pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_ROOT = Path(__file__).absolute().parents[2]
+_LONG_AGO = (1980, 1, 1, 0, 0, 0)
+_LAUNCH_MAIN = b"import sys\n\nfrom node.job.main import main\n\nsys.exit(main())\n"
+
+
+def wheel(source: Path) -> tuple[str, bytes]:
+    """(file name, content) of the wheel of a folder that is a package with its pyproject.toml."""
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    name, version = str(project["name"]).replace("-", "_"), str(project["version"])
+    info = f"{name}-{version}.dist-info"
+    files = {f"{source.name}/{path.relative_to(source)}": path.read_bytes() for path in _package(source)}
+    files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {version}\n".encode()
+    files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: trainyard\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    record = "".join(f"{path},{_digest(content)},{len(content)}\n" for path, content in files.items())
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    return f"{name}-{version}-py3-none-any.whl", archive(files)
+
+
+def launch() -> bytes:
+    """Everything that runs on a node for a job, as a program: `python3 launch VERB`."""
+    modules = ["infra/inventory.py", "node/scope.py"]
+    for package in ("fabfile/launchers", "node/job"):
+        modules += [str(path.relative_to(_ROOT)) for path in (_ROOT / package).glob("*.py")]
+    return program(_LAUNCH_MAIN, modules)
+
+
+def program(main: bytes, modules: Sequence[str]) -> bytes:
+    """A program and the modules of this project that it needs, as one file that Python runs."""
+    empty = {f"{folder}/__init__.py": b"" for name in modules for folder in Path(name).parents if str(folder) != "."}
+    return archive({**empty, **{name: (_ROOT / name).read_bytes() for name in modules}, "__main__.py": main})
+
+
+def archive(files: Mapping[str, bytes]) -> bytes:
+    """A zip that is the same whenever and wherever it is made."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _LONG_AGO)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, content)
+    return out.getvalue()
+
+
+def _package(source: Path) -> list[Path]:
+    """The package's own files: what a tool has left there stays here."""
+    hidden = [path for path in source.rglob("*") if path.is_file() and path.suffix in (".py", ".toml")]
+    return sorted(
+        path
+        for path in hidden
+        if path.name != "pyproject.toml" and not any(part.startswith(".") for part in path.relative_to(source).parts)
+    )
+
+
+def _digest(content: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()

@@ -1,0 +1,147 @@
+"""When a cloud has no room: what `up` failed of, read from Pulumi's own event log, told as what it is.
+
+Pulumi writes the log beside its live display (`pulumi up --event-log FILE`, a flag that it shows with
+PULUMI_DEBUG_COMMANDS): one JSON event a line; the errors are in its `diagnosticEvent`s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.output import say
+from fabfile.stacks import pulumi_cli
+
+_ROOM = "the cloud has no such machine free there now"
+_QUOTA = "the account's own limit is too low"
+_SPOT = "no Spot machine is to be had for that"
+_OFFER = "this account is not offered the type there"
+CODES = {
+    # AWS: EC2's error codes, https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+    "InsufficientInstanceCapacity": _ROOM,
+    "InsufficientHostCapacity": _ROOM,
+    "InsufficientCapacity": _ROOM,
+    "InsufficientReservedInstanceCapacity": _ROOM,
+    "SpotMaxPriceTooLow": _SPOT,
+    "UnfulfillableCapacity": _SPOT,
+    "MaxSpotInstanceCountExceeded": _QUOTA,
+    "VcpuLimitExceeded": _QUOTA,
+    "InstanceLimitExceeded": _QUOTA,
+    "Unsupported": _OFFER,
+    # Azure: https://learn.microsoft.com/azure/virtual-machines/allocation-failure
+    "AllocationFailed": _ROOM,
+    "ZonalAllocationFailed": _ROOM,
+    "OverconstrainedAllocationRequest": _ROOM,
+    "OverconstrainedZonalAllocationRequest": _ROOM,
+    "SkuNotAvailable": _OFFER,
+    "QuotaExceeded": _QUOTA,
+}
+# `Unsupported` is a common word: only as EC2 says it. Azure says OperationNotAllowed for more than a quota.
+_CODE = re.compile(rf"\b({'|'.join(code for code in CODES if code != 'Unsupported')})\b|api error (Unsupported):")
+_AZURE_QUOTA = re.compile(r"OperationNotAllowed.*exceeding approved .*Cores quota", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """One resource that there was no room for."""
+
+    resource: str
+    code: str
+    message: str
+    """The cloud's own words, in one line."""
+
+    @property
+    def why(self) -> str:
+        return CODES[self.code]
+
+
+@dataclass(frozen=True)
+class Update:
+    """How a `pulumi up` ended."""
+
+    code: int
+    began: bool
+    """Whether it came further than its preview and the question after it: something may have been changed."""
+
+
+def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> Update:
+    """Run `pulumi up` before the user's eyes; on a failure for want of room in a cloud, say so at the end."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as directory:  # for this user's eyes only
+        log = Path(directory) / "events.json"
+        variables = {"PULUMI_DEBUG_COMMANDS": "true", **pulumi_cli.plugins(told["cloud"])}
+        code = pulumi_cli.follow([*argv, "--event-log", str(log)], **variables)
+        events = log.read_text(errors="replace") if log.exists() else ""
+    if told["cloud"] and code not in (0, pulumi_cli.INTERRUPTED):
+        for line in advice(shortages(events), stack, told):
+            say(line)
+    return Update(code, began(events))
+
+
+def began(log: str) -> bool:
+    """Whether an event log has a step of the update itself; those of its preview are marked as planning."""
+    kinds = ("resourcePreEvent", "resOutputsEvent", "resOpFailedEvent")
+    steps = [event[kind] for event in _events(log) for kind in kinds if kind in event]
+    return any(not step.get("planning") for step in steps)
+
+
+def shortages(log: str) -> list[Shortage]:
+    """What an event log has of failures for want of room; each resource once. A torn last line is no harm."""
+    found: dict[str, Shortage] = {}
+    for event in _events(log):
+        told = event.get("diagnosticEvent") or {}
+        message = " ".join(str(told.get("message", "")).split())
+        if told.get("severity") != "error":
+            continue
+        match = _CODE.search(message)
+        code = (match[1] or match[2]) if match else "QuotaExceeded" if _AZURE_QUOTA.search(message) else ""
+        if match or code:
+            name = str(told.get("urn", "")).rpartition("::")[2] or "the stack"
+            start = match.start() if match else max(message.find("OperationNotAllowed"), 0)
+            found.setdefault(name, Shortage(name, code, message[start : start + 400]))
+    return list(found.values())
+
+
+def _events(log: str) -> Iterable[dict[str, Any]]:
+    for line in log.splitlines():
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the line that was being written when pulumi was killed
+        if isinstance(event, dict):
+            yield event
+
+
+def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[str]:
+    """The lines that end a failed `up`: what it is, where the type is offered, and what to do."""
+    if not found:
+        return []
+    lines = [f"no capacity: {entry.resource}: {entry.code}: {entry.why}" for entry in found]
+    lines.append(f"  in the cloud's words: {found[0].message}")
+    reasons = {entry.why for entry in found}
+    if reasons & {_ROOM, _SPOT, _OFFER}:
+        lines.append(_offers(stack, told))
+        where = "zone" if told["cloud"] == "aws" else "region"
+        lines.append(f"  elsewhere: pulumi config set {where} ... --stack {stack}, then fab up (nodes are made anew)")
+        lines.append("  or later: fab up again takes up where it ended; or fewer nodes, or another instanceType")
+    if _SPOT in reasons:
+        lines.append(f"  or on demand: pulumi config set spot false --stack {stack}")
+    if _QUOTA in reasons:
+        lines.append(f"  the limit, and how to raise it: fab check --account --stack {stack}")
+    lines.append(f"  what is up already costs money meanwhile: fab destroy --stack {stack} takes it down")
+    return lines
+
+
+def _offers(stack: str, told: Mapping[str, Any]) -> str:
+    what = "zones" if told["cloud"] == "aws" else "regions"
+    try:
+        found = json.loads(pulumi_cli.ask(pulumi_cli.module("account", stack, "--offers")))
+    except Exit as error:
+        return f"  which {what} offer {told['type']} could not be asked: {error.message}"
+    return f"  {told['type']} is offered in these {what}: {', '.join(found) or 'none'} (you asked in {told['place']})"

@@ -1,0 +1,195 @@
+"""What of a stack is left in its cloud or on this machine: the audit's list, what it costs, and the data in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.output import say, table
+from fabfile.stacks import pulumi_cli
+
+SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
+"""A cloud lists for a while what has just been removed: a disk that is `deleting`, a machine `shutting-down`."""
+_DATA_TYPES = ("aws:s3/", "azure-native:storage:")
+_DATA_KINDS = ("bucket", "storage account")
+_MAY_READ = "::may-read"
+"""Azure: the operator's right to list what is kept; without it the audit could not say what that is."""
+_GROUP_KIND = "resource group"
+_CLOUD_TYPES = ("aws:", "azure-native:", "pulumi:providers:aws", "pulumi:providers:azure-native")
+_GROUP_TYPE = "azure-native:resources:ResourceGroup"
+
+Thing = dict[str, Any]
+
+
+def about(stack: str) -> dict[str, Any]:
+    """What the stack's file says, and what its state says of whose it is (`state`, see pulumi_cli.identity).
+
+    Without a file that can be used, a local stack: it is found by its name.
+
+    Exit 2 for a cloud's stack without `pulumi`, for one without a file whose state has a cloud's resources, and for a
+    broken file of a stack that is nowhere to be seen: without the file nobody knows where to look.
+    """
+    try:
+        told = pulumi_cli.about(stack)
+    except Exit as error:
+        if pulumi_cli.has_pulumi() and any(
+            entry["type"].startswith(_CLOUD_TYPES) for entry in pulumi_cli.exported(stack)
+        ):
+            message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
+            raise Exit(message, code=pulumi_cli.USAGE) from None
+        if not _has_local_state(stack):
+            # Ends with the file's error where nothing is here either.
+            found = json.loads(pulumi_cli.ask(pulumi_cli.module("audit", stack)))
+            if not found and stack not in pulumi_cli.files():
+                raise pulumi_cli.unknown(stack) from None
+        told = {"cluster": "local", "cloud": "", "keep_data": False}
+    pulumi_cli.refuse_without_pulumi(told, stack)
+    return {**told, "state": pulumi_cli.identity(stack)}
+
+
+def _has_local_state(stack: str) -> bool:
+    """Whether the state, which has nothing of a cloud's, has something."""
+    if not pulumi_cli.has_pulumi():
+        return bool(pulumi_cli.resources(stack))
+    return any(not entry["type"].startswith("pulumi:") for entry in pulumi_cli.exported(stack))
+
+
+def known(stack: str, told: dict[str, Any]) -> list[str]:
+    """The resources of the state as the audit compares them: by id in a cloud, by name on this machine."""
+    return pulumi_cli.ids(stack) if told["cloud"] else pulumi_cli.resources(stack)
+
+
+def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> list[Thing]:
+    """What stays: in a cloud only what is still there after a minute."""
+    end = time.monotonic() + (SETTLE_S if told["cloud"] else 0)
+    while (found := find(stack, of_state, told)) and time.monotonic() < end and not all(map(_stays, found)):
+        say(f"audit: {len(found)} things are still there; looking again in {SETTLE_POLL_S:.0f} s")
+        time.sleep(SETTLE_POLL_S)
+    return found
+
+
+def _stays(thing: Thing) -> bool:
+    """Whether no waiting helps: nobody removes data, and what is not the stack's; what may not be listed stays so."""
+    return bool(thing["unseen"] or thing["holds"] or not thing["ours"])
+
+
+def sweep(stack: str, of_state: Sequence[str], told: dict[str, Any], *, delete_data: bool = False) -> list[Thing]:
+    return find(stack, of_state, told, "--sweep", *(["--delete-data"] if delete_data else []))
+
+
+def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str) -> list[Thing]:
+    """Everything of the stack but what is `of_state`. `flags` are infra.audit's."""
+    where = [] if told["cloud"] else ["--local"]
+    state = json.dumps(told.get("state") or {})
+    asked = pulumi_cli.module("audit", stack, *where, *flags, "--known", json.dumps(list(of_state)), "--state", state)
+    found: list[Thing] = json.loads(pulumi_cli.ask(asked))
+    return found
+
+
+def sweep_destroyed(stack: str, told: dict[str, Any], *, keeps: bool) -> list[str]:
+    """After `pulumi destroy`, remove what it leaves of a cloud's stack and is to go; the ids of what is to stay.
+
+    Pulumi keeps whatever the data depends on (on Azure the account's subnet, and so the NAT gateway, which costs), and
+    only lets go of data that the last `up` was to keep. What cannot be removed is said, and found by the audit after.
+    """
+    of_state = _of_data(stack, told) if keeps else []
+    rest = find(stack, of_state, told)
+    if rest and (keeps or data(rest)):
+        try:
+            sweep(stack, of_state, told, delete_data=not keeps)
+        except Exit as error:
+            if error.code == pulumi_cli.USAGE:
+                raise
+            say(error.message or "the sweep did not finish")
+    return of_state
+
+
+def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
+    """The ids of the data, by the state and by the cloud, and of the resource group that it is in."""
+    state = pulumi_cli.exported(stack)
+    ids = [entry["id"] for entry in state if entry["type"].startswith(_DATA_TYPES) and entry.get("id")]
+    things = find(stack, [], told)
+    ids += [thing["owner"] for thing in data(things)]
+    groups = [entry["id"] for entry in state if entry["type"] == _GROUP_TYPE and entry.get("id")]
+    groups += [thing["owner"] for thing in things if thing["kind"] == _GROUP_KIND]
+    lowered = [identifier.lower() for identifier in ids]
+    return [*ids, *(group for group in groups if any(each.startswith(f"{group.lower()}/") for each in lowered))]
+
+
+def forget(stack: str) -> None:
+    """Nothing is left: remove the user's record of the stack, so that its next `up` has another id."""
+    pulumi_cli.ask(pulumi_cli.module("audit", stack, "--forget"))
+
+
+def data(things: Sequence[Thing]) -> list[Thing]:
+    """What data of the user's is kept in, whether something is in it or not."""
+    own = [thing for thing in things if thing["ours"] and not thing["unseen"]]
+    return [thing for thing in own if thing["holds"] or thing["kind"] in _DATA_KINDS]
+
+
+def with_data(things: Sequence[Thing]) -> list[Thing]:
+    """What has data of the user's in it, or may have: a kind that could not be looked at counts as full."""
+    own = [thing for thing in things if thing["ours"]]
+    return [thing for thing in own if thing["holds"] or (thing["unseen"] and thing["kind"] in _DATA_KINDS)]
+
+
+def strangers(things: Sequence[Thing]) -> list[Thing]:
+    """What carries the stack's name, and another stack's id or another owner: never touched."""
+    return [thing for thing in things if thing["whose"]]
+
+
+def goes(things: Sequence[Thing]) -> list[Thing]:
+    """What a sweep of all these would remove: the user's own, without what could not be looked at."""
+    return [thing for thing in things if thing["ours"] and not thing["unseen"]]
+
+
+def data_urns(stack: str) -> list[str]:
+    """The state's resources that hold data, and the parts of them: their policy, their encryption, who may look."""
+    return [
+        entry["urn"]
+        for entry in pulumi_cli.exported(stack)
+        if entry["type"].startswith(_DATA_TYPES) or entry["urn"].endswith(_MAY_READ)
+    ]
+
+
+def describe(thing: Thing) -> str:
+    return f"{thing['kind']} {thing['what']}" + (f", with {thing['holds']}" if thing["holds"] else "")
+
+
+def show(things: Sequence[Thing], *, prices: bool) -> None:
+    """The list as a table; with what each costs where that is known."""
+    if not things:
+        return
+    heading = ("OWNER", "KIND", "WHAT", *(["USD/H"] if prices else []))
+    rows = [
+        (
+            thing["owner"].rpartition("/")[2],
+            thing["kind"],
+            thing["what"]
+            + (f" with {thing['holds']}" if thing["holds"] else "")
+            + (f" [of {thing['whose']}]" if thing["whose"] else ""),
+            *([price(thing)] if prices else []),
+        )
+        for thing in things
+    ]
+    say(table([heading, *rows]))
+
+
+def price(thing: Thing) -> str:
+    """0.1234, - for what is free, ? for what costs something that the table does not know."""
+    if thing["usd_per_hour"] is None:
+        return "?"
+    return f"{thing['usd_per_hour']:.4f}" if thing["usd_per_hour"] else "-"
+
+
+def costs(things: Sequence[Thing]) -> str:
+    """`at least 1.63 USD per hour`; empty where nothing of it costs anything."""
+    sure = sum(thing["usd_per_hour"] or 0 for thing in things)
+    unknown = [thing for thing in things if thing["usd_per_hour"] is None]
+    if not sure and not unknown:
+        return ""
+    return f"{'at least ' if unknown else ''}{sure:.4f} USD per hour"

@@ -1,0 +1,193 @@
+"""What makes and remembers a stack: Pulumi's command, or the embedded engine where there is none.
+
+Everything goes through a command line; the operator's verbs import neither Pulumi nor the program.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from invoke.exceptions import Exit
+
+ROOT = Path(__file__).absolute().parents[2]
+USAGE = 2
+INTERRUPTED = 130
+
+
+def default_stack() -> str:
+    """The stack that a verb works on when none is named."""
+    return os.environ.get("TRAINYARD_STACK", "local")
+
+
+def has_pulumi() -> bool:
+    return shutil.which("pulumi") is not None
+
+
+def environment() -> dict[str, str]:
+    """The environment that pulumi and our own modules run in: this Python, this checkout, no questions."""
+    env = dict(os.environ)
+    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', os.defpath)}"
+    env["PYTHONPATH"] = str(ROOT)
+    env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
+    if not has_pulumi():
+        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of a stack's id it is (infra.stack_record)
+    if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
+        # The stacks keep no secrets; whoever adds some sets a passphrase.
+        env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")
+    return env
+
+
+def module(name: str, *args: str) -> list[str]:
+    """The command line of one of the program's modules."""
+    return [sys.executable, "-m", f"infra.{name}", *args]
+
+
+def plugins(cloud: str) -> dict[str, str]:
+    """Variables for a `pulumi` that runs the program of a stack; `cloud` is empty for a local one.
+
+    Pulumi would fetch the plugin of each SDK that is installed, hundreds of megabytes that a local stack never uses.
+    """
+    return {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
+
+
+def ask(argv: Sequence[str], **more: str) -> str:
+    """Run a command that answers with its output; Exit with its code and what it said when it fails.
+
+    `more` are variables of its environment.
+    """
+    done = subprocess.run(
+        argv, cwd=ROOT, env=environment() | more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise Exit(done.stderr.strip() or done.stdout.strip(), code=USAGE if done.returncode == USAGE else 1)
+    return done.stdout
+
+
+def follow(argv: Sequence[str], **more: str) -> int:
+    """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for.
+
+    `more` are variables of its environment.
+    """
+    # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
+    # and hands it on: twice would make Pulumi give up at once, with work under way.
+    foreground = sys.stdin is not None and sys.stdin.isatty()
+    process: subprocess.Popen[bytes] | None = None
+    got: list[int] = []
+
+    def hand_on(signum: int) -> None:
+        if process is not None and (signum == signal.SIGTERM or not foreground):
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+
+    def interrupt(signum: int, _frame: object) -> None:
+        got.append(signum)
+        hand_on(signum)
+
+    before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        started = subprocess.Popen(argv, cwd=ROOT, env=environment() | more, start_new_session=not foreground)
+        early, process = list(got), started
+        for signum in early:
+            hand_on(signum)
+        code = process.wait()
+        return INTERRUPTED if got and code != 0 else code
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def stack_output(stack: str) -> str:
+    """The stack's inventory, as JSON text; Exit 2 where it is not up."""
+    if not has_pulumi():
+        if stack not in files() and not resources(stack):
+            raise unknown(stack)
+        return ask(module("engine", "output", stack))
+    if not exists(stack):
+        if stack not in files():
+            raise unknown(stack)
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
+    outputs = json.loads(ask(["pulumi", "stack", "output", "--json", "--stack", stack]))
+    if "inventory" not in outputs:
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
+    found = outputs["inventory"]
+    return found if isinstance(found, str) else json.dumps(found)
+
+
+def exists(stack: str) -> bool:
+    """Whether Pulumi's backend knows the stack."""
+    names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
+    return stack in [name.rsplit("/", 1)[-1] for name in names]
+
+
+def resources(stack: str) -> list[str]:
+    """Names of the resources in the stack's state."""
+    if not has_pulumi():
+        return [entry["name"] for entry in json.loads(ask(module("engine", "export", stack)))["resources"]]
+    return [entry["urn"].rsplit("::", 1)[-1] for entry in exported(stack)]
+
+
+def ids(stack: str) -> list[str]:
+    """What the cloud calls the resources in the stack's state: what was made twice under one name has two of these.
+
+    ARNs as well: on AWS an id may be a name, which two regions may both have.
+    """
+    state = exported(stack)
+    arns = [str((entry.get("outputs") or {}).get("arn") or "") for entry in state]
+    return [*(entry["id"] for entry in state if entry.get("id")), *(arn for arn in arns if arn.startswith("arn:"))]
+
+
+def identity(stack: str) -> dict[str, Any]:
+    """{stack_id, locations} of the stack by its state: what infra.audit takes as --state; empty where it has none."""
+    if has_pulumi():
+        named = {entry["urn"].rpartition("::")[2]: entry.get("outputs") or {} for entry in exported(stack)}
+    else:
+        state = json.loads(ask(module("engine", "export", stack)))["resources"]
+        named = {entry["name"]: entry["outputs"] for entry in state}
+    found = named.get("stack-id") or {}
+    return {key: found[key] for key in ("stack_id", "locations") if key in found}
+
+
+def files() -> list[str]:
+    """The stacks that have a file in stacks/."""
+    found = (ROOT / "stacks").glob("Pulumi.*.yaml")
+    return sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path in found)
+
+
+def unknown(stack: str) -> Exit:
+    """What ends a verb on a stack that has no file and no state: a typing error, most likely."""
+    return Exit(
+        f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {', '.join(files())}", code=USAGE
+    )
+
+
+def exported(stack: str) -> list[dict[str, Any]]:
+    """The resources in Pulumi's state of the stack; none where it knows no such stack."""
+    if not exists(stack):
+        return []
+    found: list[dict[str, Any]] | None
+    found = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"].get("resources")
+    return found or []
+
+
+def about(stack: str) -> dict[str, Any]:
+    """{cluster, cloud, type, place, keep_data} of the stack's file; Exit 2 where it cannot be used."""
+    found: dict[str, Any] = json.loads(ask(module("about", stack)))
+    return found
+
+
+def refuse_without_pulumi(told: dict[str, Any], stack: str) -> None:
+    """Exit 2 for a stack in a cloud where there is no `pulumi`: the embedded engine makes machines of this one only."""
+    if told.get("cloud") and not has_pulumi():
+        raise Exit(
+            f"stack {stack} is in a cloud: that needs the `pulumi` command (curl -fsSL https://get.pulumi.com | sh)",
+            code=USAGE,
+        )

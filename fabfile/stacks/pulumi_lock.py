@@ -1,0 +1,73 @@
+"""What a killed `pulumi up` leaves behind: its lock on the stack, and its language host.
+
+Pulumi's file backend keeps a JSON file per lock with the process and the host that hold it. Other backends do
+not say whether the holder lives.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from invoke.exceptions import Exit
+
+from fabfile.output import say
+from fabfile.stacks import pulumi_cli
+
+
+def free(stack: str) -> None:
+    """Cancel the stack's lock when its holder is dead; Exit 1 names a holder that lives."""
+    held = _locks(stack)
+    if held is None:
+        say("the backend does not say who holds a lock: cancelling it as asked")
+        pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
+        return
+    for holder in held:
+        if holder["hostname"] != socket.gethostname():
+            raise Exit(
+                f"stack {stack}: locked by process {holder['pid']} on {holder['hostname']}; recover it there", code=1
+            )
+        if _is_alive(holder["pid"]):
+            raise Exit(f"stack {stack}: process {holder['pid']} is at work on it; wait for it, or stop it", code=1)
+        say(f"lock of process {holder['pid']}, which is dead: freed")
+    if held:
+        pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
+
+
+def end_language_hosts() -> None:
+    """End the language hosts whose pulumi is dead: by themselves they notice that after five minutes."""
+    import psutil  # here, as it would cost every verb 15 ms at its start
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it ended while we looked, or is another user's
+            is_host = process.cmdline()[:1] and process.cmdline()[0].endswith("/pulumi-language-python")
+            if is_host and process.environ().get("PYTHONPATH") == str(pulumi_cli.ROOT):
+                parent = process.parent()
+                if parent is None or parent.name() != "pulumi":
+                    process.terminate()
+
+
+def _locks(stack: str) -> list[dict[str, Any]] | None:
+    """The holders of the stack's locks; None where the backend keeps no files here."""
+    about = json.loads(pulumi_cli.ask(["pulumi", "about", "--json"]))
+    url = urlparse((about.get("backend") or {}).get("url", ""))
+    if url.scheme != "file":
+        return None
+    path = url.netloc + url.path
+    root = Path(path).expanduser() if path.startswith("~") else Path(path)
+    return [json.loads(file.read_text()) for file in sorted(root.glob(f".pulumi/locks/**/{stack}/*.json"))]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

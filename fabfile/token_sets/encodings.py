@@ -1,0 +1,73 @@
+"""tiktoken's published vocabularies for nodes without a route to the outside: this machine fetches what they cannot.
+
+The head says which files it lacks and cannot fetch (training.data.vocabulary); they are put where tiktoken keeps its
+own downloads, which are checked by their SHA-256 whenever they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import paramiko
+from invoke.exceptions import Exit
+
+from fabfile.launchers import VENV
+from fabfile.output import gigabytes, say
+from fabfile.remote.command import exit_status
+from fabfile.remote.fleet import Fleet
+
+_SECONDS = 60.0
+_LARGEST = 64 << 20
+"""Bytes of a vocabulary's file; the largest that is published has 3.6 MB."""
+
+
+def bring(fleet: Fleet, folder: str, name: str) -> None:
+    """See that the head can load the encoding `name`; Exit 1 with the ways out where nobody can fetch it.
+
+    `folder` has the package training on the head. An encoding that nobody knows is left to what reads it.
+    """
+    head = fleet.cluster.head
+    program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.data.vocabulary missing {shlex.quote(name)}"
+    result = fleet.run(program, nodes=[head], timeout=120)[head.name]
+    if not result.ok:
+        raise Exit(f"{head.name}: {result.why}", code=1)
+    for url, file in json.loads(result.stdout):
+        data = fetch(url, head.name, name)
+        say(f"{head.name} cannot reach {url}: fetched here, {gigabytes(len(data) / 2**30)}")
+        _put(fleet, data, file)
+
+
+def fetch(url: str, head: str, name: str) -> bytes:
+    """A file of the encoding `name`, fetched by this machine."""
+    try:
+        with urlopen(url, timeout=_SECONDS) as answer:
+            data: bytes = answer.read(_LARGEST + 1)
+    except (URLError, OSError, ValueError) as error:
+        why = getattr(error, "reason", error)
+        raise Exit(
+            f"encoding {name}: neither {head} nor this machine can fetch {url} ({why}).\n"
+            "Without it: a rank file from elsewhere (fab prepare JOB --ranks FILE.tiktoken), or a vocabulary of the"
+            " text's own (--train-vocab 8192)",
+            code=1,
+        ) from None
+    if len(data) > _LARGEST:
+        raise Exit(f"{url}: more than {gigabytes(_LARGEST / 2**30)}: not a vocabulary", code=1)
+    return data
+
+
+def _put(fleet: Fleet, data: bytes, file: str) -> None:
+    """Into a file of the head, under another name until it is whole."""
+    head, quoted = fleet.cluster.head, shlex.quote(file)
+    try:
+        with fleet.connection(head).create_session() as channel:
+            channel.exec_command(f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}')
+            channel.sendall(data)
+            channel.shutdown_write()
+            code = exit_status(channel, _SECONDS)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise Exit(f"{head.name}: the connection was lost: {error}", code=1) from None
+    if code != 0:
+        raise Exit(f"{head.name}: {file} cannot be written: exit code {code}", code=1)

@@ -1,0 +1,198 @@
+"""Where a job's text is: on the head, or here, from where it is brought to the head.
+
+Each word of `data.source` is a path, a glob, `stdlib` or hf:NAME. A relative path or glob means this machine where it
+is found here, else the head's home; an absolute one means the head where it is found there, else this machine. Which
+one it was is said. What is here goes to ~/sources/KEY on the head, KEY being made of names, sizes and times: the same
+text is not sent again.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import shlex
+import tarfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import paramiko
+from invoke.exceptions import Exit
+
+from fabfile.output import gigabytes, prefixed, say
+from fabfile.question import must_be_answerable
+from fabfile.remote.command import exit_status
+from fabfile.remote.fleet import Fleet, apart
+
+ASK_BYTES = 1 << 30
+"""More than this is brought only after a question."""
+FOLDER = "sources"
+_TELL = 5.0
+_END_S = 600.0
+"""Seconds for the head to put the last of it on its disk."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """Files of this machine that one word of data.source stands for."""
+
+    word: str
+    root: Path
+    """Names on the head are relative to this."""
+    files: tuple[Path, ...]
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the word names one file."""
+        return self.files == (Path(self.word).expanduser().absolute(),)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits over names, sizes and times."""
+        facts = [(str(self.name(file)), file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
+        return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+    def name(self, file: Path) -> Path:
+        return file.relative_to(self.root)
+
+    @property
+    def on_head(self) -> str:
+        """Its path there, relative to the home: of the file where it is one, else of the folder."""
+        folder = f"{FOLDER}/{self.key}"
+        if self.is_file:
+            return f"{folder}/{self.files[0].name}"
+        # Of a folder only files of text are read, of a glob all that match, whatever they are called.
+        return f"{folder}/**/*" if glob.has_magic(self.word) else folder
+
+
+def brought(fleet: Fleet, words: Sequence[str], *, yes: bool) -> list[str]:
+    """The words as the head can read them; what is on this machine is brought there first, and every place is said.
+
+    Raises Exit 2 for a word that is neither here nor there, and where nobody can be asked about a large folder.
+    """
+    return [_placed(fleet, word, yes=yes) for word in words]
+
+
+def _placed(fleet: Fleet, word: str, *, yes: bool) -> str:
+    if word.startswith("hf:"):
+        return word
+    head = fleet.cluster.head
+    path = Path(word).expanduser()
+    if path.is_absolute() and _is_on_head(fleet, word):
+        say(f"data.source {word}: read on {head.name}")
+        return word
+    local = found_here(word)
+    if local is not None:
+        _confirm(local, head.name, yes=yes)
+        _send(fleet, local)
+        return local.on_head
+    if not path.is_absolute() and _is_on_head(fleet, word):
+        say(f"data.source {word}: read on {head.name}, in {fleet.cluster.ssh_user}'s home; it is not on this machine")
+        return word
+    raise Exit(f"data.source {word}: neither on this machine ({path.absolute()}) nor on {head.name}", code=2)
+
+
+def found_here(word: str) -> Local | None:
+    """The files of this machine that a path or a glob stands for; None: none. No link in a folder is followed."""
+    path = Path(word).expanduser().absolute()
+    if path.is_dir():
+        files = tuple(sorted(_below(path)))
+        if not files:
+            raise Exit(f"data.source {word}: a folder of this machine without a file", code=2)
+        return Local(word, path, files)
+    if path.is_file():
+        return Local(word, path.parent, (path,))
+    names = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(word) else []  # noqa: PTH207
+    files = tuple(Path(name) for name in names if Path(name).is_file())
+    if not files:
+        return None
+    root = path
+    while glob.has_magic(str(root)):
+        root = root.parent
+    return Local(word, root, files)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for entry in folder.iterdir():
+        if entry.name.startswith(".") or entry.is_symlink():
+            continue
+        if entry.is_dir():
+            yield from _below(entry)
+        elif entry.is_file():
+            yield entry
+
+
+def _is_on_head(fleet: Fleet, word: str) -> bool:
+    """Whether a path is there, or anything that a glob matches."""
+    head = fleet.cluster.head
+    test = "import glob, os, sys; sys.exit(not glob.glob(os.path.expanduser(sys.argv[1]), recursive=True))"
+    result = fleet.run(f"cd ~; exec python3 -c {shlex.quote(test)} {shlex.quote(word)}", nodes=[head], timeout=60)
+    if result[head.name].exited not in (0, 1):
+        raise Exit(f"{head.name}: {result[head.name].why}", code=1)
+    return result[head.name].ok
+
+
+def _confirm(local: Local, head: str, *, yes: bool) -> None:
+    size = gigabytes(local.bytes / 2**30)
+    say(f"data.source {local.word}: {len(local.files)} files of this machine, {size}, are brought to {head}")
+    if local.bytes <= ASK_BYTES or yes:
+        return
+    must_be_answerable(yes)
+    if input(f"send {size} to {head}? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise Exit("nothing was sent", code=1)
+
+
+def _send(fleet: Fleet, local: Local) -> None:
+    """As a tar over one SSH session, under another name on the head until it is whole."""
+    head = fleet.cluster.head
+    target = f"{FOLDER}/{local.key}"
+    there = fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name]
+    if there.exited == 0:
+        say(f"{head.name} has them already")
+        return
+    part = f"{target}.part"
+    unpack = f"rm -rf {part} && mkdir -p {part} && tar -x -C {part} && mv -T {part} {target}"
+    try:
+        with fleet.connection(head).create_session() as channel:
+            channel.exec_command(f"cd ~; {unpack}")
+            for done in apart(_packed(channel, local)):
+                say(prefixed(head.name, f"{gigabytes(done / 2**30)} of {gigabytes(local.bytes / 2**30)}"))
+            channel.shutdown_write()
+            if exit_status(channel, _END_S) != 0:
+                said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
+                raise Exit(f"{head.name}: ~/{target}: {said or 'tar failed'}", code=1)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise Exit(f"{head.name}: {local.word} was not brought there: {error}", code=1) from None
+
+
+def _packed(channel: paramiko.Channel, local: Local) -> Generator[int, None, None]:
+    """Sends the files; yields how many bytes are through, every few seconds."""
+    done, told = 0, time.monotonic()
+    with tarfile.open(fileobj=cast(IO[bytes], _Sending(channel)), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for file in local.files:
+            entry = archive.gettarinfo(str(file), arcname=str(local.name(file)))
+            entry.uid = entry.gid = 0
+            entry.uname = entry.gname = ""
+            with file.open("rb") as content:
+                archive.addfile(entry, content)
+            done += entry.size
+            if time.monotonic() - told > _TELL:
+                told = time.monotonic()
+                yield done
+
+
+class _Sending:
+    """A channel's input as a file that can only be written."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def write(self, data: bytes) -> int:
+        self._channel.sendall(data)
+        return len(data)

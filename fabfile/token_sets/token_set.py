@@ -1,0 +1,141 @@
+"""A job's token set on the nodes: what `fab prepare` and `fab data` have in common."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.job_file import resolve
+from fabfile.launchers import VENV
+from fabfile.output import hint, prefixed, say
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.openssh import MEET, STRANGER
+from fabfile.token_sets import encodings, sources
+from infra.inventory import Node, SshCluster
+
+RANKS = ".tiktoken"
+"""How the name of a rank file ends: a vocabulary in a file."""
+STDLIB = "stdlib"
+"""A source that every machine has: the source code of Python's standard library."""
+_LONGEST = 7 * 86400.0
+"""Seconds that a step may take: tokenising or copying terabytes may take days, but there is an end."""
+HELP = {
+    "job": "a job's TOML file, or the name of one in training/jobs",
+    "set": "section.key=value, over the file; also without --set",
+    "text-key": "the column or key of the text in jsonl, parquet and hf: sources; the same as data.text_key=KEY",
+    "invalid": "what to do with text that is not UTF-8: stop, skip or replace; the same as data.invalid=...",
+    "train-vocab": "train a vocabulary of so many tokens on the text; the same as data.train_vocab=N",
+    "ranks": "a .tiktoken rank file, here or on the head; the same as data.encoding=FILE",
+    "yes": "do not ask before much text is sent to the head",
+    "overwrite": "replace a token set of another source or vocabulary",
+    "stack": "the stack",
+    "inventory": "an inventory file instead of a stack",
+}
+
+
+def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> dict[str, Any]:
+    """The job's section `data`; Exit 2 for a job that makes no sense. `options` are keys of that section, given by an
+    option of the verb; 0 or empty: not given."""
+    words = [*(overrides or ()), *(f"data.{key}={json.dumps(value)}" for key, value in options.items() if value)]
+    data: dict[str, Any] = tomllib.loads(resolve(job, words, 1).text)["data"]
+    return data
+
+
+def train_command(job: str, overrides: Sequence[str] | None) -> str:
+    """`fab train JOB`, on the very token set: where it lies is said again."""
+    where = [override for override in overrides or () if override.startswith("data.path=")]
+    return shlex.join(["fab", "train", job, *where])
+
+
+def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
+    """Run a step on some nodes, its lines as they come; Exit names the nodes where it failed."""
+
+    def show(node: str, stream: str, line: str) -> None:
+        if not quiet or stream == "stderr":
+            say(prefixed(node, line, file=sys.stderr if stream == "stderr" else sys.stdout))
+
+    results = fleet.run(command, nodes=nodes, timeout=_LONGEST, on_line=show)
+    bad = [result for result in results.values() if not result.ok]
+    for result in bad:
+        say(f"{result.node}: {result.why}", file=sys.stderr)
+    if any(STRANGER in result.stderr for result in bad):
+        say(hint(MEET), file=sys.stderr)
+    if bad:
+        raise Exit(code=2 if all(result.exited == 2 for result in bad) else 1)
+
+
+def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
+    """Make it on the head, from data.source: text that is on this machine is brought there first."""
+    words = text(fleet, data, yes=yes)
+    vocabulary = data["encoding"]
+    if not data["train_vocab"] and vocabulary.endswith(RANKS):
+        (data["encoding"],) = sources.brought(fleet, [vocabulary], yes=True)
+    elif not data["train_vocab"]:
+        encodings.bring(fleet, folder, vocabulary)
+    run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
+
+
+def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
+    """Send the text that the token set at this address (quoted) was made from to its folder raw, from the head."""
+    words, reading = text(fleet, data, yes=yes), ["--text-key", data["text_key"], "--invalid", data["invalid"]]
+    given = shlex.join(words)
+    if data["source"] == STDLIB:
+        reading, given = ["--text-key", "text", "--invalid", "skip"], library()
+    argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {shlex.join(reading)} {given}"
+    run(fleet, [fleet.cluster.head], f"cd ~; {argv}")
+
+
+def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
+    """The words of data.source as the head can read them; what is on this machine is brought there first."""
+    if not data["source"]:
+        raise Exit(
+            "data.source is empty: there is nothing to prepare from; name files, folders, globs or hf:NAME", code=2
+        )
+    try:
+        words = shlex.split(data["source"])
+    except ValueError as error:
+        raise Exit(f"data.source = {data['source']!r}: {error}", code=2) from None
+    return words if data["source"] == STDLIB else sources.brought(fleet, words, yes=yes)
+
+
+def own(path: str) -> str:
+    """The folder above the token set, the user's own; it may be at the root, where only root can make one."""
+    return f'sudo install -d -o "$(id -un)" -g "$(id -gn)" "$(dirname {shlex.quote(path)})"'
+
+
+def python(folder: str) -> str:
+    return f"PYTHONPATH={folder} PYTHONIOENCODING=utf-8 {VENV}/python -u -m"
+
+
+def library() -> str:
+    """The source STDLIB, as a word of a shell command on a node."""
+    return f'"$({VENV}/python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')/**/*.py"'
+
+
+def is_shared(path: str, cluster: SshCluster) -> bool:
+    """Whether what one node writes there all nodes have."""
+    return bool(cluster.shared_dir) and path.startswith(cluster.shared_dir.rstrip("/") + "/")
+
+
+def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:
+    """The command line of training.data.prepare on the head; `words` are the sources as the head can read them."""
+    options = ["--out", data["path"], *(["--overwrite"] if overwrite else [])]
+    if data["train_vocab"]:
+        options += ["--train-vocab", str(data["train_vocab"])]
+    elif data["encoding"].endswith(RANKS):
+        options += ["--ranks", data["encoding"]]
+    else:
+        options += ["--encoding", data["encoding"]]
+    if data["source"] == STDLIB:
+        # A few of its files are not UTF-8 on purpose. Its documents are large, so a larger share of them is held out.
+        options += ["--invalid", "skip", "--val-fraction", "0.05"]
+        return f"{python(folder)} training.data.prepare {shlex.join(options)} {library()}"
+    options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]
+    options += ["--val-fraction", str(data["val_fraction"])]
+    return f"{python(folder)} training.data.prepare {shlex.join(options)} {shlex.join(words)}"

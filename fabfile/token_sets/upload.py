@@ -1,0 +1,137 @@
+"""A prepared token set from this machine to the head: over the SSH that is there anyway, resumable.
+
+What has come lies in PATH/.upload until all of it is there, so a connection that breaks costs nothing but time. Whether
+the bytes are right the node finds out, by the set's checksums, when it puts them into the bucket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import paramiko
+from invoke.exceptions import Exit
+
+from fabfile.output import gigabytes, prefixed, say
+from fabfile.remote.filenames import refusal
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.keepalive import why_lost
+from fabfile.token_sets import token_set
+
+MANIFEST = "manifest.json"
+_BARE = ("train.bin", "val.bin")
+_CHUNK = 1 << 18
+_LONGEST_MANIFEST = 64 << 20
+_TELL = 5.0
+_QUIET = 120.0
+"""Seconds in which the head takes nothing, after which the connection counts as lost."""
+
+
+def prepared(folder: Path) -> list[Path]:
+    """The files of a token set, the manifest last; Exit 2 for a folder that is none, or that names a file outside.
+
+    The folder may be a download of somebody's: what its manifest names is sent to a cluster and its bucket.
+    """
+    try:
+        names = _listed(json.loads(_manifest(folder))) if (folder / MANIFEST).exists() else list(_BARE)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Exit(f"{folder / MANIFEST}: not the manifest of a token set", code=2) from None
+    for name in names:
+        _check(folder, name)
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        kinds = f"needed: {MANIFEST} and what it lists, or nanoGPT's train.bin and val.bin"
+        raise Exit(f"{folder}: no prepared token set: {missing[0]} is not there; {kinds}", code=2)
+    return [folder / name for name in names]
+
+
+def _manifest(folder: Path) -> str:
+    _check(folder, MANIFEST)
+    if (folder / MANIFEST).stat().st_size > _LONGEST_MANIFEST:
+        raise Exit(f"{folder / MANIFEST}: has more than {_LONGEST_MANIFEST >> 20} MiB", code=2)
+    return (folder / MANIFEST).read_text()
+
+
+def _check(folder: Path, name: str) -> None:
+    """A plain name of a file in the folder itself; a link is followed when it stays in there."""
+    why = (
+        refusal(name) or ("is in a folder of its own" if "/" in name else "") or ("is hidden" if name[0] == "." else "")
+    )
+    if why:
+        raise Exit(f"{folder / MANIFEST}: names the file {name!r}, which {why}; plain names alone are sent", code=2)
+    if not (folder / name).resolve().is_relative_to(folder.resolve()):
+        raise Exit(f"{folder / name}: is a link that leads out of the folder: it is not sent", code=2)
+
+
+def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
+    """Puts the files into this folder on the head, in place of what is there."""
+    target = path.rstrip("/")
+    work = f"{target}/.upload/{_key(files)}"
+    head = fleet.cluster.head
+    # Parts of another set than this are of no use any more.
+    begin = f'for d in {shlex.quote(target)}/.upload/*; do [ "$d" = {shlex.quote(work)} ] || rm -rf "$d"; done'
+    token_set.run(fleet, [head], f"{token_set.own(target)}; cd ~; {begin}; mkdir -p {shlex.quote(work)}")
+    for file in files:
+        _send(fleet, file, f"{work}/{file.name}")
+    quoted = [shlex.quote(f"{work}/{file.name}") for file in files]  # the manifest last
+    moves = "; ".join(f"mv {each} {shlex.quote(target)}/" for each in quoted)
+    old = shlex.quote(f"{target}/{MANIFEST}")
+    token_set.run(fleet, [head], f"set -e; cd ~; rm -f {old}; {moves}; rm -rf {shlex.quote(target)}/.upload")
+
+
+def _send(fleet: Fleet, file: Path, target: str) -> None:
+    """One file, on from where an earlier attempt came to."""
+    head, quoted, size = fleet.cluster.head, shlex.quote(target), file.stat().st_size
+    channel: paramiko.Channel | None = None
+    try:
+        with fleet.connection(head).create_session() as channel, file.open("rb") as source:
+            assert channel is not None
+            channel.settimeout(_QUIET)
+            channel.exec_command(f"cd ~; touch {quoted}; stat -c %s {quoted}; exec cat >>{quoted}")
+            answers = channel.makefile("r")
+            there = int(answers.readline() or -1)
+            if not 0 <= there <= size:
+                raise Exit(f"{head.name}: {target}: {_complaint(channel) or 'longer than what is sent'}", code=1)
+            source.seek(there)
+            told = time.monotonic()
+            while chunk := source.read(_CHUNK):
+                channel.sendall(chunk)
+                there += len(chunk)
+                if time.monotonic() - told > _TELL:
+                    told = time.monotonic()
+                    say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
+            channel.shutdown_write()
+            if not channel.status_event.wait(_QUIET) or channel.recv_exit_status() < 0:
+                raise OSError(why_lost(channel))
+            if channel.recv_exit_status() != 0:
+                raise Exit(f"{head.name}: {target}: {_complaint(channel)}", code=1)
+    except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
+        why = why_lost(channel) if channel is not None else str(error)
+        raise Exit(f"{head.name}: {why}; the same command again goes on: {error}", code=1) from None
+
+
+def _complaint(channel: paramiko.Channel) -> str:
+    said = channel.makefile_stderr("r").read()
+    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    return text.strip().splitlines()[-1] if text.strip() else ""
+
+
+def _listed(manifest: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    ranks = manifest["encoding"].get("ranks")
+    named = [*(split["file"] for split in manifest["splits"].values()), *([ranks] if ranks else [])]
+    names = [name for name in dict.fromkeys(named) if isinstance(name, str) and name != MANIFEST]
+    if len(names) != len(named):
+        raise ValueError("a file that is named twice, is the manifest, or has no name")
+    return [*names, MANIFEST]
+
+
+def _key(files: Sequence[Path]) -> str:
+    """Tells one set from another; of one without a manifest, by what a file system knows of it."""
+    if files[-1].name == MANIFEST:
+        return hashlib.sha256(files[-1].read_bytes()).hexdigest()[:16]
+    facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]

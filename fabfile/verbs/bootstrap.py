@@ -1,0 +1,227 @@
+"""`fab bootstrap --inventory FILE`: makes machines that somebody already has nodes, by the scripts that all nodes get.
+
+The same scripts leave the same record, /var/lib/trainyard/ready.json, so that every other verb works on them as on a
+stack's nodes. It says what it will change before it asks, and does nothing to a machine that cannot become a node.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import subprocess
+import tarfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import paramiko
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.output import interruptible, next_command, say, table
+from fabfile.question import ask, must_be_answerable
+from fabfile.remote.command import exit_status
+from fabfile.remote.fleet import Fleet, SshError, in_parallel
+from fabfile.stacks import pulumi_cli
+from fabfile.targets import choose, load
+from fabfile.verbs.wait import follow_boot
+from infra.inventory import Node, SshCluster
+
+SYSTEMS = ("debian", "ubuntu")
+_PROBE = """
+. /etc/os-release 2>/dev/null
+echo "system=${ID:-unknown} ${VERSION_ID:-}"
+echo "arch=$(uname -m)"
+test -d /run/systemd/system && echo systemd=yes
+test "$(id -u)" = 0 || sudo -n true 2>/dev/null && echo sudo=yes
+image=$(sed -n 's/.*"image": "\\([0-9a-f]*\\)".*/\\1/p' /opt/trainyard/image.json 2>/dev/null)
+test -e /var/lib/trainyard/ready.json && echo "image=$image"
+test -d /run/systemd/system && systemctl is-active --quiet 'trainyard-job-*' 2>/dev/null && echo busy=yes
+true
+"""
+_START = (
+    # apt-get update does not wait for the lists' lock, which a machine that has just booted may hold.
+    "set -e; command -v python3 >/dev/null || { n=0; until apt-get update -q; do n=$((n + 1)); "
+    "test $n -lt 20 || exit 1; sleep 15; done; apt-get -o DPkg::Lock::Timeout=300 install -q -y python3; }; "
+    "tar -x --no-same-owner -C /; systemctl daemon-reload; "
+    "systemctl enable -q /opt/trainyard/bootstrap/trainyard-bootstrap.service; "
+    "rm -f /var/lib/trainyard/ready.json /var/lib/trainyard/failed.json; "
+    "systemctl restart --no-block trainyard-bootstrap.service"
+)
+_TIMEOUT = 600.0
+_INSTALL_SECONDS = 3600.0
+"""For the whole installation, torch's download included; each step has its own limit on the machine."""
+WHAT_CHANGES = """\
+on each: Python packages under /opt/trainyard (some 5 GB) and the Debian packages that they need; python, torchrun and
+accelerate as commands for everybody, where /usr/local/bin has none; the host name of the inventory, also in /etc/hosts;
+no passwords and no root over SSH; more open files and locked memory; an update by needrestart restarts no job"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a machine says of itself before anything is done to it."""
+
+    system: str
+    arch: str
+    has_systemd: bool
+    has_sudo: bool
+    image: str
+    """The software that it has as a node; empty: it is none yet."""
+    is_busy: bool
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot become a node; empty: it can."""
+        if self.system.partition(" ")[0] not in SYSTEMS:
+            return f"its system is {self.system.strip()}; needed: Debian or Ubuntu"
+        if self.arch != "x86_64":
+            return f"its processor is {self.arch}; needed: x86_64, as Intel MPI is for no other"
+        if not self.has_systemd:
+            return "systemd does not run there"
+        if not self.has_sudo:
+            return "sudo asks this user for a password; needed: sudo without one"
+        return "a job runs there: stop it first (fab jobs)" if self.is_busy else ""
+
+
+@task(
+    help={
+        "inventory": "the inventory file of the machines",
+        "nodes": "names of nodes, with commas between them (node1,node2); default: all",
+        "profile": "native or ipex",
+        "collectives": "gloo, or with profile ipex ccl",
+        "yes": "do not ask",
+    }
+)
+def bootstrap(
+    _c: Context,
+    inventory: str = "",
+    nodes: str = "",
+    profile: str = "native",
+    collectives: str = "gloo",
+    yes: bool = False,
+) -> None:
+    """Make machines that you already have nodes: Debian or Ubuntu, reached by SSH, named in an inventory file."""
+    if not inventory:
+        raise Exit("--inventory FILE is missing: a stack's own machines are bootstrapped by fab up", code=2)
+    cluster = load("", inventory)
+    chosen = choose(cluster, nodes)
+    if cluster.ssh_user == "root":
+        raise Exit(
+            f"{inventory}: ssh_user = 'root': nodes let no root in; name another user who has sudo without a password",
+            code=2,
+        )
+    order = software(cluster, chosen, profile, collectives)
+    with interruptible(), Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
+        machines = look(fleet)
+        todo = [node for node in chosen if machines[node.name].image != order["image"]]
+        say(overview(chosen, machines, order["image"]))
+        _refuse(machines)
+        if todo:
+            _ask(todo, yes=yes)
+            in_parallel(lambda node: _install(fleet, node, order["files"][node.name]), todo)
+            began = time.monotonic()
+            with Fleet(replace(cluster, nodes=tuple(todo))) as installing:
+                follow_boot(installing, _INSTALL_SECONDS)
+            say(f"{len(todo)} installed in {time.monotonic() - began:.0f} s")
+    say(next_command("fab wait"))
+
+
+def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectives: str) -> dict[str, Any]:
+    """{"image", "files"} of these nodes, as infra.bare makes them; Exit 2 for a profile that is none."""
+    asked = {
+        "profile": profile,
+        "collectives": collectives,
+        "user": cluster.ssh_user,
+        "nodes": [{"name": node.name, "role": node.role} for node in nodes],
+    }
+    done = subprocess.run(
+        pulumi_cli.module("bare"),
+        cwd=pulumi_cli.ROOT,
+        env=pulumi_cli.environment(),
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise Exit(done.stderr.strip(), code=2 if done.returncode == 2 else 1)
+    made: dict[str, Any] = json.loads(done.stdout)
+    return made
+
+
+def look(fleet: Fleet) -> dict[str, Machine]:
+    """What each machine is; Exit 1 names those that are not reached. Changes nothing."""
+    results = fleet.run(f"exec sh -c {shlex.quote(_PROBE)}", timeout=60)
+    wrong = [f"{name}: {result.why}" for name, result in results.items() if not result.ok]
+    if wrong:
+        raise Exit("\n".join(wrong), code=1)
+    return {name: machine_of(result.stdout) for name, result in results.items()}
+
+
+def machine_of(text: str) -> Machine:
+    """From the probe's `key=value` lines."""
+    told = dict(line.partition("=")[::2] for line in text.splitlines())
+    return Machine(
+        system=told.get("system", "unknown"),
+        arch=told.get("arch", "unknown"),
+        has_systemd="systemd" in told,
+        has_sudo="sudo" in told,
+        image=told.get("image", ""),
+        is_busy="busy" in told,
+    )
+
+
+def overview(nodes: Sequence[Node], machines: Mapping[str, Machine], image: str) -> str:
+    """A table: each machine, its system, and what would be done."""
+    rows = [["NAME", "ADDRESS", "SYSTEM", "WHAT"]]
+    for node in nodes:
+        machine = machines[node.name]
+        done = "is a node with this software" if machine.image == image else "its software is replaced"
+        what = machine.problem or (done if machine.image else "becomes a node")
+        rows.append([node.name, node.address, machine.system, what])
+    return table(rows)
+
+
+def _refuse(machines: Mapping[str, Machine]) -> None:
+    wrong = [f"{name}: {machine.problem}" for name, machine in machines.items() if machine.problem]
+    if wrong:
+        raise Exit("\n".join(wrong), code=2)
+
+
+def _ask(nodes: Sequence[Node], *, yes: bool) -> None:
+    say(WHAT_CHANGES)
+    must_be_answerable(yes)
+    if not yes:
+        ask(f"make {', '.join(node.name for node in nodes)} nodes?")
+
+
+def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> None:
+    """The scripts and their settings, and the start of the service that runs them."""
+    try:
+        with fleet.connection(node).create_session() as channel:
+            channel.settimeout(_TIMEOUT)
+            channel.exec_command(f"exec sudo -n sh -c {shlex.quote(_START)}")
+            channel.sendall(packed(files))
+            channel.shutdown_write()
+            code = exit_status(channel, _TIMEOUT)
+            said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
+    except (SshError, paramiko.SSHException, EOFError, OSError) as error:
+        raise Exit(f"{node.name}: the bootstrap could not be started: {error}", code=1) from None
+    if code != 0:
+        last = (said or f"exit code {code}").splitlines()[-1]
+        raise Exit(f"{node.name}: the bootstrap could not be started: {last}", code=1)
+
+
+def packed(files: Sequence[Mapping[str, str]]) -> bytes:
+    """The files as a tar whose names are relative to /."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for file in files:
+            content = file["content"].encode()
+            entry = tarfile.TarInfo(file["path"].lstrip("/"))
+            entry.size, entry.mode, entry.mtime = len(content), int(file["mode"], 8), int(time.time())
+            archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()

@@ -1,0 +1,83 @@
+"""`fab config`: a stack's keys, with `pulumi` or without. Written to the stack's file, which Pulumi reads as well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.command_line import Form
+from fabfile.output import next_command, say, table
+from fabfile.stacks import pulumi_cli
+
+_FORM = "fab config set KEY VALUE; fab config alone shows all keys"
+
+
+@task(
+    positional=["words"],
+    help={
+        "words": "the key to set and its new value; without them all keys are shown",
+        "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
+    },
+)
+def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] = (), stack: str = "") -> None:
+    """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
+    stack = stack or pulumi_cli.default_stack()
+    given = list(words)
+    if not given:
+        rows = json.loads(pulumi_cli.ask(pulumi_cli.module("configure", stack)))
+        source = f"stacks/Pulumi.{stack}.yaml"
+        cells = [
+            (row["key"], row["value"] or "-", row["default"] or "-", source if row["set"] else "default")
+            for row in rows
+        ]
+        say(table([("KEY", "VALUE", "DEFAULT", "FROM"), *cells]))
+        say(next_command("fab config set KEY VALUE"))
+        return
+    if given[0] != "set" or len(given) != 3:
+        raise Exit(f"fab config {' '.join(given)}: {_FORM}", code=pulumi_cli.USAGE)
+    set_key(stack, given[1], given[2])
+    say(next_command("fab up"))
+
+
+class Begun:
+    """Whether an `up` has begun to change something."""
+
+    value = False
+
+
+@contextmanager
+def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
+    """Set a key; put back what it was where what follows fails, or is interrupted, before it has begun.
+
+    The whole file is then as it was, unless Pulumi has written to it as well (a new stack's salt): then only the key.
+    """
+    file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
+    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("configure", stack)))
+    old = next(str(row["value"]) for row in rows if row["key"] == key)
+    before = file.read_bytes()
+    set_key(stack, key, value)
+    written = file.read_bytes()
+    begun = Begun()
+    try:
+        yield begun
+    except BaseException:
+        if begun.value or written == before:
+            raise
+        if file.read_bytes() == written:
+            file.write_bytes(before)
+            say(f"stacks/Pulumi.{stack}.yaml: {key} = {old}, as before")
+        else:
+            set_key(stack, key, old)
+        raise
+
+
+def set_key(stack: str, key: str, value: str) -> None:
+    """Set one key and say so. Exit 2, with nothing written, for what the settings refuse."""
+    pulumi_cli.ask(pulumi_cli.module("configure", stack, "--", key, value))
+    say(f"stacks/Pulumi.{stack}.yaml: {key} = {value}")

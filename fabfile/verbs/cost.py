@@ -1,0 +1,99 @@
+"""`fab cost`: what a stack costs, up or not, from the dated table in infra/prices.toml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.output import next_command, say, table
+from fabfile.stacks import pulumi_cli
+
+OLD_DAYS = 60
+"""Older prices are said to be old."""
+_MOST_LEFT = 10
+_HEADING = ("WHAT", "COUNT", "UNIT", "USD/HOUR", "AS OF")
+
+
+@task(
+    help={
+        "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
+        "json": "print JSON, for programs",
+        "refresh": "first ask the providers for today's prices, and rewrite infra/prices.toml",
+        "cloud": "with --refresh: only aws, or only azure",
+    }
+)
+def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False, cloud: str = "") -> None:
+    """Show what everything that the stack declares costs: an hour, a day, and until maxHours."""
+    if cloud and not refresh:
+        raise Exit("--cloud: goes with --refresh", code=pulumi_cli.USAGE)
+    if refresh:
+        _refresh(cloud, quiet=json)
+    stack = stack or pulumi_cli.default_stack()
+    text = pulumi_cli.ask(pulumi_cli.module("cost", stack))
+    say(text.strip() if json else shown(_loaded(text)))
+
+
+def announce(bill: Mapping[str, Any]) -> None:
+    """The price in a line, before anything is made."""
+    line = f"price: {summary(bill)}"
+    say(f"{line}   (what for: fab cost --stack {bill['stack']})" if bill["lines"] else line)
+    if bill["age_days"] > OLD_DAYS:
+        say(_old(bill))
+
+
+def shown(bill: Mapping[str, Any]) -> str:
+    """The bill for a person to read."""
+    if not bill["lines"]:
+        return f"stack {bill['stack']}: {summary(bill)}"
+    rows = [_HEADING, *(_row(line) for line in bill["lines"])]
+    lines = [table(rows), f"stack {bill['stack']}: {summary(bill)}"]
+    if any(line["estimate"] for line in bill["lines"]):
+        lines.append("~ an estimate, not a list price; Spot prices move by the hour")
+    lines.append("list prices without tax and traffic; what a month's storage costs, counted by the hour")
+    if bill["age_days"] > OLD_DAYS:
+        lines.append(_old(bill))
+    return "\n".join(lines)
+
+
+def summary(bill: Mapping[str, Any]) -> str:
+    """$4.97 an hour, $119.28 a day, $119.28 until maxHours (24 h)"""
+    if not bill["lines"]:
+        return "$0 an hour: it runs on this machine"
+    about = "~" if any(line["estimate"] for line in bill["lines"]) else ""
+    text = f"{about}${bill['hourly_usd']:.2f} an hour, {about}${bill['daily_usd']:.2f} a day"
+    if bill["until_max_hours_usd"] is None:
+        return f"{text}, without an end: maxHours is 0"
+    return f"{text}, {about}${bill['until_max_hours_usd']:.2f} until maxHours ({bill['max_hours']} h)"
+
+
+def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
+    about = "~" if line["estimate"] else ""
+    return (line["what"], f"{line['count']:g}", line["unit"], f"{about}{line['usd_per_hour']:.4f}", line["as_of"])
+
+
+def _old(bill: Mapping[str, Any]) -> str:
+    return f"the prices are {bill['age_days']} days old ({bill['oldest']}): fab cost --refresh"
+
+
+def _refresh(cloud: str, *, quiet: bool) -> None:
+    if not quiet:
+        say("asking the providers; AWS has one large file a region, which takes minutes")
+    done = _loaded(pulumi_cli.ask(pulumi_cli.module("cost", "--refresh", *(["--cloud", cloud] if cloud else []))))
+    if quiet:
+        return
+    say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices.toml")
+    for why in done["left"][:_MOST_LEFT]:
+        say(f"left as it was: {why}")
+    if len(done["left"]) > _MOST_LEFT:
+        say(f"and {len(done['left']) - _MOST_LEFT} more")
+    say(next_command("git diff infra/prices.toml"))
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded

@@ -1,0 +1,92 @@
+"""`fab data`: a job's token set in the cluster's bucket, and from there on every node.
+
+It is made once, on the head, or taken as it is: from a folder here, or from the bucket, where a cluster before this one
+may have left it. In the bucket it has the path that it has on the nodes: /data/owt is BUCKET/data/owt there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.output import interruptible, next_command, say
+from fabfile.remote.deploy import deploy
+from fabfile.remote.fleet import Fleet
+from fabfile.targets import load
+from fabfile.token_sets import token_set
+from fabfile.token_sets.upload import prepared, upload
+
+_LIST = 300.0
+"""Seconds for the bucket to say what it has."""
+
+
+HELP = {
+    **token_set.HELP,
+    "from": "a prepared token set on this machine; nanoGPT's files, too",
+    "raw": "keep the text that it was made from beside it in the bucket, too, as gzipped JSON lines",
+}
+
+
+@task(iterable=["set_"], help=HELP)
+def data(
+    _c: Context,
+    job: str,
+    set_: Sequence[str] | None = None,
+    from_: str = "",
+    text_key: str = "",
+    invalid: str = "",
+    train_vocab: int = 0,
+    ranks: str = "",
+    overwrite: bool = False,
+    raw: bool = False,
+    yes: bool = False,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Put a job's token set into the cluster's bucket, made where it is not there yet, and bring it to every node."""
+    cluster = load(stack, inventory)
+    if not cluster.data_url:
+        without = f"next: fab prepare {shlex.quote(job)}"
+        raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare does without\n{without}", code=2)
+    wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
+    files = prepared(Path(from_).expanduser()) if from_ else []
+    path, url = wanted["path"], address(cluster.data_url, wanted["path"])
+    with interruptible(), Fleet(cluster) as fleet:
+        folder = deploy(fleet, cluster.nodes)[cluster.head.name].folder
+        store = f"{token_set.python(folder)} training.store"
+        if files or overwrite or not is_whole(fleet, store, url):
+            if files:
+                upload(fleet, files, path)
+            else:
+                token_set.make(fleet, folder, wanted, overwrite=overwrite, yes=yes)
+            again = " --overwrite" if overwrite else ""
+            token_set.run(fleet, [cluster.head], f"cd ~; {store} push {url} {shlex.quote(path)}{again}")
+        if raw and not is_whole(fleet, store, f"{url}/raw"):
+            token_set.keep_text(fleet, folder, wanted, url, yes=yes)
+        nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster) else cluster.nodes
+        token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
+    say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
+    say(next_command(token_set.train_command(job, set_)))
+
+
+def address(data_url: str, path: str) -> str:
+    """A token set's folder in the bucket, quoted for a shell."""
+    return shlex.quote(f"{data_url.rstrip('/')}/{path.removeprefix('~').strip('/')}")
+
+
+def is_whole(fleet: Fleet, store: str, url: str) -> bool:
+    """Whether the bucket has it, as the head sees it; Exit where the head cannot see."""
+    head = fleet.cluster.head
+    result = fleet.run(f"cd ~; {store} list {url}", nodes=[head], timeout=_LIST)[head.name]
+    if not result.ok:
+        say(f"{head.name}: {result.why}", file=sys.stderr)
+        raise Exit(code=2 if result.exited == 2 else 1)
+    there = ".\twhole" in result.stdout.splitlines()
+    say(f"{url} {'is there already' if there else 'is not there yet'}")
+    return there

@@ -1,0 +1,153 @@
+"""`fab demo`: the whole story on this machine, in the commands that a user would type."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.launchers import VENV
+from fabfile.output import is_terminal, say
+from fabfile.remote.deploy import deploy
+from fabfile.remote.fleet import Fleet
+from fabfile.stacks import orphans, pulumi_cli, removal
+from fabfile.sudo import given_back
+from fabfile.targets import load
+
+STACK = "demo"
+JOB = "demo"
+DATA = "/data/stdlib"
+FAB = (sys.executable, "-m", "fabfile")
+STORY = (
+    ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
+    ("follow their boot until all are ready", ["wait"]),
+    ("is everything as training needs it?", ["check"]),
+    (
+        "a text that every machine has, the source of Python's standard library, as tokens on every node",
+        ["prepare", JOB],
+    ),
+    ("a small GPT, trained by all three in step", ["train", JOB]),
+    ("what it has learned", ["sample", f"{JOB}-1", "--prompt", "def ", "--tokens", "120"]),
+)
+
+
+@task
+def demo(_c: Context) -> None:
+    """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
+    began = time.monotonic()
+    with given_back(), _the_only_one():
+        _refuse_to_take_over()
+        try:
+            for why, argv in STORY:
+                _tell(why, [*argv, *_few_steps(argv[0])])
+            figures = _figures()
+        except BaseException:
+            say("\nthe demo did not finish: taking its cluster down")
+            _verb(["destroy", "--yes"])
+            raise
+        _tell("and nothing stays", ["destroy", "--yes"])
+    say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
+    say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
+    say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
+
+
+@contextmanager
+def _the_only_one() -> Iterator[None]:
+    """Hold the user's lock on demos; it goes with its process. Exit 1 names the one that has it."""
+    path = Path.home() / ".trainyard" / "demo.lock"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another one"
+            raise Exit(f"a demo is running already (process {holder}): wait for it, or interrupt it", code=1) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
+        path.unlink(missing_ok=True)
+
+
+def _refuse_to_take_over() -> None:
+    """Exit 1 where a cluster of the demo's name is there already: it is not this demo's to use, or to remove."""
+    told = orphans.about(STACK)
+    found = orphans.find(STACK, [], told)
+    whose = ", ".join(sorted({str(thing["whose"]) for thing in orphans.strangers(found)}))
+    if whose:
+        raise Exit(f"stack {STACK} on this machine is of {whose}: wait until it is gone", code=1)
+    if found or removal.names(STACK):
+        raise Exit(
+            f"stack {STACK} is there already, and not this demo's: use it (fab status --stack {STACK}), or remove it: "
+            f"fab destroy --stack {STACK}",
+            code=1,
+        )
+
+
+def _tell(why: str, argv: list[str]) -> None:
+    say(f"\n# {why}\n$ fab {' '.join(argv)} --stack {STACK}")
+    code = _verb(argv)
+    if code != 0:
+        raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
+
+
+def _few_steps(verb: str) -> list[str]:
+    """On a terminal a job's steps are one live line; elsewhere each tenth of them is enough."""
+    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
+
+
+def _verb(argv: list[str]) -> int:
+    return pulumi_cli.follow([*FAB, *argv, "--stack", STACK])
+
+
+def _figures() -> list[tuple[str, str]]:
+    """What the run's own files say, beside gzip on the same held-out text."""
+    with tempfile.TemporaryDirectory() as folder:
+        pulumi_cli.ask([*FAB, "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
+        steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        newest = int((Path(folder) / "checkpoints" / "latest").read_text())
+        state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())
+        job = json.loads((Path(folder) / "state.json").read_text())
+    return _rows(steps, state, job, _marks())
+
+
+def _rows(
+    steps: list[dict[str, Any]], state: dict[str, Any], job: dict[str, Any], marks: dict[str, float]
+) -> list[tuple[str, str]]:
+    first, last = steps[0], steps[-1]
+    seconds = last["time"] - first["time"]
+    speed = (last["tokens"] - first["tokens"]) / seconds
+    compared = ", ".join(f"{name} {value:.3f}" for name, value in marks.items())
+    cost = job["price_per_hour"] * (job["ended"] - job["started"]) / 3600
+    return [
+        ("nodes", ", ".join(job["nodes"])),
+        ("steps", f"{last['step']} in {seconds:.0f} s, {speed:,.0f} tokens/s"),
+        ("loss", f"{first['loss']:.3f} -> {last['loss']:.3f}, validation {last['val_loss']:.3f}"),
+        ("bits per byte", f"{last['val_bits_per_byte']:.3f} on files that it never saw ({compared})"),
+        ("ranks in step", f"{len(state['ranks'])} of {len(job['nodes'])}, all with parameters {state['parameters']}"),
+        ("cost", f"${cost:.2f}"),
+    ]
+
+
+def _marks() -> dict[str, float]:
+    cluster = load(STACK, "")
+    with Fleet(cluster) as fleet:
+        folder = deploy(fleet, [cluster.head])[cluster.head.name].folder
+        command = f"PYTHONPATH={folder} {VENV}/python -m training.data.gzip_baseline {DATA}"
+        result = fleet.run(command, nodes=[cluster.head], timeout=120)[cluster.head.name]
+    if not result.ok:
+        raise Exit(f"{result.node}: {result.why}", code=1)
+    marks: dict[str, float] = json.loads(result.stdout)
+    return marks

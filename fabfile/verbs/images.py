@@ -1,0 +1,40 @@
+"""`fab images` and `fab prune`: the golden images that stay on this machine between stacks."""
+
+from __future__ import annotations
+
+import json
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from fabfile.output import say, table
+from fabfile.question import ask, must_be_answerable
+from fabfile.stacks import pulumi_cli
+
+
+@task
+def images(_c: Context) -> None:
+    """List the golden images that are baked on this machine."""
+    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "list")))
+    cells = [
+        (row["id"], row["profile"], row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
+        for row in rows
+    ]
+    say(table([("IMAGE", "PROFILE", "COLLECTIVES", "SIZE", "USED BY"), *cells]))
+    say("next: fab prune  (removes the images that no stack uses)")
+
+
+@task(help={"yes": "do not ask"})
+def prune(_c: Context, yes: bool = False) -> None:
+    """Remove the golden images that no stack uses; the next `up` bakes again."""
+    unused = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "unused")))
+    if not unused:
+        say("nothing to remove: every image is in use")
+        return
+    say("prune removes:\n" + "\n".join(f"    {line}" for line in unused))
+    must_be_answerable(yes)
+    if not yes:
+        ask("remove them?")
+    removed = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "prune")))
+    for line in removed:
+        say(f"removed {line}")

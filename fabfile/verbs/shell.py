@@ -1,0 +1,76 @@
+"""`fab ssh-config`, `fab ssh` and `fab run`: the nodes by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.output import interruptible, next_command, prefixed, say
+from fabfile.remote.fleet import run_all
+from fabfile.remote.known_hosts import directory, write
+from fabfile.remote.openssh import CONFIG, config_text, options, quoted
+from fabfile.targets import choose, load
+from infra.inventory import Node, SshCluster
+
+_HELP = {"stack": "the stack", "inventory": "an inventory file instead of a stack"}
+
+
+@task(name="ssh-config", help=_HELP)
+def ssh_config(_c: Context, stack: str = "", inventory: str = "") -> None:
+    """Write an SSH configuration, so that `ssh node2` works."""
+    cluster = load(stack, inventory)
+    path = directory(cluster.name) / CONFIG
+    write(path, config_text(cluster))
+    last = cluster.nodes[-1].name
+    say(f"written: {path}")
+    say("to include it, put this line at the top of ~/.ssh/config:")
+    say(f"    Include {quoted(path)}")
+    say(f"next: ssh {last}   (or, without including it: ssh -F {quoted(path)} {last})")
+
+
+@task(name="ssh", help={**_HELP, "node": "name of the node"})
+def ssh(_c: Context, node: str, stack: str = "", inventory: str = "") -> None:
+    """Log in to a node."""
+    cluster = load(stack, inventory)
+    (target,) = choose(cluster, node) if node and "," not in node else _one_node(cluster)
+    argv = ["ssh", *options(cluster, target), target.address]
+    sys.stdout.flush()
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        raise Exit("there is no ssh command on this machine: install OpenSSH's client", code=1) from None
+
+
+@task(
+    help={
+        **_HELP,
+        "command": "shell command",
+        "nodes": "names of nodes, with commas between them (node1,node2); default: all",
+    }
+)
+def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: str = "") -> None:
+    """Run a command on all nodes at once; the exit code is that of the worst."""
+    cluster = load(stack, inventory)
+    chosen = choose(cluster, nodes)
+
+    def show(node: str, stream: str, line: str) -> None:
+        file = sys.stdout if stream == "stdout" else sys.stderr
+        say(prefixed(node, line, file=file), file=file)
+
+    with interruptible():
+        results = run_all(cluster, command, nodes=chosen, on_line=show)
+    bad = [result for result in results.values() if not result.ok]
+    for result in bad:
+        say(prefixed(result.node, result.reason or f"exit code {result.exited}", file=sys.stderr), file=sys.stderr)
+    # Not on stdout, which is the commands' alone.
+    say(next_command(f"fab ssh {bad[0].node}" if bad else "fab status"), file=sys.stderr)
+    if bad:
+        raise Exit(code=max(result.exited for result in bad))
+
+
+def _one_node(cluster: SshCluster) -> list[Node]:
+    raise Exit(f"one node is needed; there are: {', '.join(node.name for node in cluster.nodes)}", code=2)

@@ -1,0 +1,206 @@
+"""`fab status`: one line per node, from one round trip per node, all at once."""
+
+from __future__ import annotations
+
+import json as json_text
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from invoke.context import Context
+from invoke.tasks import task
+
+from fabfile.output import duration, gigabytes, hint, interruptible, next_command, say, table, width
+from fabfile.remote.command import Result
+from fabfile.remote.ended import MEND, WHY, is_gone
+from fabfile.remote.fleet import Fleet
+from fabfile.targets import load
+from fabfile.verbs.wait import NEVER_BOOTSTRAPPED
+from infra.inventory import Node, SshCluster
+from node import FOLDER
+
+_PROGRAM = (FOLDER / "status.py").read_text()
+_REACH_SECONDS = 5.0
+_TIMEOUT = 20
+_BOOT_SECONDS = 120.0
+"""A node is noted as there a little after it is up, or before: less than that is no reboot."""
+_HEADING = [
+    *("NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB"),
+    *("PRICE", "AGE", "SPENT", "ENDS", "IDLE"),
+]
+_LESS_NEEDED = ("CPU", "SOFTWARE", "PRICE", "IDLE", "ADDRESS", "LOAD", "SPENT")
+"""What is left out first of a table that is wider than the terminal."""
+_FEATURES = ("amx", "avx512_bf16", "avx512")
+
+
+@task(
+    help={
+        "json": "print JSON, for programs",
+        "wide": "every column, however wide the table gets",
+        "stack": "the stack",
+        "inventory": "an inventory file instead of a stack",
+    }
+)
+def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False, wide: bool = False) -> None:
+    """Show the nodes: state, software, load, memory, disk, job, price, age, money, and when they end."""
+    cluster = load(stack, inventory)
+    with interruptible():
+        results = ask(cluster)
+    nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
+    if json:
+        told = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes), "nodes": nodes}
+        say(json_text.dumps(told, indent=2))
+        return
+    rows, left_out = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
+    say(table(rows))
+    if left_out:
+        say(hint(f"not shown, for want of columns: {', '.join(left_out)} (fab status --wide)"))
+    for node in nodes:
+        if node["reason"]:
+            say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
+        if (node["limits"] or {}).get("ends"):
+            said = node["limits"]["failed"].strip()
+            say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + said if said else ''}")
+        if node["notice"]:
+            say(f"{node['name']} is about to go: {node['notice']}")
+    if cluster.hourly_usd:
+        say(_money(cluster, nodes))
+    if any(node["load_is_shared"] for node in nodes):
+        say("LOAD and DISK are those of the machine that the nodes share")
+    say(_next(nodes))
+
+
+def ask(cluster: SshCluster) -> dict[str, Result]:
+    with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
+        return fleet.run(f"exec python3 -I -S -c {shlex.quote(_PROGRAM)}", timeout=_TIMEOUT)
+
+
+def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
+    """All that is known of a node, under the names that `--json` prints."""
+    told = json_text.loads(result.stdout) if result.ok else {}
+    state, reason = ("gone", WHY) if not result.ok and is_gone(node) else _state(result, told)
+    record = told.get("ready") or {}
+    cpu, job = record.get("cpu") or {}, told.get("job") or {}
+    age = told.get("age_seconds")
+    age = told.get("up_seconds") if age is None else age
+    return {
+        "name": node.name,
+        "role": node.role,
+        "address": node.address,
+        "port": node.ssh_port,
+        "state": state,
+        "reason": reason,
+        "profile": record.get("profile"),
+        "versions": record.get("versions") or {},
+        "cpu": cpu,
+        "load": told.get("load"),
+        "load_is_shared": bool(told.get("shared")),
+        "memory_used_gb": told.get("memory_used_gb"),
+        "memory_gb": node.memory_gb or told.get("memory_total_gb"),
+        "disk_free_gb": told.get("disk_free_gb"),
+        "disk_total_gb": told.get("disk_total_gb"),
+        "job": {"id": job.get("id"), "state": job.get("state")} if job else None,
+        "hourly_usd": round(cluster.hourly_usd / len(cluster.nodes), 4),
+        "up_seconds": told.get("up_seconds"),
+        "age_seconds": age,
+        "spent_usd": None if age is None else round(cluster.hourly_usd / len(cluster.nodes) * age / 3600, 4),
+        "limits": told.get("limits"),
+        "notice": told.get("notice", ""),
+    }
+
+
+def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[str]]:
+    """The table without as many of its less needed columns as make it fit; their names. 0 columns: all fit."""
+    left_out: list[str] = []
+    for name in _LESS_NEEDED:
+        if not columns or max(map(len, table(rows).splitlines())) <= columns:
+            break
+        place = rows[0].index(name)
+        rows = [[*row[:place], *row[place + 1 :]] for row in rows]
+        left_out.append(name)
+    return rows, left_out
+
+
+def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
+    """One of ready, failed, booting, unreachable, unknown, and what there is to say about it."""
+    if result.reason:
+        return "unreachable", result.reason
+    if not result.ok:
+        return "unknown", result.why
+    if told["failed"]:
+        return "failed", f"step {told['failed'].get('step')}: {told['failed'].get('reason')}"
+    if told["ready"] and told["ready"].get("mode") != "bake":
+        return "ready", ""
+    if told.get("bare"):
+        return "no node", NEVER_BOOTSTRAPPED
+    return "booting", f"step {told['step']}" if told["step"] else "the bootstrap has not begun"
+
+
+def _row(node: Mapping[str, Any]) -> list[str]:
+    torch = node["versions"].get("torch")
+    software = f"{node['profile']} torch {torch}" if torch else "-"
+    features = [name for name in _FEATURES if node["cpu"].get(name)]
+    cores = node["cpu"].get("cores")
+    used, limit = node["memory_used_gb"], node["memory_gb"]
+    memory = "-" if used is None else gigabytes(used) + (f"/{gigabytes(limit)}" if limit else "")
+    disk = "-" if node["disk_free_gb"] is None else f"{gigabytes(node['disk_free_gb'])} free"
+    job = f"{node['job']['id']} {node['job']['state']}" if node["job"] else "-"
+    return [
+        node["name"],
+        node["address"] if node["port"] == 22 else f"{node['address']}:{node['port']}",
+        node["state"],
+        software,
+        f"{cores}x {' '.join(features) or 'no amx'}" if cores else "-",
+        "-" if node["load"] is None else f"{node['load']:.2f}",
+        memory,
+        disk,
+        job,
+        f"${node['hourly_usd']:.2f}/h",
+        _age(node["age_seconds"], node["up_seconds"]),
+        "-" if node["spent_usd"] is None else f"${node['spent_usd']:.2f}",
+        *_limits(node["limits"]),
+    ]
+
+
+def _age(age: float | None, up: float | None) -> str:
+    """Since the node's first boot; `2d (up 5m)` for one that was booted again."""
+    if age is None:
+        return "-"
+    shown = duration(age)
+    again = up is not None and duration(up) != shown and age - up > _BOOT_SECONDS
+    return f"{shown} (up {duration(up)})" if again and up is not None else shown
+
+
+def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:
+    """When the node's hours are over, and how long it has been idle of how long it may be: `in 3h20m`, `12m of 60m`."""
+    if not limits:
+        return "-", "-"
+    left = limits["expires_in_seconds"]
+    ends = "-" if left is None else f"in {duration(left)}" if left > 0 else "now"
+    if not limits["idle_minutes"]:
+        return ends, "-"
+    return ends, limits["used_by"] or f"{duration(limits['idle_seconds'])} of {limits['idle_minutes']}m"
+
+
+def _spent(nodes: list[dict[str, Any]]) -> float:
+    return round(sum(node["spent_usd"] or 0.0 for node in nodes), 4)
+
+
+def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
+    """What the cluster costs and has cost: the nodes' ages at today's price."""
+    silent = [node["name"] for node in nodes if node["spent_usd"] is None]
+    without = f", without {', '.join(silent)}, which may cost as well" if silent else ""
+    return f"{cluster.name}: ${cluster.hourly_usd:.2f}/h, ${_spent(nodes):.2f} so far{without}"
+
+
+def _next(nodes: list[dict[str, Any]]) -> str:
+    if any(node["state"] == "gone" for node in nodes):
+        return next_command(MEND) + "   (makes what is gone anew)"
+    for node in nodes:
+        if node["state"] == "failed":
+            return next_command(f"fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)")
+    if any(node["state"] == "no node" for node in nodes):
+        return next_command("fab bootstrap")
+    if any(node["state"] != "ready" for node in nodes):
+        return next_command("fab wait")
+    return next_command("fab check")
