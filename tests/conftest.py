@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from inputs import public_key
+from sample_inputs import public_key
 
 from infra import stack_file
 

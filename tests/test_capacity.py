@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-import toy_stack
+import toy_project
 from invoke.exceptions import Exit
 
 from fabfile.stacks import capacity, pulumi_cli
@@ -45,7 +45,7 @@ def test_what_pulumi_wrote_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The real command and its real log, its display live on the way; only the cloud's errors are given."""
-    for name, value in toy_stack.make(tmp_path, json.dumps({"fine": "", "node2": NO_ROOM, "node3": LIMIT})).items():
+    for name, value in toy_project.make(tmp_path, json.dumps({"fine": "", "node2": NO_ROOM, "node3": LIMIT})).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
@@ -62,7 +62,7 @@ def test_what_pulumi_wrote_is_read(
 @pytest.mark.skipif(not shutil.which("pulumi"), reason="needs the pulumi command")
 def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The first half of `pulumi up`, which asks at its end.
-    for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
+    for name, value in toy_project.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     log = tmp_path / "events.json"
@@ -75,7 +75,7 @@ def test_a_preview_alone_is_no_beginning(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_up_that_is_well_says_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name, value in toy_stack.make(tmp_path, json.dumps({"fine": ""})).items():
+    for name, value in toy_project.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD) == capacity.Update(

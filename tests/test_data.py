@@ -17,9 +17,9 @@ from invoke.exceptions import Exit
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
-import buckets
-from buckets import Server
-from ranks import tiny_tokens
+import bucket_servers
+from bucket_servers import Server
+from gloo_ranks import tiny_tokens
 
 from fabfile.backends.ssh import mirror
 from fabfile.backends.ssh.head import Head
@@ -46,7 +46,7 @@ class Nodes:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    with buckets.s3(tmp_path / "s3") as server:
+    with bucket_servers.s3(tmp_path / "s3") as server:
         yield server
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import played_backend
+import fake_backend
 import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -71,7 +71,7 @@ class Played:
         self.ran: list[list[str]] = []
         self.forgot = False
         """Whether the user's record of the stack was removed."""
-        played_backend.play(
+        fake_backend.play(
             monkeypatch,
             about=lambda _stack: self.told,
             ask=self.ask,

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import http_stand_in
+import http_server
 import pytest
-from http_stand_in import Answer, Asked, Server
+from http_server import Answer, Asked, Server
 
 BOOTSTRAP = Path(__file__).parent.parent / "bootstrap"
 PROGRAM = BOOTSTRAP / "limits.py"
@@ -293,7 +293,7 @@ def azure(asked: Asked, *, allowed: bool = True) -> Answer:
 
 @contextmanager
 def cloud(*, allowed: bool = True) -> Iterator[tuple[Server, dict[str, str]]]:
-    with http_stand_in.serve(lambda asked: azure(asked, allowed=allowed)) as server:
+    with http_server.serve(lambda asked: azure(asked, allowed=allowed)) as server:
         environment = {"TRAINYARD_CLUSTER": "azure-xeon", "TRAINYARD_IMDS": server.url, "TRAINYARD_ARM": server.url}
         yield server, {**environment, "TRAINYARD_MAX_HOURS": "1"}
 
@@ -357,7 +357,7 @@ def test_a_metadata_service_that_answers_nonsense_is_a_failed_try(node: Node, an
     def nonsense(asked: Asked) -> Answer:
         return Answer(body=answer) if "/oauth2/token" in asked.path else azure(asked)
 
-    with http_stand_in.serve(nonsense) as server:
+    with http_server.serve(nonsense) as server:
         both = {"TRAINYARD_CLUSTER": "azure-xeon", "TRAINYARD_IMDS": server.url, "TRAINYARD_ARM": server.url}
         called = node.tick(**both, TRAINYARD_MAX_HOURS="1")
     assert "cannot be deallocated" in node.record()["failed"]

@@ -1,7 +1,7 @@
 """The operator's half on macOS: every module is imported, and its own tests run, where nothing of Linux can be had.
 
 There is no mac here. A mount namespace hides /proc, /sys and /run, the PATH has only what macOS has under the same name
-and with the same options, and every Python that starts in it is made to look like one on macOS (darwin_stand_in.py).
+and with the same options, and every Python that starts in it is made to look like one on macOS (darwin_python.py).
 The nodes stay Linux: their sshd starts outside the namespace. Pulumi's own programs are not run: Go needs /proc here.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = Path(__file__).resolve().parent
+SUPPORT = Path(__file__).resolve().parent / "support"
 # Without options, or with those of POSIX only: what is called with GNU's is not here.
 MAC_TOOLS = (
     *("sh", "bash", "env", "cat", "dirname", "basename", "mkdir", "rm", "uname", "sleep", "git"),
@@ -68,7 +68,7 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Mac:
     # The one file that Python reads at every start, whatever its environment: that of the editable installation.
     starts = next(path for place in site.getsitepackages() for path in Path(place).glob("__editable__*trainyard*.pth"))
     (folder / "start.pth").write_text(
-        f"{starts.read_text()}\nimport sys; sys.path.append({str(TESTS)!r})\nimport darwin_stand_in\n"
+        f"{starts.read_text()}\nimport sys; sys.path.append({str(SUPPORT)!r})\nimport darwin_python\n"
     )
     before = ["unshare", "--mount", "sh", "-c", NAMESPACE, "sh", str(folder / "start.pth"), str(starts)]
     path = os.pathsep.join((str(Path(sys.executable).parent), str(folder / "bin")))

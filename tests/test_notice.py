@@ -17,9 +17,9 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-import http_stand_in
+import http_server
 import pytest
-from http_stand_in import Answer, Asked
+from http_server import Answer, Asked
 
 PROGRAM = Path(__file__).parent.parent / "bootstrap/notice.py"
 
@@ -74,7 +74,7 @@ def running(root: Path, cluster: str, cloud: Cloud) -> Iterator[subprocess.Popen
     (root / "bin").mkdir()
     (root / "bin/wall").write_text(f'#!/bin/sh\necho "$*" >>{root}/wall\n')
     (root / "bin/wall").chmod(0o755)
-    with http_stand_in.serve(cloud.answer) as server:
+    with http_server.serve(cloud.answer) as server:
         own = {"TRAINYARD_PREFIX": str(root), "TRAINYARD_CLUSTER": cluster, "TRAINYARD_IMDS": server.url}
         proxies = {"http_proxy": "http://127.0.0.1:9"}  # the metadata service is behind none
         environment = {**own, **proxies, "PATH": f"{root}/bin:{os.environ['PATH']}"}

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from inputs import public_key
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
+from sample_inputs import public_key
 
 import fabfile
 from fabfile import output, program

@@ -243,7 +243,13 @@ def test_more_than_two_runs_are_compared(tmp_path: Path) -> None:
 def test_what_the_nodes_were_used_for_and_what_was_sampled(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "demo-1", run_folder.metrics(40))
     rows = [
-        {"time": run_folder.BEGAN + 10 * n, "node": f"node{k}", "cpu": 0.9 + n / 100, "memory_gb": 1.2, "net_mb_s": 8.5}
+        {
+            "time": run_folder.BEGAN + 10 * n,
+            "node": f"node{k}",
+            "cpu": 0.9 + n / 100,
+            "memory_gb": 1.2,
+            "net_mb_s": 8.5,
+        }
         for n in range(12)
         for k in (1, 2)
     ]

@@ -15,8 +15,8 @@ from typing import Any
 
 import azure_subscription
 import boto3
+import fake_backend
 import moto_cloud
-import played_backend
 import pytest
 from azure_subscription import SUBSCRIPTION, Who
 from invoke.context import Context
@@ -91,7 +91,7 @@ def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
 
     monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
     monkeypatch.setattr(audit, "cloud_settings", settings)
-    played_backend.play(
+    fake_backend.play(
         monkeypatch,
         about=about,
         ask=ask,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,22 +13,11 @@ import pytest
 pytest.register_assert_rewrite("jobs_on_nodes", "on_host", "project")
 
 import jobs_on_nodes  # noqa: E402
+from on_host import why_not  # noqa: E402
 from project import Project  # noqa: E402
 
 ENGINES = ("pulumi", "embedded")
 _numbers = itertools.count(int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) * 40)
-
-
-def why_not(engine: str) -> str:
-    """Why the real thing cannot run here; empty when it can."""
-    if os.geteuid() != 0:
-        return "booting machines needs root"
-    for tool in ("systemd-nspawn", "mmdebstrap", "apt-get"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool} on this machine"
-    if engine == "pulumi" and shutil.which("pulumi") is None:
-        return "there is no pulumi command on this machine (its installer's host is out of reach?)"
-    return ""
 
 
 @contextmanager

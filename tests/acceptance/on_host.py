@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -174,3 +175,15 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().split()
     except OSError:
         return []  # the group went away while we looked
+
+
+def why_not(engine: str) -> str:
+    """Why the real thing cannot run here; empty when it can."""
+    if os.geteuid() != 0:
+        return "booting machines needs root"
+    for tool in ("systemd-nspawn", "mmdebstrap", "apt-get"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool} on this machine"
+    if engine == "pulumi" and shutil.which("pulumi") is None:
+        return "there is no pulumi command on this machine (its installer's host is out of reach?)"
+    return ""

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_kind import Amazon
-from azure_kind import Azure
-from conftest import why_not
-from on_host import until
-from recorder import Kind, Ran, run
+from aws_mocks import Amazon
+from azure_mocks import Azure
+from on_host import until, why_not
+from program_recorder import Kind, Ran, run
 
 from infra import stack_file
 from infra.local import bake, cgroup, image, paths

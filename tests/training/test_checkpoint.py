@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from ranks import losses, start, wait_for
+from gloo_ranks import losses, start, wait_for
 
 from training import job as jobs
 from training import sample
@@ -28,7 +28,7 @@ from training.data import token_set as tokens
 from training.parallel.ranks import Ranks
 
 pytestmark = pytest.mark.faults
-pytest_plugins = ["run_fixtures"]
+pytest_plugins = ["training_fixtures"]
 
 
 def files(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:

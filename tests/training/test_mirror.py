@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
-import buckets
-from buckets import Server
-from ranks import Group, lines, losses, start, wait_for
+import bucket_servers
+from bucket_servers import Server
+from gloo_ranks import Group, lines, losses, start, wait_for
 
 from training import manifest
 from training.checkpoint import files as checkpoint
@@ -24,8 +24,8 @@ from training.store import bucket, download, transfer
 from training.store import mirror_process as mirroring
 
 pytestmark = pytest.mark.faults
-pytest_plugins = ["run_fixtures"]
-KINDS = {"s3": buckets.s3, "blobs": buckets.blobs}
+pytest_plugins = ["training_fixtures"]
+KINDS = {"s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
 
 
 @pytest.fixture

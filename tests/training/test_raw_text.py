@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import buckets
+import bucket_servers
 import pytest
-from buckets import Server
+from bucket_servers import Server
 
 from training import manifest
 from training.data.sources import Corpus, corpus
@@ -20,7 +20,7 @@ from training.store import raw_text as raw
 from training.store.bucket import Place, StoreError
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
-SERVERS = {"directory": buckets.directory, "s3": buckets.s3, "blobs": buckets.blobs}
+SERVERS = {"directory": bucket_servers.directory, "s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
 COUNT = 60
 
 

@@ -9,20 +9,20 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import buckets
+import bucket_servers
 import numpy as np
 import pytest
-from buckets import Server
-from ranks import wait_for
-from test_imports import ROOT
+from bucket_servers import Server
+from gloo_ranks import wait_for
 
 from training import manifest
 from training.data import token_set as tokens
 from training.store import bucket, download, transfer
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
-pytest_plugins = ["run_fixtures"]
-SERVERS = {"directory": buckets.directory, "s3": buckets.s3, "blobs": buckets.blobs}
+pytest_plugins = ["training_fixtures"]
+SERVERS = {"directory": bucket_servers.directory, "s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
+ROOT = Path(__file__).resolve().parents[2]
 BIG = 12 * download.PIECE + 12345
 
 
@@ -332,7 +332,7 @@ def test_without_credentials(s3: Server, tmp_path: Path) -> None:
 
 
 def test_without_a_managed_identity(tmp_path: Path) -> None:
-    nobody = Server("", {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, buckets.Wire(0))
+    nobody = Server("", {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, bucket_servers.Wire(0))
     url = "abfs://shelf@nobody.dfs.core.windows.net/x"
     assert "no credentials: this machine has no" in done(store(nobody, "pull", url, tmp_path / "got"), 1)
 

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from ranks import Group, lines, losses, start, wait_for
+from gloo_ranks import Group, lines, losses, start, wait_for
 
 pytestmark = pytest.mark.faults
-pytest_plugins = ["run_fixtures"]
+pytest_plugins = ["training_fixtures"]
 
 
 def parameters(run: Path, step: int) -> str:

@@ -1,0 +1,57 @@
+"""What the pages of the clouds tell people to type: verbs and options that there are, on the page's own stack."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fabfile import program
+
+STACKS = Path(__file__).resolve().parents[2] / "stacks"
+PAGES = ("aws-xeon", "azure-xeon")
+
+
+def text(page: str) -> str:
+    return (STACKS / f"{page}.md").read_text()
+
+
+def commands(page: str) -> list[str]:
+    """The lines of all blocks, without their comments, and what stands as code in a sentence."""
+    blocks = [line.partition(" #")[0].strip() for line in text(page).splitlines() if line.startswith("    ")]
+    return [line for line in blocks if line] + re.findall(r"`(fab [^`]+)`", text(page))
+
+
+def options() -> dict[str, set[str]]:
+    """What each verb takes."""
+    return {name: set(verb.options) for name, verb in program.verbs().items()}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "../README"])
+def test_every_verb_and_option_is_there(page: str) -> None:
+    known = options()
+    typed = [command.split() for command in commands(page) if re.match(r"fab [a-z]", command)]
+    assert {"up", "train", "destroy"} <= {words[1] for words in typed}
+    for _, verb, *rest in typed:
+        assert verb in known, f"fab {verb}"
+        given = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert given <= {*known[verb], "--help"}, f"fab {verb} {given - known[verb]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_verbs_of_a_page_go_to_its_stack(page: str) -> None:
+    """Without it `fab destroy` would be the local stack's."""
+    assert commands(page)[0] == f"export TRAINYARD_STACK={page}"
+    first = commands(page)
+    assert first.index(f"pulumi stack select {page} --create") < min(
+        place for place, command in enumerate(first) if command.startswith("pulumi config set")
+    )
+
+
+def test_the_regions_that_aws_page_names_are_those_that_have_prices() -> None:
+    prices = (STACKS.parent / "infra/prices.toml").read_text()
+    priced = set(re.findall(r'cloud = "aws", region = "([a-z0-9-]+)"', prices))
+    (row,) = [line for line in text("aws-xeon").splitlines() if line.startswith("| `region`")]
+    told = row.partition(": those that")[0].rpartition("|")[2]
+    assert set(re.findall(r"[a-z]{2}-[a-z]+-[0-9]", told)) == priced

@@ -1,0 +1,166 @@
+"""The policy pack under Pulumi's own engine, in previews: it is loaded, it is MANDATORY, and what is unknown is told.
+
+The local stack is previewed as it is. The clouds' programs are, too, with a stand-in for each provider's plugin
+(echo_provider.py), as those plugins are large and want an account. Nothing is made by a preview.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from planted_violations import OWN, copy_of, edited
+from sample_inputs import without_stack
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = {"aws-xeon": "aws", "azure-xeon": "azure-native"}
+SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
+Preview = Callable[..., subprocess.CompletedProcess[str]]
+
+pytestmark = pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi here: its engine loads the pack")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of(ROOT, tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture(scope="module")
+def environment(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Everything of Pulumi's in directories of its own; the copy's modules before the checkout's."""
+    home = tmp_path_factory.mktemp("pulumi")
+    return {
+        **without_stack(),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PULUMI_HOME": str(home),
+        "PULUMI_BACKEND_URL": home.as_uri(),
+        "PULUMI_CONFIG_PASSPHRASE": "",
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        "PYTHONPATH": os.pathsep.join([str(copy), str(copy / "tests" / "support")]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+@pytest.fixture(scope="module")
+def preview(copy: Path, environment: dict[str, str], key_file: Path) -> Iterator[Preview]:
+    """Preview the stack of a kind of cluster with the pack."""
+    plugins = {}
+
+    def pulumi(*argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["pulumi", *argv, "--non-interactive"],
+            cwd=copy,
+            env={**environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    def run(cluster: str, *edits: list[str]) -> subprocess.CompletedProcess[str]:
+        pulumi("stack", "init", cluster)
+        more = {}
+        if cluster in PLUGIN:
+            if cluster not in plugins:
+                plugins[cluster] = start(cluster, copy, environment)
+            more["PULUMI_DEBUG_PROVIDERS"] = f"{PLUGIN[cluster]}:{plugins[cluster][1]}"
+        keys = {**(OWN if cluster in PLUGIN else {}), "nodes": "2", "publicKey": str(key_file)}
+        config = [argument for key, value in keys.items() for argument in ("-c", f"{key}={value}")]
+        with edited(copy, list(edits)):
+            return pulumi("preview", "--stack", cluster, "--policy-pack", "infra/policy", *config, **more)
+
+    yield run
+    for process, _ in plugins.values():
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def start(cluster: str, copy: Path, environment: dict[str, str]) -> tuple[subprocess.Popen[str], str]:
+    """The stand-in for a provider's plugin, and its port."""
+    argv = [sys.executable, str(copy / "tests" / "support" / "echo_provider.py"), cluster]
+    process = subprocess.Popen(argv, cwd=copy, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def told(done: subprocess.CompletedProcess[str], level: str) -> set[str]:
+    """The rules that were reported at this level."""
+    return {line.split()[2] for line in done.stdout.splitlines() if line.strip().startswith(f"- [{level}]")}
+
+
+def test_the_local_stack_passes(preview: Preview) -> None:
+    done = preview("local")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trainyard@v0.1.0" in done.stdout and "+ 6 to create" in done.stdout
+    assert told(done, "mandatory") == told(done, "advisory") == set()
+
+
+def test_a_secret_in_user_data_ends_the_preview(preview: Preview) -> None:
+    env = '"TRAINYARD_MODE": mode,'
+    done = preview("local", ["infra/user_data.py", env, f'{env} "HF_TOKEN": "hf_" + "a1B2" * 9,'])
+    assert done.returncode != 0 and "preview failed" in done.stdout
+    assert told(done, "mandatory") == {"no-secret-in-user-data"}
+    assert "user_data holds a token of Hugging Face" in done.stdout
+
+
+def test_user_data_that_is_not_known_is_told(preview: Preview) -> None:
+    """Not known before `up`, when the engine asks again."""
+    known = "user_data=user_data.for_node(settings, image, name, naming.role(index), baked=True),"
+    edit = ["infra/clusters/local.py", known, 'user_data=network.bridge.apply(lambda bridge: f"# {bridge}"),']
+    done = preview("local", edit)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told(done, "advisory") == {"undecided"} and told(done, "mandatory") == set()
+    assert "node1: no-secret-in-user-data: a value that decides it is not known yet" in done.stdout
+
+
+UNDECIDED = {
+    "aws-xeon": {"ami-pinned", "iam-no-stars", "bucket-tls-only", "bucket-policy-not-public"},
+    "azure-xeon": {"image-version-pinned", "no-privileged-roles"},
+}
+"""Before anything is made nobody knows the golden image's id, nor what AWS calls a bucket."""
+
+
+@pytest.mark.parametrize("cluster", PLUGIN)
+def test_the_clouds_programs_pass_and_say_what_is_open(preview: Preview, cluster: str) -> None:
+    pytest.importorskip(SDKS[cluster])
+    done = preview(cluster)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told(done, "mandatory") == set() and told(done, "advisory") == {"undecided"}
+    lines = [line.split(": ") for line in done.stdout.splitlines() if line.endswith("`up` decides it")]
+    assert {rule for _, rule, _ in lines} == UNDECIDED[cluster]
+
+
+PLANTED = {
+    "aws-xeon": {
+        "imdsv2-only": ["infra/aws/nodes.py", 'http_tokens="required"', 'http_tokens="optional"'],
+        "bucket-versioned": [
+            "infra/aws/data.py",
+            'VersioningConfigurationArgs(status="Enabled")',
+            'VersioningConfigurationArgs(status="Suspended")',
+        ],
+        "tagged": ["infra/aws/provider.py", ", default_tags=default_tags, opts=opts)", ", opts=opts)"],
+    },
+    "azure-xeon": {
+        "trusted-launch": ["infra/azure/machine.py", "secure_boot_enabled=True", "secure_boot_enabled=False"],
+        "no-ssh-from-anywhere": ["infra/azure/network.py", '"Tcp", admin,', '"Tcp", "Internet",'],
+        "tagged": [
+            "infra/azure/base.py",
+            "return naming.tags(self.settings)",
+            "return {naming.STACK_TAG: self.settings.stack}",
+        ],
+    },
+}
+"""A rule over one resource, one over the stack, and one that reads what the provider has made of the declaration."""
+
+
+@pytest.mark.parametrize("cluster", PLUGIN)
+def test_violations_in_the_clouds_programs_end_the_preview(preview: Preview, cluster: str) -> None:
+    pytest.importorskip(SDKS[cluster])
+    done = preview(cluster, *PLANTED[cluster].values())
+    assert done.returncode != 0 and "preview failed" in done.stdout
+    assert told(done, "mandatory") == set(PLANTED[cluster])
