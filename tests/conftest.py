@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from sample_inputs import public_key
 
+from fabfile.stacks import pulumi_cli
 from infra import stack_file
 
 # No deadline for one example: a test machine may be busy, and times are measured in bench/.
@@ -21,6 +22,12 @@ LONGEST = "test_job_kills.py"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file begins first: of two workers, none waits for it alone at the end."""
     items.sort(key=lambda item: item.path.name != LONGEST)
+
+
+@pytest.fixture(autouse=True)
+def stacks_not_read_yet() -> None:
+    """A verb reads a stack's state once in its process; each test stands for processes of its own."""
+    pulumi_cli.read_state_again()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Everything goes through a command line; the operator's verbs import neither Pulu
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,38 +103,78 @@ def follow(argv: Sequence[str], **more: str) -> int:
         code = process.wait()
         return INTERRUPTED if got and code != 0 else code
     finally:
+        read_state_again()
         for signum, handler in before.items():
             signal.signal(signum, handler)
 
 
-def stack_output(stack: str) -> str:
-    """The stack's inventory, as JSON text; Exit 2 where it is not up."""
+@dataclass(frozen=True)
+class State:
+    """What Pulumi's backend, or the embedded engine, has recorded of a stack."""
+
+    exists: bool
+    """Whether there is such a stack, perhaps without resources."""
+    resources: tuple[dict[str, Any], ...] = ()
+    """As `pulumi stack export` has them, in the order of their making; the embedded engine's have only their `name`,
+    `id` and `outputs`."""
+    inventory: str = ""
+    """The stack's output, as JSON text; empty where it is not up."""
+
+
+@functools.cache
+def _state(stack: str) -> State:
+    """Read once, until `follow` runs something that may change it: each question costs a process."""
     if not has_pulumi():
-        if stack not in files() and not resources(stack):
-            raise unknown(stack)
-        return ask(module("engine", "output", stack))
-    if not exists(stack):
-        if stack not in files():
-            raise unknown(stack)
-        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
-    outputs = json.loads(ask(["pulumi", "stack", "output", "--json", "--stack", stack]))
-    if "inventory" not in outputs:
-        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
-    found = outputs["inventory"]
+        found = json.loads(ask(module("engine", "export", stack)))
+        return State(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
+    names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
+    if stack not in [name.rsplit("/", 1)[-1] for name in names]:
+        return State(False)
+    deployment = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"]
+    resources = tuple(deployment.get("resources") or ())
+    outputs = [entry.get("outputs") or {} for entry in resources if entry["type"] == "pulumi:pulumi:Stack"]
+    return State(True, resources, _inventory_in(outputs[0] if outputs else {}))
+
+
+def _inventory_in(outputs: dict[str, Any]) -> str:
+    found = outputs.get("inventory", "")
     return found if isinstance(found, str) else json.dumps(found)
 
 
+def read_state_again() -> None:
+    """Forget what was read of every stack's state: something may have changed it."""
+    _state.cache_clear()
+
+
+def stack_output(stack: str) -> str:
+    """The stack's inventory, as JSON text; Exit 2 where it is not up."""
+    state = _state(stack)
+    if not state.exists and stack not in files():
+        raise unknown(stack)
+    if not state.inventory:
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
+    return state.inventory
+
+
 def exists(stack: str) -> bool:
-    """Whether Pulumi's backend knows the stack."""
-    names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
-    return stack in [name.rsplit("/", 1)[-1] for name in names]
+    """Whether Pulumi's backend, or the embedded engine, knows the stack."""
+    return _state(stack).exists
+
+
+def make_known(stack: str) -> None:
+    """Create the stack in Pulumi's backend, without resources, where it is not known there."""
+    if not exists(stack):
+        ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
+        read_state_again()
 
 
 def resources(stack: str) -> list[str]:
     """Names of the resources in the stack's state."""
-    if not has_pulumi():
-        return [entry["name"] for entry in json.loads(ask(module("engine", "export", stack)))["resources"]]
-    return [entry["urn"].rsplit("::", 1)[-1] for entry in exported(stack)]
+    return [_name(entry) for entry in exported(stack)]
+
+
+def _name(entry: dict[str, Any]) -> str:
+    return str(entry["urn"]).rpartition("::")[2] if "urn" in entry else str(entry["name"])
 
 
 def ids(stack: str) -> list[str]:
@@ -147,13 +189,13 @@ def ids(stack: str) -> list[str]:
 
 def identity(stack: str) -> dict[str, Any]:
     """{stack_id, locations} of the stack by its state: what infra.audit takes as --state; empty where it has none."""
-    if has_pulumi():
-        named = {entry["urn"].rpartition("::")[2]: entry.get("outputs") or {} for entry in exported(stack)}
-    else:
-        state = json.loads(ask(module("engine", "export", stack)))["resources"]
-        named = {entry["name"]: entry["outputs"] for entry in state}
-    found = named.get("stack-id") or {}
+    found = {_name(entry): entry.get("outputs") for entry in exported(stack)}.get("stack-id") or {}
     return {key: found[key] for key in ("stack_id", "locations") if key in found}
+
+
+def exported(stack: str) -> list[dict[str, Any]]:
+    """The resources in the state of the stack; none where there is no such stack."""
+    return list(_state(stack).resources)
 
 
 def files() -> list[str]:
@@ -167,15 +209,6 @@ def unknown(stack: str) -> Exit:
     return Exit(
         f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {', '.join(files())}", code=USAGE
     )
-
-
-def exported(stack: str) -> list[dict[str, Any]]:
-    """The resources in Pulumi's state of the stack; none where it knows no such stack."""
-    if not exists(stack):
-        return []
-    found: list[dict[str, Any]] | None
-    found = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"].get("resources")
-    return found or []
 
 
 def about(stack: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def _up(stack: str, yes: bool, begun: Begun) -> None:
     must_be_answerable(yes)
     work_lost.say_of_up(stack, told["cloud"])
     if pulumi_cli.has_pulumi():
-        pulumi_cli.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
+        pulumi_cli.make_known(stack)
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack]
         update = capacity.up([*argv, *_policies(told), *_pulumi_yes(yes)], stack, told)
         begun.value = update.began
@@ -68,7 +68,7 @@ def preview(_c: Context, stack: str = "") -> None:
     stack = stack or pulumi_cli.default_stack()
     told = _checked(stack)
     if pulumi_cli.has_pulumi():
-        pulumi_cli.ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
+        pulumi_cli.make_known(stack)
         argv = ["pulumi", "preview", "--refresh", "--stack", stack, *_policies(told)]
         _finish(pulumi_cli.follow(argv, **pulumi_cli.plugins(told["cloud"])), stack)
     else:
