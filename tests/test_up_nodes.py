@@ -34,7 +34,7 @@ class Played:
         self.began = False
         for name, value in {
             **{"ROOT": root, "has_pulumi": lambda: pulumi, "ask": self.ask, "follow": self.follow},
-            **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}, "exists": lambda _stack: True},
+            **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}, "exists": lambda _stack: False},
         }.items():
             monkeypatch.setattr(pulumi_cli, name, value)
         monkeypatch.setattr(stack, "announce", lambda _bill: None)
