@@ -28,7 +28,7 @@ from fabfile.report.reading import run_of
 from infra.inventory import Node, SshCluster, to_json
 from node import run_data
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload=alert(1) &lt; \u202e\x00\ud800 "
 )

@@ -23,7 +23,7 @@ import fabfile
 from fabfile import output, program
 from fabfile.command_line import SHORT, AtLeast, UsageError, Verb
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OWN = [sys.executable, "-m", "fabfile"]
 FABRICS = [sys.executable, "-m", "fabric"]
 """Fabric's own `fab`, which finds the collection in the checkout."""
@@ -229,7 +229,7 @@ def test_the_fab_script_runs_the_checkout_that_it_is_called_in(tmp_path: Path) -
     for name in ("fabfile", "infra", "node", "pyproject.toml", "Pulumi.yaml"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, tmp_path / name)
-    verb = tmp_path / "fabfile" / "images.py"
+    verb = tmp_path / "fabfile/verbs/images.py"
     verb.write_text(verb.read_text().replace("List the golden images", "Of the other checkout: list the images"))
     script = [sys.executable, "-c", "from fabfile.program import fab; fab()"]
     done = command("--list", start=script, cwd=tmp_path, PYTHONSAFEPATH="1")

@@ -20,7 +20,7 @@ from invoke.exceptions import Exit
 from fabfile.stacks import orphans, pulumi_cli
 from fabfile.verbs import stack
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
 NODE = "urn:pulumi:yard::trainyard::aws:ec2/instance:Instance::node1"
 

@@ -25,7 +25,7 @@ from infra.inventory import Node, SshCluster, to_json
 from node import ssh_trust
 
 FAB = Path(sys.executable).with_name("fab")
-FOLLOW = Path(__file__).parents[1] / "node" / "boot.sh"
+FOLLOW = Path(__file__).parents[2] / "node" / "boot.sh"
 READY: dict[str, Any] = {
     "node": "node1",
     "mode": "node",
