@@ -1,4 +1,4 @@
-"""The operator's half on macOS: every module is imported, and its own tests run, where nothing of Linux can be had.
+"""The operator's half on macOS: every module is imported, and every verb run, where nothing of Linux can be had.
 
 There is no mac here. A mount namespace hides /proc, /sys and /run, the PATH has only what macOS has under the same name
 and with the same options, and every Python that starts in it is made to look like one on macOS (darwin_python.py).
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-SUPPORT = Path(__file__).resolve().parent / "support"
+TESTS = Path(__file__).resolve().parent
+ROOT, SUPPORT = TESTS.parent, TESTS / "support"
 # Without options, or with those of POSIX only: what is called with GNU's is not here.
 MAC_TOOLS = (
     *("sh", "bash", "env", "cat", "dirname", "basename", "mkdir", "rm", "uname", "sleep", "git"),
@@ -80,15 +80,16 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Mac:
     return Mac(before, environment)
 
 
-def start(mac: Mac, *argv: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, **mac.environment, "PYTHONDONTWRITEBYTECODE": "1"}
+def start(mac: Mac, *argv: str, **more: str) -> subprocess.Popen[str]:
+    """`more` are variables of its environment."""
+    environment = {**os.environ, **mac.environment, "PYTHONDONTWRITEBYTECODE": "1", **more}
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen([*mac.before, *argv], cwd=ROOT, env=environment, text=True, **pipes)
 
 
-def run(mac: Mac, *argv: str, timeout: float = 280) -> str:
-    """Run a command to its end, which must be a good one; what it printed."""
-    with start(mac, *argv) as process:
+def run(mac: Mac, *argv: str, timeout: float = 280, **more: str) -> str:
+    """Run a command to its end, which must be a good one; what it printed. `more` are variables of its environment."""
+    with start(mac, *argv, **more) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -128,32 +129,78 @@ def test_every_module_of_the_operators_half_is_imported(mac: Mac) -> None:
     run(mac, sys.executable, "-c", code)
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", ["test_ssh.py", "test_wait.py", "test_status.py", "test_report.py"])
-def test_verbs_against_real_nodes(file: str, mac: Mac) -> None:
-    """Without what is asked of a local cluster alone: it is made on Linux only."""
-    passes(mac, file, "-k", "not local")
+@dataclass(frozen=True)
+class Run:
+    """Where a verb is run: tests of this file, chosen as pytest's -k does."""
+
+    file: str
+    chosen: str = ""
+    ends: str = "done"
+    """How it must have ended at least once there; `begun` for one that becomes another program."""
+
+
+UP, DESTROY, IN_A_ROW = Run("test_up_nodes.py"), Run("test_destroy.py"), Run("test_verbs.py")
+VERBS = {
+    "audit": DESTROY,
+    "bootstrap": Run("test_own_machines.py", "bad_input", ends="refused"),  # it lets no root in, who runs the test
+    "check": Run("test_verbs.py", ends="failed"),  # it says what the test's node lacks
+    "config": IN_A_ROW,
+    "cost": IN_A_ROW,
+    "data": Run("test_data.py"),
+    "destroy": DESTROY,
+    "fetch": IN_A_ROW,
+    "jobs": IN_A_ROW,
+    "logs": IN_A_ROW,
+    "prepare": IN_A_ROW,
+    "preview": UP,
+    "recover": DESTROY,
+    "refresh": DESTROY,
+    "report": IN_A_ROW,
+    "run": IN_A_ROW,
+    "sample": IN_A_ROW,
+    "ssh": Run("test_verbs.py", ends="begun"),
+    "ssh_config": IN_A_ROW,
+    "status": IN_A_ROW,
+    "stop": IN_A_ROW,
+    "train": IN_A_ROW,
+    "up": UP,
+    "wait": IN_A_ROW,
+}
+"""Every verb of a cloud's stack, and where it is run here."""
+LOCAL_VERBS = {"demo", "images", "prune"}
+"""Verbs of the local cluster alone, which is made on Linux."""
+MORE = [
+    Run("test_ssh.py"),
+    Run("test_wait.py", "not local"),  # what is asked of a local cluster alone is asked on Linux only
+    Run("test_status.py", "not local"),
+    Run("test_report.py"),
+    Run("test_cost.py"),
+    Run("test_fetch.py", "not gnu_tar"),
+    Run("test_sources.py"),
+    Run("test_left_aws.py", "everything_of_the_stack or removes_all or credentials"),
+]
+"""More tests of verbs, which run here as well."""
+
+
+def test_every_verb_has_its_place() -> None:
+    import fabfile
+
+    assert set(VERBS) | LOCAL_VERBS == set(fabfile.__all__), "a verb is not in the table, or one in the table is gone"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "file, chosen",
-    [
-        ("test_left_aws.py", "everything_of_the_stack or removes_all or credentials"),
-        ("test_cost.py", ""),
-        ("test_destroy.py", ""),
-    ],
+    ("file", "chosen"), sorted({(run.file, run.chosen) for run in (*VERBS.values(), *MORE)}), ids=lambda value: value
 )
-def test_verbs_against_a_cloud(file: str, chosen: str, mac: Mac) -> None:
-    passes(mac, file, "-k", chosen)
-
-
-def passes(mac: Mac, file: str, *more: str) -> None:
-    (path,) = (ROOT / "tests").rglob(file)
-    argv = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(path), *more)
-    assert "skipped" not in run(mac, sys.executable, *argv).splitlines()[-1], (
-        "a test that did not run has not shown anything"
-    )
+def test_verbs_run(file: str, chosen: str, mac: Mac, tmp_path: Path) -> None:
+    (tmp_path / "verbs").touch()
+    (path,) = (path for path in TESTS.rglob(file) if path.parent.name != "acceptance")
+    argv = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(path), "-k", chosen)
+    output = run(mac, sys.executable, *argv, DARWIN_VERBS=str(tmp_path / "verbs"))
+    assert "skipped" not in output.splitlines()[-1], "a test that did not run has not shown anything"
+    found = set((tmp_path / "verbs").read_text().splitlines())
+    wanted = {f"{verb} {run.ends}" for verb, run in VERBS.items() if (run.file, run.chosen) == (file, chosen)}
+    assert wanted <= found, f"these verbs were not run, or did not end so: {wanted - found}"
 
 
 ENGINE = """

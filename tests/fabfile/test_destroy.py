@@ -237,6 +237,12 @@ def test_what_could_not_be_looked_at_is_not_called_clean(played: Played) -> None
         destroy(delete_data=True)
 
 
+def test_a_refresh_asks_what_is_really_there(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    stack.refresh(Context(), stack="yard")
+    assert played.ran == [["pulumi", "refresh", "--stack", "yard", "--yes", "--skip-preview"]]
+    assert "next: fab up" in capsys.readouterr().out
+
+
 def test_an_audit_compares_ids(played: Played) -> None:
     """Two machines of one name: the one whose id the state does not have is nobody's."""
     stack.audit(Context(), stack="yard")

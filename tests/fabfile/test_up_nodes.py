@@ -28,6 +28,7 @@ class Played:
         self.file.write_text(FILE)
         self.seen: list[str] = []
         """The file as the engine found it."""
+        self.ran: list[list[str]] = []
         self.refusal: Exit | KeyboardInterrupt | None = None
         """What the pre-flight ends with."""
         self.codes = {"preview": 0, "up": 0}
@@ -61,7 +62,8 @@ class Played:
 
     def follow(self, argv: Sequence[str], **_more: str) -> int:
         self.seen.append(self.nodes)
-        return self.codes[argv[-2]]
+        self.ran.append(list(argv))
+        return next(code for verb, code in self.codes.items() if verb in argv)
 
     def up(self, *_: Any) -> capacity.Update:
         self.seen.append(self.nodes)
@@ -141,3 +143,14 @@ def test_an_up_without_the_option_writes_nothing(pulumi: Played) -> None:
     with pytest.raises(Exit):
         stack.up(Context(), stack="yard", yes=True)
     assert pulumi.nodes == "3"
+
+
+def test_a_preview_shows_what_up_would_do_and_changes_nothing(pulumi: Played) -> None:
+    stack.preview(Context(), stack="yard")
+    assert pulumi.ran == [["pulumi", "preview", "--refresh", "--stack", "yard"]]
+    assert pulumi.nodes == "3"
+
+
+def test_an_up_that_is_done_says_what_is_next(pulumi: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    up(yes=True)
+    assert pulumi.nodes == "2" and capsys.readouterr().out.rstrip().endswith("next: fab wait")

@@ -1,17 +1,22 @@
 """Makes this Python what it is on macOS, as far as a program can see: imported at the start of every interpreter.
 
 What Linux alone has is gone from the standard library, and sys.platform says darwin. psutil, which asks macOS's kernel
-there, asks Linux's here, through the /proc that only it is told of.
+there, asks Linux's here, through the /proc that only it is told of. Which verbs are run is written down, for the test.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import os
 import platform
 import re
 import sys
 import sysconfig
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 LINUX_ONLY = {
     "os": r"epoll|eventfd|memfd_|pidfd_|sched_|splice|copy_file_range|posix_fa|getrandom|.*xattr|fdatasync|pipe2"
@@ -53,5 +58,46 @@ def pretend() -> None:
     platform.system = lambda: "Darwin"
 
 
+class VerbRecorder:
+    """As soon as the operator's verbs are imported: has each write how it ended, `train done`, to $DARWIN_VERBS."""
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
+        if name != "fabfile":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        assert spec and spec.loader
+        load = spec.loader.exec_module
+
+        def load_recorded(module: ModuleType) -> None:
+            load(module)
+            for verb in module.__all__:
+                task = getattr(module, verb)
+                task.body = recorded(verb, task.body)
+
+        spec.loader.exec_module = load_recorded  # type: ignore[method-assign]
+        return spec
+
+
+def recorded(verb: str, body: Callable[..., None]) -> Callable[..., None]:
+    def write(how: str) -> None:
+        with Path(os.environ["DARWIN_VERBS"]).open("a") as file:
+            file.write(f"{verb} {how}\n")
+
+    @functools.wraps(body)
+    def run(*args: Any, **options: Any) -> None:
+        write("begun")
+        try:
+            body(*args, **options)
+        except BaseException as error:
+            write("refused" if getattr(error, "code", None) == 2 else "failed")
+            raise
+        write("done")
+
+    return run
+
+
 if "DARWIN_PROC" in os.environ:
     pretend()
+if "DARWIN_VERBS" in os.environ:
+    sys.meta_path.insert(0, VerbRecorder())
