@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Takes out of a baked machine what belongs to it alone, so that an image of it is nobody's: run as root on the builder,
 # after its ready record and right before it is stopped. What is left is the base, the software and image.json. Running
-# it again does no harm. The local stack does the same from outside (infra/local/bake.py, SEALED).
+# it again does no harm. The local stack does the same from outside (infra/clouds/local/bake.py, SEALED).
 set -euo pipefail
 shopt -s nullglob
 

@@ -8,9 +8,11 @@ import signal
 import pulumi
 from pulumi.runtime.config import CONFIG
 
-from infra import clusters, prices, stack_id
+from infra import clusters
+from infra.config.settings import load
 from infra.errors import OperationError, UsageError
-from infra.settings import load
+from infra.prices import table
+from infra.state import stack_id
 
 
 def main() -> None:
@@ -22,7 +24,7 @@ def main() -> None:
     try:
         settings = load(pulumi.get_stack(), raw)
         settings = dataclasses.replace(settings, stack_id=stack_id.of_stack(settings.stack))
-        hourly = prices.total(clusters.of(settings).bill(settings))
+        hourly = table.total(clusters.of(settings).bill(settings))
         found = clusters.of(settings).build(settings)
     except (UsageError, OperationError) as error:
         raise pulumi.RunError(str(error)) from None

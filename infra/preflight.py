@@ -1,7 +1,7 @@
 """Check a stack before anything is touched: `python -m infra.preflight STACK [--state JSON]`.
 
 Exit code 2 and one line for what the user wrote or the machine lacks. Otherwise what the verbs go on with, as JSON:
-{"about": what infra.about says of the stack, "bill": what infra.cost says}.
+{"about": what infra.config.summary says of the stack, "bill": what infra.prices.cost says}.
 """
 
 from __future__ import annotations
@@ -11,16 +11,19 @@ import datetime
 import json
 import sys
 
-from infra import about, account, audit, clusters, cost, stack_file
+from infra import clusters
+from infra.clouds import account, audit
+from infra.clouds.local import owner
+from infra.config import stack_file, summary
+from infra.config.settings import load
 from infra.errors import OperationError, UsageError, told
-from infra.local import owner
-from infra.settings import load
+from infra.prices import cost
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.preflight", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
-    parser.add_argument("--state", default="{}", help="the stack's id by the state, as infra.audit takes it")
+    parser.add_argument("--state", default="{}", help="the stack's id by the state, as infra.clouds.audit takes it")
     args = parser.parse_args()
     try:
         settings = load(args.stack, stack_file.read(args.stack))
@@ -31,7 +34,7 @@ def main() -> int:
         bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
     except (UsageError, OperationError) as error:
         return told(error)
-    print(json.dumps({"about": about.of(settings), "bill": bill}))
+    print(json.dumps({"about": summary.of(settings), "bill": bill}))
     return 0
 
 

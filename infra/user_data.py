@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from infra import cloud_config
+from infra.config.settings import CLUSTERS, Settings
 from infra.errors import UsageError
-from infra.settings import CLUSTERS, Settings
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"
 ON_NODE = "/opt/trainyard/bootstrap"

@@ -9,7 +9,7 @@ import pytest
 from sample_inputs import public_key
 
 from fabfile.stacks import pulumi_cli
-from infra import stack_file
+from infra.config import stack_file
 
 # No deadline for one example: a test machine may be busy, and times are measured in bench/.
 hypothesis.settings.register_profile("trainyard", deadline=None)

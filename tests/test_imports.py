@@ -16,38 +16,39 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("infra", "fabfile", "node", "training", "bootstrap")
 
 OURS = (
-    *("infra.errors", "infra.settings", "infra.user_data", "infra.thing", "infra.finding"),
-    *("infra.config_values", "infra.naming", "infra.operation", "infra.provider", "infra.ownership"),
+    *("infra.errors", "infra.config.settings", "infra.user_data", "infra.clouds.live_resource", "infra.clouds.finding"),
+    *("infra.config.values", "infra.clouds.naming", "infra.clouds.dynamic_provider"),
+    *("infra.state.operation", "infra.state.ownership"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
     "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf", "psutil"),
     "infra.errors": (),
-    "infra.thing": (),
-    "infra.finding": ("infra.config_values",),
-    "infra.extras": ("infra.errors",),
-    "infra.operation": ("infra.errors", "psutil"),
-    "infra.provider": ("infra.errors", "infra.operation", "pulumi"),
-    "infra.prices": ("infra.errors",),
-    "infra.config_values": ("infra.errors",),
-    "infra.cloud_settings": ("infra.config_values",),
-    "infra.settings": ("infra.config_values", "infra.cloud_settings"),
-    "infra.naming": ("infra.settings",),
-    "infra.ownership": ("infra.naming",),
-    "infra.stack_record": ("infra.errors", "infra.ownership"),
+    "infra.clouds.live_resource": (),
+    "infra.clouds.finding": ("infra.config.values",),
+    "infra.clouds.sdk": ("infra.errors",),
+    "infra.state.operation": ("infra.errors", "psutil"),
+    "infra.clouds.dynamic_provider": ("infra.errors", "infra.state.operation", "pulumi"),
+    "infra.prices.table": ("infra.errors",),
+    "infra.config.values": ("infra.errors",),
+    "infra.config.cloud_settings": ("infra.config.values",),
+    "infra.config.settings": ("infra.config.values", "infra.config.cloud_settings"),
+    "infra.clouds.naming": ("infra.config.settings",),
+    "infra.state.ownership": ("infra.clouds.naming",),
+    "infra.state.stack_record": ("infra.errors", "infra.state.ownership"),
     "infra.inventory": (),
-    "infra.user_data": ("infra.errors", "infra.settings", "infra.cloud_config", "yaml"),
+    "infra.user_data": ("infra.errors", "infra.config.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
-    "infra.local": (*OURS, "infra.local", "pulumi"),
-    "infra.aws": (*OURS, "infra.aws", "infra.prices", "pulumi", "pulumi_aws", "boto3", "botocore"),
-    "infra.azure": (*OURS, "infra.azure", "infra.prices", "pulumi", "pulumi_azure_native", "azure"),
+    "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi"),
+    "infra.clouds.aws": (*OURS, "infra.clouds.aws", "infra.prices.table", "pulumi", "pulumi_aws", "boto3", "botocore"),
+    "infra.clouds.azure": (*OURS, "infra.clouds.azure", "infra.prices.table", "pulumi", "pulumi_azure_native", "azure"),
     # Rules are about declarations, whoever makes them: never a provider's modules.
-    "infra.policy": ("infra.policy", "infra.naming", "yaml"),
-    "infra.policy.__main__": ("infra.policy", "infra.stack_file", "pulumi_policy"),
+    "infra.policy": ("infra.policy", "infra.clouds.naming", "yaml"),
+    "infra.policy.__main__": ("infra.policy", "infra.config.stack_file", "pulumi_policy"),
     "infra.clusters": (
-        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices", "infra.extras", "infra.clusters", "pulumi"),
-        "infra.stack_id",
-        *("infra.local", "infra.aws", "infra.azure"),
+        *(*OURS, "infra.inventory", "infra.cloud_config", "infra.prices.table", "infra.clusters", "pulumi"),
+        *("infra.clouds.sdk", "infra.state.stack_id"),
+        *("infra.clouds.local", "infra.clouds.aws", "infra.clouds.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.
     "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory", "node"),
@@ -131,21 +132,21 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
 @pytest.mark.parametrize(
     "name, source",
     [
-        ("infra.settings", "import pulumi"),
-        ("infra.settings", "def f():\n    import yaml"),
-        ("infra.cloud_settings", "from infra.settings import CLUSTERS"),
-        ("infra.inventory", "from infra.settings import Settings"),
+        ("infra.config.settings", "import pulumi"),
+        ("infra.config.settings", "def f():\n    import yaml"),
+        ("infra.config.cloud_settings", "from infra.config.settings import CLUSTERS"),
+        ("infra.inventory", "from infra.config.settings import Settings"),
         ("infra.inventory", "from .errors import UsageError"),
-        ("infra.local.nodes", "from infra.aws import network"),
-        ("infra.local.nodes", "from ..aws import network"),
-        ("infra.local.nodes", "from infra import inventory"),
-        ("infra.aws.nodes", "from infra.local import paths"),
-        ("infra.policy.tags", "from infra.aws import provider"),
+        ("infra.clouds.local.nodes", "from infra.clouds.aws import network"),
+        ("infra.clouds.local.nodes", "from ..aws import network"),
+        ("infra.clouds.local.nodes", "from infra import inventory"),
+        ("infra.clouds.aws.nodes", "from infra.clouds.local import paths"),
+        ("infra.policy.tags", "from infra.clouds.aws import provider"),
         ("infra.policy.tags", "import pulumi_policy"),
         ("infra.clusters.local", "from fabfile import backend"),
-        ("infra.engine", "import training.train"),
+        ("infra.state.engine", "import training.train"),
         ("fabfile.verbs.stack", "import pulumi.automation"),
-        ("fabfile.verbs.stack", "from infra import settings"),
+        ("fabfile.verbs.stack", "from infra.config import settings"),
         ("fabfile.launchers.mpirun", "from fabfile.remote.fleet import connect"),
         ("fabfile.launchers.mpirun", "import fabric"),
         ("node.probes.facts", "from infra.inventory import Node"),
@@ -156,21 +157,19 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
     ],
 )
 def test_the_rule_sees_what_it_forbids(name: str, source: str) -> None:
-    assert forbidden(source, name, {*KNOWN, "infra.aws", "infra.aws.network", "infra.local"})
+    assert forbidden(source, name, {*KNOWN, "infra.clouds.aws", "infra.clouds.aws.network", "infra.clouds.local"})
 
 
 def test_a_file_of_the_program_shadows_no_library() -> None:
     """Pulumi puts infra/ itself first on the path: an `infra/kubernetes.py` would be imported, not the package."""
     own = {path.stem for path in (ROOT / "infra").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     libraries = {*packages_distributions(), *sys.stdlib_module_names} - {"__init__", "__main__"}
-    # infra/__init__.py takes that path away again, which helps what is imported after it; `images` is no package, but
-    # a folder of pictures in azure-identity.
-    assert own & libraries <= {"azure", "images"}
+    assert own & libraries == set()
 
 
 def test_azures_library_is_found_where_pulumi_runs_the_program() -> None:
     """The program and our providers run in infra/, which is the first on their path."""
-    code = "import infra.azure.arm, azure.core; print(azure.core.__file__)"
+    code = "import infra.clouds.azure.arm, azure.core; print(azure.core.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT / "infra", env=environment, capture_output=True, text=True, timeout=60
@@ -181,7 +180,7 @@ def test_azures_library_is_found_where_pulumi_runs_the_program() -> None:
 
 @pytest.mark.parametrize(
     "module, absent",
-    [("infra.inventory", "pulumi yaml fabric"), ("infra.settings", "pulumi yaml"), ("fabfile", "pulumi")],
+    [("infra.inventory", "pulumi yaml fabric"), ("infra.config.settings", "pulumi yaml"), ("fabfile", "pulumi")],
 )
 def test_what_a_module_brings_along(module: str, absent: str) -> None:
     """The table holds for what is imported on the way, too: seen in a fresh interpreter."""

@@ -29,7 +29,7 @@ MAC_TOOLS = (
 )
 NODE_TOOLS = ("sshd", "pgrep")
 """What the tests start or ask on the side of the nodes."""
-LINUX_HALF = ("infra.local", "infra.clusters.local")
+LINUX_HALF = ("infra.clouds.local", "infra.clusters.local")
 
 NAMESPACE = """
 set -eu
@@ -124,7 +124,7 @@ def test_the_stand_in_hides_linux(mac: Mac) -> None:
 
 def test_every_module_of_the_operators_half_is_imported(mac: Mac) -> None:
     names = modules()
-    assert len(names) > 120 and "infra.operation" in names and "fabfile.stacks.pulumi_lock" in names
+    assert len(names) > 120 and "infra.state.operation" in names and "fabfile.stacks.pulumi_lock" in names
     code = f"import importlib\nfor name in {names!r}: importlib.import_module(name)"
     run(mac, sys.executable, "-c", code)
 
@@ -213,7 +213,7 @@ wrapper.wait()
 """
 PROVIDER = """
 import os, sys, time
-from infra import operation
+from infra.state import operation
 operation.end_with_engine()
 watch = operation.Watch()
 print(os.getpid(), flush=True)

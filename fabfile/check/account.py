@@ -13,5 +13,5 @@ LEVELS: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
 def verdicts(stack: str) -> list[Verdict]:
     """One for each finding; Exit 2 for a stack that is in no cloud, or whose file cannot be used."""
     stack = stack or pulumi_cli.default_stack()
-    findings = json.loads(pulumi_cli.ask(pulumi_cli.module("account", stack)))
+    findings = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.account", stack)))
     return [Verdict(entry["check"], LEVELS[entry["state"]], entry["said"], entry["mend"]) for entry in findings]

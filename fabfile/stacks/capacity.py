@@ -141,7 +141,7 @@ def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[s
 def _offers(stack: str, told: Mapping[str, Any]) -> str:
     what = "zones" if told["cloud"] == "aws" else "regions"
     try:
-        found = json.loads(pulumi_cli.ask(pulumi_cli.module("account", stack, "--offers")))
+        found = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.account", stack, "--offers")))
     except Exit as error:
         return f"  which {what} offer {told['type']} could not be asked: {error.message}"
     return f"  {told['type']} is offered in these {what}: {', '.join(found) or 'none'} (you asked in {told['place']})"

@@ -43,7 +43,7 @@ def about(stack: str) -> dict[str, Any]:
             raise Exit(message, code=pulumi_cli.USAGE) from None
         if not _has_local_state(stack):
             # Ends with the file's error where nothing is here either.
-            found = json.loads(pulumi_cli.ask(pulumi_cli.module("audit", stack)))
+            found = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.audit", stack)))
             if not found and stack not in pulumi_cli.files():
                 raise pulumi_cli.unknown(stack) from None
         told = {"cluster": "local", "cloud": "", "keep_data": False}
@@ -82,10 +82,11 @@ def sweep(stack: str, of_state: Sequence[str], told: dict[str, Any], *, delete_d
 
 
 def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str) -> list[Thing]:
-    """Everything of the stack but what is `of_state`. `flags` are infra.audit's."""
+    """Everything of the stack but what is `of_state`. `flags` are infra.clouds.audit's."""
     where = [] if told["cloud"] else ["--local"]
     state = json.dumps(told.get("state") or {})
-    asked = pulumi_cli.module("audit", stack, *where, *flags, "--known", json.dumps(list(of_state)), "--state", state)
+    known = json.dumps(list(of_state))
+    asked = pulumi_cli.module("clouds.audit", stack, *where, *flags, "--known", known, "--state", state)
     found: list[Thing] = json.loads(pulumi_cli.ask(asked))
     return found
 
@@ -122,7 +123,7 @@ def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
 
 def forget(stack: str) -> None:
     """Nothing is left: remove the user's record of the stack, so that its next `up` has another id."""
-    pulumi_cli.ask(pulumi_cli.module("audit", stack, "--forget"))
+    pulumi_cli.ask(pulumi_cli.module("clouds.audit", stack, "--forget"))
 
 
 def data(things: Sequence[Thing]) -> list[Thing]:

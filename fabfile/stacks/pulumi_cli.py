@@ -41,7 +41,7 @@ def environment() -> dict[str, str]:
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
     if not has_pulumi():
-        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of a stack's id it is (infra.stack_record)
+        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of a stack's id it is (infra.state.stack_record)
     if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
         # The stacks keep no secrets; whoever adds some sets a passphrase.
         env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")
@@ -125,7 +125,7 @@ class State:
 def _state(stack: str) -> State:
     """Read once, until `follow` runs something that may change it: each question costs a process."""
     if not has_pulumi():
-        found = json.loads(ask(module("engine", "export", stack)))
+        found = json.loads(ask(module("state.engine", "export", stack)))
         return State(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
     names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
     if stack not in [name.rsplit("/", 1)[-1] for name in names]:
@@ -188,7 +188,7 @@ def ids(stack: str) -> list[str]:
 
 
 def identity(stack: str) -> dict[str, Any]:
-    """{stack_id, locations} of the stack by its state: what infra.audit takes as --state; empty where it has none."""
+    """{stack_id, locations} of the stack by its state: what infra.clouds.audit takes as --state; {} without one."""
     found = {_name(entry): entry.get("outputs") for entry in exported(stack)}.get("stack-id") or {}
     return {key: found[key] for key in ("stack_id", "locations") if key in found}
 
@@ -213,7 +213,7 @@ def unknown(stack: str) -> Exit:
 
 def about(stack: str) -> dict[str, Any]:
     """{cluster, cloud, type, place, keep_data} of the stack's file; Exit 2 where it cannot be used."""
-    found: dict[str, Any] = json.loads(ask(module("about", stack)))
+    found: dict[str, Any] = json.loads(ask(module("config.summary", stack)))
     return found
 
 

@@ -53,7 +53,7 @@ def nodes_that_go(stack: str, cloud: str) -> list[str]:
     """The nodes that the next `up` deletes or makes anew, by a preview. Empty, said in a line, where that fails."""
     try:
         if not pulumi_cli.has_pulumi():
-            return sorted(set(_GOES.findall(pulumi_cli.ask(pulumi_cli.module("engine", "preview", stack)))))
+            return sorted(set(_GOES.findall(pulumi_cli.ask(pulumi_cli.module("state.engine", "preview", stack)))))
         argv = ["pulumi", "preview", "--json", "--refresh", "--stack", stack]
         preview = json.loads(pulumi_cli.ask(argv, **pulumi_cli.plugins(cloud)))
         steps = [(str(step["urn"]).rpartition("::")[2], step["op"]) for step in preview.get("steps", [])]

@@ -130,7 +130,7 @@ def bootstrap(
 
 
 def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectives: str) -> dict[str, Any]:
-    """{"image", "files"} of these nodes, as infra.bare makes them; Exit 2 for a profile that is none."""
+    """{"image", "files"} of these nodes, as infra.bootstrap_files makes them; Exit 2 for a profile that is none."""
     asked = {
         "profile": profile,
         "collectives": collectives,
@@ -138,7 +138,7 @@ def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectiv
         "nodes": [{"name": node.name, "role": node.role} for node in nodes],
     }
     done = subprocess.run(
-        pulumi_cli.module("bare"),
+        pulumi_cli.module("bootstrap_files"),
         cwd=pulumi_cli.ROOT,
         env=pulumi_cli.environment(),
         input=json.dumps(asked),

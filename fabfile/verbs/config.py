@@ -30,7 +30,7 @@ def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] =
     stack = stack or pulumi_cli.default_stack()
     given = list(words)
     if not given:
-        rows = json.loads(pulumi_cli.ask(pulumi_cli.module("configure", stack)))
+        rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))
         source = f"stacks/Pulumi.{stack}.yaml"
         cells = [
             (row["key"], row["value"] or "-", row["default"] or "-", source if row["set"] else "default")
@@ -58,7 +58,7 @@ def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
     The whole file is then as it was, unless Pulumi has written to it as well (a new stack's salt): then only the key.
     """
     file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
-    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("configure", stack)))
+    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))
     old = next(str(row["value"]) for row in rows if row["key"] == key)
     before = file.read_bytes()
     set_key(stack, key, value)
@@ -79,5 +79,5 @@ def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
 
 def set_key(stack: str, key: str, value: str) -> None:
     """Set one key and say so. Exit 2, with nothing written, for what the settings refuse."""
-    pulumi_cli.ask(pulumi_cli.module("configure", stack, "--", key, value))
+    pulumi_cli.ask(pulumi_cli.module("config.configure", stack, "--", key, value))
     say(f"stacks/Pulumi.{stack}.yaml: {key} = {value}")

@@ -1,4 +1,4 @@
-"""`fab cost`: what a stack costs, up or not, from the dated table in infra/prices.toml."""
+"""`fab cost`: what a stack costs, up or not, from the dated table in infra/prices/prices.toml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADING = ("WHAT", "COUNT", "UNIT", "USD/HOUR", "AS OF")
     help={
         "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
         "json": "print JSON, for programs",
-        "refresh": "first ask the providers for today's prices, and rewrite infra/prices.toml",
+        "refresh": "first ask the providers for today's prices, and rewrite infra/prices/prices.toml",
         "cloud": "with --refresh: only aws, or only azure",
     }
 )
@@ -34,7 +34,7 @@ def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False
     if refresh:
         _refresh(cloud, quiet=json)
     stack = stack or pulumi_cli.default_stack()
-    text = pulumi_cli.ask(pulumi_cli.module("cost", stack))
+    text = pulumi_cli.ask(pulumi_cli.module("prices.cost", stack))
     say(text.strip() if json else shown(_loaded(text)))
 
 
@@ -83,15 +83,16 @@ def _old(bill: Mapping[str, Any]) -> str:
 def _refresh(cloud: str, *, quiet: bool) -> None:
     if not quiet:
         say("asking the providers; AWS has one large file a region, which takes minutes")
-    done = _loaded(pulumi_cli.ask(pulumi_cli.module("cost", "--refresh", *(["--cloud", cloud] if cloud else []))))
+    only = ["--cloud", cloud] if cloud else []
+    done = _loaded(pulumi_cli.ask(pulumi_cli.module("prices.cost", "--refresh", *only)))
     if quiet:
         return
-    say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices.toml")
+    say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices/prices.toml")
     for why in done["left"][:_MOST_LEFT]:
         say(f"left as it was: {why}")
     if len(done["left"]) > _MOST_LEFT:
         say(f"and {len(done['left']) - _MOST_LEFT} more")
-    say(next_command("git diff infra/prices.toml"))
+    say(next_command("git diff infra/prices/prices.toml"))
 
 
 def _loaded(text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from fabfile.stacks import pulumi_cli
 @task
 def images(_c: Context) -> None:
     """List the golden images that are baked on this machine."""
-    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "list")))
+    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "list")))
     cells = [
         (row["id"], row["profile"], row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
         for row in rows
@@ -27,7 +27,7 @@ def images(_c: Context) -> None:
 @task(help={"yes": "do not ask"})
 def prune(_c: Context, yes: bool = False) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
-    unused = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "unused")))
+    unused = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "unused")))
     if not unused:
         say("nothing to remove: every image is in use")
         return
@@ -35,6 +35,6 @@ def prune(_c: Context, yes: bool = False) -> None:
     must_be_answerable(yes)
     if not yes:
         ask("remove them?")
-    removed = json.loads(pulumi_cli.ask(pulumi_cli.module("images", "prune")))
+    removed = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "prune")))
     for line in removed:
         say(f"removed {line}")

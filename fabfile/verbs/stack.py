@@ -54,10 +54,10 @@ def _up(stack: str, yes: bool, begun: Begun) -> None:
         _finish(update.code, stack)
         return
     if not yes:
-        _finish(pulumi_cli.follow(pulumi_cli.module("engine", "preview", stack)), stack)
+        _finish(pulumi_cli.follow(pulumi_cli.module("state.engine", "preview", stack)), stack)
         ask(f"change stack {stack} like this?")
     begun.value = True
-    code = pulumi_cli.follow(pulumi_cli.module("engine", "up", stack))
+    code = pulumi_cli.follow(pulumi_cli.module("state.engine", "up", stack))
     begun.value = code != pulumi_cli.USAGE  # which it ends with before it changes anything
     _finish(code, stack)
 
@@ -72,7 +72,7 @@ def preview(_c: Context, stack: str = "") -> None:
         argv = ["pulumi", "preview", "--refresh", "--stack", stack, *_policies(told)]
         _finish(pulumi_cli.follow(argv, **pulumi_cli.plugins(told["cloud"])), stack)
     else:
-        _finish(pulumi_cli.follow(pulumi_cli.module("engine", "preview", stack)), stack)
+        _finish(pulumi_cli.follow(pulumi_cli.module("state.engine", "preview", stack)), stack)
     say(next_command("fab up"))
 
 
@@ -83,7 +83,7 @@ def refresh(_c: Context, stack: str = "") -> None:
     if pulumi_cli.has_pulumi():
         _finish(pulumi_cli.follow(["pulumi", "refresh", "--stack", stack, *_pulumi_yes(True)]), stack)
     else:
-        _finish(pulumi_cli.follow(pulumi_cli.module("engine", "refresh", stack)), stack)
+        _finish(pulumi_cli.follow(pulumi_cli.module("state.engine", "refresh", stack)), stack)
     say(next_command("fab up  (brings back what is gone)"))
 
 
@@ -116,7 +116,7 @@ def destroy(
             excluded = [f"--exclude={urn}" for urn in orphans.data_urns(stack)] if keeps else []
             _finish(pulumi_cli.follow(["pulumi", "destroy", "--stack", stack, *excluded, *_pulumi_yes(True)]), stack)
     else:
-        _finish(pulumi_cli.follow(pulumi_cli.module("engine", "destroy", stack)), stack)
+        _finish(pulumi_cli.follow(pulumi_cli.module("state.engine", "destroy", stack)), stack)
     _audit_destroyed(stack, told, keeps)
     known_hosts.forget(stack)
     if not keeps:
@@ -164,7 +164,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
             refreshing = ["pulumi", "refresh", "--clear-pending-creates", "--stack", stack, *_pulumi_yes(True)]
             _finish(pulumi_cli.follow(refreshing), stack)
     else:
-        _finish(pulumi_cli.follow(pulumi_cli.module("engine", "refresh", stack)), stack)
+        _finish(pulumi_cli.follow(pulumi_cli.module("state.engine", "refresh", stack)), stack)
     of_state = orphans.known(stack, told)
     swept = orphans.sweep(stack, of_state, told)
     orphans.show(swept, prices=bool(told["cloud"]))
@@ -197,7 +197,7 @@ def audit(_c: Context, stack: str = "") -> None:
 
 
 def _checked(stack: str) -> dict[str, Any]:
-    """What the preflight tells of a stack that can be made here (infra.about); its price and its engine are said."""
+    """The preflight's JSON of a stack that can be made here; prints its price and which engine runs."""
     if not pulumi_cli.has_pulumi():
         pulumi_cli.refuse_without_pulumi(pulumi_cli.about(stack), stack)  # before anybody asks its cloud
     state = json.dumps(pulumi_cli.identity(stack))

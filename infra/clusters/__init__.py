@@ -2,17 +2,17 @@
 
 check(settings)        raises UsageError for what can be known before anything is touched; changes nothing
 build(settings)        declares the cluster under Pulumi; its inventory, as an output
-bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices)
+bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices.table)
 
-What of a stack exists, whatever any state says, is found and swept by infra.<cloud>.leftovers (infra.audit).
+What of a stack exists, whatever any state says, is found and swept by infra.<cloud>.leftovers (infra.clouds.audit).
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from infra import extras
-from infra.settings import Settings
+from infra.clouds import sdk
+from infra.config.settings import Settings
 
 
 def of(settings: Settings) -> ModuleType:
@@ -20,4 +20,4 @@ def of(settings: Settings) -> ModuleType:
 
     Raises UsageError, naming the extra to install, where the SDK is not there.
     """
-    return extras.load(f"infra.clusters.{settings.cluster.replace('-', '_')}")
+    return sdk.load(f"infra.clusters.{settings.cluster.replace('-', '_')}")

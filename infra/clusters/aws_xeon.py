@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import cloud_config, inventory, naming, prices, stack_id, user_data
-from infra.aws import budget, ground, image, network, nodes, provider, room, types, zones
-from infra.config_values import SettingsError, check_key_type
-from infra.settings import Settings
+from infra import cloud_config, inventory, user_data
+from infra.clouds import naming
+from infra.clouds.aws import budget, capacity, foundation, image, machine_types, names, network, nodes, zones
+from infra.config.settings import Settings
+from infra.config.values import SettingsError, check_key_type
+from infra.prices import table
+from infra.state import stack_id
 
 IMAGE_GB = 20
 """What the snapshot of an image holds; blocks that were never written cost nothing."""
@@ -22,7 +25,7 @@ def check(settings: Settings) -> None:
     """Raise UsageError for what cannot be a cluster on AWS. Asks nobody, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
     zones.zone(settings)
-    types.of(settings.cloud.instance_type)
+    machine_types.of(settings.cloud.instance_type)
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     image.check(settings)
@@ -39,29 +42,29 @@ def check(settings: Settings) -> None:
 def build(settings: Settings) -> pulumi.Output[str]:
     """Declare the cluster; its inventory. Raises UsageError, before anything is declared, for what AWS has not."""
     check(settings)
-    own = provider.declare(settings, stack_id.declare(settings, region=provider.region(settings)))
-    machine = types.of(settings.cloud.instance_type)
+    own = names.declare(settings, stack_id.declare(settings, region=names.region(settings)))
+    machine = machine_types.of(settings.cloud.instance_type)
     zones.check_offer(settings, machine.name, own)
     given = None if image.bakes(settings) else image.given(settings, own)
-    inside = room.given(settings, machine.name, zones.zone(settings))
+    inside = capacity.given(settings, machine.name, zones.zone(settings))
     if not machine.amx:
-        pulumi.log.warn(types.without_amx(machine))
-    under = ground.declare(settings, own, builder=given is None)
+        pulumi.log.warn(machine_types.without_amx(machine))
+    under = foundation.declare(settings, own, builder=given is None)
     budget.declare(settings, pulumi.ResourceOptions(provider=own))
     made = nodes.declare(settings, given or image.bake(settings, under), under, inside)
     facts = pulumi.Output.all(*[pulumi.Output.all(node.public_ip, node.host_key) for node in made])
     return pulumi.Output.all(facts, under.bucket.bucket).apply(lambda known: _inventory(settings, known[0], known[1]))
 
 
-def bill(settings: Settings) -> list[prices.Line]:
+def bill(settings: Settings) -> list[table.Line]:
     """What all of it costs. Traffic, requests and the half hour of a builder are not in it."""
-    cloud, region = settings.cloud, provider.region(settings)
+    cloud, region = settings.cloud, names.region(settings)
     public = sum(network.is_public(settings, index) for index in range(settings.nodes))
 
-    def line(sku: str, count: float, what: str) -> prices.Line:
-        return prices.line("aws", region, sku, count, what=what)
+    def line(sku: str, count: float, what: str) -> table.Line:
+        return table.line("aws", region, sku, count, what=what)
 
-    name = types.of(cloud.instance_type).name
+    name = machine_types.of(cloud.instance_type).name
     lines = [
         line(f"{name}/spot" if cloud.spot else name, settings.nodes, f"{name}{', Spot' if cloud.spot else ''}"),
         line("gp3-gb-month", settings.nodes * cloud.disk_gb, f"disks of the nodes, {cloud.disk_gb} GB each"),
@@ -82,7 +85,7 @@ def bill(settings: Settings) -> list[prices.Line]:
 
 def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     """The contract, from each node's [public address, host key]."""
-    machine = types.of(settings.cloud.instance_type)
+    machine = machine_types.of(settings.cloud.instance_type)
     found = tuple(
         inventory.Node(
             name=naming.node(index),
@@ -102,6 +105,6 @@ def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
         identity_file=str(settings.identity_file or ""),
         jump_host=found[0].ssh_host if network.has_private(settings) else "",
         data_url=f"s3://{bucket}",
-        hourly_usd=round(prices.total(bill(settings)), 4),
+        hourly_usd=round(table.total(bill(settings)), 4),
     )
     return inventory.to_json(cluster)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pulumi
 
-from infra import cloud_config, inventory, prices, stack_id, user_data
-from infra.azure import access, base, budget, data, flow_logs, image, network, nodes, types
-from infra.config_values import SettingsError, check_key_type
-from infra.prices import Line
-from infra.settings import Settings
+from infra import cloud_config, inventory, user_data
+from infra.clouds.azure import access, budget, data, flow_logs, image, machine_types, names, network, nodes
+from infra.config.settings import Settings
+from infra.config.values import SettingsError, check_key_type
+from infra.prices import table
+from infra.prices.table import Line
+from infra.state import stack_id
 
 ZONES = ("1", "2", "3")
 RESERVED = ("microsoft", "windows")
@@ -19,7 +21,7 @@ DATA_GB = 20
 
 def check(settings: Settings) -> None:
     """Raise UsageError for what Azure would refuse, or what has no price. Asks nobody, changes nothing."""
-    types.of(settings)
+    machine_types.of(settings)
     image.key(settings)
     cloud_config.read(user_data.BOOTSTRAP)
     cloud = settings.cloud
@@ -27,11 +29,11 @@ def check(settings: Settings) -> None:
         raise SettingsError("stack", settings.stack, f"without {' and '.join(RESERVED)}: Azure refuses them in names")
     if cloud.zone and cloud.zone not in ZONES:
         raise SettingsError("zone", cloud.zone, f"one of {', '.join(ZONES)}, or empty: Azure chooses")
-    if not types.BUILDER_DISK_GB <= cloud.disk_gb <= types.MOST_DISK_GB:
+    if not machine_types.BUILDER_DISK_GB <= cloud.disk_gb <= machine_types.MOST_DISK_GB:
         raise SettingsError(
             "diskGb",
             cloud.disk_gb,
-            f"from {types.BUILDER_DISK_GB}, the image's own size, to {types.MOST_DISK_GB} on Azure",
+            f"from {machine_types.BUILDER_DISK_GB}, the image's own size, to {machine_types.MOST_DISK_GB} on Azure",
         )
     if cloud.capacity_reservation:
         raise SettingsError("capacityReservation", cloud.capacity_reservation, "empty on Azure: it is AWS's own")
@@ -42,10 +44,10 @@ def check(settings: Settings) -> None:
 def build(settings: Settings) -> pulumi.Output[str]:
     """Declare the cluster; its inventory."""
     check(settings)
-    warning = types.amx_warning(types.of(settings))
+    warning = machine_types.amx_warning(machine_types.of(settings))
     if warning:
         pulumi.log.warn(warning)
-    stack = base.declare(settings, stack_id.declare(settings, region=base.region(settings)))
+    stack = names.declare(settings, stack_id.declare(settings, region=names.region(settings)))
     net = network.declare(stack)
     store = data.declare(stack, net)
     if settings.cloud.flow_logs:
@@ -62,7 +64,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], public: list[str | None], url: str) -> str:
     """The contract. A node without a public address is reached through the head."""
-    size = types.of(settings)
+    size = machine_types.of(settings)
     all_public = settings.cloud.public_nodes == "all"
     members = tuple(
         inventory.Node(
@@ -82,18 +84,18 @@ def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], publ
         identity_file=str(settings.identity_file or ""),
         jump_host="" if all_public or len(members) == 1 else members[0].address,
         data_url=url,
-        hourly_usd=round(prices.total(bill(settings)), 4),
+        hourly_usd=round(table.total(bill(settings)), 4),
     )
     return inventory.to_json(cluster)
 
 
 def bill(settings: Settings) -> list[Line]:
     """What is billed by the hour once the cluster stands, at list prices. The builder runs before that, for minutes."""
-    cloud, size, count = settings.cloud, types.of(settings), settings.nodes
+    cloud, size, count = settings.cloud, machine_types.of(settings), settings.nodes
     public = count if cloud.public_nodes == "all" else 1
     lines = [
         _line(settings, f"{size.name}/spot" if cloud.spot else size.name, count, "nodes"),
-        _line(settings, f"managed-disk-{types.tier(size.storage, cloud.disk_gb)}", count, "their disks"),
+        _line(settings, f"managed-disk-{machine_types.tier(size.storage, cloud.disk_gb)}", count, "their disks"),
         _line(settings, "public-ip-standard", public, "public addresses of nodes"),
     ]
     if network.has_nat_gateway(settings):
@@ -106,8 +108,8 @@ def bill(settings: Settings) -> list[Line]:
 
 def _bill_of_image(settings: Settings) -> list[Line]:
     """What stays of a bake: at most, as if the disk were full."""
-    gb = types.BUILDER_DISK_GB
-    tier = types.tier("StandardSSD_LRS", gb)
+    gb = machine_types.BUILDER_DISK_GB
+    tier = machine_types.tier("StandardSSD_LRS", gb)
     lines = [
         _line(settings, f"managed-disk-{tier}", 1, "disk of the builder, which is off"),
         _line(settings, "snapshot-gb-month", gb, "snapshot, at most"),
@@ -119,4 +121,4 @@ def _bill_of_image(settings: Settings) -> list[Line]:
 
 
 def _line(settings: Settings, sku: str, count: float, what: str) -> Line:
-    return prices.line("azure", base.region(settings), sku, count, what=what)
+    return table.line("azure", names.region(settings), sku, count, what=what)

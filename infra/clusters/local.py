@@ -6,12 +6,15 @@ import os
 
 import pulumi
 
-from infra import cloud_config, inventory, naming, prices, stack_id, user_data
-from infra.local import bake, base, cgroup, host, owner
-from infra.local.image import Image
-from infra.local.network import Network
-from infra.local.nodes import Node
-from infra.settings import Settings
+from infra import cloud_config, inventory, user_data
+from infra.clouds import naming
+from infra.clouds.local import bake, base_image, cgroup, host, owner
+from infra.clouds.local.image import Image
+from infra.clouds.local.network import Network
+from infra.clouds.local.nodes import Node
+from infra.config.settings import Settings
+from infra.prices import table
+from infra.state import stack_id
 
 
 def image_id(settings: Settings) -> str:
@@ -19,7 +22,7 @@ def image_id(settings: Settings) -> str:
     if settings.image != "bake":
         return settings.image
     # What is sealed makes another image too: one that was sealed worse must not be used again.
-    return user_data.image_key(settings, base.key(), *bake.SEALED)
+    return user_data.image_key(settings, base_image.key(), *bake.SEALED)
 
 
 def check(settings: Settings) -> None:
@@ -29,7 +32,7 @@ def check(settings: Settings) -> None:
     host.check(settings, image_id(settings))
 
 
-def bill(settings: Settings) -> list[prices.Line]:
+def bill(settings: Settings) -> list[table.Line]:
     """Nothing: the machines are this one."""
     return []
 

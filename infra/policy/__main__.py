@@ -32,7 +32,7 @@ from pulumi_policy import (  # noqa: E402
 )
 from pulumi_policy.proxy import UnknownValueError  # noqa: E402
 
-from infra import stack_file  # noqa: E402
+from infra.config import stack_file  # noqa: E402
 from infra.policy import pack  # noqa: E402
 from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule  # noqa: E402
 from infra.policy.unknown import UNKNOWN  # noqa: E402

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from infra.naming import MAX_HOURS_TAG, TAGS
+from infra.clouds.naming import MAX_HOURS_TAG, TAGS
 from infra.policy.machines import INSTANCE
 from infra.policy.rule import Props, Resource, Rule, block
 from infra.policy.unknown import Unknown

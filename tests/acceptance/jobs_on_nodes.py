@@ -15,7 +15,7 @@ from typing import Any
 from on_host import Traces, members, until
 from project import Project
 
-from infra.local import nodes
+from infra.clouds.local import nodes
 
 JOB = """
 [data]

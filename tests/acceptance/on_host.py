@@ -14,7 +14,7 @@ from pathlib import Path
 
 from project import Project
 
-from infra.local import cgroup, paths
+from infra.clouds.local import cgroup, paths
 
 RUN = Path("/run/systemd/nspawn")
 NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup", "user")

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from infra.local import leftovers
-from infra.thing import Thing
+from infra.clouds.live_resource import Thing
+from infra.clouds.local import orphans
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -99,7 +99,7 @@ class Project:
         command = (
             ["pulumi", "stack", "output", "--json", "--stack", self.stack]
             if self.engine == "pulumi"
-            else [sys.executable, "-m", "infra.engine", "output", self.stack]
+            else [sys.executable, "-m", "infra.state.engine", "output", self.stack]
         )
         loaded = json.loads(subprocess.check_output(command, cwd=self.root, env=self.env, text=True))
         found = loaded["inventory"] if self.engine == "pulumi" else loaded
@@ -110,13 +110,13 @@ class Project:
 
     def left(self) -> list[Thing]:
         """What of the stack exists on this machine."""
-        return leftovers.find(self.stack)
+        return orphans.find(self.stack)
 
     def clean(self) -> None:
         """Whatever a test did: nothing of its stack stays."""
         kill_all_of(self.root)
         if self.left():
-            leftovers.sweep(self.stack, ())
+            orphans.sweep(self.stack, ())
         assert self.left() == []
 
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from project import Project
 
-from infra.local import paths
-from infra.settings import KEYS
+from infra.clouds.local import paths
+from infra.config.settings import KEYS
 
 PREFLIGHT = """
 import contextlib, io, json, sys

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from project import ROOT, Project
 
-from infra.local import cgroup, image
+from infra.clouds.local import cgroup, image
 
 pytestmark = pytest.mark.faults
 
@@ -30,9 +30,9 @@ esac
 """
 PRINT_IMAGE = """
 import sys
-from infra import stack_file
+from infra.config import stack_file
 from infra.clusters.local import image_id
-from infra.settings import load
+from infra.config.settings import load
 print(image_id(load(sys.argv[1], stack_file.read(sys.argv[1]))))
 """
 
@@ -166,7 +166,7 @@ def test_hanging_step(fault: Fault) -> None:
 
 def test_cloud_init_that_starts_nothing(fault: Fault) -> None:
     fault.replace("bootstrap/cloud-config.yaml", r"^runcmd:\n(.*\n)*", "runcmd: ['true']\n")
-    fault.replace("infra/local/bake.py", r"^FIRST_SIGN = .*$", "FIRST_SIGN = 15.0")
+    fault.replace("infra/clouds/local/bake.py", r"^FIRST_SIGN = .*$", "FIRST_SIGN = 15.0")
     said = failed_up(fault.project)
     assert "builder: no end after 15 s; the last was nothing: cloud-init did not start the bootstrap" in said
     assert len(said.rpartition("the bootstrap: ")[2].split(" / ")) == 5, "the console's tail"

@@ -14,7 +14,7 @@ import pytest
 from on_host import boots, members
 from project import Project
 
-from infra.local import ids, nodes, paths
+from infra.clouds.local import ids, nodes, paths
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
@@ -200,8 +200,8 @@ exec {python} -c "{program}"
 """
 MACHINE = """
 from pathlib import Path
-from infra.local import image
-from infra.local.machine import Machine
+from infra.clouds.local import image
+from infra.clouds.local.nspawn import Machine
 machine = Machine('{stack}-in', 'node1', Path('{tmp}/node1'))
 machine.remove()
 try:

@@ -22,9 +22,9 @@ from azure_mocks import Azure
 from on_host import until, why_not
 from program_recorder import Kind, Ran, run
 
-from infra import stack_file
-from infra.local import bake, cgroup, image, paths
-from infra.local.machine import Machine
+from infra.clouds.local import bake, cgroup, image, paths
+from infra.clouds.local.nspawn import Machine
+from infra.config import stack_file
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ from on_host import boots
 from project import Project
 
 from fabfile.remote.ended import WHY
-from infra.local import cgroup, nodes
+from infra.clouds.local import cgroup, nodes
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 

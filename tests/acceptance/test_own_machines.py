@@ -12,8 +12,8 @@ import pytest
 import sshd
 from project import Project
 
-from infra.local import bake, base, cgroup, paths, rootfs
-from infra.local.machine import Machine
+from infra.clouds.local import bake, base_image, cgroup, paths, rootfs
+from infra.clouds.local.nspawn import Machine
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # it installs torch, as a bake does
 NAME = "own1"
@@ -34,11 +34,11 @@ touch /etc/cloud/cloud-init.disabled
 def plain_debian(project: Project, port: int) -> Iterator[Machine]:
     """Booted from the base of all images, on this machine's network: it needs the package index."""
     machine = Machine(project.stack, NAME, paths.node(project.stack, NAME))
-    key = base.key()
-    if not base.is_made(key):
+    key = base_image.key()
+    if not base_image.is_made(key):
         work = machine.directory / "base"
         work.mkdir(parents=True)
-        base.make(key, work, cgroup.make(project.stack, NAME), lambda: None)
+        base_image.make(key, work, cgroup.make(project.stack, NAME), lambda: None)
     try:
         machine.mount([paths.base(key) / "rootfs"])
         public = (project.home / ".ssh/id_ed25519.pub").read_text().strip()

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from project import ROOT, Project
 
-from infra.local import bake, image, nodes
+from infra.clouds.local import bake, image, nodes
 
 IN_RUNTIME = "set -a; . /etc/trainyard/runtime.env; set +a; "
 PINS = dict(re.findall(r"^(\w+)=([\w.:/-]+)$", (ROOT / "bootstrap/versions.env").read_text(), re.M))

@@ -10,7 +10,7 @@ import pytest
 from on_host import boots
 from project import ROOT, Project
 
-from infra.local import leftovers
+from infra.clouds.local import orphans
 
 
 def plain_lines() -> list[str]:
@@ -27,7 +27,7 @@ def test_the_block_is_a_whole_story() -> None:
 
 
 def test_the_plain_lines_work_in_order_with_an_empty_home(make_project: Callable[..., Project]) -> None:
-    if leftovers.find("local"):
+    if orphans.find("local"):
         pytest.skip("this machine has a stack `local`, which is somebody's")
     project = make_project("pulumi")
     env = {name: value for name, value in project.env.items() if not name.startswith("PULUMI_HOME")}
@@ -44,6 +44,6 @@ def test_the_plain_lines_work_in_order_with_an_empty_home(make_project: Callable
             )
             assert done.returncode == 0, done.stdout + done.stderr
             assert len([name for name in boots("local") if name.startswith("node")]) == wanted
-        assert leftovers.find("local") == []
+        assert orphans.find("local") == []
     finally:
-        leftovers.sweep("local", ())
+        orphans.sweep("local", ())

@@ -13,7 +13,7 @@ import pytest
 from on_host import Traces, boots, members, processes, until
 from project import Project
 
-from infra.local import nodes
+from infra.clouds.local import nodes
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 LOOP = """[Service]

@@ -17,7 +17,7 @@ import pytest
 from on_host import Traces, boots, processes, until
 from project import Project
 
-from infra.local import paths
+from infra.clouds.local import paths
 
 pytestmark = pytest.mark.faults
 
@@ -29,7 +29,7 @@ VICTIMS = {
     "pulumi": ("pulumi ", "--stack"),
     "provider": ("-m pulumi.dynamic",),
     "program": ("pulumi-language-python-exec",),
-    "engine": ("-m infra.engine",),
+    "engine": ("-m infra.state.engine",),
 }
 
 # Engine, what it is doing, and what of it is killed at once. The rest goes on, or ends by itself.

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from project import Project
 
-from infra.local import cgroup, network, nodes
+from infra.clouds.local import cgroup, network, nodes
 
 NODES = ("node1", "node2", "node3")
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
@@ -163,7 +163,8 @@ def test_private_keys_are_on_their_node_alone(cluster: Project) -> None:
     roots = [root_of(cluster, node) for node in NODES]
     secrets = [secret_of(root / path) for root in roots for path in (HOST_KEY, USER_KEY)]
     assert len(set(secrets)) == 2 * len(NODES), "every key is another"
-    show = "pulumi stack export" if cluster.engine == "pulumi" else "python -m infra.engine export $TRAINYARD_STACK"
+    embedded = "python -m infra.state.engine export $TRAINYARD_STACK"
+    show = "pulumi stack export" if cluster.engine == "pulumi" else embedded
     state = subprocess.check_output(show, shell=True, cwd=cluster.root, env=cluster.env)
     assert b"ssh-ed25519" in state, "the state has the public halves"
     assert not [secret for secret in secrets if secret in state]

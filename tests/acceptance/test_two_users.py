@@ -11,7 +11,7 @@ import pytest
 from on_host import boots
 from project import Project
 
-from infra.local import owner, paths
+from infra.clouds.local import owner, paths
 
 
 @pytest.mark.parametrize("engine", ["pulumi", "embedded"])

@@ -16,7 +16,7 @@ from jobs_on_nodes import DATA, ENDLESS, JOB, Job, starting
 from on_host import boots, until
 from project import Project
 
-from infra.local import base, nodes
+from infra.clouds.local import base_image, nodes
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -34,11 +34,11 @@ def node(make_project: Callable[..., Project]) -> Iterator[Project]:
     (project.root / "job.toml").write_text(JOB)
     project.fab("run", f'cd && python3 -c "{DATA}"')
     root = nodes.machine(project.stack, "node1").root
-    for source in base.sources():
+    for source in base_image.sources():
         shutil.copy(source, root / source.relative_to("/"))
     for file in ("etc/resolv.conf", "etc/ssl/certs/ca-certificates.crt"):
         shutil.copy(Path("/", file), root / file)
-    (root / "etc/apt/apt.conf.d/99-host").write_text("\n".join(base.apt_options()))
+    (root / "etc/apt/apt.conf.d/99-host").write_text("\n".join(base_image.apt_options()))
     inside(project, "apt-get", "update")
     inside(project, "apt-get", "install", "--no-install-recommends", "needrestart")
     yield project

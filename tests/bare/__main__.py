@@ -19,8 +19,8 @@ from pathlib import Path
 
 from machine import HOME, PULUMI, RELEASES, USER, BareMachine
 
-from infra import operation
 from infra.errors import OperationError
+from infra.state import operation
 
 # Tests of `make test` that need more than a machine in a machine has -> why. They run on the machine itself.
 DOES_NOT_NEST: dict[str, str] = {}

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.local import bake, base, cgroup, command, paths
+from infra.clouds.local import bake, base_image, cgroup, paths, system_command
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOME = paths.home() / "bare"
@@ -74,15 +74,15 @@ class BareMachine:
         (work / "sources.list").write_text("\n".join([*lines, f"deb {SECURITY} {suite}-security main", ""]))
         argv = [
             *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join((*BOOTS, *BARE))}"),
-            *(f"--aptopt={line}" for line in base.apt_options()),
+            *(f"--aptopt={line}" for line in base_image.apt_options()),
             *(suite, str(work / "root"), str(work / "sources.list")),
         ]
-        command.run_watched(argv, cgroup.make(STACK, self.name), work, timeout=900, check=lambda: None)
+        system_command.run_watched(argv, cgroup.make(STACK, self.name), work, timeout=900, check=lambda: None)
         # As an installed Debian has it, not as mmdebstrap calls its argument.
         shutil.move(work / "sources.list", work / "root/etc/apt/sources.list")
         for file in (work / "root/etc/apt/sources.list.d").glob("0000*"):
             file.unlink()
-        command.run(["chroot", str(work / "root"), "useradd", "--create-home", "--shell=/bin/bash", USER])
+        system_command.run(["chroot", str(work / "root"), "useradd", "--create-home", "--shell=/bin/bash", USER])
         (work / "root/etc/sudoers.d/newcomer").write_text(f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n")
         (work / "root").rename(target)
         shutil.rmtree(work)
@@ -96,7 +96,7 @@ class BareMachine:
             (self.directory / part).mkdir(parents=True)
         (self.directory / "tmp").chmod(0o1777)
         layers = f"lowerdir={root},upperdir={self.directory / 'upper'},workdir={self.directory / 'work'}"
-        command.run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)])
+        system_command.run(["mount", "-t", "overlay", "overlay", "-o", layers, str(self.root)])
         self._furnish()
         self._boot()
         self._connect()
@@ -107,8 +107,8 @@ class BareMachine:
     def _furnish(self) -> None:
         """The clones, and what a bake borrows from its host as well: name servers, authorities, pip's settings."""
         for home in ("root", f"home/{USER}"):
-            command.run(["git", "clone", "--quiet", f"file://{CHECKOUT}", str(self.root / home / "trainyard")])
-        command.run(["chroot", str(self.root), "chown", "-R", f"{USER}:", f"/home/{USER}"])
+            system_command.run(["git", "clone", "--quiet", f"file://{CHECKOUT}", str(self.root / home / "trainyard")])
+        system_command.run(["chroot", str(self.root), "chown", "-R", f"{USER}:", f"/home/{USER}"])
         uplink = Path("/run/systemd/resolve/resolv.conf")
         servers = (uplink if uplink.exists() else Path("/etc/resolv.conf")).read_text()
         (self.root / "etc/resolv.conf").unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class BareMachine:
         for directory in (state, pip):
             directory.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(state / "stacks", ignore_errors=True)  # of a run that was killed; the images stay
-        command.run(["chmod", "-R", "a+rwX", str(pip)])  # root's and the user's
+        system_command.run(["chmod", "-R", "a+rwX", str(pip)])  # root's and the user's
         nspawn = [
             *("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--link-journal=no", "--boot"),
             *("--console=read-only", "--setenv=TERM=dumb", "--capability=all", "--resolv-conf=off", "--timezone=off"),
@@ -141,7 +141,7 @@ class BareMachine:
         nspawn[-1:-1] = [f"--bind-ro={path}:{PULUMI}/{path.name}" for path in Path("/usr/local/bin").glob("pulumi*")]
         with (self.directory / "console.log").open("wb") as console:
             subprocess.Popen(
-                command.in_groups(nspawn, cgroup.make(STACK, self.name)),
+                system_command.in_groups(nspawn, cgroup.make(STACK, self.name)),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
@@ -152,7 +152,7 @@ class BareMachine:
         while self._is_system_running() not in ("running", "degraded"):
             if time.monotonic() > deadline:
                 tail = (self.directory / "console.log").read_text(errors="replace").splitlines()[-5:]
-                raise command.CommandError(f"{self.name}: not booted within {BOOT_S:.0f} s: {' / '.join(tail)}")
+                raise system_command.CommandError(f"{self.name}: not booted within {BOOT_S:.0f} s: {' / '.join(tail)}")
             time.sleep(0.2)
 
     def _init(self) -> int | None:
@@ -167,23 +167,23 @@ class BareMachine:
     def _is_system_running(self) -> str:
         try:
             return self._enter(["systemctl", "is-system-running"], check=False)
-        except command.CommandError:
+        except system_command.CommandError:
             return ""
 
     def _enter(self, argv: Sequence[str], *, check: bool = True) -> str:
         """Run a command in its namespaces; its output."""
         init = self._init()
         if init is None:
-            raise command.CommandError(f"{self.name}: does not run")
+            raise system_command.CommandError(f"{self.name}: does not run")
         whole = ["nsenter", f"--target={init}", "--all", *argv]
         if check:
-            return command.run(whole).strip()
+            return system_command.run(whole).strip()
         return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
 
     def _connect(self) -> None:
         """A link of its own, and what it sends leaves under this machine's address."""
-        command.run(["ip", "address", "add", f"{self.subnet}.1/24", "dev", self.link])
-        command.run(["ip", "link", "set", self.link, "up"])
+        system_command.run(["ip", "address", "add", f"{self.subnet}.1/24", "dev", self.link])
+        system_command.run(["ip", "link", "set", self.link, "up"])
         self._enter(["ip", "address", "add", f"{self.subnet}.2/24", "dev", "host0"])
         self._enter(["ip", "link", "set", "host0", "up"])
         self._enter(["ip", "route", "add", "default", "via", f"{self.subnet}.1"])
@@ -228,12 +228,12 @@ class BareMachine:
     def stop(self) -> None:
         """End it, whatever runs in it, and remove everything of it but the cache."""
         if not cgroup.kill(cgroup.unified(STACK, self.name), timeout=20):
-            raise command.CommandError(f"{self.name}: its processes do not die")
+            raise system_command.CommandError(f"{self.name}: its processes do not die")
         cgroup.remove(STACK, self.name)
         subprocess.run(["nft", "delete", "table", "ip", self._table], capture_output=True, timeout=60, check=False)
         with suppress(FileNotFoundError):
             FORWARD.write_text((self.directory / "ip_forward").read_text())
         while os.path.ismount(self.root):
-            command.run(["umount", str(self.root)])
+            system_command.run(["umount", str(self.root)])
         if self.directory.is_dir():
             shutil.rmtree(self.directory)

@@ -25,8 +25,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "acceptance")]
 
 from project import Project  # noqa: E402
 
-from infra import settings, stack_file, user_data  # noqa: E402
-from infra.local import ids, image  # noqa: E402
+from infra import user_data  # noqa: E402
+from infra.clouds.local import ids, image  # noqa: E402
+from infra.config import settings, stack_file  # noqa: E402
 
 SIZES = (3, 16)
 BOUNDS = {"bake from nothing": 360.0, "preview": 6.0, "up + wait, 3 nodes": 8.0, "up + wait, 16 nodes": 40.0}

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from fabfile.program import verbs
-from infra import configure, stack_file
-from infra.config_values import SettingsError
+from infra.config import configure, stack_file
+from infra.config.values import SettingsError
 
 FILE = """\
 # A cluster of mine.

@@ -1,4 +1,4 @@
-"""`python -m infra.cost` and `fab cost`: the bill of a stack, in JSON and for a person."""
+"""`python -m infra.prices.cost` and `fab cost`: the bill of a stack, in JSON and for a person."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from invoke.exceptions import Exit
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs.cost import _refresh, announce, shown
 from fabfile.verbs.cost import cost as verb
-from infra import clusters, cost, price_refresh, prices
+from infra import clusters
+from infra.config.settings import Settings, load
 from infra.errors import OperationError
-from infra.settings import Settings, load
+from infra.prices import cost, table
+from infra.prices import refresh as price_refresh
 
 TODAY = datetime.date(2027, 3, 1)
 LINES = [
-    prices.Line("3 nodes, m7i.8xlarge", 3, "instance", 4.5, "2026-11-21"),
-    prices.Line("NAT gateway", 1, "gateway", 0.045, "2026-09-01"),
+    table.Line("3 nodes, m7i.8xlarge", 3, "instance", 4.5, "2026-11-21"),
+    table.Line("NAT gateway", 1, "gateway", 0.045, "2026-09-01"),
 ]
 
 
@@ -29,7 +31,7 @@ def stack(good: dict[str, str]) -> Settings:
     return load("local", good)
 
 
-def billed(monkeypatch: pytest.MonkeyPatch, lines: list[prices.Line]) -> None:
+def billed(monkeypatch: pytest.MonkeyPatch, lines: list[table.Line]) -> None:
     monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=lambda _: lines))
 
 
@@ -81,7 +83,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 def test_the_command_prints_the_bill(
     good: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("infra.stack_file.read", lambda _: good)
+    monkeypatch.setattr("infra.config.stack_file.read", lambda _: good)
     assert run(monkeypatch, "local") == 0
     assert json.loads(capsys.readouterr().out)["hourly_usd"] == 0
 
@@ -91,10 +93,10 @@ def test_what_cannot_be_billed_is_one_line(
 ) -> None:
     assert run(monkeypatch, "no-such-stack") == 2
     assert capsys.readouterr().err.startswith("stack = 'no-such-stack': must be one with a file")
-    monkeypatch.setattr("infra.stack_file.read", lambda _: good)
+    monkeypatch.setattr("infra.config.stack_file.read", lambda _: good)
 
-    def bill(_: Settings) -> list[prices.Line]:
-        return [prices.line("aws", "mars-1", "m7i.8xlarge")]
+    def bill(_: Settings) -> list[table.Line]:
+        return [table.line("aws", "mars-1", "m7i.8xlarge")]
 
     monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=bill))
     assert run(monkeypatch, "local") == 2
@@ -118,7 +120,7 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         run(monkeypatch, *argv)
-    assert ended.value.code == 2 and "usage: python -m infra.cost" in capsys.readouterr().err
+    assert ended.value.code == 2 and "usage: python -m infra.prices.cost" in capsys.readouterr().err
 
 
 def test_a_refresh_tells_what_was_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +129,7 @@ def test_a_refresh_tells_what_was_left(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(pulumi_cli, "ask", lambda argv: told)
     _refresh("azure", quiet=False)
     lines = capsys.readouterr().out.splitlines()
-    assert "8 of 20 prices are today's, in infra/prices.toml" in lines
+    assert "8 of 20 prices are today's, in infra/prices/prices.toml" in lines
     assert "left as it was: thing9 in eastus: azure has no price for it" in lines and "and 2 more" in lines
     with pytest.raises(Exit, match="--cloud: goes with --refresh"):
         verb.body(None, cloud="azure")

@@ -327,7 +327,7 @@ def test_without_a_clouds_packages_the_line_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None; sys.modules['pulumi_aws'] = None\n"
         "from infra import extras\n"
-        "for name in ('infra.clusters.aws_xeon', 'infra.aws.leftovers', 'infra.aws.account'):\n"
+        "for name in ('infra.clusters.aws_xeon', 'infra.clouds.aws.orphans', 'infra.clouds.aws.account'):\n"
         "    try: extras.load(name)\n"
         "    except extras.UsageError as error: print(error)\n"
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import ids
+from infra.clouds.local import ids
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = {"profile": "native", "collectives": "gloo", "base": "b", "ids": ids.RANGE}

@@ -1,6 +1,6 @@
 """Two people, one account, two stacks of one name: neither verb of one touches what is the other's, and each names it.
 
-The cloud is moto's AWS, or the stand-in for Azure; the state is what the test says. `fab` and infra.audit are real.
+The cloud is moto's AWS, or the stand-in for Azure; the state is what the test says. `fab` and the audit are real.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from moto_cloud import Stack
 
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs import stack
-from infra import audit, stack_file, stack_record
-from infra.aws import removal
-from infra.azure import leftovers as azure_leftovers
-from infra.azure.rest import Rest
-from infra.ownership import Location
-from infra.settings import Settings, load
-from infra.thing import Thing
+from infra.clouds import audit
+from infra.clouds.aws import removal
+from infra.clouds.azure import orphans as azure_leftovers
+from infra.clouds.azure.rest import Rest
+from infra.clouds.live_resource import Thing
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.state import stack_record
+from infra.state.ownership import Location
 
 ADA, BOB = Stack("yard", "ada", "aaaa1111"), Stack("yard", "bob", "bbbb2222")
 
@@ -75,8 +77,8 @@ def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
         return {"cluster": cluster, "cloud": cluster.partition("-")[0], "keep_data": False}
 
     def ask(argv: Sequence[str]) -> str:
-        """infra.audit, in this process."""
-        assert argv[1:3] == ["-m", "infra.audit"], argv
+        """infra.clouds.audit, in this process."""
+        assert argv[1:3] == ["-m", "infra.clouds.audit"], argv
         monkeypatch.setattr(sys, "argv", ["audit", *argv[3:]])
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -117,7 +119,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(removal, "POLL_S", 0.05)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for kind in ("placement group", "capacity reservation"):
-        monkeypatch.delitem(audit.extras.load("infra.aws.listing").KINDS, kind)
+        monkeypatch.delitem(audit.extras.load("infra.clouds.aws.listing").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
 

@@ -45,7 +45,7 @@ class Played:
         monkeypatch.setattr(work_lost, "say_of_up", lambda *_: None)
 
     def ask(self, argv: Sequence[str], **_more: str) -> str:
-        if "infra.configure" in argv:
+        if "infra.config.configure" in argv:
             text = self.file.read_text()
             if "--" in argv:
                 self.file.write_text(text.replace(f"nodes: {self.nodes}", f"nodes: {argv[-1]}"))

@@ -22,16 +22,17 @@ from invoke.exceptions import Exit
 
 from fabfile import check
 from fabfile.stacks import pulumi_cli
-from infra import account, stack_file
-from infra.aws import account as aws
-from infra.aws import api
-from infra.azure import account as azure
-from infra.azure import image
-from infra.azure.image import DEFAULT_BASE
-from infra.azure.rest import Rest
+from infra.clouds import account
+from infra.clouds.aws import account as aws
+from infra.clouds.aws import api
+from infra.clouds.azure import account as azure
+from infra.clouds.azure import image
+from infra.clouds.azure.image import DEFAULT_BASE
+from infra.clouds.azure.rest import Rest
+from infra.clouds.finding import Finding, to_json
+from infra.config import stack_file
+from infra.config.settings import Settings, load
 from infra.errors import UsageError
-from infra.finding import Finding, to_json
-from infra.settings import Settings, load
 
 REPO = Path(__file__).resolve().parents[2]
 Make = Callable[..., Settings]
@@ -433,6 +434,10 @@ def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
 def test_the_program_answers_in_json(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `fab` runs it, in a process of its own; a stack without an owner is refused before anybody is asked."""
     done = subprocess.run(
-        [sys.executable, "-m", "infra.account", "aws-xeon"], cwd=REPO, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "infra.clouds.account", "aws-xeon"],
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""infra.audit: where a stack is looked for when its file does not say it."""
+"""infra.clouds.audit: where a stack is looked for when its file does not say it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from infra import audit, stack_file
+from infra.clouds import audit
+from infra.clouds.live_resource import Thing
+from infra.clouds.local import orphans
+from infra.config import stack_file
 from infra.errors import UsageError
-from infra.local import leftovers
-from infra.thing import Thing
 
 BROKEN = {
     "not YAML": "config: [",
@@ -40,8 +41,8 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
         return code, *capsys.readouterr()
 
     here: list[Thing] = []
-    monkeypatch.setattr(leftovers, "find", lambda _stack, _ids=None: here)
-    monkeypatch.setattr(leftovers, "sweep", lambda _stack, _known, _ids=None: here)
+    monkeypatch.setattr(orphans, "find", lambda _stack, _ids=None: here)
+    monkeypatch.setattr(orphans, "sweep", lambda _stack, _known, _ids=None: here)
     assert asked() == (0, "[]\n", ""), "no file at all: local, by its name"
     file.write_text(text)
     for flags in ((), ("--sweep",)):
@@ -61,6 +62,6 @@ def test_a_machine_that_cannot_be_asked_is_not_a_clean_stack_either(
         raise FileNotFoundError("/proc/self/mountinfo")
 
     file.write_text("config: [")
-    monkeypatch.setattr(leftovers, "find", no_linux)
+    monkeypatch.setattr(orphans, "find", no_linux)
     with pytest.raises(UsageError, match="not YAML"):
         audit.find("yard", {})

@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_recorder import Ran, run
 
-from infra import prices, stack_file
-from infra.aws import provider, types, zones
-from infra.settings import ROOT, load
+from infra.clouds.aws import machine_types, names, zones
+from infra.config import stack_file
+from infra.config.settings import ROOT, load
+from infra.prices import table
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 LONG = "a" * 32
@@ -49,8 +50,8 @@ CHANGES: dict[str, dict[str, object]] = {
 Program = Callable[..., Ran]
 
 
-def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> prices.Line:
-    return prices.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
+def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.Line:
+    return table.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def program(key_file: Path) -> Program:
         raw = {**stack_file.read(stack), **OWN, "publicKey": str(key_file)}
         raw |= {key: as_text(value) for key, value in changed.items()}
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prices, "line", cent)
+            patch.setattr(table, "line", cent)
             patch.setattr(zones, "check_offer", lambda *_: None)
             return run(raw, Amazon(), stack=name or stack)
 
@@ -93,7 +94,7 @@ VALID = st.fixed_dictionaries(
         "keepData": st.booleans(),
         "replaceNodes": st.booleans(),
         "diskGb": st.integers(30, 16 * 1024),
-        "instanceType": st.sampled_from([name for name, known in types.TYPES.items() if known.cluster]),
+        "instanceType": st.sampled_from([name for name, known in machine_types.TYPES.items() if known.cluster]),
         "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
         "budgetUsd": st.integers(1, 10_000_000),
         "maxHours": st.integers(1, 24 * 31),
@@ -114,7 +115,7 @@ def test_whatever_is_valid_here_is_valid_there(program: Program, changed: dict[s
 def test_arns_are_of_the_regions_own_partition(program: Program, key_file: Path, region: str, partition: str) -> None:
     raw = {**stack_file.read("aws-xeon"), **OWN, "publicKey": str(key_file), "region": region}
     wanted = load("aws-xeon", raw)
-    assert provider.arn(wanted, "ec2", ACCOUNT, "vpc-flow-log/*").startswith(f"arn:{partition}:ec2:{region}:{ACCOUNT}:")
+    assert names.arn(wanted, "ec2", ACCOUNT, "vpc-flow-log/*").startswith(f"arn:{partition}:ec2:{region}:{ACCOUNT}:")
     zone = f"{zones.short(wanted)}-az1"
     trust = program("aws-xeon", region=region, zone=zone, flowLogs=True)["flow-log-role"].inputs["assumeRolePolicy"]
     assert f"arn:{partition}:ec2:{region}" in trust

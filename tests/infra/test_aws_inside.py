@@ -14,11 +14,11 @@ import boto3
 import pytest
 from ssm_agent import REGION, Agent, amazon, answering, instance
 
-from infra import operation
-from infra.aws import api, gate, host_key, ssm
-from infra.aws.gate import BakedProvider, BakeError, SealedProvider
-from infra.aws.host_key import HostKeyProvider
-from infra.aws.ssm import CommandError, Machine
+from infra.clouds.aws import api, builder, host_key, ssm
+from infra.clouds.aws.builder import BakedProvider, BakeError, SealedProvider
+from infra.clouds.aws.host_key import HostKeyProvider
+from infra.clouds.aws.ssm import CommandError, Machine
+from infra.state import operation
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 
@@ -32,7 +32,7 @@ def moto() -> Iterator[str]:
 @pytest.fixture
 def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """Agents on all machines; boto3 finds them as it finds AWS, by the environment."""
-    agent = Agent(tmp_path, moto, here={gate._LOOK, host_key._READ})
+    agent = Agent(tmp_path, moto, here={builder._LOOK, host_key._READ})
     (tmp_path / "var/lib/trainyard").mkdir(parents=True)
     with answering(agent) as address:
         monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
@@ -44,7 +44,7 @@ def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         aws_judge.watch(boto3.DEFAULT_SESSION)
         api.client.cache_clear()
         monkeypatch.setattr(ssm, "POLL", 0.01)
-        monkeypatch.setattr(gate, "POLL", 0.01)
+        monkeypatch.setattr(builder, "POLL", 0.01)
         yield agent
 
 
@@ -166,7 +166,7 @@ def test_a_finished_cloud_init_is_no_reason_to_open(agent: Agent, machine: Machi
     """Steps have run, no record: however long that is."""
     progress(agent, "packages")
     with pytest.raises(BakeError, match="no record after 0 s; the last was step packages"):
-        gate.await_record(machine, timeout=0.05)
+        builder.await_record(machine, timeout=0.05)
 
 
 def test_a_failed_bake_ends_with_its_log_and_a_stopped_builder(agent: Agent, machine: Machine) -> None:

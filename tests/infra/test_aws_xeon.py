@@ -21,12 +21,15 @@ from bad_settings import as_text
 from program_recorder import HOST_KEY, STACK_ID, Declared, Ran, run
 from sample_inputs import public_key
 
-from infra import prices, stack_file, user_data
-from infra.aws import gate, image, nodes, room, types, zones
+from infra import user_data
+from infra.clouds.aws import builder as gate
+from infra.clouds.aws import capacity, image, machine_types, nodes, zones
 from infra.clusters import aws_xeon
-from infra.config_values import SettingsError
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.config.values import SettingsError
 from infra.errors import UsageError
-from infra.settings import Settings, load
+from infra.prices import table
 
 STACK = "aws-xeon"
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
@@ -43,7 +46,7 @@ def keys(key_file: Path) -> dict[str, str]:
 @pytest.fixture
 def program(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
     """Run the program with these keys; a thing of any kind costs a cent an hour."""
-    monkeypatch.setattr(prices, "line", cent)
+    monkeypatch.setattr(table, "line", cent)
 
     def of_aws(*, stack: str = STACK, preview: bool = False, kept: bool = False, **changed: object) -> Ran:
         raw = {**keys, **{key: as_text(value) for key, value in changed.items()}}
@@ -52,8 +55,8 @@ def program(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
     return of_aws
 
 
-def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> prices.Line:
-    return prices.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
+def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.Line:
+    return table.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
 
 
 def machines(ran: Ran) -> list[Declared]:
@@ -454,7 +457,7 @@ def test_nothing_is_held_for_spot_for_one_node_or_where_it_is_not_wanted(
 def test_nodes_are_put_into_a_reservation_of_the_users_own(
     program: Program, monkeypatch: pytest.MonkeyPatch, group: str
 ) -> None:
-    monkeypatch.setattr(room, "given", lambda *_: room.Given(RESERVATION, group))
+    monkeypatch.setattr(capacity, "given", lambda *_: capacity.Given(RESERVATION, group))
     ran = program(capacityReservation=RESERVATION)
     target = {"capacityReservationTarget": {"capacityReservationId": RESERVATION}}
     assert [node.inputs["capacityReservationSpecification"] for node in machines(ran)] == [target] * 3
@@ -548,7 +551,7 @@ def skus(keys: dict[str, str], **changed: object) -> dict[str, float]:
 
 
 def test_the_bill_has_everything_that_is_declared(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prices, "line", cent)
+    monkeypatch.setattr(table, "line", cent)
     assert skus(keys) == {
         "m7i.8xlarge": 3,
         "gp3-gb-month": 3 * 250 + 30,  # the nodes', the stopped builder's
@@ -564,7 +567,7 @@ def test_the_bill_has_everything_that_is_declared(keys: dict[str, str], monkeypa
 
 def test_the_inventory_says_what_the_bill_comes_to(program: Program, keys: dict[str, str]) -> None:
     ran = program()
-    assert ran.cluster.hourly_usd == pytest.approx(prices.total(aws_xeon.bill(settings(keys))))
+    assert ran.cluster.hourly_usd == pytest.approx(table.total(aws_xeon.bill(settings(keys))))
 
 
 # --- the inventory ---
@@ -603,8 +606,8 @@ def recorded(name: str) -> Any:
     return json.loads(gzip.decompress(files("moto.ec2").joinpath("resources").joinpath(name).read_bytes()))
 
 
-@pytest.mark.parametrize("known", types.TYPES.values(), ids=lambda known: known.name)
-def test_a_type_is_what_ec2_says(known: types.InstanceType) -> None:
+@pytest.mark.parametrize("known", machine_types.TYPES.values(), ids=lambda known: known.name)
+def test_a_type_is_what_ec2_says(known: machine_types.InstanceType) -> None:
     said = recorded("instance_types.json.gz")[known.name]
     assert said["VCpuInfo"]["DefaultCores"] == known.cores
     assert said["MemoryInfo"]["SizeInMiB"] == known.memory_gb * 1024
@@ -707,7 +710,5 @@ def test_a_settings_error_names_its_key(keys: dict[str, str]) -> None:
 def test_the_stack_as_we_ship_it_has_a_price(keys: dict[str, str]) -> None:
     """By the table in the repository, for every family and for Spot."""
     for name in ("", "m6i.4xlarge", "m8i.8xlarge", "r7iz.8xlarge"):
-        on_demand, spot = (
-            prices.total(aws_xeon.bill(settings(keys, instanceType=name, spot=s))) for s in (False, True)
-        )
+        on_demand, spot = (table.total(aws_xeon.bill(settings(keys, instanceType=name, spot=s))) for s in (False, True))
         assert 0 < spot < on_demand

@@ -16,11 +16,11 @@ from azure.core.credentials import AccessToken
 from azure_arm import MACHINE, Machine, serve
 from http_server import Answer, Asked
 
-from infra import operation
-from infra.azure import arm, command, image
-from infra.azure.budget import MonthProvider
-from infra.azure.command import CommandError, CommandProvider
-from infra.azure.stop import StopError, StopProvider
+from infra.clouds.azure import arm, image, run_command
+from infra.clouds.azure.budget import MonthProvider
+from infra.clouds.azure.builder_stop import StopError, StopProvider
+from infra.clouds.azure.run_command import CommandError, CommandProvider
+from infra.state import operation
 
 BUILDER = {"name": "builder-0123456789abcdef", "machine": MACHINE, "incarnation": "one"}
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
@@ -114,7 +114,7 @@ def test_a_machine_that_is_off_says_so_in_azures_words(vm: Machine) -> None:
 
 def test_a_command_that_never_ends_is_given_up(vm: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     vm.looks = 10**6
-    monkeypatch.setattr(command, "_GRACE", -0.8)
+    monkeypatch.setattr(run_command, "_GRACE", -0.8)
     with pytest.raises(arm.ArmError, match="gate on trainyard-xeon-vm: not within"):
         CommandProvider().create(props(seconds=1))
 
@@ -146,7 +146,7 @@ def test_the_builder_is_deallocated_when_it_has_switched_itself_off(vm: Machine)
 def test_a_builder_that_would_not_be_sealed_is_no_image_and_is_deallocated(
     vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("infra.azure.stop.SEALING", 0.05)
+    monkeypatch.setattr("infra.clouds.azure.builder_stop.SEALING", 0.05)
     for reason in ("sealed and off: not within", "nobody knows that it was sealed"):
         with pytest.raises(StopError, match=reason) as caught:
             StopProvider().create(BUILDER)

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from program_recorder import Ran, run
 from sample_inputs import public_key
 
-from infra import prices, stack_file
-from infra.azure import listing, types, untagged
+from infra.clouds.azure import listing, machine_types, untagged
 from infra.clusters import azure_xeon
-from infra.config_values import SettingsError
+from infra.config import stack_file
+from infra.config.settings import load
+from infra.config.values import SettingsError
 from infra.errors import UsageError
-from infra.settings import load
+from infra.prices import table
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 BAKED = (
@@ -82,9 +83,9 @@ SETTINGS = st.fixed_dictionaries(
         "cidr": CIDRS,
         "region": st.sampled_from(("eastus", "westus3", "westeurope")),
         "zone": st.sampled_from(("", "1", "2", "3")),
-        "instanceType": st.sampled_from(sorted(types.SIZES)),
+        "instanceType": st.sampled_from(sorted(machine_types.SIZES)),
         "spot": st.booleans(),
-        "diskGb": st.integers(types.BUILDER_DISK_GB, types.MOST_DISK_GB),
+        "diskGb": st.integers(machine_types.BUILDER_DISK_GB, machine_types.MOST_DISK_GB),
         "publicNodes": st.sampled_from(("head", "all")),
         "image": st.sampled_from(("bake", BAKED)),
         "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
@@ -227,4 +228,4 @@ def test_every_row_says_where_it_is_from_and_is_used(ran: Ran) -> None:
 
 def test_prices_are_there_for_the_regions_that_are_tried() -> None:
     for region in ("eastus", "westus3", "westeurope"):
-        assert prices.line("azure", region, "nat-gateway", 1).usd_per_hour > 0
+        assert table.line("azure", region, "nat-gateway", 1).usd_per_hour > 0

@@ -19,11 +19,14 @@ from azure_mocks import GROUP, OWN_NAMES, SUBSCRIPTION, Azure, principal, vm_id
 from program_recorder import HOST_KEY, STACK_ID, Declared, Ran, run
 from sample_inputs import public_key
 
-from infra import inventory, prices, stack_file, user_data
-from infra.azure import access, base, data, image, types
+from infra import inventory, user_data
+from infra.clouds.azure import access, data, image, machine_types
+from infra.clouds.azure import names as base
 from infra.clusters import azure_xeon
+from infra.config import stack_file
+from infra.config.settings import ROOT, Settings, load
 from infra.errors import UsageError
-from infra.settings import ROOT, Settings, load
+from infra.prices import table
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 BAKED = (
@@ -64,7 +67,7 @@ class Prices(dict[tuple[str, str, str], dict[str, Any]]):
 
     def __init__(self, region: str = "eastus") -> None:
         disks = [f"managed-disk-{letter}{number}" for letter in "PE" for number in (6, 10, 15, 20, 30, 40, 50)]
-        sizes = [name + end for name in types.SIZES for end in ("", "/spot")]
+        sizes = [name + end for name in machine_types.SIZES for end in ("", "/spot")]
         rest = ["public-ip-standard", "nat-gateway", "snapshot-gb-month", "gallery-version-gb-month", "blob-gb-month"]
         for power, sku in enumerate((*rest, *sizes, *disks)):
             self["azure", region, sku] = {"usd_per_hour": 2.0**power / 2**16, "unit": "x", "as_of": "2026-11-21"}
@@ -73,7 +76,7 @@ class Prices(dict[tuple[str, str, str], dict[str, Any]]):
 @pytest.fixture
 def raw(key_file: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The stack file as it is, and what its user adds."""
-    monkeypatch.setattr(prices, "_table", Prices)
+    monkeypatch.setattr(table, "_table", Prices)
     return {**stack_file.read("azure-xeon"), "publicKey": str(key_file), **OWN}
 
 
@@ -535,7 +538,7 @@ def test_the_budget_is_of_the_group_and_its_month_is_not_the_programs_clock(prog
     assert (made["scope"], made["amount"], made["timeGrain"]) == (GROUP, 250, "Monthly")
     assert ran["budget"].property_needs["timePeriod"] >= {"month"}
     assert {tuple(alarm["contactEmails"]) for alarm in made["notifications"].values()} == {("me@example.org",)}
-    for path in (ROOT / "infra/azure").glob("*.py"):
+    for path in (ROOT / "infra/clouds/azure").glob("*.py"):
         clock = [line for line in path.read_text().splitlines() if re.search(r"\b(now|today|utcnow)\(", line)]
         assert len(clock) == (path.name == "budget.py"), "only the provider of the month looks at the calendar"
 
@@ -709,14 +712,14 @@ def test_the_bill_has_everything_that_is_billed(program: Program, settings: Call
     }
     everybody = bill(publicNodes="all")
     assert everybody["public addresses of nodes"] == 3 and "address of the builder" in everybody
-    assert program().cluster.hourly_usd == round(prices.total(azure_xeon.bill(settings())), 4) > 0
-    spot, regular = (prices.total(azure_xeon.bill(settings(spot=text))) for text in ("true", "false"))
+    assert program().cluster.hourly_usd == round(table.total(azure_xeon.bill(settings())), 4) > 0
+    spot, regular = (table.total(azure_xeon.bill(settings(spot=text))) for text in ("true", "false"))
     assert spot != regular
 
 
 @pytest.mark.parametrize("gb, tier", [(64, "P6"), (65, "P10"), (250, "P15"), (256, "P15"), (257, "P20"), (4095, "P50")])
 def test_a_disk_is_billed_as_the_next_larger_one(gb: int, tier: str) -> None:
-    assert types.tier("Premium_LRS", gb) == tier
+    assert machine_types.tier("Premium_LRS", gb) == tier
 
 
 BAD = {
@@ -764,7 +767,7 @@ def test_a_key_that_azure_refuses_is_refused_here(settings: Callable[..., Settin
 MODULES = {"compute", "network", "storage", "resources", "authorization", "managedidentity", "consumption"}
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "infra/azure").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "infra/clouds/azure").glob("*.py")), ids=lambda path: path.name)
 def test_no_nested_argument_is_a_plain_dictionary(path: Path) -> None:
     """Its keys would be checked by nobody: a typo is sent to Azure as it is."""
     for call in ast.walk(ast.parse(path.read_text())):

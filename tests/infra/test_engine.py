@@ -14,9 +14,9 @@ import pytest
 import shelf
 from sample_inputs import without_stack
 
-from infra import engine, operation
-from infra.engine_state import State
 from infra.errors import UsageError
+from infra.state import engine, operation
+from infra.state.engine_state import State
 
 STACK = "local"
 
@@ -226,7 +226,7 @@ def test_an_interrupt_lets_a_create_end_and_begins_no_other(capsys: pytest.Captu
 @pytest.mark.parametrize("after", ["refresh", "destroy", "up"])
 def test_a_crash_inside_a_create_leaves_nothing_that_the_next_verb_does_not_know(after: str) -> None:
     shelf.want(a={}, b={"beside": "a", "mode": "dies"})
-    code = "import sys, shelf; from infra import engine; engine._program = shelf.program; sys.exit(engine.main())"
+    code = "import sys, shelf; from infra.state import engine; engine._program = shelf.program; sys.exit(engine.main())"
     root = Path(engine.__file__).parent.parent
     environment = {**without_stack(), "PYTHONPATH": f"{Path(shelf.__file__).parent}:{root}"}
     died = subprocess.run([sys.executable, "-c", code, "up", STACK], env=environment, cwd=root, timeout=60)

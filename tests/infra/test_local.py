@@ -1,4 +1,4 @@
-"""infra.local without root: what the providers decide, and what a machine must be."""
+"""infra.clouds.local without root: what the providers decide, and what a machine must be."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import images, operation
+from infra.clouds.local import base_image, cgroup, host, ids, image, image_cache, network, nspawn, paths, system_command
+from infra.clouds.local.image import ImageProvider
+from infra.clouds.local.network import NetworkProvider
+from infra.clouds.local.nodes import NodeProvider
+from infra.clouds.local.nspawn import Machine
 from infra.clusters import local
+from infra.config.settings import Settings, load
 from infra.errors import UsageError
-from infra.local import base, cgroup, command, host, ids, image, machine, network, paths
-from infra.local.image import ImageProvider
-from infra.local.machine import Machine
-from infra.local.network import NetworkProvider
-from infra.local.nodes import NodeProvider
-from infra.settings import Settings, load
+from infra.state import operation
 
 IMAGE = "0123456789abcdef"
 STACKS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
@@ -175,7 +175,7 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
     spec = paths.node("local", "node1") / "spec.json"
     spec.parent.mkdir(parents=True)
     spec.write_text(json.dumps({"image": "a" * 16}))
-    assert [row["used_by"] for row in images.listing()] == [["local"], [], []]
+    assert [row["used_by"] for row in image_cache.listing()] == [["local"], [], []]
     known = {"base": "base3"}  # of a version that had no ids of its own
     for name, stack in (("d" * 16, "local"), ("e" * 16, "")):
         bake(home, name, "base3")
@@ -185,19 +185,19 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
             spec.parent.mkdir(parents=True)
             spec.write_text(json.dumps({"image": name}))
     assert image.record("e" * 16) is None and image.outdated() == ["d" * 16, "e" * 16]
-    removed = images.prune()
+    removed = image_cache.prune()
     assert f"image {'e' * 16} (of a version whose nodes were root on this machine)" in removed
     assert image.outdated() == ["d" * 16] and (home / "base/base3").is_dir(), "a node runs on it"
     removed.remove(f"image {'e' * 16} (of a version whose nodes were root on this machine)")
     assert [line.split(" (")[0] for line in removed] == [f"image {'b' * 16}", f"image {'c' * 16}", "base base2"]
     assert image.baked() == ["a" * 16] and (home / "base/base1").is_dir()
-    assert images.prune() == []
+    assert image_cache.prune() == []
 
 
 def test_prune_does_not_take_the_base_from_under_a_bake(home: Path) -> None:
     (home / "base/base1/rootfs").mkdir(parents=True)
     with operation.lock(paths.images(), alone=True), pytest.raises(operation.Busy):
-        images.prune()
+        image_cache.prune()
     assert (home / "base/base1/rootfs").is_dir()
 
 
@@ -240,8 +240,8 @@ def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Chec
             patch.setattr(shutil, "which", lambda tool: None if tool in missing else f"/bin/{tool}")
             patch.setattr(cgroup, "ROOT", home / "cgroup")
             patch.setattr(ids, "why_unavailable", lambda: namespaces)
-            patch.setattr(command, "run", lambda argv: json.dumps(routes))
-            patch.setattr(base, "sources", lambda: [Path("/etc/apt/sources.list")] if sources else [])
+            patch.setattr(system_command, "run", lambda argv: json.dumps(routes))
+            patch.setattr(base_image, "sources", lambda: [Path("/etc/apt/sources.list")] if sources else [])
             patch.setattr(shutil, "disk_usage", lambda path: Disk(free_gb * 2**30))
             try:
                 local.check(replace(wanted, **keys))
@@ -288,7 +288,7 @@ def test_another_system_is_told_so_before_anything_of_linux_is_read(
     def release() -> dict[str, str]:
         raise FileNotFoundError("/etc/os-release")
 
-    monkeypatch.setattr(base, "release", release)
+    monkeypatch.setattr(base_image, "release", release)
     assert "this is Darwin" in check(system="Darwin")
 
 
@@ -327,9 +327,9 @@ def test_the_archive_is_found_whatever_its_file_is_called(
     (tmp_path / "sources.list.d").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(base, "APT", tmp_path)
-    monkeypatch.setattr(base, "release", lambda: {"VERSION_CODENAME": "trixie"})
-    assert [str(path.relative_to(tmp_path)) for path in base.sources()] == found
+    monkeypatch.setattr(base_image, "APT", tmp_path)
+    monkeypatch.setattr(base_image, "release", lambda: {"VERSION_CODENAME": "trixie"})
+    assert [str(path.relative_to(tmp_path)) for path in base_image.sources()] == found
 
 
 def test_a_baked_image_needs_neither_the_tools_nor_the_room_of_a_bake(check: Check, home: Path) -> None:
@@ -373,7 +373,7 @@ def test_any_overlap_is_found(ours: tuple[int, int], other: tuple[int, int], goo
     one, two = (IPv4Network((10 << 24 | part << 16, length), strict=False) for part, length in (ours, other))
     wanted = load("local", {**good, "nodes": "1", "cidr": str(one)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "run", lambda argv: json.dumps([{"dst": str(two), "dev": "x"}]))
+        patch.setattr(system_command, "run", lambda argv: json.dumps([{"dst": str(two), "dev": "x"}]))
         overlap = two[0] in one or one[0] in two
         try:
             host._check_routes(wanted)
@@ -416,8 +416,8 @@ def test_the_disk_is_that_of_the_nearest_directory_there_is(home: Path, monkeypa
     ],
 )
 def test_a_failing_command_says_which_and_why(argv: list[str], said: str) -> None:
-    with pytest.raises(command.CommandError) as caught:
-        command.run(argv, timeout=0.3 if argv[0] == "sleep" else 30)
+    with pytest.raises(system_command.CommandError) as caught:
+        system_command.run(argv, timeout=0.3 if argv[0] == "sleep" else 30)
     assert said in str(caught.value)
 
 
@@ -427,7 +427,7 @@ def test_a_watched_command_ends_when_nobody_wants_it(tmp_path: Path) -> None:
             raise operation.Cancelled("interrupted")
 
     with pytest.raises(operation.Cancelled):
-        command.run_watched(
+        system_command.run_watched(
             ["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], [], tmp_path, timeout=60, check=check
         )
     child = Path("/proc") / (tmp_path / "pid").read_text().strip()
@@ -474,13 +474,13 @@ def test_a_lock_of_a_directory_that_was_removed_is_taken_on_the_new_one(tmp_path
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_what_a_killed_nspawn_has_mounted_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """systemd 257 exports a machine's sockets in a read-only mount of its own: to remove the folder was an OSError."""
-    monkeypatch.setattr(machine, "NSPAWN_RUN", tmp_path)
+    monkeypatch.setattr(nspawn, "NSPAWN_RUN", tmp_path)
     export = tmp_path / "unix-export" / "lab-node1"
     export.mkdir(parents=True)
-    command.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "none", str(export)])
+    system_command.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "none", str(export)])
     try:
-        machine.Machine("lab", "node1", tmp_path / "nodes" / "node1").stop()
+        nspawn.Machine("lab", "node1", tmp_path / "nodes" / "node1").stop()
         assert not export.exists()
     finally:
         if os.path.ismount(export):
-            command.run(["umount", str(export)])
+            system_command.run(["umount", str(export)])

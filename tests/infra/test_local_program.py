@@ -16,10 +16,12 @@ from bad_settings import as_text
 from program_recorder import HOST_KEY, Declared, Kind, Ran, run
 from pulumi.runtime.mocks import MockResourceArgs
 
-from infra import inventory, prices, stack_file, user_data
+from infra import inventory, user_data
+from infra.clouds.local import host
 from infra.clusters.local import image_id
-from infra.local import host
-from infra.settings import KEYS, ROOT, load
+from infra.config import stack_file
+from infra.config.settings import KEYS, ROOT, load
+from infra.prices import table
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 """What a cloud's stack file leaves to its user."""
@@ -102,7 +104,7 @@ def test_every_kind_of_cluster_has_an_inventory_of_the_same_shape(
     program: Program, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
     """The verbs know no clouds: what `local` tells them of a node, every cluster does."""
-    monkeypatch.setattr(prices, "line", lambda *_, **__: prices.Line("thing", 1, "thing", 0.1, "2026-11-21"))
+    monkeypatch.setattr(table, "line", lambda *_, **__: table.Line("thing", 1, "thing", 0.1, "2026-11-21"))
     raw = {**good, **stack_file.read(cluster), "publicKey": good["publicKey"], **OWN, "nodes": "3"}
     ran, model = run(raw, KINDS[cluster](), stack=cluster), program(nodes=3)
     assert ran.outputs.keys() == model.outputs.keys()

@@ -1,4 +1,4 @@
-"""infra.local's hands on a machine's root file system: the ids that it belongs to, and the links that are in it."""
+"""infra.clouds.local and a machine's root file system: the ids it belongs to, and the links in it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.local import ids, paths, rootfs
-from infra.local.machine import Machine
+from infra.clouds.local import ids, paths, rootfs
+from infra.clouds.local.nspawn import Machine
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to others needs root")
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")  # cap_net_raw=ep, as dpkg writes it for ping

@@ -50,7 +50,7 @@ def test_the_verbs_of_a_page_go_to_its_stack(page: str) -> None:
 
 
 def test_the_regions_that_aws_page_names_are_those_that_have_prices() -> None:
-    prices = (STACKS.parent / "infra/prices.toml").read_text()
+    prices = (STACKS.parent / "infra/prices/prices.toml").read_text()
     priced = set(re.findall(r'cloud = "aws", region = "([a-z0-9-]+)"', prices))
     (row,) = [line for line in text("aws-xeon").splitlines() if line.startswith("| `region`")]
     told = row.partition(": those that")[0].rpartition("|")[2]

@@ -18,10 +18,10 @@ from policy_cases import ATTACHMENT, CASES, GOOD, INSTANCE, NSG, OWN_BUCKET, ROL
 from policy_cases import policy as document
 
 from infra import user_data
+from infra.config.settings import load
 from infra.policy import access, accounts, buckets, leaks, machines, networks, openings, pack, tags
 from infra.policy.rule import Finding, Resource, Stack
 from infra.policy.unknown import UNKNOWN, UndecidedError
-from infra.settings import load
 
 ALL = {rule.name: rule for rule in (*pack.RULES, *pack.STACK_RULES)}
 

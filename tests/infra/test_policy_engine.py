@@ -137,19 +137,19 @@ def test_the_clouds_programs_pass_and_say_what_is_open(preview: Preview, cluster
 
 PLANTED = {
     "aws-xeon": {
-        "imdsv2-only": ["infra/aws/nodes.py", 'http_tokens="required"', 'http_tokens="optional"'],
+        "imdsv2-only": ["infra/clouds/aws/nodes.py", 'http_tokens="required"', 'http_tokens="optional"'],
         "bucket-versioned": [
-            "infra/aws/data.py",
+            "infra/clouds/aws/data.py",
             'VersioningConfigurationArgs(status="Enabled")',
             'VersioningConfigurationArgs(status="Suspended")',
         ],
-        "tagged": ["infra/aws/provider.py", ", default_tags=default_tags, opts=opts)", ", opts=opts)"],
+        "tagged": ["infra/clouds/aws/names.py", ", default_tags=default_tags, opts=opts)", ", opts=opts)"],
     },
     "azure-xeon": {
-        "trusted-launch": ["infra/azure/machine.py", "secure_boot_enabled=True", "secure_boot_enabled=False"],
-        "no-ssh-from-anywhere": ["infra/azure/network.py", '"Tcp", admin,', '"Tcp", "Internet",'],
+        "trusted-launch": ["infra/clouds/azure/vm.py", "secure_boot_enabled=True", "secure_boot_enabled=False"],
+        "no-ssh-from-anywhere": ["infra/clouds/azure/network.py", '"Tcp", admin,', '"Tcp", "Internet",'],
         "tagged": [
-            "infra/azure/base.py",
+            "infra/clouds/azure/names.py",
             "return naming.tags(self.settings)",
             "return {naming.STACK_TAG: self.settings.stack}",
         ],

@@ -18,7 +18,7 @@ from infra.policy import pack
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
-AWS, AZURE = "infra/aws/", "infra/azure/"
+AWS, AZURE = "infra/clouds/aws/", "infra/clouds/azure/"
 SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
 
 

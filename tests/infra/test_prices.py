@@ -19,8 +19,9 @@ import http_server
 import pytest
 from http_server import Answer, Asked
 
-from infra import price_refresh, price_table, prices, prices_aws, prices_azure
 from infra.errors import OperationError, UsageError
+from infra.prices import aws_offers as prices_aws
+from infra.prices import azure_retail, refresh, rewrite, table
 
 TODAY = "2027-02-03"
 REGIONS = {"aws": ("us-east-1", "us-west-2", "eu-west-1"), "azure": ("eastus", "westeurope", "westus3")}
@@ -44,7 +45,7 @@ OTHERS = {
 
 
 def entries() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = tomllib.loads(prices.TABLE.read_text())["list"]["price"]
+    found: list[dict[str, Any]] = tomllib.loads(table.TABLE.read_text())["list"]["price"]
     return found
 
 
@@ -55,59 +56,60 @@ def entries() -> list[dict[str, Any]]:
 def test_everything_that_the_stacks_declare_has_a_price_in_every_region(cloud: str) -> None:
     for region in REGIONS[cloud]:
         for sku in [*TYPES[cloud], *(f"{name}/spot" for name in TYPES[cloud]), *OTHERS[cloud]]:
-            line = prices.line(cloud, region, sku)
+            line = table.line(cloud, region, sku)
             assert line.usd_per_hour > 0, (region, sku)
             assert datetime.date.fromisoformat(line.as_of) <= datetime.date.today(), (region, sku)
 
 
 def test_every_type_that_a_node_can_be_has_a_price() -> None:
-    aws, azure = pytest.importorskip("infra.aws.types"), pytest.importorskip("infra.azure.types")
+    aws = pytest.importorskip("infra.clouds.aws.machine_types")
+    azure = pytest.importorskip("infra.clouds.azure.machine_types")
     for region in REGIONS["aws"]:
         for name in (entry.name for entry in aws.TYPES.values() if entry.cluster):
-            prices.line("aws", region, name)
+            table.line("aws", region, name)
     for region in REGIONS["azure"]:
         for size in azure.SIZES.values():
-            prices.line("azure", region, size.name)
+            table.line("azure", region, size.name)
             for gb in (64, 250, azure.MOST_DISK_GB):
-                prices.line("azure", region, f"managed-disk-{azure.tier(size.storage, gb)}")
+                table.line("azure", region, f"managed-disk-{azure.tier(size.storage, gb)}")
 
 
 def test_every_price_says_where_it_is_from_and_stands_once() -> None:
-    sources = tomllib.loads(prices.TABLE.read_text())["sources"]
+    sources = tomllib.loads(table.TABLE.read_text())["sources"]
     assert {entry["source"] for entry in entries()} <= set(sources)
     for name, text in sources.items():
-        assert name in price_refresh.SOURCES.values() or "not verified live" in text
+        assert name in refresh.SOURCES.values() or "not verified live" in text
     keys = [(entry["cloud"], entry["region"], entry["sku"]) for entry in entries()]
     assert len(set(keys)) == len(keys)
-    assert len(price_table.wanted(prices.TABLE.read_text())) == len(keys), "a line that a refresh would not see"
+    assert len(rewrite.wanted(table.TABLE.read_text())) == len(keys), "a line that a refresh would not see"
 
 
 def test_a_month_is_730_hours_and_many_cost_more_than_one() -> None:
     listed = {(entry["region"], entry["sku"]): entry for entry in entries() if entry["cloud"] == "aws"}
-    disk = prices.line("aws", "us-east-1", "gp3-gb-month", 3 * 250, what="disks")
+    disk = table.line("aws", "us-east-1", "gp3-gb-month", 3 * 250, what="disks")
     assert (disk.what, disk.count, disk.unit) == ("disks", 750, "GB")
     assert disk.usd_per_hour == pytest.approx(listed["us-east-1", "gp3-gb-month"]["usd_per_month"] * 750 / 730)
-    node = prices.line("aws", "us-east-1", "m7i.8xlarge", 3)
+    node = table.line("aws", "us-east-1", "m7i.8xlarge", 3)
     assert (
         node.usd_per_hour == pytest.approx(3 * listed["us-east-1", "m7i.8xlarge"]["usd_per_hour"]) and not node.estimate
     )
-    assert prices.total([disk, node]) == pytest.approx(disk.usd_per_hour + node.usd_per_hour)
+    assert table.total([disk, node]) == pytest.approx(disk.usd_per_hour + node.usd_per_hour)
 
 
 def test_spot_is_a_share_of_the_price_on_demand_and_says_that_it_is_an_estimate() -> None:
-    full = prices.line("aws", "eu-west-1", "m7i.8xlarge")
-    spot = prices.line("aws", "eu-west-1", "m7i.8xlarge/spot")
+    full = table.line("aws", "eu-west-1", "m7i.8xlarge")
+    spot = table.line("aws", "eu-west-1", "m7i.8xlarge/spot")
     assert 0.2 * full.usd_per_hour < spot.usd_per_hour < 0.8 * full.usd_per_hour
     assert spot.estimate and spot.what == "m7i.8xlarge/spot"
 
 
 def test_what_has_no_price_is_an_error_that_names_where_it_has_one() -> None:
     with pytest.raises(UsageError, match=r"^no price for m7i.8xlarge in eu-north-1: priced are: eu-west-1, us-east-1"):
-        prices.line("aws", "eu-north-1", "m7i.8xlarge")
+        table.line("aws", "eu-north-1", "m7i.8xlarge")
     with pytest.raises(UsageError, match=r"^no price for m7i.8xlarge/spot in eu-north-1: priced are: eu-west-1"):
-        prices.line("aws", "eu-north-1", "m7i.8xlarge/spot")
-    with pytest.raises(UsageError, match=r"it is in no region of the table; add it to infra/prices.toml$"):
-        prices.line("azure", "eastus", "quantum-bit")
+        table.line("aws", "eu-north-1", "m7i.8xlarge/spot")
+    with pytest.raises(UsageError, match=r"it is in no region of the table; add it to infra/prices/prices.toml$"):
+        table.line("azure", "eastus", "quantum-bit")
 
 
 # --- AWS's offer files, in their documented form ---
@@ -233,7 +235,7 @@ def azure_answers(asked: Asked) -> Answer:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copy(prices.TABLE, tmp_path / "prices.toml"))
+    return Path(shutil.copy(table.TABLE, tmp_path / "prices.toml"))
 
 
 @pytest.fixture
@@ -247,17 +249,17 @@ def providers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
 
 
 def point(monkeypatch: pytest.MonkeyPatch, **urls: str) -> None:
-    of: dict[str, Callable[..., dict[str, set[float]]]] = {"aws": prices_aws.prices, "azure": prices_azure.prices}
+    of: dict[str, Callable[..., dict[str, set[float]]]] = {"aws": prices_aws.prices, "azure": azure_retail.prices}
     clouds = {
         cloud: functools.partial(of[cloud], base=f"{url}/offers" if cloud == "aws" else url)
         for cloud, url in urls.items()
     }
-    monkeypatch.setattr(price_refresh, "CLOUDS", clouds)
+    monkeypatch.setattr(refresh, "CLOUDS", clouds)
 
 
 def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers: list[Asked], copy: Path) -> None:
-    done = price_refresh.refresh(copy, ("aws", "azure"), today=TODAY)
-    before, after = prices.TABLE.read_text().splitlines(), copy.read_text().splitlines()
+    done = refresh.refresh(copy, ("aws", "azure"), today=TODAY)
+    before, after = table.TABLE.read_text().splitlines(), copy.read_text().splitlines()
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
     assert len(changed) == len(done.found)
     for old, new in changed:
@@ -279,19 +281,19 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
 
 
 def test_what_a_provider_does_not_say_clearly_is_left_and_told(providers: list[Asked], copy: Path) -> None:
-    done = price_refresh.refresh(copy, ("aws",), today=TODAY)
+    done = refresh.refresh(copy, ("aws",), today=TODAY)
     assert "ebs-snapshot-gb-month in eu-west-1: aws has 2 different prices for it" in done.left
     assert "m6i.8xlarge in us-east-1: aws has no price for it" in done.left
     assert done.asked == len(done.found) + len(done.left)
-    old = next(line for line in prices.TABLE.read_text().splitlines() if '"eu-west-1", sku = "ebs-snap' in line)
+    old = next(line for line in table.TABLE.read_text().splitlines() if '"eu-west-1", sku = "ebs-snap' in line)
     assert old in copy.read_text()
 
 
 def test_a_refresh_of_one_cloud_asks_only_that_one(providers: list[Asked], copy: Path) -> None:
-    price_refresh.refresh(copy, ("azure",), today=TODAY)
+    refresh.refresh(copy, ("azure",), today=TODAY)
     assert 'cloud = "aws"' in copy.read_text()
     assert [line for line in copy.read_text().splitlines() if '"aws"' in line] == [
-        line for line in prices.TABLE.read_text().splitlines() if '"aws"' in line
+        line for line in table.TABLE.read_text().splitlines() if '"aws"' in line
     ]
 
 
@@ -319,24 +321,24 @@ def test_a_failure_is_one_line_and_the_table_is_untouched(
     with http_server.serve(answer) as server:
         point(monkeypatch, **{cloud: server.url})
         with pytest.raises(OperationError) as caught:
-            price_refresh.refresh(copy, (cloud,), today=TODAY)
+            refresh.refresh(copy, (cloud,), today=TODAY)
     line = str(caught.value)
     assert re.match(rf"prices of {cloud} in \S+ cannot be had, the table is as it was: ", line) and re.search(
         reason, line
     )
     assert len(line.splitlines()) == 1
-    assert copy.read_text() == prices.TABLE.read_text()
+    assert copy.read_text() == table.TABLE.read_text()
 
 
 def test_no_network_is_one_line_too(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point(monkeypatch, aws="http://127.0.0.1:9", azure="http://127.0.0.1:9")
     with pytest.raises(OperationError, match="Connection refused"):
-        price_refresh.refresh(copy, ("aws", "azure"), today=TODAY)
-    assert copy.read_text() == prices.TABLE.read_text()
+        refresh.refresh(copy, ("aws", "azure"), today=TODAY)
+    assert copy.read_text() == table.TABLE.read_text()
 
 
 def test_an_amount_is_written_without_digits_that_mean_nothing() -> None:
-    assert [price_table.amount(price) for price in (1.6128, 38.0, 0.0208, 1.4000000000000001)] == [
+    assert [rewrite.amount(price) for price in (1.6128, 38.0, 0.0208, 1.4000000000000001)] == [
         "1.6128",
         "38.0",
         "0.0208",

@@ -1,4 +1,4 @@
-"""infra.settings: what may be used is used as written; what may not is one line that says so."""
+"""infra.config.settings: what may be used is used as written; what may not is one line that says so."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sample_inputs import public_key
 
-from infra.config_values import SettingsError
-from infra.settings import KEYS, ROOT, load
+from infra.config.settings import KEYS, ROOT, load
+from infra.config.values import SettingsError
 
 PRIVATE_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk=\n-----END OPENSSH PRIVATE KEY-----\n"
 

@@ -1,4 +1,4 @@
-"""infra.stack_file: a stack's keys as text, or one line about the file or the key."""
+"""infra.config.stack_file: a stack's keys as text, or one line about the file or the key."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bad_settings import TEXT, assert_names
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import stack_file
-from infra.config_values import SettingsError
+from infra.config import stack_file
+from infra.config.settings import KEYS
+from infra.config.values import SettingsError
 from infra.errors import UsageError
-from infra.settings import KEYS
 
 PULUMI = "config:\n  nodes: {type: integer, default: 3}\n  profile: {type: string, default: native}\n  name: {}\n"
 

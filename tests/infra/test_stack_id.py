@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from infra import stack_id, stack_record
+from infra.clouds.local import orphans, owner, paths
 from infra.errors import UsageError
-from infra.local import leftovers, owner, paths
-from infra.ownership import Claim, Location
-from infra.stack_id import StackIdProvider
+from infra.state import stack_id, stack_record
+from infra.state.ownership import Claim, Location
+from infra.state.stack_id import StackIdProvider
 
 NODE = {"urn::node1": {"type": "pulumi-python:dynamic/local:Node", "outputs": {}}}
 ONLY_PULUMIS = {
@@ -111,17 +111,17 @@ def test_a_name_on_this_machine_is_one_users(home: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_of_another_user_on_this_machine_is_marked_and_never_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers.network, "links", list)
-    monkeypatch.setattr(leftovers.firewall, "is_open", lambda _link: False)
+    monkeypatch.setattr(orphans.network, "links", list)
+    monkeypatch.setattr(orphans.firewall, "is_open", lambda _link: False)
     owner.claim("yard", "aaaa1111")
     paths.node("yard", "node1").mkdir(parents=True)
-    found = leftovers.find("yard", ["bbbb2222"])
+    found = orphans.find("yard", ["bbbb2222"])
     assert {thing.kind for thing in found} == {"directory", "name"}
     assert not any(thing.ours for thing in found) and all("aaaa1111" in thing.whose for thing in found)
-    assert leftovers.sweep("yard", [], ["bbbb2222"]) == []
-    assert all(thing.ours for thing in leftovers.find("yard", ["aaaa1111"]))
-    assert {thing.kind for thing in leftovers.sweep("yard", [], ["aaaa1111"])} == {"directory", "name"}
-    assert leftovers.find("yard", []) == []
+    assert orphans.sweep("yard", [], ["bbbb2222"]) == []
+    assert all(thing.ours for thing in orphans.find("yard", ["aaaa1111"]))
+    assert {thing.kind for thing in orphans.sweep("yard", [], ["aaaa1111"])} == {"directory", "name"}
+    assert orphans.find("yard", []) == []
 
 
 def test_the_id_decides_and_the_owner_where_there_is_none() -> None:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from sample_inputs import public_key
 
 from infra import user_data
+from infra.clouds.local import paths
+from infra.config.settings import Settings, load
 from infra.errors import UsageError
-from infra.local import paths
-from infra.settings import Settings, load
 
 IMAGE = "0123456789abcdef"
 CLOUDS = ("aws-xeon", "azure-xeon")

@@ -6,7 +6,7 @@ import re
 
 from hypothesis import strategies as st
 
-from infra.settings import CLUSTERS, COLLECTIVES, PROFILES
+from infra.config.settings import CLUSTERS, COLLECTIVES, PROFILES
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 """Any text that a file can hold: control characters, line ends, right-to-left marks, emoji."""

@@ -14,7 +14,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from infra.aws import api
+from infra.clouds.aws import api
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"

@@ -56,7 +56,7 @@ def found(cluster: str, keys: dict[str, str]) -> dict[str, list[str]]:
         if name.partition(".")[0] in MODULES:
             del sys.modules[name]
     recorder, stack_file, pack = (
-        importlib.import_module(name) for name in ("program_recorder", "infra.stack_file", "infra.policy.pack")
+        importlib.import_module(name) for name in ("program_recorder", "infra.config.stack_file", "infra.policy.pack")
     )
     assert Path(pack.__file__).is_relative_to(sys.path[0]), "the copy's own modules"
     raw = {**stack_file.read(cluster), **OWN, **keys}

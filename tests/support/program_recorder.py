@@ -31,7 +31,9 @@ from pulumi.runtime.proto import engine_pb2
 from pulumi.runtime.settings import configure
 from pulumi.runtime.stack import run_in_stack
 
-from infra import inventory, stack_file, stack_id
+from infra import inventory
+from infra.config import stack_file
+from infra.state import stack_id
 
 HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
 STACK = "pulumi:pulumi:Stack"

@@ -1,0 +1,76 @@
+"""The files that make a Debian or Ubuntu machine a node: `python -m infra.bootstrap_files`.
+
+stdin: {"profile", "collectives", "user", "nodes": [{"name", "role"}, ...]}
+stdout: {"image": the name of the software, by content, "files": {node: [{"path", "content", "mode"}, ...]}}
+
+The files are those that cloud-init writes on a bare image: the bootstrap, and the settings that it reads. Exit code 2
+and one line for what cannot be used.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra import user_data
+from infra.config import cloud_settings, stack_file
+from infra.config.settings import COLLECTIVES, PROFILES, Local, Settings
+from infra.config.values import choice
+from infra.errors import UsageError, told
+
+STACK = "local"
+"""Whose defaults hold: such a machine costs nothing that we know of, and has no limits of hours."""
+SETTINGS_FILE = "/etc/trainyard.env"
+
+
+def settings_of(asked: dict[str, Any]) -> Settings:
+    """Settings of a cluster that nobody provisions: profile and collectives are what counts."""
+    raw = {**stack_file.read(STACK), "profile": asked["profile"], "collectives": asked["collectives"]}
+    if raw["collectives"] == "ccl" and raw["profile"] == "native":
+        raise UsageError("--collectives ccl: needs --profile ipex: oneCCL's binding is built for its torch")
+    return Settings(
+        stack=STACK,
+        cluster="local",
+        nodes=len(asked["nodes"]),
+        cidr=ipaddress.IPv4Network(raw["cidr"]),
+        profile=choice(raw, "profile", PROFILES),
+        collectives=choice(raw, "collectives", COLLECTIVES),
+        public_key="",
+        public_key_file=Path(),
+        image="bake",
+        max_hours=0,
+        idle_minutes=0,
+        local=Local(cpus=1, memory_mb=1024),
+        cloud=cloud_settings.read(raw, "local", STACK),
+    )
+
+
+def files(settings: Settings, image: str, node: dict[str, str], user: str) -> list[dict[str, str]]:
+    """The files of one machine; `user` is who logs in to it."""
+    config = yaml.safe_load(user_data.for_node(settings, image, node["name"], node["role"], baked=False))
+    found = []
+    for file in config["write_files"]:
+        content = file["content"] + (f"TRAINYARD_USER={user}\n" if file["path"] == SETTINGS_FILE else "")
+        found.append({"path": file["path"], "content": content, "mode": file.get("permissions", "0644")})
+    return found
+
+
+def main() -> int:
+    asked = json.load(sys.stdin)
+    try:
+        settings = settings_of(asked)
+        image = user_data.image_key(settings)
+        found = {node["name"]: files(settings, image, node, asked["user"]) for node in asked["nodes"]}
+    except UsageError as error:
+        return told(error)
+    print(json.dumps({"image": image, "files": found}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

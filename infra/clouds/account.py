@@ -1,0 +1,90 @@
+"""Is the cloud's account fit for this stack? `python -m infra.clouds.account STACK [--offers]`, before any node exists.
+
+Prints a JSON list of {check, state: ok|failed|undecided, said, mend}; with --offers the zones (on Azure: the regions)
+that offer the stack's machine type. Changes nothing. Exit code 2 and one line for what the stack's file has wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import os
+import sys
+import urllib.request
+from types import ModuleType
+
+from infra.clouds import sdk
+from infra.clouds.finding import Finding, to_json
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.config.values import set_key
+from infra.errors import OperationError, UsageError, told
+
+ECHO = "https://checkip.amazonaws.com"
+"""Amazon's echo of a caller's public IPv4 address; TRAINYARD_ADDRESS_ECHO names another."""
+ECHO_S = 10.0
+
+
+def of(settings: Settings) -> ModuleType:
+    """The account's module of the stack's cloud: check(settings), offers(settings), cheap(settings)."""
+    if settings.cluster == "local":
+        raise UsageError(f"stack {settings.stack} is of kind local: that needs no account")
+    return sdk.load(f"infra.clouds.{settings.cluster.partition('-')[0]}.account")
+
+
+def check(settings: Settings) -> list[Finding]:
+    """Every check; the machine's own address first, as it needs no credentials."""
+    account = of(settings)
+    return [address(settings), *account.check(settings)]
+
+
+def address(settings: Settings) -> Finding:
+    """Whether SSH is opened to where the operator is seen to come from."""
+    echo = os.environ.get("TRAINYARD_ADDRESS_ECHO", ECHO)
+    allowed = settings.cloud.admin_cidr
+    look = f"curl -s {ECHO}, and compare with adminCidr = {allowed}"
+    try:
+        with urllib.request.urlopen(echo, timeout=ECHO_S) as answer:
+            mine = ipaddress.IPv4Address(answer.read(100).decode().strip())
+    except OSError as error:
+        return Finding("ssh", "undecided", f"{echo} cannot be reached: {getattr(error, 'reason', error)}", look)
+    except ValueError:
+        return Finding("ssh", "undecided", f"{echo} answers with no IPv4 address", look)
+    if allowed is None or mine not in allowed:
+        mend = set_key("adminCidr", f"{mine}/32", settings.stack)
+        return Finding("ssh", "failed", f"you come from {mine}, SSH is opened to {allowed}", mend)
+    return Finding("ssh", "ok", f"you come from {mine}, which is in {allowed}")
+
+
+def cheap(settings: Settings) -> None:
+    """What the pre-flight of every `up` asks, where there are credentials: UsageError for a type or a zone that is not.
+
+    Without credentials, or without an answer, it says nothing: `up` itself says that better.
+    """
+    if settings.cluster == "local":
+        return
+    account = of(settings)
+    try:
+        wrong = [finding for finding in account.cheap(settings) if finding.state == "failed"]
+    except (OperationError, UsageError):
+        return
+    if wrong:
+        raise UsageError(f"{wrong[0].check}: {wrong[0].said}; mend: {wrong[0].mend}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.clouds.account", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack")
+    parser.add_argument("--offers", action="store_true", help="where the stack's machine type can be had")
+    args = parser.parse_args()
+    try:
+        settings = load(args.stack, stack_file.read(args.stack))
+        print(json.dumps(of(settings).offers(settings)) if args.offers else to_json(check(settings)))
+    except (UsageError, OperationError) as error:
+        return told(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What of a stack exists outside its state: `python -m infra.clouds.audit STACK [--known JSON] [--sweep ...]`.
+
+Prints a JSON list of infra.clouds.live_resource.Thing: everything that exists and whose owner is not among the known
+resources; with --sweep it is removed first, and the list is what was removed. `known` is a JSON list of the state's
+resources: on `local` their names, in a cloud their ids. `state` is what the state's resource `stack-id` says:
+{"stack_id", "locations"}; what carries another stack's id is listed as not `ours`, and never removed. A `local` stack
+is found by its name, whatever its file says; with --local the file is not read. A broken file, when this machine has
+nothing of the stack, is an error with exit code 2: the audit cannot know where to look.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import Any
+
+from infra.clouds import sdk
+from infra.clouds.live_resource import Thing, to_json
+from infra.clouds.local import orphans as local
+from infra.config import stack_file
+from infra.config.settings import CLUSTERS, Settings, check_stack, load
+from infra.config.values import choice
+from infra.errors import OperationError, UsageError, told
+from infra.state import stack_record
+from infra.state.ownership import Claim, Location
+
+
+def cloud_settings(stack: str) -> Settings | None:
+    """The settings of a stack that is in a cloud; None for a local one, and for one without a file.
+
+    Raises UsageError for a file that does not say where the stack is, unless there is something of it on this machine;
+    and for the file of a cloud's stack with a value that cannot be used.
+    """
+    check_stack(stack)
+    if not stack_file.path_of(stack).exists():
+        return None
+    try:
+        raw = stack_file.read(stack)
+        cluster = choice(raw, "cluster", CLUSTERS)
+    except UsageError:
+        if not _is_here(stack):
+            raise
+        return None
+    return None if cluster == "local" else load(stack, raw)
+
+
+def _is_here(stack: str) -> bool:
+    """Whether this machine has something of the stack. One that cannot be asked (no Linux, no `ip`) makes no stacks."""
+    try:
+        return bool(local.find(stack))
+    except (OperationError, OSError):
+        return False
+
+
+def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
+    """What the user may call their own: by the state, and by their own record of it."""
+    check_stack(stack)
+    record = stack_record.read(stack)
+    ids = {str(state.get("stack_id") or ""), record.id if record else ""} - {""}
+    locations = [Location.read(entry) for entry in state.get("locations") or []]
+    locations += [entry for entry in (record.locations if record else ()) if entry not in locations]
+    return Claim(stack, owner, frozenset(ids), tuple(locations))
+
+
+def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[Thing]:
+    """Everything that carries the stack's name; `is_local`: on this machine, without a look at its file."""
+    settings = None if is_local else cloud_settings(stack)
+    claim = claim_of(stack, settings.cloud.owner if settings else "", state)
+    if settings is None:
+        _need_root()
+        return local.find(stack, claim.ids)
+    found: list[Thing] = _leftovers(settings).find(settings, claim=claim)
+    return found
+
+
+def sweep(
+    stack: str, known: Collection[str], state: Mapping[str, Any], *, delete_data: bool, is_local: bool = False
+) -> list[Thing]:
+    """Remove what is the user's own and belongs to none of the known; what it was."""
+    settings = None if is_local else cloud_settings(stack)
+    claim = claim_of(stack, settings.cloud.owner if settings else "", state)
+    if settings is None:
+        _need_root()
+        return local.sweep(stack, known, claim.ids)
+    swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
+    return swept
+
+
+def _need_root() -> None:
+    """Another user sees neither the machines' directories nor the firewall: it would take what is there for nothing."""
+    if os.geteuid() != 0:
+        raise UsageError("a local stack's machines are root's: run this with sudo")
+
+
+def _leftovers(settings: Settings) -> ModuleType:
+    """Of the stack's cloud: find(settings, claim=...) and sweep(settings, known, delete_data=..., claim=...)."""
+    return sdk.load(f"infra.clouds.{settings.cluster.partition('-')[0]}.orphans")
+
+
+def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:
+    """Those that belong to nothing that is known. Azure's ids differ in capitals from one answer to the next."""
+    return [thing for thing in things if not thing.is_in(known)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.clouds.audit", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack")
+    parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")
+    parser.add_argument("--known", default="[]", help="the resources in the state, as a JSON list")
+    parser.add_argument("--state", default="{}", help="the stack's id and where it has been, by the state, as JSON")
+    parser.add_argument("--forget", action="store_true", help="nothing is left: remove the user's record of the stack")
+    parser.add_argument("--sweep", action="store_true", help="remove what is found")
+    parser.add_argument("--delete-data", action="store_true", help="buckets too that have something in them")
+    args = parser.parse_args()
+    known, state = set(json.loads(args.known)), json.loads(args.state)
+    try:
+        if args.forget:
+            stack_record.forget(args.stack)
+            found = []
+        elif args.sweep:
+            found = sweep(args.stack, known, state, delete_data=args.delete_data, is_local=args.local)
+        else:
+            found = unknown(find(args.stack, state, is_local=args.local), known)
+    except (UsageError, OperationError, OSError) as error:
+        return told(error)
+    print(to_json(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

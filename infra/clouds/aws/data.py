@@ -1,0 +1,130 @@
+"""The stack's bucket: the data set, and checkpoints beside the nodes."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.clouds.aws.names import asking, named, partition
+from infra.clouds.aws.zones import short
+from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
+from infra.config.settings import Settings
+
+OLD_DAYS = 7
+"""An object that was overwritten or deleted can be had back for so long."""
+UPLOAD_DAYS = 2
+"""A multipart upload that never ended is paid for until it is aborted."""
+
+
+def name(settings: Settings, account: str) -> str:
+    """Unique in the world by the stack's id, and by the region: a bucket that moves needs another name beside the old.
+
+    Without an id by the account. No more than 63 characters.
+    """
+    return named(settings, short(settings) if settings.stack_id else f"{account}-{short(settings)}")
+
+
+def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOptions) -> aws.s3.Bucket:
+    """Private, encrypted, versioned, over TLS only. With keepData all of it outlives the stack."""
+    wanted = name(settings, aws.get_caller_identity(opts=asking(provider)).account_id)
+    keep = settings.cloud.keep_data
+    opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(retain_on_delete=keep))
+    bucket = aws.s3.Bucket(
+        "data",
+        bucket=wanted,
+        force_destroy=not keep,
+        opts=pulumi.ResourceOptions.merge(opts, _kept(settings, wanted, provider)),
+    )
+    closed = aws.s3.BucketPublicAccessBlock(
+        "data-private",
+        bucket=bucket.bucket,
+        block_public_acls=True,
+        block_public_policy=True,
+        ignore_public_acls=True,
+        restrict_public_buckets=True,
+        opts=opts,
+    )
+    aws.s3.BucketOwnershipControls(
+        "data-owner",
+        bucket=bucket.bucket,
+        rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
+        opts=opts,
+    )
+    _encrypt(bucket, opts)
+    versions = aws.s3.BucketVersioning(
+        "data-versions",
+        bucket=bucket.bucket,
+        versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
+        opts=opts,
+    )
+    _tidy(bucket, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[versions])))
+    _only_tls(bucket, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed])))
+    return bucket
+
+
+def _kept(settings: Settings, wanted: str, provider: aws.Provider) -> pulumi.ResourceOptions:
+    """Take up again the bucket that an earlier `destroy` left by keepData; a bucket in the state is left as it is."""
+    if not settings.cloud.keep_data:
+        return pulumi.ResourceOptions()
+    ours = {STACK_TAG: settings.stack}
+    # A bucket of somebody else's is never taken up: without an id the owner says whose it is.
+    ours |= {ID_TAG: settings.stack_id} if settings.stack_id else {OWNER_TAG: settings.cloud.owner}
+    tagged = aws.resourcegroupstaggingapi.get_resources(
+        resource_type_filters=["s3"],
+        tag_filters=[
+            aws.resourcegroupstaggingapi.GetResourcesTagFilterArgs(key=key, values=[value])
+            for key, value in ours.items()
+        ],
+        opts=asking(provider),
+    )
+    arns = [found.resource_arn for found in tagged.resource_tag_mapping_lists]
+    return pulumi.ResourceOptions(import_=wanted if f"arn:{partition(settings)}:s3:::{wanted}" in arns else None)
+
+
+def _encrypt(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
+    by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
+    aws.s3.BucketServerSideEncryptionConfiguration(
+        "data-encrypted",
+        bucket=bucket.bucket,
+        rules=[
+            aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+                apply_server_side_encryption_by_default=by_default(sse_algorithm="AES256")
+            )
+        ],
+        opts=opts,
+    )
+
+
+def _tidy(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
+    """Nothing is paid for that nobody can see: unfinished uploads and old versions go."""
+    aws.s3.BucketLifecycleConfiguration(
+        "data-tidy",
+        bucket=bucket.bucket,
+        rules=[
+            aws.s3.BucketLifecycleConfigurationRuleArgs(
+                id="tidy",
+                status="Enabled",
+                filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+                abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
+                    days_after_initiation=UPLOAD_DAYS
+                ),
+                noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
+                    noncurrent_days=OLD_DAYS
+                ),
+            )
+        ],
+        opts=opts,
+    )
+
+
+def _only_tls(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
+    refuse = {
+        "Sid": "OnlyTLS",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    policy = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [refuse]})
+    aws.s3.BucketPolicy("data-tls", bucket=bucket.bucket, policy=policy, opts=opts)

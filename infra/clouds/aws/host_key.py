@@ -1,0 +1,54 @@
+"""A node's public host key, asked for over a way that is authenticated: SSH to it is strict from the first time on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, Resource
+
+from infra.clouds.aws import ssm
+from infra.clouds.dynamic_provider import OnceProvider
+from infra.state import operation
+
+# cloud-init makes the key before it starts sshd, the agent may be quicker than both.
+_READ = r"""
+f=${TRAINYARD_PREFIX:-}/etc/ssh/ssh_host_ed25519_key.pub
+n=0
+while [ ! -s "$f" ] && [ $n -lt 120 ]; do sleep 1; n=$((n + 1)); done
+cut -d ' ' -f 1,2 "$f"
+"""
+_KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+")
+
+
+def read(machine: ssm.Machine) -> str:
+    """`ssh-ed25519 AAAA...`. Raises CommandError for a machine that has none."""
+    machine.await_agent()
+    said = machine.run(_READ).strip()
+    if not _KEY.fullmatch(said):
+        raise ssm.CommandError(f"{machine.name} ({machine.instance}) has no ed25519 host key: {said[:200]!r}")
+    return said
+
+
+class HostKeyProvider(OnceProvider):
+    """Create reads it; another instance is another key."""
+
+    machine = "instance"
+    delete_before_replace = True
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        machine = ssm.Machine(props["region"], props["instance"], props["node"], operation.Watch().check)
+        return CreateResult(id_=props["instance"], outs={**props, "host_key": read(machine)})
+
+
+class HostKey(Resource, module="aws", name="HostKey"):
+    """What known_hosts says of a node."""
+
+    host_key: pulumi.Output[str]
+
+    def __init__(
+        self, name: str, *, node: str, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions
+    ) -> None:
+        inputs = {"node": node, "region": region, "instance": instance, "host_key": None}
+        super().__init__(HostKeyProvider(), name, inputs, opts)

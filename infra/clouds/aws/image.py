@@ -1,0 +1,176 @@
+"""The golden image as a stage of its own: builder -> baked -> sealed -> stopped -> image.
+
+The logical names carry the image's key: another bootstrap is another builder and another image, made beside the old
+ones before those go. `image: ami-...` declares none of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import user_data
+from infra.clouds.aws import machine_types
+from infra.clouds.aws.builder import END, Baked, Sealed
+from infra.clouds.aws.foundation import Ground
+from infra.clouds.aws.names import IMAGE_TAG, asking, named, region, titled
+from infra.clouds.naming import tags
+from infra.config.settings import Settings
+from infra.config.values import SettingsError
+from infra.errors import UsageError
+
+UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+"""The parameter that Canonical keeps pointed at its newest image."""
+BUILDER_DISK_GB = 30
+"""What the software and its installation need; a node's disk grows to its own size when it first boots."""
+BUILDER_CORES = 4
+"""Most of a bake is downloads and unpacking."""
+IMAGING = "90m"
+"""A snapshot of a new volume is copied whole."""
+KEPT = ["ami", "instance_type", "associate_public_ip_address", "user_data_base64"]
+"""Of a builder that has been baked: its name says what went into it. A newer Ubuntu, another limit of hours and a
+stopped machine's missing address are no reasons to bake again."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What the nodes boot."""
+
+    key: str
+    """What it was baked from; its image.json says the same."""
+    ami: pulumi.Input[str]
+
+
+def bakes(settings: Settings) -> bool:
+    return settings.image == "bake"
+
+
+def key(settings: Settings) -> str:
+    """The key of the image that these settings bake.
+
+    Made from the name of the base, not from what the name stands for today: Canonical's parameter moves every other
+    week, and each time an `up` would bake for half an hour. `baseImage: ami-...` pins it.
+    """
+    return user_data.image_key(settings, "aws", settings.cloud.base_image or UBUNTU)
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for a base that is not AWS's."""
+    base = settings.cloud.base_image
+    if base and not base.startswith("ami-"):
+        raise SettingsError("baseImage", base, "ami-... on AWS, or empty for Canonical's Ubuntu 24.04")
+
+
+def given(settings: Settings, provider: aws.Provider) -> Golden:
+    """An image that was baked before. Raises UsageError for one that is not there, or not one of ours."""
+    name = settings.image
+    where = aws.ec2.GetAmiIdsFilterArgs(name="image-id", values=[name])
+    if not aws.ec2.get_ami_ids(owners=["self"], filters=[where], opts=asking(provider)).ids:
+        raise UsageError(f"image = {name!r}: this account has no such image in {region(settings)}")
+    found = aws.ec2.get_ami(
+        owners=["self"],
+        filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[name])],
+        opts=asking(provider),
+    )
+    baked_from = found.tags.get(IMAGE_TAG)
+    if baked_from is None:
+        raise UsageError(
+            f"image = {name!r}: was not baked by Trainyard (it has no tag {IMAGE_TAG}); image: bake makes one"
+        )
+    return Golden(baked_from, name)
+
+
+def bake(settings: Settings, ground: Ground) -> Golden:
+    """Declare the stage; `image.ami` is there when the gates were passed."""
+    baked_from, where = key(settings), region(settings)
+    machine = _builder(settings, baked_from, ground)
+    # The gates talk to AWS themselves: they have no provider of Pulumi's.
+    baked = Baked(f"baked-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions())
+    sealed = Sealed(
+        f"sealed-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions(depends_on=[baked])
+    )
+    # Imaged while it is stopped: what is on the disk is all there is, and nothing boots a sealed machine again.
+    stopped = aws.ec2transitgateway.InstanceState(
+        f"stopped-{baked_from}",
+        instance_id=machine.id,
+        state="stopped",
+        opts=pulumi.ResourceOptions(provider=ground.provider, depends_on=[sealed]),
+    )
+    image = _image(settings, baked_from, machine, stopped, ground)
+    _tag_snapshot(settings, baked_from, image, ground)
+    return Golden(baked_from, image.id)
+
+
+def _image(
+    settings: Settings, baked_from: str, machine: aws.ec2.Instance, stopped: pulumi.Resource, ground: Ground
+) -> aws.ec2.AmiFromInstance:
+    return aws.ec2.AmiFromInstance(
+        f"image-{baked_from}",
+        name=named(settings, baked_from),
+        description=f"Trainyard {baked_from}: {settings.profile}, {settings.collectives}",
+        source_instance_id=machine.id,
+        snapshot_without_reboot=False,
+        tags={**titled(settings, baked_from), IMAGE_TAG: baked_from},
+        opts=pulumi.ResourceOptions(
+            provider=ground.provider,
+            depends_on=[stopped],
+            custom_timeouts=pulumi.CustomTimeouts(create=IMAGING, delete="20m"),
+        ),
+    )
+
+
+def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Instance:
+    assert ground.network.edge is not None and ground.security.builder is not None  # so wherever something is baked
+    newest = None if settings.cloud.base_image else aws.ssm.get_parameter(name=UBUNTU, opts=asking(ground.provider))
+    return aws.ec2.Instance(
+        f"builder-{baked_from}",
+        ami=newest.value if newest else settings.cloud.base_image,
+        instance_type=builder_type(settings),
+        subnet_id=ground.network.edge.id,
+        associate_public_ip_address=True,
+        vpc_security_group_ids=[ground.security.builder.id],
+        iam_instance_profile=ground.access.profile,
+        instance_initiated_shutdown_behavior="stop",
+        user_data_base64=user_data.packed(builder_data(settings)),
+        metadata_options=aws.ec2.InstanceMetadataOptionsArgs(
+            http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
+        ),
+        root_block_device=aws.ec2.InstanceRootBlockDeviceArgs(
+            volume_type="gp3", volume_size=BUILDER_DISK_GB, encrypted=True, delete_on_termination=True
+        ),
+        tags=titled(settings, "builder"),
+        volume_tags={**tags(settings), **titled(settings, "builder")},
+        opts=pulumi.ResourceOptions(
+            provider=ground.provider,
+            depends_on=ground.first,
+            ignore_changes=KEPT,
+            custom_timeouts=pulumi.CustomTimeouts(create="20m", delete="20m"),
+        ),
+    )
+
+
+def builder_data(settings: Settings) -> str:
+    """The builder's user data: the bake, and the builder's own end if nobody ends it."""
+    return user_data.for_bake(settings, key(settings), last_resort=END)
+
+
+def builder_type(settings: Settings) -> str:
+    """The nodes' own family, whose processor the image is verified on, in a size that is enough."""
+    wanted = machine_types.of(settings.cloud.instance_type)
+    series = wanted.name.partition(".")[0]
+    family = [entry for entry in machine_types.TYPES.values() if entry.name.partition(".")[0] == series]
+    return next(entry.name for entry in family if entry.cores >= min(BUILDER_CORES, wanted.cores))
+
+
+def _tag_snapshot(settings: Settings, baked_from: str, image: aws.ec2.AmiFromInstance, ground: Ground) -> None:
+    """The image's tags are not its snapshot's, and it is the snapshot that costs."""
+    for tag, value in {**tags(settings), IMAGE_TAG: baked_from}.items():
+        aws.ec2.Tag(
+            f"snapshot-{tag.removeprefix('trainyard-')}-{baked_from}",
+            resource_id=image.root_snapshot_id,
+            key=tag,
+            value=value,
+            opts=pulumi.ResourceOptions(provider=ground.provider),
+        )

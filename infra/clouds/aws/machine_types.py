@@ -1,0 +1,93 @@
+"""Instance types that the nodes can be: what is known of them without asking anybody.
+
+Cores, memory and placement: EC2's DescribeInstanceTypes, as recorded by moto 5.2 (a test compares). Sockets: the
+number of cores that one processor of the family gives a guest (Ice Lake 8375C 32, Sapphire Rapids 8488C 48 and 6455B
+32, Granite Rapids 6975P-C 96), not an answer of EC2's; on the node, `fab check` shows the NUMA nodes that there are.
+Bare-metal types are left out: EC2 does not switch off their hyper-threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infra.config.values import SettingsError
+
+DEFAULT = "m7i.8xlarge"
+_CORES = {
+    **{"large": 1, "xlarge": 2, "2xlarge": 4, "4xlarge": 8, "8xlarge": 16, "12xlarge": 24, "16xlarge": 32},
+    **{"24xlarge": 48, "32xlarge": 64, "48xlarge": 96, "96xlarge": 192},
+}
+
+
+@dataclass(frozen=True)
+class InstanceType:
+    """What a node of this type has."""
+
+    name: str
+    cores: int
+    """Physical cores."""
+    memory_gb: int
+    """GiB."""
+    numa_nodes: int
+    amx: bool
+    """Whether it multiplies bf16 matrices in hardware."""
+    cluster: bool
+    """Whether a cluster placement group takes it."""
+
+
+def _family(
+    name: str, sizes: str, *, gb_per_core: int, cores_per_socket: int, amx: bool, cluster: bool = True
+) -> dict[str, InstanceType]:
+    found = {}
+    for size in sizes.split():
+        cores = _CORES[size]
+        sockets = max(1, -(-cores // cores_per_socket))
+        found[f"{name}.{size}"] = InstanceType(f"{name}.{size}", cores, cores * gb_per_core, sockets, amx, cluster)
+    return found
+
+
+_SMALL = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge"
+TYPES: dict[str, InstanceType] = {
+    # 3rd generation Xeon (Ice Lake): AVX-512, neither AMX nor AVX512_BF16.
+    **_family("m6i", f"{_SMALL} 24xlarge 32xlarge", gb_per_core=8, cores_per_socket=32, amx=False),
+    # 4th generation (Sapphire Rapids).
+    **_family("m7i", f"{_SMALL} 24xlarge 48xlarge", gb_per_core=8, cores_per_socket=48, amx=True),
+    **_family("r7iz", f"{_SMALL} 32xlarge", gb_per_core=16, cores_per_socket=32, amx=True),
+    # 6th generation (Granite Rapids).
+    **_family("m8i", f"{_SMALL} 24xlarge 32xlarge 48xlarge 96xlarge", gb_per_core=8, cores_per_socket=96, amx=True),
+    # Their cores are shared by design: known, so that the refusal can say why.
+    **_family("m7i-flex", _SMALL, gb_per_core=8, cores_per_socket=48, amx=True, cluster=False),
+    **_family("m8i-flex", _SMALL, gb_per_core=8, cores_per_socket=96, amx=True, cluster=False),
+}
+
+
+def of(name: str) -> InstanceType:
+    """The type of that name, the default for an empty one.
+
+    Raises SettingsError for one that is not known, or that a cluster placement group does not take.
+    """
+    known = TYPES.get(name or DEFAULT)
+    usable = [entry.name for entry in TYPES.values() if entry.cluster]
+    if known is None:
+        families = sorted({entry.partition(".")[0] for entry in usable})
+        sizes = [entry for entry in usable if entry.partition(".")[0] == name.partition(".")[0]]
+        raise SettingsError("instanceType", name, f"one of {', '.join(sizes)}" if sizes else _families(families))
+    if not known.cluster:
+        raise SettingsError(
+            "instanceType", name, f"a type that a cluster placement group takes; {name.replace('-flex', '')} is one"
+        )
+    return known
+
+
+def _families(families: list[str]) -> str:
+    return f"a size of {', '.join(families)}, such as {DEFAULT}"
+
+
+def without_amx(known: InstanceType) -> str:
+    """What to know of a type without AMX; empty for one that has it."""
+    if known.amx:
+        return ""
+    return (
+        f"{known.name} has neither AMX nor AVX512_BF16: bf16 is computed in software there and is slower than fp32, "
+        f"so a job's precision auto, which measures both, ends at fp32; m7i, m8i and r7iz have both"
+    )

@@ -1,0 +1,213 @@
+"""The network of a cluster: one zone, a subnet for each way out, fixed addresses.
+
+`cidr` is cut up in the same way whatever is asked for, so that no setting moves another node's address:
+
+    first half        public nodes: the head, and the workers with publicNodes: all
+    third quarter     workers behind the NAT gateway
+    last quarter      what takes an address by itself: the NAT gateway and the builder, never in a node's way
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.clouds.aws.names import arn, asking, named, region, titled
+from infra.clouds.aws.zones import zone
+from infra.config.settings import FIRST_HOST, Settings
+from infra.config.values import SettingsError
+
+ANYWHERE = "0.0.0.0/0"
+_KEPT = 1
+"""AWS keeps the first four addresses of a subnet, which are below FIRST_HOST, and the last one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which subnet is where."""
+
+    public: IPv4Network
+    private: IPv4Network
+    edge: IPv4Network
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the nodes are put into."""
+
+    vpc: aws.ec2.Vpc
+    public: aws.ec2.Subnet
+    private: aws.ec2.Subnet | None
+    edge: aws.ec2.Subnet | None
+    ways_out: list[pulumi.Resource]
+    """Without these a machine boots, but reaches nobody."""
+
+
+def plan(settings: Settings) -> Plan:
+    """Cut up the network. Raises SettingsError where it is not AWS's size, or has not room for the nodes."""
+    cidr = settings.cidr
+    if not 16 <= cidr.prefixlen <= 26:
+        raise SettingsError("cidr", str(cidr), "a network of /16 to /26 on AWS, which is cut into subnets")
+    public, rest = cidr.subnets()
+    private, edge = rest.subnets()
+    for subnet, count in ((public, _public_nodes(settings)), (private, settings.nodes - _public_nodes(settings))):
+        most = subnet.num_addresses - FIRST_HOST - _KEPT
+        if count > most:
+            what = "public nodes" if subnet == public else "nodes behind the NAT gateway"
+            raise SettingsError(
+                "cidr", str(cidr), f"a network with room for {count} {what}; their subnet {subnet} has room for {most}"
+            )
+    return Plan(public, private, edge)
+
+
+def _public_nodes(settings: Settings) -> int:
+    return settings.nodes if settings.cloud.public_nodes == "all" else 1
+
+
+def is_public(settings: Settings, index: int) -> bool:
+    return index < _public_nodes(settings)
+
+
+def has_private(settings: Settings) -> bool:
+    """Whether any node is behind the NAT gateway, which costs by the hour."""
+    return settings.nodes > _public_nodes(settings)
+
+
+def address(settings: Settings, index: int) -> str:
+    """The fixed private address of node `index`: at the same place of its subnet, whichever that is."""
+    subnets = plan(settings)
+    return str((subnets.public if is_public(settings, index) else subnets.private)[FIRST_HOST + index])
+
+
+def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) -> Network:
+    """`builder` says that a machine is going to bake an image here."""
+    subnets = plan(settings)
+    vpc = aws.ec2.Vpc(
+        "network",
+        cidr_block=str(settings.cidr),
+        enable_dns_support=True,
+        enable_dns_hostnames=True,  # off by default, and then the names of AWS's own services do not resolve inside
+        tags=titled(settings),
+        opts=opts,
+    )
+    gateway = aws.ec2.InternetGateway("internet", vpc_id=vpc.id, tags=titled(settings), opts=opts)
+    table = _table(settings, "public", vpc, opts)
+    out = aws.ec2.Route(
+        "public-out", route_table_id=table.id, destination_cidr_block=ANYWHERE, gateway_id=gateway.id, opts=opts
+    )
+    public, joined = _subnet(settings, "public", subnets.public, vpc, table, opts)
+    tables = [table]
+    ways_out: list[pulumi.Resource] = [out, joined]
+    edge = private = None
+    if builder or has_private(settings):
+        edge, joined = _subnet(settings, "edge", subnets.edge, vpc, table, opts)
+        ways_out.append(joined)
+    if edge is not None and has_private(settings):
+        nat = _nat(settings, edge, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[out])))
+        table = _table(settings, "private", vpc, opts)
+        tables.append(table)
+        ways_out.append(
+            aws.ec2.Route(
+                "private-out",
+                route_table_id=table.id,
+                destination_cidr_block=ANYWHERE,
+                nat_gateway_id=nat.id,
+                opts=opts,
+            )
+        )
+        private, joined = _subnet(settings, "private", subnets.private, vpc, table, opts)
+        ways_out.append(joined)
+    _store(settings, vpc, tables, opts)
+    return Network(vpc, public, private, edge, ways_out)
+
+
+def _table(settings: Settings, name: str, vpc: aws.ec2.Vpc, opts: pulumi.ResourceOptions) -> aws.ec2.RouteTable:
+    # Its routes are resources of their own: the two ways to declare them fight over the table.
+    return aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
+
+
+def _subnet(
+    settings: Settings,
+    name: str,
+    cidr: IPv4Network,
+    vpc: aws.ec2.Vpc,
+    table: aws.ec2.RouteTable,
+    opts: pulumi.ResourceOptions,
+) -> tuple[aws.ec2.Subnet, aws.ec2.RouteTableAssociation]:
+    subnet = aws.ec2.Subnet(
+        f"{name}-subnet",
+        vpc_id=vpc.id,
+        cidr_block=str(cidr),
+        availability_zone_id=zone(settings),
+        map_public_ip_on_launch=False,  # a node is public because it says so itself
+        tags=titled(settings, name),
+        opts=opts,
+    )
+    joined = aws.ec2.RouteTableAssociation(f"{name}-joined", subnet_id=subnet.id, route_table_id=table.id, opts=opts)
+    return subnet, joined
+
+
+def _nat(settings: Settings, edge: aws.ec2.Subnet, opts: pulumi.ResourceOptions) -> aws.ec2.NatGateway:
+    fixed = aws.ec2.Eip("nat-address", domain="vpc", tags=titled(settings, "nat"), opts=opts)
+    return aws.ec2.NatGateway("nat", allocation_id=fixed.id, subnet_id=edge.id, tags=titled(settings, "nat"), opts=opts)
+
+
+def _store(
+    settings: Settings, vpc: aws.ec2.Vpc, tables: list[aws.ec2.RouteTable], opts: pulumi.ResourceOptions
+) -> aws.ec2.VpcEndpoint:
+    """The data set's way, past the NAT gateway that would ask money for each gigabyte of it."""
+    return aws.ec2.VpcEndpoint(
+        "store",
+        vpc_id=vpc.id,
+        service_name=f"com.amazonaws.{region(settings)}.s3",
+        vpc_endpoint_type="Gateway",
+        route_table_ids=[table.id for table in tables],
+        tags=titled(settings, "store"),
+        opts=opts,
+    )
+
+
+def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulumi.ResourceOptions) -> None:
+    """Flow logs: who talked to whom, kept for a month."""
+    name = named(settings, "flow-logs")
+    account = aws.get_caller_identity(opts=asking(provider)).account_id
+    group = aws.cloudwatch.LogGroup("flow-log-group", name=name, retention_in_days=30, opts=opts)
+    trust = pulumi.Output.json_dumps(
+        {
+            "Version": "2012-10-17",
+            "Statement": [
+                {
+                    "Effect": "Allow",
+                    "Principal": {"Service": "vpc-flow-logs.amazonaws.com"},
+                    "Action": "sts:AssumeRole",
+                    # The service works for every account: it may take this role for a flow log of our own only.
+                    "Condition": {
+                        "StringEquals": {"aws:SourceAccount": account},
+                        "ArnLike": {"aws:SourceArn": arn(settings, "ec2", account, "vpc-flow-log/*")},
+                    },
+                }
+            ],
+        }
+    )
+    role = aws.iam.Role("flow-log-role", name=name, assume_role_policy=trust, opts=opts)
+    write = {
+        "Effect": "Allow",
+        "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+        "Resource": [group.arn, pulumi.Output.concat(group.arn, ":*")],
+    }
+    look = {"Effect": "Allow", "Action": "logs:DescribeLogGroups", "Resource": "*"}
+    rights = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [write, look]})
+    allowed = aws.iam.RolePolicy("flow-log-rights", name=name, role=role.name, policy=rights, opts=opts)
+    aws.ec2.FlowLog(
+        "flow-log",
+        vpc_id=network.vpc.id,
+        traffic_type="ALL",
+        log_destination_type="cloud-watch-logs",
+        log_destination=group.arn,
+        iam_role_arn=role.arn,
+        tags=titled(settings),
+        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[allowed])),
+    )

@@ -1,0 +1,177 @@
+"""What of a stack exists in its AWS account, whatever any state says; and a sweep of what the state does not know.
+
+Everything of a stack carries the tag trainyard-stack with its name, and only what also carries the stack's id (or, if
+it is of a version without ids, its owner) is ever removed. Every region and account that the stack has been in is
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from functools import partial
+
+from infra.clouds.aws import api, removal
+from infra.clouds.aws.listing import GLOBAL, KINDS, NAMED, Place
+from infra.clouds.aws.names import region
+from infra.clouds.live_resource import Thing
+from infra.clouds.naming import STACK_TAG
+from infra.config.settings import Settings
+from infra.errors import OperationError, UsageError
+from infra.state.ownership import Claim, Location
+
+
+def place_of(settings: Settings, claim: Claim | None = None) -> Place:
+    """Where the stack's file says that it is. UsageError without credentials that work."""
+    where = region(settings)
+    who = api.identity(where)
+    claim = claim or Claim(settings.stack, settings.cloud.owner)
+    return Place(claim, where, who["Account"], who["Arn"].split(":")[1])
+
+
+def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Place], list[Thing]]:
+    """Everywhere that the stack has been, the current place first; and what of it these credentials cannot look at."""
+    places, blind = [place_of(settings, claim)], []
+    here = places[0]
+    for location in here.claim.locations:
+        if location.cloud != "aws" or any(_is_at(place, location, here.account) for place in places):
+            continue
+        if location.account in ("", here.account):
+            places.append(Place(here.claim, location.region, here.account, here.partition))
+        elif (other := _with_profile(here, location)) is not None:
+            places.append(other)
+        else:
+            blind.append(_out_of_reach(location, here.account))
+    return places, blind
+
+
+def _is_at(place: Place, location: Location, current: str) -> bool:
+    return (place.region, place.account) == (location.region, location.account or current)
+
+
+def _with_profile(here: Place, location: Location) -> Place | None:
+    """An account that is not that of the environment's credentials, if the profile of that time still opens it."""
+    if not location.profile:
+        return None
+    try:
+        who = api.identity(location.region, location.profile)
+    except (OperationError, UsageError):
+        return None
+    if who["Account"] != location.account:
+        return None
+    return Place(here.claim, location.region, who["Account"], who["Arn"].split(":")[1], location.profile)
+
+
+def _out_of_reach(location: Location, current: str) -> Thing:
+    with_profile = f" (profile {location.profile} then)" if location.profile else ""
+    what = (
+        f"the stack was in {location.region} of account {location.account}{with_profile}, and these credentials are "
+        f"for account {current}: look with those of {location.account} (export AWS_PROFILE=...)"
+    )
+    return Thing("everything", what, "?", usd_per_hour=None, unseen=True)
+
+
+def find(settings: Settings, claim: Claim | None = None) -> list[Thing]:
+    """Everything that carries the stack's name, somebody else's too, which is not `ours`.
+
+    A kind that cannot be listed stands there as unseen, with the reason.
+    """
+    places, found = places_of(settings, claim)
+    for place, kinds in _kinds(places):
+        here = [thing for kind in kinds for thing in _of_kind(place, kind)]
+        found += [*here, *_second_opinion(place, {thing.kind for thing in here if thing.unseen})]
+    return found
+
+
+def _kinds(places: list[Place]) -> Iterator[tuple[Place, list[str]]]:
+    """What is listed where: what an account has only once is listed in the first of its regions."""
+    seen: set[str] = set()
+    for place in places:
+        yield place, [kind for kind in KINDS if kind not in GLOBAL or place.account not in seen]
+        seen.add(place.account)
+
+
+def _of_kind(place: Place, kind: str) -> list[Thing]:
+    lister, _ = KINDS[kind]
+    try:
+        found = list(lister(place))
+    except api.FAILURES as error:
+        return [unseen(kind, error)]
+    return [_located(place, thing) for thing in found]
+
+
+def _located(place: Place, thing: Thing) -> Thing:
+    """With its ARN where the state's id is a name, which another region may have as well."""
+    form = NAMED.get(thing.kind)
+    if form is None:
+        return thing
+    arn = form.format(partition=place.partition, region=place.region, account=place.account, name=thing.owner)
+    return replace(thing, arn=arn)
+
+
+def unseen(kind: str, error: Exception) -> Thing:
+    """A refusal, or a service that is not there (a stand-in without placement groups): not the same as none."""
+    return Thing(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
+
+
+def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[Thing]:
+    """What the account's own index of tags has of kinds that are not listed above.
+
+    Kinds that are listed are left out: the index keeps what was deleted for an hour or so.
+    """
+    covered = {name for kind, (_, types) in KINDS.items() if kind not in blind for name in types}
+    wanted = [{"Key": STACK_TAG, "Values": [place.stack]}]
+    try:
+        index = place.client("resourcegroupstaggingapi")
+        listed = api.pages(index, "get_resources", "ResourceTagMappingList", TagFilters=wanted)
+    except api.FAILURES as error:
+        yield unseen("everything by tag", error)
+        return
+    for item in listed:
+        service, _, _, resource = item["ResourceARN"].split(":", 5)[2:]
+        if place.is_of_stack(item) and _type(service, resource) not in covered:
+            identifier = resource.replace(":", "/").rpartition("/")[2]
+            yield place.thing("other", item["ResourceARN"], identifier, usd_per_hour=None, tags=api.tags(item))
+
+
+def _type(service: str, resource: str) -> str:
+    """`ec2:instance`, from the two ends of an ARN; a bucket's has no type in it."""
+    return "s3:bucket" if service == "s3" else f"{service}:{resource.replace(':', '/').partition('/')[0]}"
+
+
+def sweep(
+    settings: Settings, known: Collection[str], *, delete_data: bool = False, claim: Claim | None = None
+) -> list[Thing]:
+    """Remove everything of the user's stack that belongs to none of the `known` ids; what it was.
+
+    A bucket with something in it goes only with `delete_data`. Safe to repeat after whatever ended it. Raises
+    OperationError for what could not be removed, after everything else was.
+    """
+    places, _ = places_of(settings, claim)
+    swept: list[Thing] = []
+    trouble: list[str] = []
+    for place, kinds in _kinds(places):
+        for kind in kinds:
+            # Listed when its turn comes: a disk may have gone with its instance.
+            doomed = [thing for thing in _of_kind(place, kind) if _is_doomed(thing, known, delete_data)]
+            if kind in removal.BEFORE:
+                trouble += _try(f"{kind}s", partial(removal.BEFORE[kind], place, doomed))
+            for thing in doomed:
+                trouble += _try(f"{kind} {thing.what}", partial(removal.REMOVERS[kind], place, thing))
+            swept += doomed
+    if trouble:
+        raise OperationError("could not be removed:\n" + "\n".join(trouble))
+    return swept
+
+
+def _is_doomed(thing: Thing, known: Collection[str], delete_data: bool) -> bool:
+    return thing.ours and not thing.unseen and not thing.is_in(known) and (delete_data or not thing.holds)
+
+
+def _try(what: str, remove: Callable[[], None]) -> list[str]:
+    """What went wrong, if it did: one thing that stays must not keep the others."""
+    try:
+        remove()
+    except api.FAILURES as error:
+        return [f"{what}: {api.one_line(error)}"]
+    return []

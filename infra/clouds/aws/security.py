@@ -1,0 +1,89 @@
+"""Who may talk to whom: the nodes among themselves, the operator's network over SSH, and nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.clouds.aws.names import named, titled
+from infra.clouds.aws.network import ANYWHERE, Network
+from infra.config.settings import Settings
+
+
+@dataclass(frozen=True)
+class Security:
+    """The groups that machines are put into, and the rules that must stand before they are."""
+
+    nodes: aws.ec2.SecurityGroup
+    builder: aws.ec2.SecurityGroup | None
+    rules: list[pulumi.Resource]
+
+
+def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi.ResourceOptions) -> Security:
+    # A machine that names no group gets the default one: it lets nothing in or out.
+    aws.ec2.DefaultSecurityGroup(
+        "default-group", vpc_id=network.vpc.id, ingress=[], egress=[], tags=titled(settings, "closed"), opts=opts
+    )
+    nodes = aws.ec2.SecurityGroup(
+        "nodes-group",
+        name=named(settings, "nodes"),
+        description=f"Nodes of the Trainyard stack {settings.stack}",
+        vpc_id=network.vpc.id,
+        tags=titled(settings, "nodes"),
+        opts=opts,
+    )
+    # Rules are resources of their own; the group would otherwise remove the ones that it does not know.
+    among = aws.vpc.SecurityGroupIngressRule(
+        "nodes-among-themselves",
+        description="Everything from the other nodes",
+        security_group_id=nodes.id,
+        referenced_security_group_id=nodes.id,
+        ip_protocol="-1",  # all protocols, and then no ports
+        tags=titled(settings, "nodes-among-themselves"),
+        opts=opts,
+    )
+    ssh = aws.vpc.SecurityGroupIngressRule(
+        "operator-ssh",
+        description="SSH from the operator network (adminCidr)",
+        security_group_id=nodes.id,
+        cidr_ipv4=str(settings.cloud.admin_cidr),
+        ip_protocol="tcp",
+        from_port=22,
+        to_port=22,
+        tags=titled(settings, "operator-ssh"),
+        opts=opts,
+    )
+    rules: list[pulumi.Resource] = [among, ssh, _way_out(settings, "nodes", nodes, opts)]
+    baking = _builder(settings, network, opts) if builder else None
+    if baking is not None:
+        rules.append(_way_out(settings, "builder", baking, opts))
+    return Security(nodes, baking, rules)
+
+
+def _builder(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> aws.ec2.SecurityGroup:
+    """Nobody calls the builder: what runs in it comes through Systems Manager, which it calls itself."""
+    return aws.ec2.SecurityGroup(
+        "builder-group",
+        name=named(settings, "builder"),
+        description=f"Builder of the Trainyard stack {settings.stack}, which lets nobody in",
+        vpc_id=network.vpc.id,
+        tags=titled(settings, "builder"),
+        opts=opts,
+    )
+
+
+def _way_out(
+    settings: Settings, name: str, group: aws.ec2.SecurityGroup, opts: pulumi.ResourceOptions
+) -> aws.vpc.SecurityGroupEgressRule:
+    # Pulumi's provider takes away the rule that AWS gives to every new group.
+    return aws.vpc.SecurityGroupEgressRule(
+        f"{name}-out",
+        description="Packages, data and Systems Manager",
+        security_group_id=group.id,
+        cidr_ipv4=ANYWHERE,
+        ip_protocol="-1",
+        tags=titled(settings, f"{name}-out"),
+        opts=opts,
+    )

@@ -1,0 +1,137 @@
+"""A command inside a machine, through Systems Manager: authenticated by AWS, without SSH and without a key.
+
+A bake asks a few hundred times: an answer that is missing is no end of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from infra.clouds.aws import api
+from infra.errors import OperationError
+
+REGISTERED = 600.0
+"""Seconds until a machine must have called Systems Manager; two or three minutes are usual."""
+COMMAND = 900.0
+"""Seconds that a command may take, the delivery included."""
+POLL = 2.0
+"""Seconds between two looks."""
+PATIENCE = 300.0
+"""Seconds for which a call without an answer is made again, where nothing else says how long."""
+_NOT_YET = ("InvalidInstanceID.NotFound", "InvocationDoesNotExist")
+"""AWS's words for what it has made a moment ago."""
+_UNDER_WAY = ("Pending", "InProgress", "Delayed", "Cancelling")
+
+
+class CommandError(OperationError):
+    """A machine that Systems Manager does not reach, or a command that did not end well in it."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as Systems Manager sees it."""
+
+    region: str
+    instance: str
+    name: str
+    """What people call it."""
+    check: Callable[[], None]
+    """Raises when nobody wants the result any more."""
+
+    def state(self) -> str:
+        """pending, running, stopping, stopped, shutting-down or terminated; pending, too, while EC2 does not know it.
+
+        EC2 may not know a machine for a moment after it has made it.
+        """
+        asked = self._ask("ec2", "describe_instances", unknown=_NOT_YET, InstanceIds=[self.instance])
+        found = [machine for reservation in asked.get("Reservations", []) for machine in reservation["Instances"]]
+        return str(found[0]["State"]["Name"]) if found else "pending"
+
+    def start(self) -> None:
+        """Boot it again if it is stopped."""
+        while (state := self.state()) == "stopping":
+            self._wait()
+        if state == "stopped":
+            self._ask("ec2", "start_instances", InstanceIds=[self.instance])
+
+    def stop(self) -> None:
+        """Stop it if it runs, whoever still wants that; its disk stays, and is all that it still costs."""
+        heedless = replace(self, check=lambda: None)
+        if heedless.state() in ("pending", "running"):
+            heedless._ask("ec2", "stop_instances", InstanceIds=[self.instance])
+
+    def await_agent(self, timeout: float = REGISTERED) -> None:
+        """Until its agent has registered. Raises CommandError where that does not happen, or the machine has ended."""
+        until = time.monotonic() + timeout
+        filters = [{"Key": "InstanceIds", "Values": [self.instance]}]
+        while True:
+            known = self._ask("ssm", "describe_instance_information", until=until, Filters=filters)
+            if any(entry["PingStatus"] == "Online" for entry in known["InstanceInformationList"]):
+                return
+            state = self.state()
+            if state not in ("pending", "running"):
+                raise CommandError(f"{self.name} ({self.instance}) is {state}, and was expected to run")
+            if time.monotonic() > until:
+                raise CommandError(
+                    f"{self.name} ({self.instance}) did not register with Systems Manager within {timeout:.0f} s: is "
+                    f"amazon-ssm-agent in its image, and has it a way out? What it printed while it booted: "
+                    f"aws ec2 get-console-output --latest --region {self.region} --instance-id {self.instance}"
+                )
+            self._wait()
+
+    def run(self, script: str, timeout: float = COMMAND) -> str:
+        """Run a script for /bin/sh as root; what it printed. Raises CommandError, with what it said, when it fails."""
+        sent = self._ask(
+            "ssm",
+            "send_command",
+            InstanceIds=[self.instance],
+            DocumentName="AWS-RunShellScript",
+            Parameters={"commands": [script], "executionTimeout": [str(int(timeout))]},
+            TimeoutSeconds=max(30, int(timeout)),
+        )["Command"]["CommandId"]
+        until = time.monotonic() + timeout + 60
+        while True:
+            ended = self._ended(sent, until)
+            if ended is not None:
+                break
+            if time.monotonic() > until:
+                raise CommandError(f"{self.name} ({self.instance}): a command did not end within {timeout:.0f} s")
+            self._wait()
+        if ended["Status"] != "Success":
+            said = (ended["StandardErrorContent"] or ended["StandardOutputContent"]).strip()
+            raise CommandError(f"{self.name} ({self.instance}): a command ended as {ended['StatusDetails']}: {said}")
+        output: str = ended["StandardOutputContent"]
+        return output
+
+    def _ended(self, command: str, until: float) -> dict[str, Any] | None:
+        """What became of a command; None while it is under way, or AWS does not know of it yet."""
+        asked = {"CommandId": command, "InstanceId": self.instance}
+        found = self._ask("ssm", "get_command_invocation", until=until, unknown=_NOT_YET, **asked)
+        return None if found.get("Status", "Pending") in _UNDER_WAY else found
+
+    def _ask(
+        self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
+    ) -> dict[str, Any]:
+        """AWS's answer; nothing where it answers that what is asked about is not there, by a code of `unknown`.
+
+        What passes by itself is asked again, until then (PATIENCE from now on). Raises CommandError for the rest.
+        """
+        until = time.monotonic() + PATIENCE if until is None else until
+        while True:
+            try:
+                answer: dict[str, Any] = getattr(api.client(service, self.region), operation)(**asked)
+                return answer
+            except api.FAILURES as error:
+                if api.code(error) in unknown:
+                    return {}
+                if not api.passes(error) or time.monotonic() > until:
+                    said = f"{self.name} ({self.instance}): {operation}: {api.one_line(error)}"
+                    raise CommandError(said) from error
+            self._wait()
+
+    def _wait(self) -> None:
+        self.check()
+        time.sleep(POLL)

@@ -1,0 +1,159 @@
+"""Where the data set and the checkpoints are kept beside the nodes: a storage account with one container."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_azure_native import storage
+
+from infra.clouds.azure.names import Base, account_name, group_name
+from infra.clouds.azure.network import Network
+from infra.config.settings import PRIVATE
+
+CONTAINER = "data"
+FLOW_LOG_CONTAINER = "insights-logs-flowlogflowevent"
+"""Network Watcher makes this container in the account when flow logs are on: a blob an hour for each interface."""
+FLOW_LOG_DAYS = 30
+KEPT_DAYS = 7
+"""What was overwritten or deleted can be had back for so long, as in the bucket of a stack on AWS."""
+VERSION_DAYS = 1
+"""An old version is deleted so many days after it was written, and can then be had back for KEPT_DAYS more. Azure
+counts from when a version was written, not from when another replaced it, so a longer time here would promise nothing:
+of a checkpoint that is a week old and is deleted now, the version would go tonight."""
+
+
+@dataclass(frozen=True)
+class Data:
+    account: storage.StorageAccount
+    container: storage.BlobContainer
+
+    @property
+    def url(self) -> pulumi.Output[str]:
+        """As fsspec's adlfs takes it."""
+        return pulumi.Output.concat("abfs://", CONTAINER, "@", self.account.name, ".dfs.core.windows.net")
+
+
+def declare(base: Base, net: Network) -> Data:
+    """No public blobs, no keys: who comes in has an identity, TLS 1.2, and an address of the nodes' or the admin's.
+
+    What a node overwrites or deletes can be had back for a week: its role may delete blobs, but no version of one.
+    """
+    unique = base.unique
+    account = storage.StorageAccount(
+        "data",
+        account_name=base.subscription.apply(lambda subscription: account_name(subscription, unique)),
+        resource_group_name=base.group.name,
+        location=base.location,
+        kind="StorageV2",
+        sku=storage.SkuArgs(name="Standard_LRS"),
+        access_tier=storage.AccessTier.HOT,
+        allow_blob_public_access=False,
+        allow_shared_key_access=False,
+        default_to_o_auth_authentication=True,
+        allow_cross_tenant_replication=False,
+        is_local_user_enabled=False,
+        minimum_tls_version="TLS1_2",
+        enable_https_traffic_only=True,
+        network_rule_set=storage.NetworkRuleSetArgs(
+            default_action=storage.DefaultAction.DENY,
+            bypass="AzureServices",
+            ip_rules=[
+                storage.IPRuleArgs(i_p_address_or_range=rule) for rule in ip_rules(base.settings.cloud.admin_cidr)
+            ],
+            virtual_network_rules=[storage.VirtualNetworkRuleArgs(virtual_network_resource_id=_loosely(base, net))],
+        ),
+        tags=base.tags,
+        opts=base.opts(retain_on_delete=base.kept),
+    )
+    container = storage.BlobContainer(
+        "container",
+        container_name=CONTAINER,
+        account_name=account.name,
+        resource_group_name=base.group.name,
+        public_access=storage.PublicAccess.NONE,
+        opts=base.opts(retain_on_delete=base.kept),
+    )
+    _keep_deleted(base, account)
+    return Data(account, container)
+
+
+def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
+    """Keep old versions and what was deleted for some days, and no longer: both are billed like other blobs."""
+    service = storage.BlobServiceProperties(
+        "blobs",
+        blob_services_name="default",
+        account_name=account.name,
+        resource_group_name=base.group.name,
+        is_versioning_enabled=True,
+        delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),
+        container_delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),
+        opts=base.opts(retain_on_delete=base.kept),
+    )
+    rules = [_old_versions()]
+    if base.settings.cloud.flow_logs:
+        rules.append(_old_flow_logs())
+    storage.ManagementPolicy(
+        "tidy",
+        management_policy_name="default",
+        account_name=account.name,
+        resource_group_name=base.group.name,
+        policy=storage.ManagementPolicySchemaArgs(rules=rules),
+        opts=base.opts(depends_on=[service], retain_on_delete=base.kept),
+    )
+
+
+def _old_versions() -> storage.ManagementPolicyRuleArgs:
+    old = storage.DateAfterCreationArgs(days_after_creation_greater_than=VERSION_DAYS)
+    return _rule(
+        "old-versions",
+        storage.ManagementPolicyActionArgs(version=storage.ManagementPolicyVersionArgs(delete=old)),
+        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"]),
+    )
+
+
+def _old_flow_logs() -> storage.ManagementPolicyRuleArgs:
+    old = storage.DateAfterModificationArgs(days_after_modification_greater_than=FLOW_LOG_DAYS)
+    return _rule(
+        "old-flow-logs",
+        storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=old)),
+        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"], prefix_match=[f"{FLOW_LOG_CONTAINER}/"]),
+    )
+
+
+def _rule(
+    name: str, actions: storage.ManagementPolicyActionArgs, which: storage.ManagementPolicyFilterArgs
+) -> storage.ManagementPolicyRuleArgs:
+    definition = storage.ManagementPolicyDefinitionArgs(actions=actions, filters=which)
+    return storage.ManagementPolicyRuleArgs(enabled=True, name=name, type="Lifecycle", definition=definition)
+
+
+def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
+    """The subnet's id, once the subnet is there, without the account's depending on it in Pulumi's state.
+
+    `pulumi destroy --exclude` of the account keeps all that it depends on, and depends_on is no different: through the
+    subnet that would be the NAT gateway and its address, which cost, for data that needs neither. Azure itself wants
+    the subnet first (it looks at its service endpoint), and lets it go first: a subnet that is deleted is taken out
+    of the account's rules, and the account works on for the admin's network. The next `up --refresh` sees that the
+    rule lacks and puts it back, with the new subnet.
+    """
+    subscription = base.subscription.future()
+
+    async def waited() -> str:
+        # Not known in the preview before it is made; then what it is going to be.
+        own = f"virtualNetworks/{base.name('network')}/subnets/{base.name('subnet')}"
+        group = f"/subscriptions/{await subscription}/resourceGroups/{group_name(base.unique)}"
+        return await net.subnet.id.future() or f"{group}/providers/Microsoft.Network/{own}"
+
+    return pulumi.Output.from_input(waited())
+
+
+def ip_rules(admin: ipaddress.IPv4Network | None) -> list[str]:
+    """The admin's network as a storage account takes it: a single address without its /32, a /31 as its two.
+
+    A private network cannot be named there: its user works from the nodes, or through a public address.
+    """
+    if admin is None or any(admin.subnet_of(private) for private in PRIVATE):
+        return []
+    return [str(address) for address in admin] if admin.prefixlen > 30 else [str(admin)]

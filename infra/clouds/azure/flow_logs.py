@@ -1,0 +1,39 @@
+"""Flow logs of the network, written into the stack's storage account by an identity that may do nothing else."""
+
+from __future__ import annotations
+
+from pulumi_azure_native import network
+
+from infra.clouds.azure import access
+from infra.clouds.azure.data import Data
+from infra.clouds.azure.names import Base
+from infra.clouds.azure.network import Network
+
+
+def declare(base: Base, net: Network, data: Data) -> None:
+    """Log the VNet's traffic. The account takes no keys, so Network Watcher comes with an identity of its own: not with
+    the nodes', which could then change the logs. Azure makes one watcher per region by itself.
+    """
+    identity = access.declare_identity(base, "flow-logs-identity")
+    # On the account, as the container is not there before the first log.
+    writer = access.Principal(identity.principal_id, "ServicePrincipal")
+    may_log = access.assign(base, "may-log", writer, data.account.id, access.builtin(base, access.BLOB_CONTRIBUTOR))
+    network.FlowLog(
+        "flow-logs",
+        flow_log_name=f"trainyard-{base.unique}-flow-logs",  # in a group of Azure's own, where others have theirs
+        network_watcher_name=f"NetworkWatcher_{base.location}",
+        resource_group_name="NetworkWatcherRG",
+        location=base.location,
+        target_resource_id=net.vnet.id,
+        storage_id=data.account.id,
+        identity=network.ManagedServiceIdentityArgs(
+            type=network.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[identity.id]
+        ),
+        enabled=True,
+        format=network.FlowLogFormatParametersArgs(type="JSON", version=2),
+        # Off: Network Watcher would write a lifecycle policy of its own over the account's (data.py), which
+        # removes old logs as well.
+        retention_policy=network.RetentionPolicyParametersArgs(days=0, enabled=False),
+        tags=base.tags,
+        opts=base.opts(depends_on=[may_log]),
+    )

@@ -1,0 +1,251 @@
+"""The golden image as a stage of its own: builder -> gate -> seal -> stop -> snapshot -> version.
+
+Every name carries the image's key, or the start of it. A changed bootstrap has another key, so it makes a new builder
+and a new image, and what belonged to the old one goes when the new one is there; the nodes keep their disks. The
+builder is a small machine of the nodes' series: an image learns there whether its disks are NVMe, and a Trusted Launch
+machine cannot change that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pulumi
+from pulumi_azure_native import compute, network
+
+from infra import user_data
+from infra.clouds.azure import machine_types, vm
+from infra.clouds.azure.access import Access
+from infra.clouds.azure.builder_stop import Stopped
+from infra.clouds.azure.names import Base, gallery_name
+from infra.clouds.azure.network import Network, address, has_nat_gateway
+from infra.clouds.azure.run_command import Command
+from infra.config.settings import Settings
+from infra.config.values import SettingsError
+
+DEFAULT_BASE = "Canonical:ubuntu-24_04-lts:server:24.04.202609040"
+"""Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake what nobody chose."""
+NODES_PER_REPLICA = 20
+"""So many machines at once one replica of an image serves well, says Azure."""
+_SCRIPTS = Path(__file__).with_name("scripts")
+_KEY = re.compile(r"/images/[^/]*-([0-9a-f]{16})/versions/")
+_URN = re.compile(r"[A-Za-z0-9_-]+:[A-Za-z0-9._-]+:[A-Za-z0-9._-]+:[0-9]+(\.[0-9]+){2}")
+
+
+def script(name: str) -> str:
+    """A script that is run inside a machine."""
+    return (_SCRIPTS / name).read_text()
+
+
+def last_resort() -> str:
+    """The script in the builder's user data that sets its end. Without comments, as user data has a limit."""
+    program = (user_data.BOOTSTRAP / "azure-xeon/deallocate.py").read_text().rstrip()
+    return user_data.without_comments(script("last_resort.sh").replace("@PROGRAM@", program))
+
+
+def base_image(settings: Settings) -> str:
+    """`publisher:offer:sku:version`. Raises SettingsError for another form, or no version."""
+    urn = settings.cloud.base_image or DEFAULT_BASE
+    if not _URN.fullmatch(urn):
+        raise SettingsError(
+            "baseImage", urn, f"publisher:offer:sku:version with a version of numbers, such as {DEFAULT_BASE}"
+        )
+    return urn
+
+
+def key(settings: Settings) -> str:
+    """The image's key: of the one that is baked, or of the one that was asked for, which is part of its id."""
+    if settings.image == "bake":
+        # What is sealed makes another image too, and so does the series: disks are NVMe there or are not.
+        builder = machine_types.of(settings).builder
+        return user_data.image_key(settings, base_image(settings), script("seal.sh"), builder)
+    found = _KEY.search(settings.image)
+    if found is None:
+        raise SettingsError(
+            "image",
+            settings.image,
+            "an image that a stack of ours has baked: .../images/trainyard-<key>/versions/1.0.0",
+        )
+    return found.group(1)
+
+
+def replicas(settings: Settings) -> int:
+    return math.ceil(settings.nodes / NODES_PER_REPLICA)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The image that the nodes are made from."""
+
+    id: pulumi.Output[str]
+    key: str
+    made: tuple[pulumi.Resource, ...]
+    """What a node has to wait for; nothing for an image that is there already."""
+
+
+def declare(base: Base, net: Network, own: Access) -> Golden:
+    settings, name = base.settings, key(base.settings)
+    if settings.image != "bake":
+        return Golden(pulumi.Output.from_input(settings.image), name, ())
+    # The start of it is enough for names: with all of it, the longest machine's would have more than 64 characters.
+    stage = name[:12]
+    builder = _builder(base, net, own, stage, name)
+    sealed = _sealed(base, builder, stage, name)
+    version = _version(base, builder, _snapshot(base, builder, sealed, stage), stage, name)
+    return Golden(version.id, name, (version,))
+
+
+def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> compute.VirtualMachine:
+    settings, size = base.settings, machine_types.of(base.settings)
+    publisher, offer, sku, version = base_image(settings).split(":")
+    spec = vm.Spec(
+        logical=f"builder-{stage}",
+        hostname="builder",
+        size=size.builder,
+        facts=size,
+        image=compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version),
+        storage="StandardSSD_LRS",
+        disk_gb=machine_types.BUILDER_DISK_GB,
+        user_data=user_data.packed(user_data.for_bake(settings, name, last_resort=last_resort())),
+        # It installs from the outside: without a NAT gateway through an address of its own.
+        public=_builder_address(base, stage),
+    )
+    # Limits and keys are no part of an image: changed, they must not bake it again. What is has another key.
+    kept = ["osProfile", "hardwareProfile", "storageProfile.imageReference", "storageProfile.osDisk"]
+    opts = pulumi.ResourceOptions(
+        ignore_changes=kept, delete_before_replace=True, custom_timeouts=pulumi.CustomTimeouts(create="30m")
+    )
+    return vm.declare(base, spec, subnet=net.subnet, own=own, opts=opts)
+
+
+def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
+    return None if has_nat_gateway(base.settings) else address(base, f"builder-{stage}-address")
+
+
+def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:
+    """The builder once its bootstrap has said that it is ready, it is nobody's machine any more, and it is off."""
+    gate = Command(
+        f"gate-{stage}",
+        name="gate",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        location=base.location,
+        script=script("gate.sh"),
+        seconds=5400,
+        wanted=name,  # the record is of the image that was asked for
+        builder=True,
+        opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="2h")),
+    )
+    seal = Command(
+        f"seal-{stage}",
+        name="seal",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        location=base.location,
+        # Behind the gate once more: a builder that was stopped in between bakes again when it is started.
+        script=f"bash -s <<'GATE' || exit 1\n{script('gate.sh')}GATE\n{script('seal.sh')}",
+        seconds=5400,
+        wanted="sealing",
+        builder=True,
+        opts=pulumi.ResourceOptions(depends_on=[gate], custom_timeouts=pulumi.CustomTimeouts(create="2h")),
+    )
+    return Stopped(
+        f"stop-{stage}",
+        name=f"builder-{stage}",
+        machine=builder.id,
+        incarnation=builder.vm_id,
+        opts=pulumi.ResourceOptions(depends_on=[seal], custom_timeouts=pulumi.CustomTimeouts(create="40m")),
+    )
+
+
+def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
+    # By the name that it was given. Azure's own answer varies in capitals, and another spelling, which a refresh
+    # brings, must not look like another disk.
+    disk_name = vm.disk_name(base, f"builder-{stage}")
+    disk = pulumi.Output.concat(base.group.id, "/providers/Microsoft.Compute/disks/", disk_name)
+    # Of this very builder: one that was replaced has a disk of the same name, and needs another snapshot.
+    own = builder.vm_id.apply(lambda incarnation: base.name(f"snapshot-{stage}-{incarnation[:8]}"))
+    return compute.Snapshot(
+        f"snapshot-{stage}",
+        snapshot_name=own,
+        resource_group_name=base.group.name,
+        location=base.location,
+        creation_data=compute.CreationDataArgs(create_option="Copy", source_resource_id=disk),
+        incremental=True,
+        hyper_v_generation="V2",
+        sku=compute.SnapshotSkuArgs(name="Standard_LRS"),
+        tags=base.tags,
+        opts=base.opts(depends_on=[sealed], custom_timeouts=pulumi.CustomTimeouts(create="60m")),
+    )
+
+
+def _gallery(base: Base) -> compute.Gallery:
+    return compute.Gallery(
+        "gallery",
+        gallery_name=gallery_name(base.unique),
+        resource_group_name=base.group.name,
+        location=base.location,
+        description=f"Golden images of the Trainyard stack {base.settings.stack}",
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> compute.GalleryImage:
+    """Of a generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
+    return compute.GalleryImage(
+        f"definition-{stage}",
+        gallery_image_name=f"trainyard-{name}",
+        gallery_name=gallery.name,
+        resource_group_name=base.group.name,
+        location=base.location,
+        os_type=compute.OperatingSystemTypes.LINUX,
+        os_state=compute.OperatingSystemStateTypes.GENERALIZED,
+        hyper_v_generation="V2",
+        architecture="x64",
+        identifier=compute.GalleryImageIdentifierArgs(publisher="trainyard", offer=base.settings.stack, sku=name),
+        features=[
+            # Not TrustedLaunchSupported: the snapshot is of a Trusted Launch machine, with its guest state.
+            compute.GalleryImageFeatureArgs(name="SecurityType", value="TrustedLaunch"),
+            compute.GalleryImageFeatureArgs(name="DiskControllerTypes", value="SCSI, NVMe"),
+            compute.GalleryImageFeatureArgs(name="IsAcceleratedNetworkSupported", value="True"),
+        ],
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _version(
+    base: Base, builder: compute.VirtualMachine, snapshot: compute.Snapshot, stage: str, name: str
+) -> compute.GalleryImageVersion:
+    gallery = _gallery(base)
+    definition = _definition(base, gallery, stage, name)
+    source = compute.GalleryDiskImageSourceArgs(id=snapshot.id)
+    region = compute.TargetRegionArgs(
+        name=base.location, regional_replica_count=replicas(base.settings), storage_account_type="Standard_LRS"
+    )
+    return compute.GalleryImageVersion(
+        f"image-{stage}",
+        gallery_image_version_name="1.0.0",
+        gallery_image_name=definition.name,
+        gallery_name=gallery.name,
+        resource_group_name=base.group.name,
+        location=base.location,
+        storage_profile=compute.GalleryImageVersionStorageProfileArgs(
+            os_disk_image=compute.GalleryOSDiskImageArgs(source=source)
+        ),
+        publishing_profile=compute.GalleryImageVersionPublishingProfileArgs(target_regions=[region]),
+        safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
+        tags=base.tags,
+        opts=base.opts(
+            # Another builder is another image, and nothing else is. Not replace_on_changes of what it is made from: a
+            # refresh brings Azure's own spelling of ids and its defaults, and an image takes an hour to make.
+            replacement_trigger=builder.vm_id,
+            delete_before_replace=True,
+            # 20 to 60 minutes are usual.
+            custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m"),
+        ),
+    )

@@ -1,0 +1,211 @@
+"""Everything of a stack in its subscription: what carries its tag, and what lies in a resource group that does.
+
+A group with the stack's tag was made by the stack, and what is in it belongs to it (a disk that came with a
+machine has no tag of its own), unless it carries the tag of another stack, or the id of another of the same name. A
+group of another stack of the same name is listed as one thing, and not looked into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.clouds.azure import arm, machine_types, untagged
+from infra.clouds.azure.rest import Rest
+from infra.clouds.live_resource import Thing
+from infra.clouds.naming import ID_TAG, STACK_TAG
+from infra.errors import UsageError
+from infra.prices import table
+from infra.state.ownership import Claim
+
+RESOURCES = "2021-04-01"
+GROUP = "resource group"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One type of resource, as ARM and as the audit name it."""
+
+    type: str
+    """In small letters, as ARM's spelling varies."""
+    name: str
+    version: str
+    """Of the interface: those that pulumi-azure-native 3.29 uses."""
+
+
+KINDS = (
+    # In Azure's own NetworkWatcherRG; what they are of and what they are kept in go after them.
+    Kind("microsoft.network/networkwatchers/flowlogs", "flow log", "2024-05-01"),
+    Kind("microsoft.compute/virtualmachines", "machine", "2024-11-01"),
+    Kind("microsoft.network/networkinterfaces", "network interface", "2024-05-01"),
+    Kind("microsoft.compute/disks", "disk", "2024-03-02"),
+    Kind("microsoft.compute/galleries/images/versions", "gallery version", "2024-03-03"),
+    Kind("microsoft.compute/galleries/images", "gallery definition", "2024-03-03"),
+    Kind("microsoft.compute/galleries", "gallery", "2024-03-03"),
+    Kind("microsoft.compute/snapshots", "snapshot", "2024-03-02"),
+    Kind("microsoft.network/virtualnetworks", "network", "2024-05-01"),
+    Kind("microsoft.network/natgateways", "NAT gateway", "2024-05-01"),
+    Kind("microsoft.network/networksecuritygroups", "security group", "2024-05-01"),
+    Kind("microsoft.network/publicipaddresses", "address", "2024-05-01"),
+    Kind("microsoft.compute/proximityplacementgroups", "proximity placement group", "2024-11-01"),
+    Kind("microsoft.compute/sshpublickeys", "SSH key", "2024-11-01"),
+    Kind("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
+    Kind("microsoft.storage/storageaccounts", "storage account", "2024-01-01"),
+)
+"""In the order in which they can be removed; then what has no tags (infra.clouds.azure.untagged), and the groups."""
+ORDER = (*(kind.name for kind in KINDS), *untagged.VERSIONS, "other", GROUP)
+VERSIONS = {**{kind.name: kind.version for kind in KINDS}, **untagged.VERSIONS, GROUP: RESOURCES}
+"""Of the interface that removes a thing, by its kind."""
+_BY_TYPE = {kind.type: kind for kind in KINDS}
+_INSIDE_A_MACHINE = ("microsoft.compute/virtualmachines/extensions", "microsoft.compute/virtualmachines/runcommands")
+
+
+def kind_of(item: dict[str, Any]) -> Kind | None:
+    return _BY_TYPE.get(item["type"].lower())
+
+
+def groups(rest: Rest, stack: str) -> list[dict[str, Any]]:
+    """The resource groups with the stack's tag."""
+    wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
+    listed = rest.every(f"{rest.subscription}/resourcegroups", RESOURCES, **{"$filter": wanted})
+    return [group for group in listed if (group.get("tags") or {}).get(STACK_TAG) == stack]
+
+
+def resources(rest: Rest, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Everything with the tag, wherever it lies, and everything in the groups that are the stack's `own`; each once."""
+    wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
+    listed = rest.every(f"{rest.subscription}/resources", RESOURCES, **{"$filter": wanted})
+    found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
+    for group in own:
+        for item in rest.every(f"{group['id']}/resources", RESOURCES):
+            found.setdefault(item["id"].lower(), item)
+    return [item for item in found.values() if item["type"].lower() not in _INSIDE_A_MACHINE]
+
+
+def find(rest: Rest, claim: Claim) -> list[Thing]:
+    """Everything that carries the stack's name, the groups last; a kind that cannot be looked at is there as unseen."""
+    tagged = groups(rest, claim.stack)
+    own = [group for group in tagged if not claim.whose(group["tags"])]
+    others = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged if group not in own}
+    found = [
+        _thing(rest, claim, item)
+        for item in resources(rest, claim.stack, own)
+        if not any(item["id"].lower().startswith(f"{group}/") and _is_theirs(claim, item) for group in others)
+    ]
+    found += untagged.find(rest, claim, own)
+    for group in tagged:
+        whose = others.get(group["id"].lower(), "")
+        found.append(Thing(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
+    return sorted(found, key=lambda thing: ORDER.index(thing.kind))
+
+
+def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
+    """In somebody else's group all is theirs but what carries our id."""
+    tags = item.get("tags") or {}
+    return ID_TAG not in tags or bool(claim.whose(tags))
+
+
+def _thing(rest: Rest, claim: Claim, item: dict[str, Any]) -> Thing:
+    kind, identifier = kind_of(item), item["id"].lower()
+    owner = (item.get("managedBy") or identifier).lower()
+    tags = item.get("tags") or {}
+    whose, name = claim.whose(tags), _short(item)
+    ours = tags.get(STACK_TAG, claim.stack) == claim.stack and not whose
+    if kind is None:
+        what = f"{name} ({item['type']})"
+        return Thing("other", what, owner, identifier, usd_per_hour=None, ours=ours, whose=whose)
+    if whose:
+        return Thing(kind.name, name, owner, identifier, ours=False, whose=whose)
+    try:
+        said = _DETAILS[kind.name](rest, item, kind.version) if kind.name in _DETAILS else Detail()
+    except arm.ArmError as error:
+        # It is there, and its price is not known; what a storage account holds is then taken for something.
+        said = Detail(f"cannot be looked at: {error}", None, "what cannot be read" if "storage" in kind.name else "")
+    what = f"{name} {said.what}".strip()
+    return Thing(kind.name, what, owner, identifier, usd_per_hour=said.usd, holds=said.holds, ours=ours)
+
+
+def _short(item: dict[str, Any]) -> str:
+    """A gallery's version is nothing without the names above it."""
+    parts = item["id"].split("/providers/")[-1].split("/")
+    return "/".join(parts[2::2])
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What the listing alone does not say."""
+
+    what: str = ""
+    usd: float | None = 0.0
+    holds: str = ""
+
+
+def _price(item: dict[str, Any], sku: str, count: float = 1) -> float | None:
+    try:
+        return table.line("azure", item.get("location", ""), sku, count).usd_per_hour
+    except UsageError:
+        return None
+
+
+def _machine(rest: Rest, item: dict[str, Any], version: str) -> Detail:
+    properties = rest.get(item["id"], version, **{"$expand": "instanceView"})["properties"]
+    size = properties["hardwareProfile"]["vmSize"]
+    states = [status["code"] for status in properties.get("instanceView", {}).get("statuses", [])]
+    state = next((code.partition("/")[2] for code in states if code.startswith("PowerState/")), "unknown")
+    sku = f"{size}/spot" if properties.get("priority") == "Spot" else size
+    # Stopped from inside still costs: only a deallocated machine does not.
+    return Detail(f"{size} {state}", 0.0 if state == "deallocated" else _price(item, sku))
+
+
+def _disk(rest: Rest, item: dict[str, Any], version: str) -> Detail:
+    found = rest.get(item["id"], version)
+    size, storage = found["properties"]["diskSizeGB"], found["sku"]["name"]
+    try:
+        price = _price(item, f"managed-disk-{machine_types.tier(storage, size)}")
+    except (KeyError, StopIteration):
+        price = None  # a kind of disk, or a size, that the table does not know
+    return Detail(f"{size} GB {storage}", price)
+
+
+def _snapshot(rest: Rest, item: dict[str, Any], version: str) -> Detail:
+    size = rest.get(item["id"], version)["properties"].get("diskSizeGB", 0)
+    return Detail(f"of {size} GB", _price(item, "snapshot-gb-month", size))
+
+
+def _version(rest: Rest, item: dict[str, Any], version: str) -> Detail:
+    properties = rest.get(item["id"], version)["properties"]
+    size = properties.get("storageProfile", {}).get("osDiskImage", {}).get("sizeInGB")
+    regions = properties.get("publishingProfile", {}).get("targetRegions", [])
+    replicas = sum(region.get("regionalReplicaCount", 1) for region in regions) or 1
+    price = _price(item, "gallery-version-gb-month", size * replicas) if size else None
+    return Detail(f"{replicas} x {size or '?'} GB", price)
+
+
+def _account(rest: Rest, item: dict[str, Any], version: str) -> Detail:
+    found = rest.get(item["id"], version)["properties"]["primaryEndpoints"]["blob"]
+    names = [entry["name"] for entry in rest.every(f"{item['id']}/blobServices/default/containers", version)]
+    held = [rest.blobs(f"{found.rstrip('/')}/{name}") for name in names]
+    count, size = sum(one for one, _ in held), sum(one for _, one in held)
+    price = _price(item, "blob-gb-month", size / 1e9) if size else 0.0
+    return Detail(
+        "", price, f"{count} blobs (older versions and deleted ones counted), {size / 1e9:.3g} GB" if count else ""
+    )
+
+
+def _priced(sku: str) -> Callable[[Rest, dict[str, Any], str], Detail]:
+    def detail(_rest: Rest, item: dict[str, Any], _version: str) -> Detail:
+        return Detail(usd=_price(item, sku))
+
+    return detail
+
+
+_DETAILS: dict[str, Callable[[Rest, dict[str, Any], str], Detail]] = {
+    "machine": _machine,
+    "disk": _disk,
+    "snapshot": _snapshot,
+    "gallery version": _version,
+    "storage account": _account,
+    "NAT gateway": _priced("nat-gateway"),
+    "address": _priced("public-ip-standard"),
+}

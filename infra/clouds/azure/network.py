@@ -1,0 +1,123 @@
+"""The network: a VNet around the cluster's subnet, who may reach it, and its way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pulumi_azure_native import network
+
+from infra.clouds.azure.names import Base
+from infra.config.settings import Settings
+
+VNET_PREFIX = 16
+
+
+@dataclass(frozen=True)
+class Network:
+    vnet: network.VirtualNetwork
+    subnet: network.Subnet
+
+
+def vnet_cidr(settings: Settings) -> str:
+    """The /16 around the subnet; the subnet itself where it is as large."""
+    return str(settings.cidr.supernet(new_prefix=min(VNET_PREFIX, settings.cidr.prefixlen)))
+
+
+def has_nat_gateway(settings: Settings) -> bool:
+    """Whether nodes without a public address need a way out. The head has an address; a single node is the head."""
+    return settings.cloud.public_nodes == "head" and settings.nodes > 1
+
+
+def declare(base: Base) -> Network:
+    vnet = network.VirtualNetwork(
+        "network",
+        virtual_network_name=base.name("network"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        address_space=network.AddressSpaceArgs(address_prefixes=[vnet_cidr(base.settings)]),
+        tags=base.tags,
+        opts=base.opts(),
+    )
+    group = _security_group(base)
+    gateway = _nat_gateway(base) if has_nat_gateway(base.settings) else None
+    subnet = network.Subnet(
+        "subnet",
+        subnet_name=base.name("subnet"),
+        resource_group_name=base.group.name,
+        virtual_network_name=vnet.name,
+        address_prefix=str(base.settings.cidr),
+        network_security_group=network.NetworkSecurityGroupArgs(id=group.id),
+        nat_gateway=network.SubResourceArgs(id=gateway.id) if gateway else None,
+        # The way out is declared: the NAT gateway, or each machine's own address.
+        default_outbound_access=False,
+        service_endpoints=[network.ServiceEndpointPropertiesFormatArgs(service="Microsoft.Storage")],
+        opts=base.opts(),
+    )
+    return Network(vnet, subnet)
+
+
+def address(base: Base, logical: str) -> network.PublicIPAddress:
+    """A public address that stays. Standard: Basic ones were retired in 2025, and let everything in."""
+    return network.PublicIPAddress(
+        logical,
+        public_ip_address_name=base.name(logical),
+        resource_group_name=base.group.name,
+        location=base.location,
+        sku=network.PublicIPAddressSkuArgs(name="Standard"),
+        public_ip_allocation_method="Static",
+        public_ip_address_version="IPv4",
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _nat_gateway(base: Base) -> network.NatGateway:
+    out = address(base, "nat-address")
+    return network.NatGateway(
+        "nat",
+        nat_gateway_name=base.name("nat"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        sku=network.NatGatewaySkuArgs(name="Standard"),
+        public_ip_addresses=[network.SubResourceArgs(id=out.id)],
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _security_group(base: Base) -> network.NetworkSecurityGroup:
+    """SSH from the admin's network, everything among the nodes, and nothing else comes in.
+
+    The last rule is there because Azure's own let the whole VNet and its load balancers in.
+    """
+    subnet, admin = str(base.settings.cidr), str(base.settings.cloud.admin_cidr)
+    return network.NetworkSecurityGroup(
+        "security",
+        network_security_group_name=base.name("security"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        security_rules=[
+            _rule("ssh-from-admin", 100, "SSH from the admin's network alone", "Tcp", admin, subnet, "22"),
+            _rule("among-nodes", 110, "Everything from one node to another", "*", subnet, subnet, "*"),
+            _rule("nothing-else", 4096, "Nothing else comes in", "*", "*", "*", "*", access="Deny"),
+        ],
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _rule(
+    name: str, priority: int, why: str, protocol: str, source: str, target: str, port: str, *, access: str = "Allow"
+) -> network.SecurityRuleArgs:
+    return network.SecurityRuleArgs(
+        name=name,
+        description=why,
+        priority=priority,
+        direction="Inbound",
+        access=access,
+        protocol=protocol,
+        source_address_prefix=source,
+        source_port_range="*",
+        destination_address_prefix=target,
+        destination_port_range=port,
+    )

@@ -1,0 +1,109 @@
+"""The nodes: N machines of the golden image, close together, each with its fixed address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_azure_native import compute
+
+from infra import user_data
+from infra.clouds import naming
+from infra.clouds.azure import machine_types, vm
+from infra.clouds.azure.access import Access
+from infra.clouds.azure.image import Golden, script
+from infra.clouds.azure.names import Base
+from infra.clouds.azure.network import Network, address
+from infra.clouds.azure.run_command import Command
+
+HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    role: naming.Role
+    private_ip: str
+    host_key: pulumi.Output[str]
+    public_ip: pulumi.Output[str | None] | None
+
+
+def declare(base: Base, net: Network, golden: Golden, own: Access) -> list[Node]:
+    group = compute.ProximityPlacementGroup(
+        "placement",
+        proximity_placement_group_name=base.name("placement"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        proximity_placement_group_type="Standard",
+        tags=base.tags,
+        opts=base.opts(),
+    )
+    return [_node(base, net, golden, own, group, index) for index in range(base.settings.nodes)]
+
+
+def _node(
+    base: Base,
+    net: Network,
+    golden: Golden,
+    own: Access,
+    group: compute.ProximityPlacementGroup,
+    index: int,
+) -> Node:
+    settings, size = base.settings, machine_types.of(base.settings)
+    host, role = naming.node(index), naming.role(index)
+    public = address(base, f"{host}-address") if is_public(base, index) else None
+    spec = vm.Spec(
+        logical=host,
+        hostname=host,
+        size=size.name,
+        facts=size,
+        image=compute.ImageReferenceArgs(id=golden.id),
+        storage=size.storage,
+        disk_gb=settings.cloud.disk_gb,
+        user_data=user_data.packed(user_data.for_node(settings, golden.key, host, role, baked=True)),
+        address=settings.address(index),
+        public=public,
+        spot=settings.cloud.spot,
+        one_thread=size.one_thread,
+        near=group,
+    )
+    node = vm.declare(base, spec, subnet=net.subnet, own=own, opts=_options(base, golden))
+    return Node(host, role, spec.address, _host_key(base, node, host), public.ip_address if public else None)
+
+
+def is_public(base: Base, index: int) -> bool:
+    return index == 0 or base.settings.cloud.public_nodes == "all"
+
+
+def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
+    """A node keeps the image and the user data that it began with, unless its replacement is asked for.
+
+    What Azure cannot change on a machine replaces it in either case. The old one goes first: the interface, with the
+    address, is one.
+    """
+    own = ["osProfile", "storageProfile.imageReference"]
+    # What the program itself changes in those: Azure adds defaults of its own beside them, which a refresh brings.
+    changing = ["osProfile.customData", "osProfile.linuxConfiguration.ssh", "storageProfile.imageReference.id"]
+    replace = base.settings.cloud.replace_nodes
+    return pulumi.ResourceOptions(
+        depends_on=list(golden.made),
+        ignore_changes=None if replace else own,
+        replace_on_changes=["priority", "zones", *(changing if replace else [])],
+        delete_before_replace=True,
+        custom_timeouts=pulumi.CustomTimeouts(create="30m", update="30m", delete="30m"),
+    )
+
+
+def _host_key(base: Base, node: compute.VirtualMachine, host: str) -> pulumi.Output[str]:
+    """Read through the machine's agent, so that the first SSH connection already knows whom to expect."""
+    return Command(
+        f"{host}-key",
+        name="host-key",
+        machine=node.id,
+        incarnation=node.vm_id,
+        location=base.location,
+        script=script("host_key.sh"),
+        seconds=360,
+        wanted=HOST_KEY,
+        opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="30m")),
+    ).output

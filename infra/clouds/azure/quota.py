@@ -1,0 +1,91 @@
+"""Has the subscription the vCPUs that the stack needs, beside what it has already?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.clouds.azure import listing, machine_types
+from infra.clouds.azure.image import key
+from infra.clouds.azure.names import name, region
+from infra.clouds.azure.rest import Rest
+from infra.clouds.finding import Finding
+from infra.config.settings import Settings
+
+USAGES, MACHINES = "2024-07-01", "2024-11-01"
+"""Versions of the interfaces that are asked."""
+SPOT, TOTAL = "lowPriorityCores", "cores"
+LOOK = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
+
+
+@dataclass(frozen=True)
+class Sku:
+    """One machine size as one region offers it to one subscription."""
+
+    family: str
+    vcpus: int
+    zones: tuple[str, ...] = field(default=())
+    refused: str = ""
+    """Azure's reason why this subscription may not have it here."""
+    refused_zones: tuple[str, ...] = field(default=())
+
+    def quotas(self, *, spot: bool) -> tuple[str, ...]:
+        """What a machine of this size counts against: its family's and the region's total; Spot has one of its own."""
+        return (SPOT,) if spot else (self.family, TOTAL)
+
+
+def check(rest: Rest, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
+    """`skus` by their names in small letters; the nodes' is one of them.
+
+    The stack's own machines are there already, and count once. Azure counts deallocated ones as well.
+    """
+    where, size = region(settings), machine_types.of(settings)
+    builder = size.builder if settings.image == "bake" else ""
+    if builder and builder.lower() not in skus:
+        return Finding("quota", "failed", f"{where} has no size {builder}, which the image is baked on", LOOK)
+    machines = [(size.name, settings.cloud.spot)] * settings.nodes + ([(builder, False)] if builder else [])
+    needed = _count(machines, skus)
+    own = _count(_own(rest, settings), skus)
+    path = f"{rest.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
+    usages = {item["name"]["value"].lower(): item for item in rest.every(path, USAGES)}
+    who = f"{settings.nodes} nodes{' and the builder' if builder else ''} need"
+    said = []
+    for quota, vcpus in needed.items():
+        usage = usages.get(quota.lower())
+        if usage is None:
+            return Finding("quota", "undecided", f"{where} names no quota {quota}", LOOK)
+        limit, used = usage["limit"], usage["currentValue"]
+        mine = f", {own[quota]} of them by this stack" if own[quota] else ""
+        said.append(f"{vcpus} of {usage['name'].get('localizedValue', quota)} ({used} of {limit} used{mine})")
+        wanted = vcpus + max(0, used - own[quota])
+        if wanted > limit:
+            return Finding("quota", "failed", f"{who} {said[-1]}", f"{LOOK} (ask for {wanted} of {quota} in {where})")
+    return Finding("quota", "ok", f"{who} {', '.join(said)}")
+
+
+def _count(machines: list[tuple[str, bool]], skus: Mapping[str, Sku]) -> Counter[str]:
+    """vCPUs by quota, of (size, whether it is Spot)."""
+    counted: Counter[str] = Counter()
+    for size, spot in machines:
+        if sku := skus.get(size.lower()):
+            counted.update(dict.fromkeys(sku.quotas(spot=spot), sku.vcpus))
+    return counted
+
+
+def _own(rest: Rest, settings: Settings) -> list[tuple[str, bool]]:
+    """The nodes and the builder that are there already. Another image's builder goes only after the new one."""
+    wanted = {name(settings.stack, f"node{index + 1}") for index in range(settings.nodes)}
+    if settings.image == "bake":
+        wanted.add(name(settings.stack, f"builder-{key(settings)[:12]}"))
+    return [
+        (item["properties"]["hardwareProfile"]["vmSize"], item["properties"].get("priority") == "Spot")
+        for item in _machines(rest, settings)
+        if item["name"].lower() in wanted and item["location"].lower() == region(settings)
+    ]
+
+
+def _machines(rest: Rest, settings: Settings) -> Iterator[dict[str, Any]]:
+    for group in listing.groups(rest, settings.stack):
+        yield from rest.every(f"{group['id']}/providers/Microsoft.Compute/virtualMachines", MACHINES)

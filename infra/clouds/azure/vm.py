@@ -1,0 +1,154 @@
+"""A machine: what the builder and the nodes have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_azure_native import compute, network
+
+from infra.clouds.azure.access import Access
+from infra.clouds.azure.machine_types import Size
+from infra.clouds.azure.names import USER, Base
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a machine is made from."""
+
+    logical: str
+    """Its name in the program, and with the stack's in front in Azure."""
+    hostname: str
+    size: str
+    facts: Size
+    """Of the series that the size is in."""
+    image: compute.ImageReferenceArgs
+    storage: str
+    disk_gb: int
+    user_data: str
+    """gzip, then base64; cloud-init takes it so."""
+    address: str = ""
+    """Fixed private address; empty: a free one."""
+    public: network.PublicIPAddress | None = None
+    spot: bool = False
+    one_thread: bool = False
+    near: compute.ProximityPlacementGroup | None = None
+
+
+def disk_name(base: Base, logical: str) -> str:
+    """Of the disk that a machine is made with."""
+    return base.name(f"{logical}-disk")
+
+
+def declare(
+    base: Base,
+    spec: Spec,
+    *,
+    subnet: network.Subnet,
+    own: Access,
+    opts: pulumi.ResourceOptions,
+) -> compute.VirtualMachine:
+    """The machine and its interface. `opts` are the machine's; the provider is the stack's.
+
+    It is made after its identity's right to deallocate it: from its first boot on it can end itself.
+    """
+    zone = base.settings.cloud.zone
+    card = _interface(base, spec, subnet)
+    return compute.VirtualMachine(
+        spec.logical,
+        vm_name=base.name(spec.logical),
+        resource_group_name=base.group.name,
+        location=base.location,
+        zones=[zone] if zone else None,
+        hardware_profile=compute.HardwareProfileArgs(
+            vm_size=spec.size,
+            vm_size_properties=compute.VMSizePropertiesArgs(v_cpus_per_core=1) if spec.one_thread else None,
+        ),
+        security_profile=compute.SecurityProfileArgs(
+            security_type="TrustedLaunch",
+            uefi_settings=compute.UefiSettingsArgs(secure_boot_enabled=True, v_tpm_enabled=True),
+        ),
+        identity=compute.VirtualMachineIdentityArgs(
+            type=compute.ResourceIdentityType.USER_ASSIGNED, user_assigned_identities=[own.identity]
+        ),
+        storage_profile=_storage(base, spec),
+        os_profile=_system(base, spec),
+        network_profile=compute.NetworkProfileArgs(
+            # Detach: the interface is a resource of its own. One that Azure deletes with a machine is missed by the
+            # machine that replaces it.
+            network_interfaces=[compute.NetworkInterfaceReferenceArgs(id=card.id, primary=True, delete_option="Detach")]
+        ),
+        diagnostics_profile=compute.DiagnosticsProfileArgs(
+            boot_diagnostics=compute.BootDiagnosticsArgs(enabled=True)  # the serial console, for a node that is silent
+        ),
+        priority="Spot" if spec.spot else "Regular",
+        # An evicted node keeps its disk, with the checkpoints that are not in the container yet.
+        eviction_policy="Deallocate" if spec.spot else None,
+        billing_profile=compute.BillingProfileArgs(max_price=-1) if spec.spot else None,
+        proximity_placement_group=compute.SubResourceArgs(id=spec.near.id) if spec.near else None,
+        tags=base.tags,
+        opts=pulumi.ResourceOptions.merge(opts, base.opts(depends_on=[own.may_end])),
+    )
+
+
+def _interface(base: Base, spec: Spec, subnet: network.Subnet) -> network.NetworkInterface:
+    public = network.PublicIPAddressArgs(id=spec.public.id) if spec.public else None
+    return network.NetworkInterface(
+        f"{spec.logical}-interface",
+        network_interface_name=base.name(f"{spec.logical}-interface"),
+        resource_group_name=base.group.name,
+        location=base.location,
+        enable_accelerated_networking=True,
+        ip_configurations=[
+            network.NetworkInterfaceIPConfigurationArgs(
+                name="private",
+                primary=True,
+                subnet=network.SubnetArgs(id=subnet.id),
+                private_ip_allocation_method="Static" if spec.address else "Dynamic",
+                private_ip_address=spec.address or None,
+                public_ip_address=public,
+            )
+        ],
+        tags=base.tags,
+        opts=base.opts(),
+    )
+
+
+def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
+    return compute.StorageProfileArgs(
+        disk_controller_type="NVMe" if spec.facts.nvme else "SCSI",
+        image_reference=spec.image,
+        os_disk=compute.OSDiskArgs(
+            name=disk_name(base, spec.logical),
+            create_option="FromImage",
+            delete_option="Delete",
+            caching=compute.CachingTypes.READ_WRITE,
+            disk_size_gb=spec.disk_gb,
+            managed_disk=compute.ManagedDiskParametersArgs(storage_account_type=spec.storage),
+        ),
+    )
+
+
+def _system(base: Base, spec: Spec) -> compute.OSProfileArgs:
+    """Azure wants an administrator; cloud-init makes no user of that name but the one that the user data asks for.
+
+    With `users:` in it and no `default` among them, the administrator's entry is left aside; its name and key are the
+    same, so that nobody else could log in even if it were not.
+    """
+    return compute.OSProfileArgs(
+        computer_name=spec.hostname,
+        admin_username=USER,
+        custom_data=spec.user_data,
+        allow_extension_operations=True,  # the run commands
+        linux_configuration=compute.LinuxConfigurationArgs(
+            disable_password_authentication=True,
+            provision_vm_agent=True,
+            ssh=compute.SshConfigurationArgs(
+                public_keys=[
+                    compute.SshPublicKeyArgs(
+                        path=f"/home/{USER}/.ssh/authorized_keys", key_data=base.settings.public_key
+                    )
+                ]
+            ),
+        ),
+    )

@@ -1,0 +1,209 @@
+"""Bake a golden image: boot a base with the bootstrap that a cloud node gets, wait for its record, seal it.
+
+The builder shares the host's network, with the host's name servers, certificate authorities and pip settings:
+what the host can install, the bake can, also behind a company's proxy. None of it is left in the image.
+Its root has no more rights here than a node's: see infra.clouds.local.ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.clouds.local import base_image, cgroup, ids, paths, rootfs, system_command
+from infra.clouds.local.nspawn import Machine
+from infra.errors import OperationError
+
+DEADLINE = 1800.0
+"""Seconds for a whole bake. A step that hangs is ended by the bootstrap itself, well before."""
+FIRST_SIGN = 90.0
+"""Seconds until the bootstrap must have begun: cloud-init can be done without having started anything."""
+BUILDER = "builder"
+INHERITED = (
+    "PIP_",
+    "UV_",
+    "SSL_CERT_",
+    "REQUESTS_CA_BUNDLE",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+)
+HOST_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
+HOST_ENV = "etc/trainyard-host.env"
+STATE = "var/lib/trainyard"
+# The host's network is shared, so what would touch it or listen on it stays off.
+INIT = ("systemd.mask=ssh.service", "systemd.mask=systemd-networkd.service", "systemd.mask=systemd-networkd.socket")
+
+SEALED = (
+    *("etc/trainyard.env", HOST_ENV, "etc/ssh/ssh_host_*", "etc/apt/sources.list", "etc/apt/sources.list.d/*"),
+    *("etc/hostname", "etc/resolv.conf", "etc/pip.conf", "root/.config"),
+    *("var/lib/trainyard/*", "var/lib/cloud/*", "var/lib/dbus/machine-id", "var/lib/systemd/random-seed"),
+    *("var/lib/apt/lists/*", "var/cache/apt/*.bin", "var/log/*.log", "var/log/journal/*", "var/log/wtmp"),
+    *("root/.ssh", "root/.cache", "root/.bash_history", "home/*/.ssh", "home/*/.cache", "home/*/.bash_history"),
+    *("tmp/*", "var/tmp/*"),
+)
+"""What makes one machine different from another, and what the bake borrowed from the host."""
+
+
+class BakeError(OperationError):
+    """A bake that failed: names the step and the end of its log."""
+
+
+@dataclass(frozen=True)
+class Bake:
+    """One bake on behalf of a stack."""
+
+    stack: str
+    image: str
+    user_data: str
+    say: Callable[[str], None]
+    check: Callable[[], None]
+    """Raises when the result is not wanted any more."""
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
+
+    def run(self) -> None:
+        """Bake, seal and put the image into the cache. Whatever happens, no builder is left."""
+        base_key = base_image.key()
+        builder = self.machine
+        builder.remove()  # of an earlier one that was killed
+        try:
+            self._make_base(base_key)
+            builder.mount([paths.base(base_key) / "rootfs"])
+            self._prepare(builder.root)
+            self._check_schema(builder)
+            options = ["--resolv-conf=bind-host", "--timezone=off", *_binds(builder.directory / "borrowed")]
+            builder.start(options, cpus=os.cpu_count() or 1, memory_mb=16 * 1024, init=INIT)
+            record = self._wait(builder)
+            self.say(f"image {self.image}: sealing")
+            builder.stop()
+            seal(builder.root)
+            builder.unmount()
+            self._keep(builder, base_key, record)
+        finally:
+            builder.remove()
+
+    def _make_base(self, key: str) -> None:
+        if base_image.is_made(key):
+            return
+        system = base_image.release().get("PRETTY_NAME")
+        self.say(f"base {key}: {system}, {len(base_image.PACKAGES)} packages and what they need")
+        began = time.monotonic()
+        work = self.machine.directory / "base"
+        work.mkdir(parents=True)
+        base_image.make(key, work, cgroup.make(self.stack, BUILDER), self.check)
+        self.say(f"base {key}: made in {time.monotonic() - began:.0f} s")
+
+    def _prepare(self, root: Path) -> None:
+        """The NoCloud seed, and what the builder borrows from the host."""
+        seed(root, self.user_data, instance=f"bake-{self.image}", name=BUILDER)
+        borrowed = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
+        text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
+        rootfs.write(root, HOST_ENV, text, mode=0o600)
+
+    def _check_schema(self, builder: Machine) -> None:
+        """cloud-init itself says whether it understands the user data, before anything is booted."""
+        rootfs.write(builder.root, "var/tmp/user-data", self.user_data)
+        try:
+            builder.run_inside(["/usr/bin/cloud-init", "schema", "--config-file", "/var/tmp/user-data"])
+        except system_command.CommandError as error:
+            raise BakeError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
+
+    def _wait(self, builder: Machine) -> dict[str, Any]:
+        """Follow the bootstrap until its record is there; its image.json."""
+        seen, began = 0, time.monotonic()
+        while True:
+            self.check()
+            events = _events(builder.root)
+            for event in events[seen:]:
+                if event["state"] == "done":
+                    self.say(f"image {self.image}: {event['step']} {event['seconds']:.1f} s")
+            seen = len(events)
+            if failed := _read(builder.root, f"{STATE}/failed.json"):
+                raise BakeError(_reason(json.loads(failed)))
+            if _read(builder.root, f"{STATE}/ready.json"):
+                record: dict[str, Any] = json.loads(rootfs.read(builder.root, "opt/trainyard/image.json"))
+                return record
+            self._check_time(builder, events, time.monotonic() - began)
+            time.sleep(0.2)
+
+    def _check_time(self, builder: Machine, events: list[dict[str, Any]], waited: float) -> None:
+        last = f"step {events[-1]['step']}" if events else "nothing: cloud-init did not start the bootstrap"
+        if not builder.is_alive():
+            raise BakeError(f"{BUILDER}: died during {last}: {builder.console_tail(5)}")
+        if waited > (DEADLINE if events else FIRST_SIGN):
+            raise BakeError(f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}")
+
+    def _keep(self, builder: Machine, base_key: str, record: dict[str, Any]) -> None:
+        """Move the layer into the cache; image.json is written last, and makes it an image."""
+        target = paths.images() / self.image
+        if target.exists():
+            shutil.rmtree(target)  # without its image.json: of a bake that was killed right here
+        target.mkdir(parents=True)
+        (builder.directory / "upper").rename(target / "layer")
+        os.sync()  # what is in the cache is trusted later: it must outlive a crash of the host
+        temporary = target / "image.json.tmp"
+        temporary.write_text(json.dumps({**record, "base": base_key, "ids": ids.RANGE}, indent=2) + "\n")
+        temporary.rename(target / "image.json")
+
+
+def seed(root: Path, user_data: str, *, instance: str, name: str) -> None:
+    """Write cloud-init's NoCloud seed; `instance` is what makes cloud-init run its once-per-instance parts again."""
+    folder = "var/lib/cloud/seed/nocloud"
+    rootfs.write(root, f"{folder}/meta-data", f"instance-id: {instance}\nlocal-hostname: {name}\n")
+    rootfs.write(root, f"{folder}/user-data", user_data)
+
+
+def seal(root: Path) -> None:
+    """Take out of a baked root what belongs to the builder alone."""
+    for pattern in SEALED:
+        rootfs.remove(root, pattern)
+    rootfs.write(root, "etc/machine-id", "")
+
+
+def _binds(folder: Path) -> list[str]:
+    """Copies of the host's files that the builder needs, for its root's eyes alone, and the options that show them.
+
+    Copies, as its root may not read what is for this machine's root alone, such as a pip.conf with a password.
+    """
+    folder.mkdir(mode=0o700)
+    binds = []
+    for number, source in enumerate((*HOST_FILES, str(Path("~/.config/pip/pip.conf").expanduser()))):
+        if not Path(source).is_file():
+            continue
+        copy = folder / str(number)
+        shutil.copyfile(source, copy)
+        copy.chmod(0o644 if source in HOST_FILES else 0o400)
+        os.chown(copy, ids.FIRST, ids.FIRST)
+        binds.append(f"--bind-ro={copy}:{source if source in HOST_FILES else '/root/.config/pip/pip.conf'}")
+    return binds
+
+
+def _read(root: Path, name: str) -> str:
+    """A file of the builder; empty while there is none."""
+    try:
+        return rootfs.read(root, name)
+    except FileNotFoundError:
+        return ""
+
+
+def _events(root: Path) -> list[dict[str, Any]]:
+    """The bootstrap's progress so far; a line that is still being written waits for the next look."""
+    lines = _read(root, f"{STATE}/progress.jsonl").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _reason(failed: dict[str, Any]) -> str:
+    tail = "".join(f"\n    {line}" for line in failed["log"])
+    return f"{failed['node']}: step {failed['step']} failed: {failed['reason']}; the end of its log:{tail}"

@@ -1,0 +1,104 @@
+"""What this machine must be for the local stack; found out before anything is touched."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import platform
+import shutil
+
+from infra.clouds.local import base_image, cgroup, ids, image, network, paths, system_command
+from infra.config.settings import Settings
+from infra.config.values import SettingsError
+from infra.errors import UsageError
+
+TOOLS = {
+    "systemd-nspawn": "systemd-container",
+    "ip": "iproute2",
+    "ssh-keygen": "openssh-client",
+    "mount": "mount",
+    "unshare": "util-linux",
+}
+BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}
+BAKE_GB = {"native": 7, "ipex": 9}
+"""GiB that a bake of a profile needs, with torch's default build: measured 5.8 and 7.7, the base's 0.3 among them."""
+NODE_GB = 0.5
+"""GiB that a node's own files need, before its checkpoints."""
+DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
+"""Destinations that stand for everywhere; a VPN writes the two halves."""
+
+
+def check_machine() -> None:
+    """Raise UsageError when this machine cannot boot others, whatever the settings are."""
+    if platform.system() != "Linux":
+        raise UsageError(f"cluster = 'local': needs a Linux machine, and this is {platform.system()}")
+    if os.geteuid() != 0:
+        raise UsageError("cluster = 'local': boots machines, which only root can do; run it with sudo")
+    if shutil.which("apt-get") is None:
+        raise UsageError("cluster = 'local': needs Debian or Ubuntu, and this machine has no apt-get")
+    if not (cgroup.unified().parent / "cgroup.procs").exists():
+        raise UsageError("cluster = 'local': needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup")
+    if missing := cgroup.missing():
+        raise UsageError(
+            f"cluster = 'local': needs the control groups' controllers cpu, memory and pids; this machine lacks "
+            f"{', '.join(missing)} (in a container: the host has to delegate them)"
+        )
+    if why := ids.why_unavailable():
+        raise UsageError(f"cluster = 'local': {why}")
+
+
+def check(settings: Settings, image_id: str) -> None:
+    """Raise UsageError for the first thing that the stack needs and this machine lacks. Changes nothing."""
+    _check_home()
+    must_bake = image.record(image_id) is None
+    if must_bake and settings.image != "bake":
+        known = ", ".join(image.baked()) or "none"
+        raise SettingsError("image", settings.image, f"'bake' or a baked image; there are: {known}")
+    _check_tools({**TOOLS, **BAKE_TOOLS} if must_bake else TOOLS)
+    if must_bake and not base_image.sources():
+        raise UsageError("cluster = 'local': /etc/apt names no archive of Debian or Ubuntu to bake from")
+    if settings.local.cpus > (os.cpu_count() or 1):
+        raise SettingsError(
+            "cpus", settings.local.cpus, f"a whole number from 1 to {os.cpu_count()}: this machine has no more"
+        )
+    _check_routes(settings)
+    _check_disk(BAKE_GB[settings.profile] if must_bake else 0, settings.nodes)
+
+
+def _check_home() -> None:
+    home = paths.home()
+    # overlayfs takes directories separated by colons, as one of the options that commas separate.
+    if not home.is_absolute() or home.is_file() or set(str(home)) & set(":,\\"):
+        raise SettingsError("TRAINYARD_HOME", str(home), "the absolute path of a directory, without ':', ',' and '\\'")
+
+
+def _check_tools(tools: dict[str, str]) -> None:
+    missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
+    if missing:
+        raise UsageError(f"cluster = 'local': tools are missing; install them: apt-get install {' '.join(missing)}")
+
+
+def _check_routes(settings: Settings) -> None:
+    own = network.bridge_name(settings.stack)
+    for route in json.loads(system_command.run(["ip", "-json", "-4", "route", "show", "table", "main"])):
+        if route["dst"] in DEFAULTS or route.get("dev") == own:
+            continue
+        if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.cidr):
+            where = f"{route['dst']} on {route.get('dev', 'a route without device')}"
+            raise SettingsError(
+                "cidr", str(settings.cidr), f"a network that this machine has no route to; it has {where}"
+            )
+
+
+def _check_disk(bake_gb: float, nodes: int) -> None:
+    directory = paths.home()
+    while not directory.exists():
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free / 2**30
+    needed = bake_gb + NODE_GB * nodes
+    if free < needed:
+        raise UsageError(
+            f"{paths.home()}: {free:.1f} GiB free, and {needed:.1f} GiB are needed; "
+            "free some, or set TRAINYARD_HOME to another disk"
+        )

@@ -1,0 +1,151 @@
+"""The golden image as a resource, and the cache that images live in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
+
+from infra.clouds.dynamic_provider import PlainProvider
+from infra.clouds.local import ids, paths
+from infra.clouds.local.bake import Bake
+from infra.clouds.local.progress import say
+from infra.errors import OperationError
+from infra.state import operation
+
+
+class ImageError(OperationError):
+    """An image that is not there."""
+
+
+def record(image: str) -> dict[str, Any] | None:
+    """What is known of a baked image; None when there is none of that id that the machines' ids fit."""
+    try:
+        loaded = _load(image)
+    except FileNotFoundError:
+        return None
+    return loaded if loaded.get("ids") == ids.RANGE else None
+
+
+def base_of(image: str) -> str:
+    """The base that an image of the cache lies on, also an outdated one's."""
+    return str(_load(image)["base"])
+
+
+def _load(image: str) -> dict[str, Any]:
+    path = paths.images() / image / "image.json"
+    try:
+        loaded: Any = json.loads(path.read_text())
+    except ValueError as error:
+        raise ImageError(f"{path}: damaged ({error}): remove its folder, the next `fab up` bakes again") from None
+    if not isinstance(loaded, dict) or "base" not in loaded:
+        raise ImageError(f"{path}: damaged (it names no base): remove its folder, the next `fab up` bakes again")
+    return loaded
+
+
+def layers(image: str) -> list[Path]:
+    """The directories that a node's root is mounted over, the uppermost first."""
+    known = record(image)
+    if known is None:
+        raise ImageError(f"image {image} is not in {paths.images()}")
+    return [paths.images() / image / "layer", paths.base(known["base"]) / "rootfs"]
+
+
+def baked() -> list[str]:
+    """The ids of all images in the cache that can be used."""
+    return sorted(name for name in _cached() if record(name) is not None)
+
+
+def outdated() -> list[str]:
+    """The ids of images whose files belong to other ids than the machines': of a version before them, of no use now."""
+    return sorted(name for name in _cached() if record(name) is None)
+
+
+def _cached() -> list[str]:
+    return [path.parent.name for path in paths.images().glob("*/image.json")]
+
+
+def remove(image: str) -> None:
+    """Take an image out of the cache; its record goes first, so that a part of one is never used."""
+    directory = paths.images() / image
+    (directory / "image.json").unlink(missing_ok=True)
+    shutil.rmtree(directory)
+
+
+@contextmanager
+def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
+    """Two stacks that want the same image bake it once."""
+    paths.images().mkdir(parents=True, exist_ok=True)
+    handle = os.open(paths.images(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    say("image: another stack is baking; waiting for it")
+                waiting = True
+                watch.check()
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+class ImageProvider(PlainProvider):
+    """Create bakes an image that is not in the cache; delete leaves the cache alone."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        stack, image = props["stack"], props["image"]
+        watch = operation.Watch()
+        paths.close()
+        with operation.lock(paths.stack(stack)):
+            if record(image) is None and not props["user_data"]:
+                raise ImageError(
+                    f"image = {image!r}: not in {paths.images()}; there are: {', '.join(baked()) or 'none'}"
+                )
+            if record(image) is None:
+                with _one_bake_at_a_time(watch):
+                    if record(image) is None:
+                        Bake(stack, image, props["user_data"], say, watch.check).run()
+        return CreateResult(id_=image, outs={**props, "software": _software(image)})
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        changed = olds["image"] != news["image"]
+        return DiffResult(changes=changed, replaces=["image"] if changed else [], delete_before_replace=False)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        if record(id_) is None:
+            return ReadResult(id_="", outs={})
+        return ReadResult(id_=id_, outs=props)
+
+    def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """Nothing: other stacks may use it, and the next `up` will. `fab prune` empties the cache."""
+
+
+def _software(image: str) -> str:
+    known = record(image)
+    return json.dumps(known["versions"] if known else {}, sort_keys=True)
+
+
+class Image(Resource, module="local", name="Image"):
+    """A golden image, by the name of its content."""
+
+    image: pulumi.Output[str]
+    software: pulumi.Output[str]
+
+    def __init__(self, name: str, *, stack: str, image: str, user_data: str, opts: pulumi.ResourceOptions) -> None:
+        """`user_data` bakes it; empty: it must be there already."""
+        inputs = {"stack": stack, "image": image, "user_data": user_data, "software": None}
+        super().__init__(ImageProvider(), name, inputs, opts)

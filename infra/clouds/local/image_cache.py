@@ -1,0 +1,108 @@
+"""The cache of golden images: `python -m infra.clouds.local.image_cache list|unused|prune`.
+
+`list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `unused` prints what `prune` would remove.
+`prune` removes the images, and then the bases, that no stack's node was booted from, and prints what it removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from infra.clouds.local import image, paths
+from infra.errors import OperationError, UsageError, told
+from infra.state import operation
+
+
+def used() -> dict[str, list[str]]:
+    """Image id -> the stacks with a node that was booted from it."""
+    users: dict[str, set[str]] = {}
+    for spec in paths.home().glob("stacks/*/nodes/*/spec.json"):
+        try:
+            users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
+        except (ValueError, KeyError, TypeError) as error:
+            # Which image it needs is not known, so none may be removed.
+            raise OperationError(
+                f"{spec}: this record of a node is damaged ({_what(error)}); run: fab recover --stack {spec.parts[-4]}"
+            ) from None
+    return {name: sorted(stacks) for name, stacks in users.items()}
+
+
+def listing() -> list[dict[str, Any]]:
+    users, rows = used(), []
+    for name in image.baked():
+        known = image.record(name) or {}
+        rows.append(
+            {
+                "id": name,
+                "profile": known.get("profile", "?"),
+                "collectives": known.get("collectives", "?"),
+                "gb": round(_size(paths.images() / name) / 2**30, 1),
+                "used_by": users.get(name, []),
+            }
+        )
+    return rows
+
+
+def _doomed() -> tuple[dict[str, str], list[Path]]:
+    """What no stack uses: images with what to say of each, and the bases that no other image needs."""
+    doomed = {row["id"]: f"{row['gb']} GiB" for row in listing() if not row["used_by"]}
+    in_use = used()
+    old = "of a version whose nodes were root on this machine"
+    doomed |= {name: old for name in image.outdated() if name not in in_use}
+    needed = {image.base_of(name) for name in (*image.baked(), *image.outdated()) if name not in doomed}
+    return doomed, [base for base in sorted((paths.home() / "base").glob("*")) if base.name not in needed]
+
+
+def unused() -> list[str]:
+    """What `prune` removes, in words."""
+    doomed, bases = _doomed()
+    return [*(f"image {name} ({what})" for name, what in doomed.items()), *(f"base {base.name}" for base in bases)]
+
+
+def prune() -> list[str]:
+    """Remove what no stack uses; a base stays as long as an image needs it. Raises Busy while a stack is baking."""
+    with operation.lock(paths.images(), alone=True, timeout=1.0):  # a bake holds it: its base has no image yet
+        removed = unused()
+        doomed, bases = _doomed()
+        for name in doomed:
+            image.remove(name)
+        for base in bases:
+            shutil.rmtree(base)
+    return removed
+
+
+def _size(path: Path) -> int:
+    """Bytes on disk below a path."""
+    done = subprocess.run(["du", "-s", "--block-size=1", str(path)], capture_output=True, text=True, check=False)
+    if not done.stdout:  # files that vanish meanwhile make its exit code 1, and are not the matter
+        raise OperationError(f"{path}: {done.stderr.strip() or 'du says nothing'}")
+    return int(done.stdout.split()[0])
+
+
+def _what(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.clouds.local.image_cache")
+    parser.add_argument("verb", choices=("list", "unused", "prune"))
+    try:
+        verb = parser.parse_args().verb
+        for folder in (paths.home(), paths.images()):
+            if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+                raise UsageError(f"{folder} is root's, as are the machines made from it: run this with sudo")
+        print(json.dumps({"list": listing, "unused": unused, "prune": prune}[verb]()))
+    except (OperationError, OSError) as error:
+        return told(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

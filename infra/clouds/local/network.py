@@ -1,0 +1,111 @@
+"""The network of a local stack: a bridge of its own, whose first address is the host's.
+
+Nothing leaves it: there is no route from the nodes to the outside, and none to other stacks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
+
+from infra.clouds.dynamic_provider import PlainProvider
+from infra.clouds.local import firewall, paths, system_command
+from infra.errors import OperationError
+from infra.state import operation
+
+
+class NetworkError(OperationError):
+    """A link of our name that is not ours, or not as we need it."""
+
+
+def bridge_name(stack: str) -> str:
+    """The bridge's name: a link's name has at most 15 characters, a stack's may have more."""
+    return "ty" + hashlib.sha256(stack.encode()).hexdigest()[:10]
+
+
+def alias(stack: str) -> str:
+    """What marks a link as a stack's own."""
+    return f"trainyard:{stack}"
+
+
+def links() -> list[dict[str, Any]]:
+    """All links of the host, as `ip` knows them."""
+    found: list[dict[str, Any]] = json.loads(system_command.run(["ip", "-json", "address", "show"]))
+    return found
+
+
+def find(stack: str) -> dict[str, Any] | None:
+    """The stack's bridge, or None; a link of that name with another owner is a NetworkError."""
+    for link in links():
+        if link["ifname"] == bridge_name(stack):
+            # Without an alias it is a bridge whose making was cut off: the name alone is ours.
+            if link.get("ifalias", alias(stack)) != alias(stack):
+                name = link["ifname"]
+                raise NetworkError(f"link {name} is there but is not stack {stack}'s; remove it: ip link delete {name}")
+            return link
+    return None
+
+
+def remove(stack: str) -> None:
+    """Remove the stack's bridge; not there is fine."""
+    firewall.close_for(bridge_name(stack))
+    if find(stack) is not None:
+        system_command.run(["ip", "link", "delete", bridge_name(stack)])
+
+
+def _gateway(cidr: str) -> str:
+    network = ipaddress.IPv4Network(cidr)
+    return f"{network[1]}/{network.prefixlen}"
+
+
+def _has_address(link: dict[str, Any], gateway: str) -> bool:
+    return any(f"{info.get('local')}/{info.get('prefixlen')}" == gateway for info in link.get("addr_info", []))
+
+
+class NetworkProvider(PlainProvider):
+    """Create makes the bridge, or adopts the one that a killed `up` has left."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        stack, gateway = props["stack"], _gateway(props["cidr"])
+        name = bridge_name(stack)
+        paths.close()
+        with operation.lock(paths.stack(stack)):
+            link = find(stack)
+            if link is None:
+                system_command.run(["ip", "link", "add", "name", name, "type", "bridge"])
+                link = {}
+            elif link.get("addr_info") and not _has_address(link, gateway):
+                raise NetworkError(f"link {name} is there with another address than {gateway}; run: fab recover")
+            if not _has_address(link, gateway):
+                system_command.run(["ip", "address", "add", gateway, "dev", name])
+            system_command.run(["ip", "link", "set", name, "alias", alias(stack), "up"])
+            firewall.open_for(name)
+        return CreateResult(id_=name, outs={**props, "bridge": name})
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        changed = [key for key in ("stack", "cidr") if olds[key] != news[key]]
+        return DiffResult(changes=bool(changed), replaces=changed, delete_before_replace=True)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        link = find(props["stack"])
+        there = link is not None and _has_address(link, _gateway(props["cidr"]))
+        return ReadResult(id_=id_ if there else "", outs=props if there else {})
+
+    def delete(self, id_: str, props: dict[str, Any]) -> None:
+        with operation.lock(paths.stack(props["stack"])):
+            remove(props["stack"])
+        paths.tidy(props["stack"])
+
+
+class Network(Resource, module="local", name="Network"):
+    """A stack's bridge; the host has the network's first address."""
+
+    bridge: pulumi.Output[str]
+
+    def __init__(self, name: str, *, stack: str, cidr: str, opts: pulumi.ResourceOptions) -> None:
+        super().__init__(NetworkProvider(), name, {"stack": stack, "cidr": cidr, "bridge": None}, opts)

@@ -1,0 +1,173 @@
+"""A node of a local cluster: a machine booted from the golden image, at a fixed address."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
+
+from infra.clouds.dynamic_provider import PlainProvider
+from infra.clouds.local import bake, cgroup, image, paths, rootfs, system_command
+from infra.clouds.local.nspawn import Machine
+from infra.errors import OperationError
+from infra.state import operation
+
+HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
+FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
+"""What cannot change on a running node: another value is another node."""
+LIMITS = ("cpus", "memory_mb")
+
+
+class NodeError(OperationError):
+    """A node that cannot be made, or stands in the way."""
+
+
+def machine(stack: str, name: str) -> Machine:
+    return Machine(stack, name, paths.node(stack, name))
+
+
+class NodeProvider(PlainProvider):
+    """Create adopts the same running node of a killed `up`, and never touches one that is not the same."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        node = machine(props["stack"], props["name"])
+        paths.close()
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+            if not _adopt(node, props):
+                _boot(node, props)
+            _limit(node, props)
+            outs = {**props, "host_key": _host_key(node), "console": str(node.console), "alive": True}
+        return CreateResult(id_=node.unique_name, outs=outs)
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        replaces = [key for key in FIXED if olds.get(key) != news[key]]
+        # Looked at here as well, not only by a refresh: a plain `pulumi up` or preview must not say "no changes".
+        if not olds["alive"] or not machine(olds["stack"], olds["name"]).is_alive():
+            replaces.append("alive")
+        changes = replaces + [key for key in LIMITS if olds.get(key) != news[key]]
+        return DiffResult(changes=bool(changes), replaces=replaces, delete_before_replace=True)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """A node that died stays in the state, so that its remains are somebody's; `up` makes it anew."""
+        node = machine(props["stack"], props["name"])
+        if not node.is_there():
+            return ReadResult(id_="", outs={})
+        return ReadResult(id_=id_, outs={**props, "alive": node.is_alive()})
+
+    def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        node = machine(news["stack"], news["name"])
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+            _limit(node, news)
+        return UpdateResult(outs={**olds, **{key: news[key] for key in LIMITS}})
+
+    def delete(self, id_: str, props: dict[str, Any]) -> None:
+        node = machine(props["stack"], props["name"])
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+            node.remove()
+        paths.tidy(node.stack)
+
+
+def _limit(node: Machine, props: dict[str, Any]) -> None:
+    cgroup.limit(node.stack, node.name, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
+
+
+def _spec(props: dict[str, Any]) -> dict[str, Any]:
+    return {key: props[key] for key in FIXED}
+
+
+def _adopt(node: Machine, props: dict[str, Any]) -> bool:
+    """Whether the node is there already as it is wanted; a living one that differs is a NodeError."""
+    if not node.is_alive():
+        return False
+    path = node.directory / "spec.json"
+    known = json.loads(path.read_text()) if path.exists() else None
+    if known != _spec(props):
+        raise NodeError(
+            f"{node.name} of stack {node.stack} runs with other settings and is not in the state; run: fab recover"
+        )
+    return True
+
+
+def _boot(node: Machine, props: dict[str, Any]) -> None:
+    """Boot it from nothing; when that fails, nothing of it is left."""
+    node.clear()
+    try:
+        node.mount(image.layers(props["image"]))
+        _personalise(node, props)
+        # Written before the boot: a living machine always has it.
+        (node.directory / "spec.json").write_text(json.dumps(_spec(props)))
+        options = [
+            f"--network-bridge={props['bridge']}",
+            f"--hostname={node.name}",
+            "--resolv-conf=off",
+            "--timezone=off",
+        ]
+        node.start(options, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
+    except BaseException:
+        node.clear()
+        raise
+
+
+def _personalise(node: Machine, props: dict[str, Any]) -> None:
+    """What a cloud gives a machine before it boots: its identity, its address and its seed.
+
+    The host key is made here, so that the host knows the public half without asking the network or the node; the
+    private half goes to the node's own disk, and is nowhere else.
+    """
+    root, name = node.root, node.name
+    rootfs.write(root, "etc/machine-id", uuid.uuid4().hex + "\n")
+    rootfs.write(root, "etc/hostname", name + "\n")
+    network = f"[Match]\nName=host0\n[Network]\nAddress={props['address']}\nLinkLocalAddressing=no\n"
+    # Sorted before the distribution's own 80-container-host0.network, which asks for DHCP.
+    rootfs.write(root, "etc/systemd/network/10-trainyard.network", network)
+    key, public = node.directory / "host_key", node.directory / "host_key.pub"
+    system_command.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)])
+    rootfs.write(root, HOST_KEY, key.read_text(), mode=0o600)
+    rootfs.write(root, f"{HOST_KEY}.pub", public.read_text())
+    key.unlink()
+    bake.seed(root, props["user_data"], instance=f"{name}-{time.time_ns()}", name=name)
+
+
+def _host_key(node: Machine) -> str:
+    """The public half, `TYPE BASE64`; from our own copy, as the node's root may have changed the node's."""
+    return " ".join((node.directory / "host_key.pub").read_text().split()[:2])
+
+
+class Node(Resource, module="local", name="Node"):
+    """A booted machine. It is made when its init runs; `fab wait` follows it until it is ready."""
+
+    host_key: pulumi.Output[str]
+    console: pulumi.Output[str]
+
+    def __init__(
+        self,
+        resource_name: str,
+        *,
+        stack: str,
+        name: str,
+        address: str,
+        bridge: pulumi.Input[str],
+        image: pulumi.Input[str],
+        user_data: str,
+        cpus: int,
+        memory_mb: int,
+        opts: pulumi.ResourceOptions,
+    ) -> None:
+        """`address` with its prefix length, such as 10.77.0.10/24."""
+        inputs = {
+            "stack": stack,
+            "name": name,
+            "address": address,
+            "bridge": bridge,
+            "image": image,
+            "user_data": user_data,
+            "cpus": cpus,
+            "memory_mb": memory_mb,
+            "host_key": None,
+            "console": None,
+        }
+        super().__init__(NodeProvider(), resource_name, inputs, opts)

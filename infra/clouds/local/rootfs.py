@@ -1,0 +1,119 @@
+"""A machine's root file system, touched from outside.
+
+Whoever is root on the machine may have put a link or a device anywhere in it, and for this machine's root a link's
+target is a path of this machine. So nothing here follows a link, waits for a pipe, or reads without end.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from infra.clouds.local import ids
+from infra.errors import OperationError
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+MOST = 16 * 1024 * 1024
+"""Bytes that are read of a file; none that we read comes near."""
+
+
+class RootError(OperationError):
+    """Something in a root file system is not what it must be: names the path and what stands there."""
+
+
+def read(root: Path, name: str) -> str:
+    """The text of a file; FileNotFoundError where there is none, RootError for a link, a device or too much of it."""
+    parts = PurePosixPath(name).parts
+    with _folder(root, parts[:-1]) as folder:
+        try:
+            handle = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise RootError(f"{root / name}: not a plain file: {error.strerror}") from None
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST:
+            os.close(handle)
+            raise RootError(f"{root / name}: not a plain file of at most {MOST} bytes")
+        with os.fdopen(handle, "rb") as file:
+            return file.read(MOST).decode(errors="replace")
+
+
+def write(root: Path, name: str, text: str, mode: int = 0o644) -> None:
+    """Put a file of the machine's root in place, with the folders above it; whatever stood there is replaced."""
+    parts = PurePosixPath(name).parts
+    with _folder(root, parts[:-1], make=True) as folder:
+        temporary = f".{parts[-1]}.{secrets.token_hex(8)}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+                os.fchown(handle, ids.FIRST, ids.FIRST)
+                os.fchmod(handle, mode)
+            os.rename(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+def remove(root: Path, pattern: str) -> None:
+    """Remove what matches a pattern such as `home/*/.ssh`, with what is below it; a link goes, its target stays."""
+    with _folder(root, ()) as folder:
+        _remove(folder, PurePosixPath(pattern).parts, str(root))
+
+
+def _remove(folder: int, parts: Sequence[str], where: str) -> None:
+    for name in fnmatch.filter(os.listdir(folder), parts[0]):
+        mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        if len(parts) > 1:
+            if stat.S_ISLNK(mode):
+                raise RootError(f"{where}/{name}: is a link, and what is below it cannot be removed")
+            if stat.S_ISDIR(mode):
+                with _opened(folder, name, where) as below:
+                    _remove(below, parts[1:], f"{where}/{name}")
+        elif stat.S_ISDIR(mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+
+
+@contextmanager
+def _folder(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
+    """A handle of a folder, reached without following a link; `make` makes what is missing of the way."""
+    if ".." in parts or "/" in parts:
+        raise ValueError(f"{'/'.join(parts)}: not a path below a root")
+    handle, where = os.open(root, os.O_RDONLY | os.O_DIRECTORY), str(root)
+    try:
+        for name in parts:
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=handle)
+                    os.chown(name, ids.FIRST, ids.FIRST, dir_fd=handle, follow_symlinks=False)
+            with _opened(handle, name, where) as below:
+                handle, below_before = os.dup(below), handle
+                os.close(below_before)
+            where = f"{where}/{name}"
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _opened(folder: int, name: str, where: str) -> Iterator[int]:
+    try:
+        handle = os.open(name, _FOLDER, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise RootError(f"{where}/{name}: not a folder: {error.strerror}") from None
+    try:
+        yield handle
+    finally:
+        os.close(handle)

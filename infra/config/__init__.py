@@ -1,0 +1,1 @@
+"""The user's configuration: keys, their checks, and the stack's file."""

@@ -1,0 +1,105 @@
+"""A stack's keys, shown or set without Pulumi: `python -m infra.config.configure STACK [KEY VALUE]`.
+
+Prints JSON: [{key, value, default, set}]. With KEY and VALUE the key is first written to the stack's file, whose other
+lines and comments stay as they are; what the settings' own checks refuse is not written (exit code 2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+
+import yaml
+
+from infra.config import stack_file
+from infra.config.settings import KEYS, load
+from infra.config.values import SettingsError
+from infra.errors import UsageError, told
+
+_LATER = {"adminCidr": "203.0.113.7/32", "owner": "you", "alertEmail": "you@example.org"}
+"""What a cloud's stack must have and has no default for: not being set yet, it must not keep another key from being."""
+_PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
+"""What YAML takes as text without quotes, as the base loader reads it."""
+
+
+def listing(stack: str) -> list[dict[str, object]]:
+    """Every key with its value, its default, and whether the stack's file sets it."""
+    values, defaults = stack_file.read(stack), stack_file.defaults()
+    own = _own(stack_file.path_of(stack).read_text(encoding="utf-8"))
+    return [
+        {"key": key, "value": values.get(key, ""), "default": defaults.get(key, ""), "set": key in own} for key in KEYS
+    ]
+
+
+def set_value(stack: str, key: str, value: str) -> None:
+    """Write one key. Raises UsageError, and writes nothing, for a key or a value that the settings do not take."""
+    raw = {**stack_file.read(stack), key: value}
+    for name, example in _LATER.items():
+        if name != key and not raw.get(name):
+            raw[name] = example
+    load(stack, raw, reads_key=key == "publicKey")  # a key file may be made, or the key set, after this one
+    path = stack_file.path_of(stack)
+    before = path.read_text(encoding="utf-8")
+    after = edited(before, key, value)
+    if _own(after) != {**_own(before), key: value}:
+        raise UsageError(f"{path}: {key} cannot be set without changing more; write it by hand")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(after, encoding="utf-8")
+    temporary.replace(path)
+
+
+def edited(text: str, key: str, value: str) -> str:
+    """A stack's file with one key set: its line changed, or one put after the last key; all else stays."""
+    shown = value if _PLAIN.fullmatch(value) and value == value.strip() else json.dumps(value)
+    lines = text.splitlines()
+    there = re.compile(rf"(\s+(?:{stack_file.PROJECT}:)?{re.escape(key)}:)\s*(?:\"[^\"]*\"|'[^']*'|[^#]*?)(\s+#.*)?\s*")
+    for number, line in enumerate(lines):
+        if match := there.fullmatch(line):
+            lines[number] = f"{match[1]} {shown}{match[2] or ''}"
+            return "\n".join([*lines, ""])
+    new = f"  {stack_file.PROJECT}:{key}: {shown}"
+    of_keys = [number for number, line in enumerate(lines) if re.match(rf"\s+{stack_file.PROJECT}:", line)]
+    heads = [number for number, line in enumerate(lines) if line.startswith("config:")]
+    if of_keys:
+        lines.insert(of_keys[-1] + 1, new)
+    elif heads:
+        lines[heads[0]] = "config:"
+        lines.insert(heads[0] + 1, new)
+    else:
+        lines += ["config:", new]
+    return "\n".join([*lines, ""])
+
+
+def _own(text: str) -> dict[str, str]:
+    """The keys that a stack's file sets itself."""
+    try:
+        loaded = yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return {}
+    config = loaded.get("config") if isinstance(loaded, dict) else None
+    return {name.removeprefix(f"{stack_file.PROJECT}:"): value for name, value in (config or {}).items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.config.configure")
+    parser.add_argument("stack")
+    parser.add_argument("pair", nargs="*", help="KEY VALUE")
+    args = parser.parse_args()
+    try:
+        if args.pair:
+            key, value = args.pair
+            set_value(args.stack, key, value)
+        print(json.dumps(listing(args.stack)))
+    except SettingsError as error:
+        return told(error)
+    except (UsageError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

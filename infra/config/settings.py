@@ -1,0 +1,239 @@
+"""The user's configuration, validated once into frozen dataclasses.
+
+The keys, their types, defaults and descriptions stand in Pulumi.yaml; what they may be stands here. A bad
+value is a SettingsError that names the key, the value and what is allowed. Only the standard library is
+imported: the pre-flight, the Pulumi program and the tests all read settings the same way. What only the clouds have
+is in infra.config.cloud_settings.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.config import cloud_settings
+from infra.config.values import SettingsError, choice, integer
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTERS = ("local", "aws-xeon", "azure-xeon")
+PROFILES = ("native", "ipex")
+COLLECTIVES = ("gloo", "ccl")
+MAX_NODES = 64
+FIRST_HOST = 10
+"""The head has the tenth address of the network: clouds keep the first ones, we keep the first for the bridge."""
+
+PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+_STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+_IMAGES = {
+    "local": (re.compile(r"[0-9a-f]{16}"), "16 hexadecimal digits; fab images"),
+    "aws-xeon": (re.compile(r"ami-[0-9a-f]{8,17}"), "ami-..."),
+    "azure-xeon": (
+        re.compile(r"/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/[A-Za-z0-9._/-]+/versions/[0-9]+\.[0-9]+\.[0-9]+"),
+        "/subscriptions/.../versions/1.0.0",
+    ),
+}
+_KEY_TYPES = (
+    "ssh-ed25519",
+    "ssh-rsa",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "sk-ssh-ed25519@openssh.com",
+    "sk-ecdsa-sha2-nistp256@openssh.com",
+)
+
+
+@dataclass(frozen=True)
+class Local:
+    """What only the `local` cluster has."""
+
+    cpus: int
+    """CPUs that a node may use."""
+    memory_mb: int
+    """Memory that a node may use, in MiB."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One stack's configuration."""
+
+    stack: str
+    cluster: str
+    nodes: int
+    cidr: ipaddress.IPv4Network
+    """The network that the nodes' private addresses are in."""
+    profile: str
+    collectives: str
+    public_key: str
+    """The operator's public SSH key, `TYPE BASE64 [COMMENT]`."""
+    public_key_file: Path
+    image: str
+    """`bake`, or the id of an image that was baked before."""
+    max_hours: int
+    """After so many hours a node ends by itself; 0: never."""
+    idle_minutes: int
+    """After so many minutes without a job or a login, too; 0: never."""
+    local: Local
+    cloud: cloud_settings.Cloud
+    stack_id: str = ""
+    """What tells this stack from others of the same name (infra.state.stack_id); not a key: the program fills it in."""
+
+    def address(self, index: int) -> str:
+        """The fixed private address of node `index` (0 is the head)."""
+        return str(self.cidr[FIRST_HOST + index])
+
+    @property
+    def identity_file(self) -> Path | None:
+        """The private key beside the public one; None where it lives elsewhere (an agent, a token)."""
+        private = self.public_key_file.with_suffix("")
+        return private if self.public_key_file.suffix == ".pub" and private.is_file() else None
+
+
+KEYS = (
+    *("cluster", "nodes", "cpus", "memoryMb", "cidr", "profile", "collectives", "publicKey", "image"),
+    *("maxHours", "idleMinutes", "region", "zone", "instanceType", "spot", "diskGb", "baseImage", "publicNodes"),
+    *(
+        "adminCidr",
+        "owner",
+        "alertEmail",
+        "budgetUsd",
+        "keepData",
+        "flowLogs",
+        "monitoring",
+        "capacityReservation",
+        "replaceNodes",
+    ),
+)
+"""Every key that Pulumi.yaml declares, in its order."""
+
+
+def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Settings:
+    """Validate `raw`, the keys of Pulumi.yaml and the stack's file as text, into Settings.
+
+    Raises SettingsError for the first key that cannot be used. Reads the public key's file; changes nothing.
+    Without `reads_key` the file need not be there yet, and `public_key` is empty: for checks of other keys.
+    """
+    check_stack(stack)
+    for key in raw:
+        if key not in KEYS:
+            raise SettingsError(key, raw[key], f"one of the known keys: {', '.join(KEYS)}")
+    missing = [key for key in KEYS if key not in raw]
+    if missing:
+        raise SettingsError(missing[0], "", "set: it has no default in Pulumi.yaml")
+    cluster = choice(raw, "cluster", CLUSTERS)
+    nodes = integer(raw, "nodes", 1, MAX_NODES)
+    local = Local(
+        cpus=integer(raw, "cpus", 1, 1024),
+        memory_mb=integer(raw, "memoryMb", 256, 16 * 1024 * 1024),
+    )
+    key_file = _path(raw["publicKey"]) if reads_key else Path(raw["publicKey"])
+    return Settings(
+        stack=stack,
+        cluster=cluster,
+        nodes=nodes,
+        cidr=_network(raw["cidr"], nodes),
+        profile=choice(raw, "profile", PROFILES),
+        collectives=_collectives(raw),
+        public_key=_public_key(key_file) if reads_key else "",
+        public_key_file=key_file,
+        image=_image(raw["image"], cluster),
+        max_hours=_limit(raw, "maxHours", 24 * 31, cluster),
+        idle_minutes=integer(raw, "idleMinutes", 0, 24 * 60),
+        local=local,
+        cloud=cloud_settings.read(raw, cluster, stack),
+    )
+
+
+def check_stack(stack: str) -> None:
+    """Raise SettingsError for a stack's name that cannot name files and machines."""
+    if not _STACK.fullmatch(stack):
+        raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-' (not first or last), as it names machines")
+
+
+def _collectives(raw: Mapping[str, str]) -> str:
+    chosen = choice(raw, "collectives", COLLECTIVES)
+    if chosen == "ccl" and raw["profile"] == "native":
+        raise SettingsError(
+            "collectives", chosen, "gloo with profile native: oneCCL's binding is built for ipex's torch"
+        )
+    return chosen
+
+
+def _network(text: str, nodes: int) -> ipaddress.IPv4Network:
+    try:
+        network = ipaddress.IPv4Network(text)
+    except ValueError:
+        raise SettingsError("cidr", text, "an IPv4 network such as 10.77.0.0/24, without host bits") from None
+    if not any(network.subnet_of(private) for private in PRIVATE):
+        raise SettingsError("cidr", text, f"a private network (in {', '.join(map(str, PRIVATE))})")
+    if network.num_addresses < FIRST_HOST + nodes + 1:
+        most = max(network.num_addresses - FIRST_HOST - 1, 0)
+        raise SettingsError(
+            "cidr", text, f"a network with room for {nodes} nodes; a /{network.prefixlen} has room for {most}"
+        )
+    return network
+
+
+def _path(text: str) -> Path:
+    """The file; a relative path is the checkout's, as Pulumi and `fab` run the program in different directories."""
+    try:
+        return ROOT / Path(text).expanduser()
+    except (RuntimeError, ValueError):
+        raise SettingsError("publicKey", text, "the path of a public key file") from None
+
+
+def _public_key(path: Path) -> str:
+    try:
+        if path.exists() and not path.is_file():
+            raise SettingsError("publicKey", str(path), "a file")  # reading a pipe or a device might never end
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise SettingsError(
+            "publicKey", str(path), "an existing file; make a key with: ssh-keygen -t ed25519"
+        ) from None
+    except (OSError, ValueError):
+        raise SettingsError("publicKey", str(path), "a readable public key file") from None
+    if "PRIVATE KEY" in text:
+        raise SettingsError("publicKey", str(path), "the public half of the key (the file that ends in .pub)")
+    if not _is_key_line(text):
+        raise SettingsError(
+            "publicKey", str(path), "a file with one line 'TYPE BASE64 [COMMENT]', as ssh-keygen writes it"
+        )
+    return text
+
+
+def _is_key_line(text: str) -> bool:
+    fields = text.split(maxsplit=2)
+    return len(text.splitlines()) == 1 and len(fields) > 1 and fields[0] in _KEY_TYPES and _is_key_body(*fields[:2])
+
+
+def _is_key_body(kind: str, body: str) -> bool:
+    """Whether the base64 half is a whole key of the type that the line names.
+
+    It is fields of a length and as many bytes, the first of them the type (RFC 4253, section 6.6).
+    """
+    try:
+        blob = base64.b64decode(body, validate=True)
+    except ValueError:
+        return False
+    fields, at = [], 0
+    while at < len(blob):
+        end = at + 4 + int.from_bytes(blob[at : at + 4], "big")
+        fields.append(blob[at + 4 : end])
+        at = end
+    return at == len(blob) and len(fields) > 1 and fields[0] == kind.encode()
+
+
+def _image(text: str, cluster: str) -> str:
+    form, allowed = _IMAGES[cluster]
+    if text != "bake" and not form.fullmatch(text):
+        raise SettingsError("image", text, f"'bake', or the id of a baked image ({allowed})")
+    return text
+
+
+def _limit(raw: Mapping[str, str], key: str, most: int, cluster: str) -> int:
+    return integer(raw, key, 0 if cluster == "local" else 1, most)

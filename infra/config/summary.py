@@ -1,0 +1,37 @@
+"""What the operator's verbs must know of a stack before anything else: `python -m infra.config.summary STACK`.
+
+Prints JSON {cluster, cloud, type, place, keep_data}. Exit code 2 and one line for a stack's file that cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.errors import UsageError, told
+
+
+def of(settings: Settings) -> dict[str, Any]:
+    return {
+        "cluster": settings.cluster,
+        "cloud": settings.cluster.partition("-")[0] if settings.cluster != "local" else "",
+        "type": settings.cloud.instance_type or "the default type",
+        "place": settings.cloud.zone or settings.cloud.region or "the default region",
+        "keep_data": settings.cloud.keep_data,
+    }
+
+
+def main() -> int:
+    try:
+        settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
+    except UsageError as error:
+        return told(error)
+    print(json.dumps(of(settings)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What a stack costs: `python -m infra.prices.cost STACK`, or with `--refresh [--cloud aws|azure]`.
+
+Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
+"estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}. Nobody is asked for
+it. With --refresh the providers are, and the table of prices is rewritten: {"asked", "found", "left": [why]}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from typing import Any
+
+from infra import clusters
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.errors import OperationError, UsageError, told
+from infra.prices import refresh, table
+
+
+def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
+    """The bill of a stack that is up, whether it is or not. Raises UsageError for what has no price."""
+    lines: list[table.Line] = clusters.of(settings).bill(settings)
+    hourly = table.total(lines)
+    oldest = min((line.as_of for line in lines), default="")
+    return {
+        "stack": settings.stack,
+        "cluster": settings.cluster,
+        "region": settings.cloud.region,
+        "lines": [vars(line) for line in lines],
+        "hourly_usd": round(hourly, 6),
+        "daily_usd": round(hourly * 24, 2),
+        "max_hours": settings.max_hours,
+        "until_max_hours_usd": round(hourly * settings.max_hours, 2) if settings.max_hours else None,
+        "oldest": oldest,
+        "age_days": (today - datetime.date.fromisoformat(oldest)).days if oldest else 0,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.prices.cost", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stack", nargs="?")
+    parser.add_argument("--refresh", action="store_true", help="ask the providers, and rewrite the table of prices")
+    parser.add_argument("--cloud", choices=tuple(refresh.CLOUDS), help="refresh only this one's")
+    args = parser.parse_args()
+    if args.refresh == bool(args.stack):
+        parser.error("a stack, or --refresh")
+    try:
+        if args.refresh:
+            done = refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(refresh.CLOUDS))
+            print(json.dumps({"asked": done.asked, "found": len(done.found), "left": done.left}))
+        else:
+            settings = load(args.stack, stack_file.read(args.stack))
+            print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))
+    except (UsageError, OperationError, OSError) as error:
+        return told(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

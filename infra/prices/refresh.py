@@ -1,0 +1,58 @@
+"""Ask the providers for today's prices of all that the table has, and put them into it."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.errors import OperationError
+from infra.prices import aws_offers, azure_retail, rewrite
+from infra.prices.rewrite import Key, Wanted
+from infra.prices.table import TABLE
+
+Ask = Callable[[str, Sequence[str]], dict[str, set[float]]]
+"""(region, skus) -> what is found of each."""
+CLOUDS: dict[str, Ask] = {"aws": aws_offers.prices, "azure": azure_retail.prices}
+SOURCES = {"aws": "aws-offer", "azure": "azure-retail"}
+
+
+@dataclass
+class Refreshed:
+    """What came of it."""
+
+    asked: int = 0
+    found: dict[Key, float] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+    """What stays as it was, and why."""
+
+
+def refresh(path: Path = TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: str = "") -> Refreshed:
+    """Rewrite the table. Raises OperationError, with the table as it was, when a provider cannot be asked."""
+    today = today or datetime.datetime.now(datetime.UTC).date().isoformat()
+    text = path.read_text(encoding="utf-8")
+    done = Refreshed()
+    for cloud in clouds:
+        _ask(cloud, [entry for entry in rewrite.wanted(text) if entry.cloud == cloud], done)
+    rewrite.write(path, rewrite.rewritten(text, done.found, today, SOURCES))
+    return done
+
+
+def _ask(cloud: str, wanted: list[Wanted], done: Refreshed) -> None:
+    for region in dict.fromkeys(entry.region for entry in wanted):
+        here = [entry for entry in wanted if entry.region == region]
+        try:
+            found = CLOUDS[cloud](region, [entry.sku for entry in here])
+        except (OSError, EOFError) as error:  # a gzip that is cut off is an EOFError
+            raise OperationError(
+                f"prices of {cloud} in {region} cannot be had, the table is as it was: {error}"
+            ) from None
+        done.asked += len(here)
+        for entry in here:
+            values = {value for value in found.get(entry.sku, set()) if value > 0}
+            if len(values) == 1:
+                done.found[entry.key] = values.pop()
+            else:
+                why = f"{len(values)} different prices" if values else "no price"
+                done.left.append(f"{entry.sku} in {region}: {cloud} has {why} for it")

@@ -1,0 +1,70 @@
+"""What things cost: a dated table in the repository (prices.toml), and a bill made from it without asking anybody.
+
+A price that is not in the table is an error, never zero: a bill that leaves something out is worse than none.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+
+TABLE = Path(__file__).with_name("prices.toml")
+HOURS_A_MONTH = 730.0
+"""As both clouds' own calculators have it."""
+SPOT = "/spot"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a bill."""
+
+    what: str
+    count: float
+    unit: str
+    usd_per_hour: float
+    """For all of them together."""
+    as_of: str
+    """The day that the price was looked up, YYYY-MM-DD."""
+    estimate: bool = False
+    """Whether it is no list price, but one that was concluded from another."""
+
+
+def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> Line:
+    """`count` of something, for an hour; a spot instance is a share of the one on demand where it has no own price.
+
+    Raises UsageError for what has no price in this region.
+    """
+    known = _table()
+    found = known.get((cloud, region, sku)) or known.get((cloud, "*", sku))
+    share: dict[str, Any] = {}
+    if found is None and sku.endswith(SPOT):
+        share = _read()["spot"].get(cloud, {})
+        found = known.get((cloud, region, sku.removesuffix(SPOT))) if share else None
+    if found is None:
+        regions = sorted({where for of, where, name in known if of == cloud and name == sku.removesuffix(SPOT)})
+        there = f"priced are: {', '.join(regions)}" if regions else "it is in no region of the table"
+        raise UsageError(f"no price for {sku} in {region}: {there}; add it to infra/prices/prices.toml")
+    hourly = found["usd_per_month"] / HOURS_A_MONTH if "usd_per_month" in found else found["usd_per_hour"]
+    as_of = min(found["as_of"], share.get("as_of", found["as_of"]))
+    estimate = bool(share) or found.get("estimate", False)
+    return Line(what or sku, count, found["unit"], hourly * count * share.get("share", 1.0), as_of, estimate)
+
+
+def total(lines: list[Line]) -> float:
+    """USD an hour, of all of them."""
+    return sum(entry.usd_per_hour for entry in lines)
+
+
+@functools.cache
+def _read() -> dict[str, Any]:
+    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _table() -> dict[tuple[str, str, str], dict[str, Any]]:
+    return {(entry["cloud"], entry["region"], entry["sku"]): entry for entry in _read()["list"]["price"]}

@@ -1,0 +1,307 @@
+"""The embedded engine: runs the Pulumi program of the `local` stack where no `pulumi` command can be had.
+
+    python -m infra.state.engine up|preview|refresh|destroy|output|export STACK
+
+The same program and the same providers run in this process; this module stands in for Pulumi's engine behind
+the program's resource monitor. It knows what the local stack needs and no more: create, update and replace in
+dependency order, a state that records each resource before and after it is made, delete in reverse. It has no
+backends, no secrets, no policies, no other providers. `fab` uses it only where there is no `pulumi`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import functools
+import itertools
+import logging
+import os
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dill
+import pulumi
+from google.protobuf import empty_pb2
+from pulumi.runtime import rpc
+from pulumi.runtime.config import set_all_config
+from pulumi.runtime.mocks import MockCallArgs, MockEngine, MockMonitor, MockResourceArgs, Mocks, MockSettings
+from pulumi.runtime.settings import configure
+from pulumi.runtime.stack import run_in_stack
+
+from infra.clouds.local.progress import say
+from infra.config import stack_file
+from infra.errors import OperationError, UsageError, told, visible
+from infra.state import operation, stack_id, stack_record
+from infra.state.engine_state import Resource, State
+
+PROVIDER = "__provider"
+BACKEND = "embedded"
+"""Names the state that this engine keeps, for the user's record of a stack's id."""
+
+
+class EngineError(OperationError):
+    """An operation that the engine could not finish."""
+
+
+class Engine(Mocks):
+    """What happens when the program declares a resource: nothing, create, update or replace."""
+
+    def __init__(self, state: State, *, preview: bool) -> None:
+        self.state = state
+        self.preview = preview
+        self.declared: set[str] = set()
+        self.failed: list[str] = []
+        self.changes = 0
+        self._counting = threading.Lock()
+
+    def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
+        if args.token == stack_id.READ_STATE:
+            return {"outputs": self.state.by_urn()}, []
+        raise EngineError(f"the embedded engine has no provider for {args.token}; install pulumi")
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        if PROVIDER not in args.inputs:
+            raise EngineError(f"the embedded engine has no provider for {args.typ}; install pulumi")
+        with self._counting:
+            self.declared.add(args.name)
+        # The SDK wraps the provider as a secret; as to a real plugin without secrets, it is handed over plain.
+        inputs = {key: rpc.unwrap_rpc_secret(value) for key, value in args.inputs.items()}
+        try:
+            if operation.interrupted.is_set():
+                raise operation.Cancelled("interrupted")
+            return self._apply(args.name, inputs)
+        except Exception as error:
+            with self._counting:
+                self.failed.append(f"{args.name}: {error}")
+            raise
+
+    def _apply(self, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        known = self.state.get(name)
+        provider = load_provider(inputs)
+        if known is None or known.pending:
+            return self._create(name, provider, inputs, "+ create")
+        diff = provider.diff(known.id, known.outputs, inputs)
+        if diff.replaces:
+            if not self.preview and diff.delete_before_replace:
+                provider.delete(known.id, known.outputs)
+                self.state.remove(name)
+            made = self._create(name, provider, inputs, f"+- replace ({', '.join(diff.replaces)})")
+            if not self.preview and not diff.delete_before_replace:
+                provider.delete(known.id, known.outputs)
+            return made
+        if diff.changes:
+            return self._update(known, provider, inputs)
+        return known.id, known.outputs
+
+    def _create(self, name: str, provider: Any, inputs: dict[str, Any], what: str) -> tuple[str, dict[str, Any]]:
+        self._count()
+        if self.preview:
+            say(f"  {name}: {what}")
+            return "", inputs
+        began = time.monotonic()
+        self.state.put(Resource(name, "", inputs, pending=True))
+        made = provider.create(inputs)
+        outputs = {**made.outs, PROVIDER: inputs[PROVIDER]}
+        self.state.put(Resource(name, made.id, outputs))
+        done = "+ created" if what == "+ create" else "+- replaced"
+        say(f"  {name}: {done} ({time.monotonic() - began:.1f} s)")
+        return made.id, outputs
+
+    def _update(self, known: Resource, provider: Any, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        self._count()
+        if self.preview:
+            say(f"  {known.name}: ~ update")
+            return known.id, {**known.outputs, **inputs}
+        outputs = {**provider.update(known.id, known.outputs, inputs).outs, PROVIDER: inputs[PROVIDER]}
+        self.state.put(Resource(known.name, known.id, outputs))
+        say(f"  {known.name}: ~ updated")
+        return known.id, outputs
+
+    def _count(self) -> None:
+        with self._counting:
+            self.changes += 1
+
+
+class Monitor(MockMonitor):
+    """The program's resource monitor; keeps the stack's outputs."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.outputs: dict[str, Any] = {}
+
+    def RegisterResourceOutputs(self, request: Any) -> Any:
+        if "pulumi:pulumi:Stack" in request.urn:
+            self.outputs = rpc.deserialize_properties(request.outputs)
+        return super().RegisterResourceOutputs(request)
+
+
+def load_provider(properties: dict[str, Any]) -> Any:
+    """The provider that the SDK has put into a dynamic resource's properties."""
+    return dill.loads(base64.b64decode(properties[PROVIDER]))
+
+
+def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dict[str, Any]]:
+    """Run infra/__main__.py against the engine; the engine, and the stack's outputs."""
+    config = stack_file.read(stack)
+    engine = Engine(state, preview=preview)
+    monitor = Monitor(engine)
+    set_all_config({f"{stack_file.PROJECT}:{key}": value for key, value in config.items()})
+    _attach(monitor, stack, preview)
+    try:
+        asyncio.run(run_in_stack(_program))
+    except Exception as error:
+        if isinstance(error, pulumi.RunError) and not engine.failed:
+            raise UsageError(str(error)) from None
+        if not engine.failed:
+            raise
+    if operation.interrupted.is_set():
+        raise operation.Cancelled("interrupted; run `fab up` again, or `fab destroy`")
+    if engine.failed:
+        raise EngineError("\n".join(engine.failed))
+    return engine, monitor.outputs
+
+
+def _program() -> None:
+    runpy.run_module("infra", run_name="__main__")
+
+
+def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
+    """What `set_mocks` does, without the stack resource that it makes on the way: run_in_stack makes the real one."""
+    features = set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures)
+    configure(
+        MockSettings(
+            monitor=monitor,
+            monitor_features=features,
+            engine=MockEngine(None),
+            project=stack_file.PROJECT,
+            stack=stack,
+            dry_run=preview,
+            organization=None,
+            callbacks=None,
+        )
+    )
+    # As Pulumi's own language host does: a failed program leaves futures that nobody awaits, and asyncio would
+    # print a traceback for each.
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def up(state: State, stack: str) -> None:
+    refresh(state, stack)
+    engine, outputs = run_program(state, stack, preview=False)
+    gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
+    delete_all(state, gone)
+    engine.changes += len(gone)
+    state.set_outputs(outputs)
+    say(f"  {engine.changes} changes" if engine.changes else "  no changes")
+
+
+def preview(state: State, stack: str) -> None:
+    """What `up` would do, which looks at what is really there first; nothing of it is recorded."""
+    state = state.scratch()
+    look(state)
+    engine, _ = run_program(state, stack, preview=True)
+    gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
+    for resource in gone:
+        say(f"  {resource.name}: - delete")
+    changes = engine.changes + len(gone)
+    say(f"  {changes} changes" if changes else "  no changes")
+
+
+def refresh(state: State, stack: str) -> None:
+    """Record what is really there; a resource whose making was cut off is deleted, as nobody knows how far it got."""
+    for resource in state.reversed():
+        if resource.pending:
+            delete(state, resource)
+    look(state)
+
+
+def look(state: State) -> None:
+    """Compare the state with what is really there, and take that for it."""
+    for resource in state.reversed():
+        if resource.pending:
+            continue
+        found = load_provider(resource.outputs).read(resource.id, resource.outputs)
+        if not found.id:
+            say(f"  {resource.name}: is gone")
+            state.remove(resource.name)
+        elif found.outs != resource.outputs:
+            changed = {key: value for key, value in found.outs.items() if resource.outputs.get(key) != value}
+            say(f"  {resource.name}: changed outside: {changed}")
+            state.put(Resource(resource.name, found.id, found.outs))
+
+
+def destroy(state: State, stack: str) -> None:
+    delete_all(state, state.reversed())
+    state.forget()
+
+
+def delete_all(state: State, resources: list[Resource]) -> None:
+    """Delete in the order given, those of one kind at once: only different kinds need one another."""
+    for _, alike in itertools.groupby(resources, key=lambda resource: str(resource.outputs[PROVIDER])):
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(functools.partial(delete, state), alike))
+
+
+def delete(state: State, resource: Resource) -> None:
+    if operation.interrupted.is_set():
+        raise operation.Cancelled("interrupted; run the same verb again: it goes on where this stopped")
+    began = time.monotonic()
+    load_provider(resource.outputs).delete(resource.id, resource.outputs)
+    state.remove(resource.name)
+    say(f"  {resource.name}: - deleted ({time.monotonic() - began:.1f} s)")
+
+
+def output(state: State, stack: str) -> None:
+    if "inventory" not in state.outputs:
+        raise UsageError(f"stack {stack} is not up; run: fab up")
+    say(state.outputs["inventory"])
+
+
+def export(state: State, stack: str) -> None:
+    say(state.text())
+
+
+VERBS = {"up": up, "preview": preview, "refresh": refresh, "destroy": destroy, "output": output, "export": export}
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    if not operation.interrupted.is_set():
+        print("interrupted: finishing what is under way ...", file=sys.stderr, flush=True)
+    operation.interrupted.set()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.state.engine", description=__doc__.splitlines()[0])
+    parser.add_argument("verb", choices=VERBS)
+    parser.add_argument("stack")
+    args = parser.parse_args(argv)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, _interrupt)
+    os.environ[stack_record.BACKEND] = BACKEND
+    try:
+        with State.opened(args.stack, shared=args.verb in ("output", "export")) as state:
+            VERBS[args.verb](state, args.stack)
+    except operation.Cancelled as error:
+        told(error)
+        return 130
+    except (UsageError, OperationError) as error:
+        return told(error)
+    except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
+        print(visible(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    # The SDK leaves an event loop in each of its threads, which complain on stderr when the interpreter ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,134 @@
+"""The embedded engine's state: one JSON file per stack, written anew after every change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.config.settings import check_stack
+from infra.errors import UsageError
+from infra.state import operation
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource; `pending` while it is being made, when nobody knows how far that got."""
+
+    name: str
+    id: str
+    outputs: dict[str, Any]
+    pending: bool = False
+
+
+class State:
+    """All resources of a stack in the order in which they were made. Safe for threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "state.json"
+        self._temporary = directory / "state.tmp"
+        self._lock = threading.Lock()
+        self._resources: dict[str, Resource] = {}
+        self.outputs: dict[str, Any] = {}
+        if self._path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            loaded = json.loads(self._path.read_text())
+            self._resources = {entry["name"]: Resource(**entry) for entry in loaded["resources"]}
+            self.outputs = loaded["outputs"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self._path}: not a stack's state ({type(error).__name__}: {error}); put a copy back, or move it "
+                "away and run: fab recover"
+            ) from None
+
+    @staticmethod
+    @contextmanager
+    def opened(stack: str, *, shared: bool) -> Iterator[State]:
+        """The stack's state, locked: a lock dies with its process, so a killed one leaves none behind."""
+        check_stack(stack)
+        directory = Path.home() / ".trainyard" / "engine" / stack
+        with ExitStack() as held:
+            try:
+                held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
+            except operation.Busy as busy:
+                who = f"process {busy.holder}" if busy.holder else "another process"
+                raise UsageError(f"stack {stack}: {who} is at work on it; wait for it, or stop it") from None
+            held.callback(_remove_if_empty, directory)
+            yield State(directory)
+
+    def scratch(self) -> State:
+        """A copy to try things on: nothing of it is ever written."""
+        copy = _Scratch(self._path.parent)
+        copy._resources, copy.outputs = dict(self._resources), self.outputs
+        return copy
+
+    def get(self, name: str) -> Resource | None:
+        return self._resources.get(name)
+
+    def put(self, resource: Resource) -> None:
+        with self._lock:
+            if resource.pending:
+                self._resources.pop(resource.name, None)  # made again: goes to the end of the order
+            self._resources[resource.name] = resource
+            self._write()
+
+    def remove(self, name: str) -> None:
+        with self._lock:
+            del self._resources[name]
+            self._write()
+
+    def set_outputs(self, outputs: dict[str, Any]) -> None:
+        with self._lock:
+            self.outputs = outputs
+            self._write()
+
+    def reversed(self) -> list[Resource]:
+        return list(reversed(self._resources.values()))
+
+    def by_urn(self) -> dict[str, dict[str, Any]]:
+        """The resources that are made, as Pulumi's own function tells them: {URN: {"type", "outputs"}}."""
+        return {
+            f"embedded::{entry.name}": {
+                "type": "pulumi-python:dynamic:Resource",
+                "outputs": {key: value for key, value in entry.outputs.items() if not key.startswith("__")},
+            }
+            for entry in self._resources.values()
+            if not entry.pending
+        }
+
+    def forget(self) -> None:
+        """Remove the state of a stack that has no resources any more."""
+        self._path.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
+
+    def text(self) -> str:
+        resources = [dataclasses.asdict(resource) for resource in self._resources.values()]
+        return json.dumps({"resources": resources, "outputs": self.outputs}, indent=1)
+
+    def _write(self) -> None:
+        with self._temporary.open("w") as file:
+            file.write(self.text())
+            file.flush()
+            os.fsync(file.fileno())
+        self._temporary.replace(self._path)
+
+
+class _Scratch(State):
+    def _write(self) -> None:
+        """Nothing: a copy is not the stack's state."""
+
+
+def _remove_if_empty(directory: Path) -> None:
+    """The stack's folder and those above it that only the lock needed: a verb that is refused leaves nothing."""
+    with suppress(OSError):  # it holds a state, or another reader was faster
+        for folder in (directory, directory.parent, directory.parent.parent):
+            folder.rmdir()

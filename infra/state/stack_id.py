@@ -1,0 +1,127 @@
+"""A stack's id: eight random hexadecimal digits that tell it from every other stack of the same name.
+
+Where it comes from, in this order:
+
+1. the state: the resource `stack-id`, which is made first, and on which all that can be found or removed later depends.
+   Once anything exists, everybody who shares the state has the same id, on any machine.
+2. the user's record (stack_record.py), where the state is empty: written with a new random id before anything is
+   made. So the id is known at preview, the preview's is the one that `up` takes, and a killed first `up` has one too.
+3. none, where the state has resources but no id: it was made by a version of Trainyard that had no ids. Such a stack
+   keeps the names that it has, until it is destroyed.
+
+openshift-install does the same with its infraID: recorded first, in every name and tag, and destroyed by.
+A provider's random resource would not do: it is unknown at the first preview, and with it every name and every tag.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
+
+from infra.clouds import sdk
+from infra.clouds.dynamic_provider import PlainProvider
+from infra.clouds.local import owner
+from infra.config.settings import Settings
+from infra.errors import UsageError
+from infra.state import stack_record
+from infra.state.ownership import Location
+
+NAME = "stack-id"
+"""The resource's name in the program."""
+READ_STATE = "pulumi:pulumi:readStackResourceOutputs"
+"""Pulumi's own function: the outputs of every resource in a stack's state. Known before anything is declared."""
+_OF_PULUMI = ("pulumi:pulumi:", "pulumi:providers:")
+
+
+def of_stack(stack: str) -> str:
+    """The id of the stack that this program runs for; empty for one that was made before there were ids.
+
+    Raises UsageError where the state cannot be read.
+    """
+    name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{stack}"
+    try:
+        answer = pulumi.runtime.invoke(READ_STATE, {"stackName": name}).value
+    except Exception as error:  # noqa: BLE001 (Pulumi raises nothing narrower for a call that the engine refuses)
+        raise UsageError(f"the state of stack {stack} cannot be read: {error}") from None
+    return choose(stack, (answer or {}).get("outputs") or {})
+
+
+def choose(stack: str, state: Mapping[str, Mapping[str, Any]]) -> str:
+    """The id by the state's resources, `{URN: {"type", "outputs"}}`."""
+    for urn, resource in state.items():
+        if urn.rpartition("::")[2] == NAME:
+            return str(resource["outputs"]["stack_id"])
+    if any(not str(resource["type"]).startswith(_OF_PULUMI) for resource in state.values()):
+        return ""
+    return stack_record.reserve(stack)
+
+
+class StackIdProvider(PlainProvider):
+    """Keeps the id, and every place that the stack has been in; on this machine it takes the stack's name."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        if not props["cloud"]:
+            owner.claim(props["stack"], props["stack_id"])
+        return CreateResult(id_=props["stack_id"], outs=self._outs(props, []))
+
+    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        changed = any(olds.get(key) != news.get(key) for key in ("cloud", "region"))
+        # Whoever removes all of a stack by hand removes that as well.
+        changed = changed or (not news["cloud"] and owner.read(news["stack"]) is None)
+        return DiffResult(changes=changed, replaces=[], delete_before_replace=False)
+
+    def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        return ReadResult(id_=id_, outs=props)
+
+    def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        if not news["cloud"]:
+            owner.claim(news["stack"], id_)
+        return UpdateResult(outs=self._outs({**news, "stack_id": id_}, olds.get("locations") or []))
+
+    def delete(self, id_: str, props: dict[str, Any]) -> None:
+        """The user's record stays, until `fab destroy` has seen that nothing is left."""
+        if not props["cloud"]:
+            owner.release(props["stack"], id_)
+
+    def _outs(self, props: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
+        here = [asdict(entry) for entry in _here(props)]
+        locations = [*before, *(entry for entry in here if entry not in before)]
+        stack_record.remember(props["stack"], props["stack_id"], [Location.read(entry) for entry in locations])
+        return {**props, "locations": locations}
+
+
+def _here(props: Mapping[str, Any]) -> list[Location]:
+    """Where this `up` makes the stack; nowhere for a local one. Asks the cloud whose account it is."""
+    cloud, region = props["cloud"], props["region"]
+    if not cloud:
+        return []
+    account: str = sdk.load(f"infra.clouds.{cloud}.credentials").account(region)
+    profile = os.environ.get("AWS_PROFILE", "") if cloud == "aws" else ""
+    return [Location(cloud, region, account, profile)]
+
+
+class StackId(Resource, module="trainyard", name="StackId"):
+    """The stack's id, in its state."""
+
+    def __init__(self, settings: Settings, *, region: str = "") -> None:
+        """`region` is where a cloud's stack is made; empty for a local one."""
+        inputs = {
+            "stack": settings.stack,
+            "stack_id": settings.stack_id,
+            "cloud": settings.cluster.partition("-")[0] if region else "",
+            "region": region,
+            "locations": None,
+        }
+        super().__init__(StackIdProvider(), NAME, inputs, pulumi.ResourceOptions())
+
+
+def declare(settings: Settings, *, region: str = "") -> pulumi.ResourceOptions:
+    """Options for what must be made after the id: its first network, or its provider. None for a stack without one."""
+    if not settings.stack_id:
+        return pulumi.ResourceOptions()
+    return pulumi.ResourceOptions(depends_on=[StackId(settings, region=region)])

@@ -1,0 +1,118 @@
+"""The user's own record of a stack: its id, and where it has been. It outlives the state's own memory of both.
+
+    ~/.trainyard/ids/<stack>/<backend>.json      {"backend", "id", "locations"}
+
+One file for each state that a stack of this name can have: a user may keep one in a file and another one in a bucket.
+Written before anything is made, so that the id of a first `up` that was killed is known to a later `recover`; removed
+by a `fab destroy` that left nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.errors import UsageError
+from infra.state.ownership import Location
+
+BACKEND = "TRAINYARD_BACKEND"
+"""Set by the embedded engine and by `fab`: names the state where Pulumi's own variable does not."""
+ID = re.compile(r"[0-9a-f]{8}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one file says."""
+
+    id: str
+    locations: tuple[Location, ...] = ()
+
+
+def backend() -> str:
+    """What names the place of the state, the same in the program, its providers and the verbs."""
+    return os.environ.get(BACKEND) or os.environ.get("PULUMI_BACKEND_URL") or "file://~"
+
+
+def path(stack: str) -> Path:
+    """The file of this stack and this backend."""
+    name = hashlib.sha256(backend().encode()).hexdigest()[:12]
+    return Path.home() / ".trainyard" / "ids" / stack / f"{name}.json"
+
+
+def read(stack: str) -> Record | None:
+    """The record; None where there is none. UsageError for a file that cannot be read as one."""
+    file = path(stack)
+    try:
+        loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        if not ID.fullmatch(str(loaded["id"])):
+            raise ValueError(f"id = {loaded['id']!r}")
+        return Record(loaded["id"], tuple(Location.read(entry) for entry in loaded["locations"]))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file}: not a stack's record ({error}); move it away, and run the verb again") from None
+
+
+def reserve(stack: str) -> str:
+    """The id that the stack's next `up` takes: the record's, or a new one, which is recorded first.
+
+    The same at each call: a preview shows the names that the `up` after it makes.
+    """
+    known = read(stack)
+    if known is not None:
+        return known.id
+    _write(stack, secrets.token_hex(4), (), new=True)
+    written = read(stack)  # two programs at once: the first one's is both of theirs
+    if written is None:
+        raise UsageError(f"{path(stack)}: was removed while it was written; run the verb again")
+    return written.id
+
+
+def remember(stack: str, stack_id: str, locations: Sequence[Location]) -> None:
+    """Add where the stack is; another id than the record's is the state's, and becomes the record's."""
+    known = read(stack)
+    before = known.locations if known else ()
+    _write(stack, stack_id, (*before, *(entry for entry in locations if entry not in before)))
+
+
+def forget(stack: str) -> None:
+    """Remove the record of a stack of which nothing is left."""
+    file = path(stack)
+    file.unlink(missing_ok=True)
+    for folder in (file.parent, file.parent.parent):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: bool = False) -> None:
+    """Whole or not at all. `new`: only where there is none yet."""
+    file = path(stack)
+    body: Mapping[str, Any] = {
+        "backend": backend(),
+        "id": stack_id,
+        "locations": [asdict(entry) for entry in locations],
+    }
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+        temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        try:
+            if new:
+                os.link(temporary, file)
+            else:
+                temporary.replace(file)
+        except FileExistsError:
+            pass  # another program was faster; the caller reads what it wrote
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be written: {error.strerror}") from None

@@ -1,0 +1,262 @@
+"""What a stack leaves on Azure: found by tag and by group, page by page; removed in order, waited for."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+
+import azure_subscription
+import pytest
+from azure_subscription import SUBSCRIPTION, Cloud, Who
+
+from infra.clouds.azure import access, orphans
+from infra.clouds.azure.arm import ArmError
+from infra.clouds.azure.rest import Rest, subscription
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.errors import OperationError, UsageError
+
+GROUP = "resourceGroups/trainyard-yard"
+COMPUTE, NETWORK = f"{GROUP}/providers/Microsoft.Compute", f"{GROUP}/providers/Microsoft.Network"
+ACCOUNT = f"{GROUP}/providers/Microsoft.Storage/storageAccounts/tyyard"
+
+
+@pytest.fixture
+def settings(good: dict[str, str]) -> Settings:
+    mine = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
+    return replace(
+        load("azure-xeon", {**stack_file.read("azure-xeon"), **mine, "publicKey": good["publicKey"]}), stack="yard"
+    )
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[Rest, Cloud]]:
+    with azure_subscription.azure() as (endpoint, cloud):
+        rest = Rest(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)  # type: ignore[arg-type]
+        fill(cloud, endpoint)
+        yield rest, cloud
+
+
+def fill(cloud: Cloud, endpoint: str) -> None:
+    """A stack's worth of things, a disk without a tag, and another stack's machine and group."""
+    cloud.add(GROUP, "yard")
+    for name, state in (("node1", "running"), ("node2", "stopped"), ("builder", "deallocated")):
+        machine = cloud.add(f"{COMPUTE}/virtualMachines/{name}", "yard")
+        cloud.things[machine.lower()]["properties"] = {
+            "hardwareProfile": {"vmSize": "Standard_D32s_v6"},
+            "instanceView": {"statuses": [{"code": "ProvisioningState/succeeded"}, {"code": f"PowerState/{state}"}]},
+        }
+        cloud.add(f"{COMPUTE}/virtualMachines/{name}/runCommands/ready", "yard")
+        cloud.add(
+            f"{COMPUTE}/disks/{name}-os",
+            managedBy=machine,
+            sku={"name": "Premium_LRS"},
+            properties={"diskSizeGB": 256},
+        )
+        cloud.add(f"{NETWORK}/networkInterfaces/{name}", "yard")
+    cloud.add(f"{COMPUTE}/galleries/yard/images/gold/versions/1.0.0", "yard", properties={})
+    cloud.add(f"{COMPUTE}/galleries/yard/images/gold", "yard")
+    cloud.add(f"{COMPUTE}/galleries/yard", "yard")
+    cloud.add(f"{COMPUTE}/snapshots/gold", "yard", properties={"diskSizeGB": 64})
+    for kind in ("natGateways", "publicIPAddresses", "virtualNetworks", "networkSecurityGroups"):
+        cloud.add(f"{NETWORK}/{kind}/yard", "yard")
+    account = cloud.add(ACCOUNT, "yard", properties={"primaryEndpoints": {"blob": f"{endpoint}/blob/"}})
+    cloud.lists[f"{account}/blobServices/default/containers"] = [{"name": "data"}]
+    cloud.add(
+        "resourceGroups/NetworkWatcherRG/providers/Microsoft.Network/networkWatchers/NetworkWatcher_eastus/flowLogs/yard",
+        "yard",
+    )
+    add_untagged(cloud)
+    cloud.add("resourceGroups/trainyard-yard-2", "yard-2")
+    cloud.add("resourceGroups/trainyard-yard-2/providers/Microsoft.Compute/disks/other", "yard-2")
+
+
+def add_untagged(cloud: Cloud) -> None:
+    """The role of its own, the three rights that the program gives, and the budget."""
+    role = cloud.add(
+        f"providers/Microsoft.Authorization/roleDefinitions/{access.role_guid(SUBSCRIPTION, 'yard')}",
+        properties={"roleName": "trainyard-yard-role"},
+    )
+    assign(cloud, "may-end", GROUP, role)
+    assign(cloud, "may-store", f"{ACCOUNT}/blobServices/default/containers/data", "/roleDefinitions/of-azures")
+    assign(cloud, "may-read", ACCOUNT, "/roleDefinitions/of-azures")
+    cloud.add(f"{GROUP}/providers/Microsoft.Consumption/budgets/trainyard-yard-budget", properties={"amount": 100})
+
+
+def assign(cloud: Cloud, logical: str, scope: str, role: str) -> str:
+    """A right on a part of the subscription; Azure tells scopes in capitals of its own."""
+    scope = f"{azure_subscription.ROOT}/{scope}" if scope else azure_subscription.ROOT
+    called = access.assignment_guid(logical, scope, "somebody")
+    return cloud.add(
+        f"{scope}/providers/Microsoft.Authorization/roleAssignments/{called}".removeprefix(
+            f"{azure_subscription.ROOT}/"
+        ),
+        properties={"scope": scope.upper(), "principalId": "somebody", "roleDefinitionId": role},
+    )
+
+
+def test_what_has_no_tag_is_found_by_its_name(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Others' rights are not: on the subscription, on another group, on ours by somebody's own hand."""
+    rest, cloud = place
+    assign(cloud, "may-read", "", "/roleDefinitions/of-azures")
+    assign(cloud, "may-end", "resourceGroups/trainyard-yard-2", "/roleDefinitions/of-azures")
+    assign(cloud, "by-hand", GROUP, "/roleDefinitions/of-azures")
+    untagged = ("role assignment", "role definition", "budget")
+    found = {(thing.kind, thing.what) for thing in orphans.find(settings, rest) if thing.kind in untagged}
+    rights = {("role assignment", what) for what in ("may-end", "may-store", "may-read")}
+    assert found == {*rights, ("role definition", "trainyard-yard-role"), ("budget", "trainyard-yard-budget")}
+
+
+def test_a_role_that_has_outlived_its_group_is_swept(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Its name is the next one's, and Azure would refuse that one."""
+    rest, cloud = place
+    cloud.delete(f"{azure_subscription.ROOT}/{GROUP}".lower())
+    orphans.sweep(settings, [], rest=rest)
+    assert not [name for name in cloud.things if "roledefinitions" in name]
+    assert orphans.find(settings, rest) == []
+
+
+def test_a_role_is_known_by_the_groups_name_for_it(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """Pulumi's state has it under the scope that it was declared for, Azure under the subscription."""
+    rest, _cloud = place
+    called = access.role_guid(SUBSCRIPTION, "yard")
+    known = f"{azure_subscription.ROOT}/{GROUP}/providers/Microsoft.Authorization/roleDefinitions/{called}"
+    swept = orphans.sweep(settings, [known], rest=rest)
+    assert "role definition" not in {thing.kind for thing in swept}
+
+
+def test_rights_that_may_not_be_listed_are_told(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.forbids.add("roleassignments")
+    (unseen,) = [thing for thing in orphans.find(settings, rest) if thing.unseen]
+    assert unseen.kind == "role assignment" and "403 AuthorizationFailed" in unseen.what
+
+
+def test_an_az_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ARM_SUBSCRIPTION_ID", "AZURE_SUBSCRIPTION_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+    def hang(argv: list[str], *, timeout: float, **_more: object) -> None:
+        raise subprocess.TimeoutExpired(argv, timeout)
+
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("subprocess.run", hang)
+    with pytest.raises(UsageError, match=r"^no Azure subscription: az does not answer within 60 s; az login"):
+        subscription()
+
+
+def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    found = orphans.find(settings, rest)
+    expected = {name for name in cloud.things if "yard-2" not in name and "runcommands" not in name}
+    assert {thing.id or thing.owner for thing in found} == expected
+    assert [thing.kind for thing in found][-1] == "resource group"
+    assert not any(thing.holds for thing in found)
+
+
+def test_what_it_costs_is_by_what_azure_bills(
+    place: tuple[Rest, Cloud], settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest, _ = place
+    known = {"Standard_D32s_v6": 1.5}
+    monkeypatch.setattr("infra.clouds.azure.listing._price", lambda _item, sku, count=1: known.get(sku))
+    prices = {thing.what: thing.usd_per_hour for thing in orphans.find(settings, rest) if thing.kind == "machine"}
+    # Shut down from inside it is `stopped`, and still billed; only a deallocated one is not.
+    assert prices == {
+        "node1 Standard_D32s_v6 running": 1.5,
+        "node2 Standard_D32s_v6 stopped": 1.5,
+        "builder Standard_D32s_v6 deallocated": 0.0,
+    }
+
+
+def test_a_busy_azure_is_asked_again(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    calm = orphans.find(settings, rest)
+    cloud.busy = 3
+    assert orphans.find(settings, rest) == calm and cloud.busy == 0
+
+
+def test_a_sweep_leaves_what_the_state_knows(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    """By id, in whatever capitals; a disk is known with its machine; the group stays, as it is not empty."""
+    rest, cloud = place
+    declared = {name: thing for name, thing in cloud.things.items() if "disks" not in name}
+    known = {thing["id"].upper() for name, thing in declared.items() if "node2" not in name}
+    swept = orphans.sweep(settings, known, rest=rest)
+    assert sorted(thing.what.split()[0] for thing in swept) == ["node2", "node2", "node2-os"]
+    assert not [name for name in cloud.things if "node2" in name.rpartition("/")[2]]
+    assert f"{azure_subscription.ROOT}/{COMPUTE}/disks/node1-os".lower() in cloud.things
+
+
+def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    orphans.sweep(settings, [], rest=rest)
+    assert orphans.find(settings, rest) == []
+    assert len([name for name in cloud.things if "yard-2" in name]) == 2 == len(cloud.things)
+    gone = [line.rpartition("/providers/")[2] for line in cloud.asked if line.startswith("DELETE")]
+    order = [
+        "flowlogs/",
+        "machines/node1",
+        "interfaces/node1",
+        "galleries/yard/images/gold/versions",
+        "virtualnetworks",
+        "natgat",
+    ]
+    order += ["storageaccounts/", "roledefinitions/"]
+    places = [next(index for index, line in enumerate(gone) if part in line) for part in order]
+    assert places == sorted(places)
+    assert orphans.sweep(settings, [], rest=rest) == []
+
+
+def test_data_goes_only_when_asked_for(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.blobs = {f"train-{index}.bin": 1_000_000_000 for index in range(5)}
+    orphans.sweep(settings, [], rest=rest)
+    account, *rights, group = orphans.find(settings, rest)
+    assert (account.kind, account.holds) == (
+        "storage account",
+        "5 blobs (older versions and deleted ones counted), 5 GB",
+    )
+    assert {right.what for right in rights} == {"may-store", "may-read"}, "whoever keeps data may read it"
+    assert group.kind == "resource group"
+    orphans.sweep(settings, [], delete_data=True, rest=rest)
+    assert orphans.find(settings, rest) == []
+
+
+def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.deleted = {"step-100.pt": 1_500_000_000}
+    (account,) = [thing for thing in orphans.find(settings, rest) if thing.kind == "storage account"]
+    assert account.holds == "1 blobs (older versions and deleted ones counted), 1.5 GB"
+    assert account.usd_per_hour
+    orphans.sweep(settings, [], delete_data=True, rest=rest)  # it goes with its account
+    assert orphans.find(settings, rest) == []
+
+
+def test_another_stacks_machine_in_our_group_is_seen_and_left(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    cloud.add(f"{COMPUTE}/disks/theirs", "yard-2", sku={"name": "Premium_LRS"}, properties={"diskSizeGB": 32})
+    orphans.sweep(settings, [], rest=rest)
+    assert [thing.what.split()[0] for thing in orphans.find(settings, rest)] == ["theirs", "trainyard-yard"]
+
+
+def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
+    place: tuple[Rest, Cloud], settings: Settings
+) -> None:
+    rest, cloud = place
+    cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
+    with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted: in use"):
+        orphans.sweep(settings, [], rest=rest)
+    assert [thing.kind for thing in orphans.find(settings, rest)] == ["network", "resource group"]
+
+
+def test_a_token_goes_to_no_other_host(place: tuple[Rest, Cloud]) -> None:
+    with pytest.raises(ArmError, match="not a link of"):
+        place[0]._own("https://management.azure.example/operations/1")
+
+
+def test_contents_that_cannot_be_read_count_as_data(place: tuple[Rest, Cloud], settings: Settings) -> None:
+    rest, cloud = place
+    del cloud.lists[f"{azure_subscription.ROOT}/{ACCOUNT}/blobServices/default/containers"]
+    (account,) = [thing for thing in orphans.find(settings, rest) if thing.kind == "storage account"]
+    assert account.holds == "what cannot be read" and account.usd_per_hour is None
