@@ -1,5 +1,6 @@
 #!/bin/bash
-# Tells how this node's bootstrap goes, as it happens, until its record is there or standard input ends.
+# Prints how this node's bootstrap goes, as it happens, until its record is there or standard input ends. A shell script
+# by itself, as it runs before anything else is put on the node; with the argument `bare` its exit code answers that alone.
 # Only shell built-ins in the loop: many nodes may share few cores, and all of them are busy booting.
 #   step <line of progress.jsonl>
 #   ready <record> | failed <record>
@@ -38,6 +39,10 @@ is_bare() { # cloud-init writes its result last: until then it may bring the boo
             -e ${TRAINYARD_PREFIX:-}/run/cloud-init/disabled ]]
 }
 
+if [[ ${1:-} == bare ]]; then # `fab status` asks for this alone
+    is_bare
+    exit
+fi
 seen=0
 if is_bare; then
     echo bare

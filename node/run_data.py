@@ -1,7 +1,7 @@
-"""What runs have to say of themselves, as one line of JSON. Runs on the head (and here, on a folder that was fetched);
-the standard library only.
+"""Everything that `fab report` shows of some runs, as one line of JSON. Runs on the head, and for a folder that was
+fetched on the operator's machine.
 
-    run_data.py RUNS UNIT_PREFIX ID [ID ...]
+    run-data RUNS ID [ID ...]
 
 An ID is a run's name or its number. A line of metrics that is torn or no JSON object is counted, not believed. A long
 run is thinned to about LIMIT points: the mean of the loss, the largest gradient norm, sums of the seconds.
@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from node.job import job_table
 
 LIMIT = 1500
 NOTES = 40
@@ -33,24 +33,19 @@ Record = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
-    runs = Path.home() / argv[1]
+    runs = Path.home() / argv[0]
     there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     told: list[Record] = []
-    newest = max((name for name in there if (runs / name / "state.json").exists()), key=number_of, default="")
-    for wanted in argv[3:]:
+    newest = max((name for name in there if (runs / name / "state.json").exists()), key=job_table.number_of, default="")
+    for wanted in argv[1:]:
         wanted = newest if wanted == "latest" and newest else wanted
         found = [name for name in there if wanted == name or (wanted.isdigit() and name.endswith(f"-{wanted}"))]
         if len(found) != 1:
             print(json.dumps({"unknown": wanted, "there": there}))
             return 0
-        told.append({**collect(runs / found[0]), "active": is_active(f"{argv[2]}{found[0]}.service")})
+        told.append({**collect(runs / found[0]), "state": job_table.state_of(runs / found[0]), "from_head": True})
     print(json.dumps({"runs": told}))
     return 0
-
-
-def number_of(name: str) -> int:
-    number = name.rpartition("-")[2]
-    return int(number) if number.isdigit() else 0
 
 
 def collect(run: Path) -> Record:
@@ -67,13 +62,6 @@ def collect(run: Path) -> Record:
         "usage": usage(run / "usage.jsonl"),
         "samples": samples(run / "samples.jsonl"),
     }
-
-
-def is_active(unit: str) -> bool:
-    """Whether the job's launcher is alive: one that is gone without a word has failed, whatever its record says."""
-    shown = ["systemctl", "show", "--property=ActiveState", "--value", unit]
-    done = subprocess.run(shown, capture_output=True, text=True, check=False)
-    return done.stdout.strip() in ("active", "activating", "deactivating", "reloading")
 
 
 def text(path: Path) -> str:
@@ -256,7 +244,3 @@ def checkpoints(run: Path) -> Record:
     newest = record(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json") if steps else {}
     best = record(run / "best" / "state.json")
     return {"steps": steps, "best": number(best.get("step")), "newest": newest}
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

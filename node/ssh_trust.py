@@ -1,7 +1,7 @@
-"""Makes a node one of a cluster. Runs on the node with its own python3; the standard library only.
+"""Makes a node one of a cluster: the nodes find each other by name and trust each other's SSH, both ways.
 
-    ssh_trust.py gather        as the user: makes the node's own key if it has none; prints what the others need to know
-    ssh_trust.py install JSON  as root: files so that names resolve and SSH between the nodes is trusted, both ways
+    trust facts         as the user: makes the node's own key if it has none; prints what the others need to know
+    trust install JSON  as root: writes /etc/hosts, known_hosts, authorized_keys and the user's SSH configuration
 
 Only the lines between the marks are trainyard's; everything else in these files is kept.
 """
@@ -14,7 +14,6 @@ import json
 import os
 import pwd
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -31,26 +30,15 @@ def targets(root: Path, home: Path) -> dict[str, Path]:
     }
 
 
-def gather(root: Path, home: Path) -> dict[str, str]:
+def facts(root: Path, home: Path) -> dict[str, str]:
     """Public key, the port sshd listens on here, and a digest of the blocks that are installed now."""
     key = home / ".ssh/id_ed25519"
     key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (key.parent / ".trainyard.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two `fab wait` at once must not make two keys
         if not key.exists():
-            command = [
-                "ssh-keygen",
-                "-q",
-                "-t",
-                "ed25519",
-                "-N",
-                "",
-                "-C",
-                f"trainyard@{os.uname().nodename}",
-                "-f",
-                str(key),
-            ]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"trainyard@{os.uname().nodename}", "-f"]
+            subprocess.run([*command, str(key)], check=True, stdin=subprocess.DEVNULL)
     port = os.environ["SSH_CONNECTION"].split()[3]
     public = key.with_suffix(".pub").read_text().strip()
     return {"key": public, "port": port, "digest": digest(current(root, home))}
@@ -130,12 +118,8 @@ def main(argv: list[str]) -> None:
     root = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
     user = pwd.getpwuid(int(os.environ.get("SUDO_UID", os.getuid())))
     home = root / user.pw_dir.lstrip("/")
-    if argv[0] == "gather":
-        print(json.dumps(gather(root, home)))
+    if argv[0] == "facts":
+        print(json.dumps(facts(root, home)))
     else:
         order = json.loads(argv[1])
         install(root, home, order["blocks"], order["names"])
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What a node has to say of itself, as one line of JSON. Runs on the node; the standard library only.
+"""The state of a node, as one line of JSON: `status run/trainyard/limits.json`.
 
 A node that is a container shares the kernel with others: then memory comes from its own cgroup, or from its processes
 where that is not readable, and the load is the whole machine's; `shared` says so.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,20 +18,21 @@ from typing import Any
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
 STATE = ROOT / "var/lib/trainyard"
 BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
-# Whole, as bootstrap/limits.py looks for it in our command line: whoever only looks does not keep a node alive.
-LIMITS = "run/trainyard/limits.json"
 NEVER = 1e11
 GIB = 1 << 30
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
+    """`argv[0]` is the path of the record of the node's limits: bootstrap/limits.py does not count a command line with
+    this word as somebody's use of the node, else a loop of `fab status` would keep a cluster alive for ever."""
     shared = Path("/run/systemd/container").exists()
+    ready, failed = record("ready.json"), record("failed.json")
     disk = shutil.disk_usage("/")
     told: dict[str, Any] = {
-        "ready": record("ready.json"),
-        "failed": record("failed.json"),
+        "ready": ready,
+        "failed": failed,
         "step": last_step(),
-        "bare": is_bare(),
+        "bare": not (ready or failed) and is_bare(),
         "job": record("job.json"),
         "load": os.getloadavg()[0],
         "shared": shared,
@@ -39,7 +42,7 @@ def main() -> None:
         "disk_total_gb": round(disk.total / GIB, 1),
         "up_seconds": int(up_seconds()),
         "age_seconds": age_seconds(),
-        "limits": limits(),
+        "limits": limits(ROOT / argv[0]),
         "notice": notice(),
     }
     print(json.dumps(told))
@@ -58,11 +61,9 @@ def of_this_boot(path: Path) -> bool:
 
 
 def is_bare() -> bool:
-    """Whether nobody has made this machine a node, and nobody is about to; as in boot.sh."""
-    cloud_init = ROOT / "run/cloud-init"
-    there = (ROOT / "opt/trainyard/bootstrap").exists() or (STATE / "progress.jsonl").exists()
-    over = not cloud_init.exists() or any((cloud_init / name).exists() for name in ("result.json", "disabled"))
-    return over and not there
+    """Whether nobody has made this machine a node, nor is about to; boot.sh decides it for `fab wait` as well."""
+    script = pkgutil.get_data("node", "boot.sh")
+    return subprocess.run(["bash", "--norc", "-s", "bare"], input=script, check=False).returncode == 0
 
 
 def age_seconds() -> int | None:
@@ -73,10 +74,10 @@ def age_seconds() -> int | None:
         return None
 
 
-def limits() -> dict[str, Any] | None:
+def limits(path: Path) -> dict[str, Any] | None:
     """When the node ends, by its own clock; None where it has no limits."""
     try:
-        told = json.loads((ROOT / LIMITS).read_text())
+        told = json.loads(path.read_text())
     except FileNotFoundError:
         return None
     return {
@@ -142,7 +143,3 @@ def up_seconds() -> float:
     after_name = Path("/proc/1/stat").read_text().rpartition(")")[2].split()
     began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return float(Path("/proc/uptime").read_text().split()[0]) - began
-
-
-if __name__ == "__main__":
-    main()

@@ -53,11 +53,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The verbs reach Pulumi only through its command and its outputs.
     "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory", "node"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
-    # Copied to a node and run there, alone.
-    "node": (),
-    "node.job": ("node", "fabfile.launchers", "infra.inventory"),  # copied together
-    "node.probes": ("torch",),
-    "node.probes.launch": ("node.scope",),
+    # The program that runs on nodes, see fabfile/remote/node_program.py.
+    "node": ("node", "fabfile.launchers", "infra.inventory"),
+    "node.probes": ("node", "fabfile.launchers", "infra.inventory", "torch"),
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
         *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
@@ -149,7 +147,8 @@ def test_a_module_imports_only_what_the_design_allows(name: str) -> None:
         ("fabfile.verbs.stack", "from infra.config import settings"),
         ("fabfile.launchers.mpirun", "from fabfile.remote.fleet import connect"),
         ("fabfile.launchers.mpirun", "import fabric"),
-        ("node.probes.facts", "from infra.inventory import Node"),
+        ("node.status", "import torch"),
+        ("node.job.keeper", "from fabfile.remote import fleet"),
         ("training.train", "from infra.inventory import Node"),
         ("training.train", "import fabric"),
         ("bootstrap.record", "import yaml"),

@@ -216,7 +216,7 @@ def test_status_asks_in_words_that_are_recognised() -> None:
     """Or a loop of `fab status` would keep a cluster alive for ever."""
     assert "var/lib/trainyard" in PROGRAM.read_text()
     name = next(line for line in PROGRAM.read_text().splitlines() if line.startswith("NAME = ")).split('"')[1]
-    assert name in (BOOTSTRAP.parent / "node/status.py").read_text()
+    assert f'"status", "{name}"' in (BOOTSTRAP.parent / "fabfile/verbs/status.py").read_text()
 
 
 def test_a_login_on_a_worker_keeps_the_head(node: Node) -> None:

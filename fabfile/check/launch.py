@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fabfile.check.links import ENOUGH
 from fabfile.check.observations import TROUBLE
-from fabfile.check.session import Event, Running, Session, probe
-from infra.inventory import SshCluster
-from node import scope
+from fabfile.check.session import Event, Running, Session
+from fabfile.launchers import VENV
+from infra.inventory import SshCluster, to_json
 
-PYTHON = "/opt/trainyard/venv/bin/python"
 HELLO = 'printf \'{"rank": %s, "event": "hello", "hostname": "%s"}\\n\' "$PMI_RANK" "$(hostname)"'
 HELLO_S = 20
 NETWORK_S = 120
@@ -52,60 +51,34 @@ class Run:
 
 def hello(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
     """Every node says its name."""
-    return _launch(cluster, sessions, program=["sh", "-c", HELLO], seconds=HELLO_S)
+    return _launch(cluster, sessions, probe=["sh", "-c", HELLO], seconds=HELLO_S)
 
 
 def network(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
     """Every link, and all of them together."""
-    path, _ = probe("allreduce")
-    missing = everywhere(sessions, lambda session: session.push("allreduce"))
-    if missing:
-        name, why = next(iter(missing.items()))
-        return Run(failed=f"{name}: {why}")
-    test = {
-        "names": [node.name for node in cluster.nodes],
-        "addresses": [node.private_ip for node in cluster.nodes],
-        "interface": cluster.interface,
-        "timeout": GLOO_S,
-        "budget": LINKS_S,
-        "enough": ENOUGH,
-    }
-    return _launch(cluster, sessions, program=[PYTHON, path], seconds=NETWORK_S, network_test=test)
+    probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
+    return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
 
 
 def _launch(
-    cluster: SshCluster,
-    sessions: Mapping[str, Session],
-    *,
-    program: list[str],
-    seconds: int,
-    network_test: Mapping[str, Any] | None = None,
+    cluster: SshCluster, sessions: Mapping[str, Session], *, probe: list[str], seconds: int, beats: bool = False
 ) -> Run:
-    unit = f"trainyard-check-{secrets.token_hex(4)}"
-    spec = {
-        "unit": unit,
-        "hosts": [node.name for node in cluster.nodes],
-        "toward": cluster.nodes[-1].private_ip,
-        "interface": cluster.interface,
-        "seconds": seconds,
-        "program": program,
-        "network_test": network_test or {},
-    }
-    # The lease: should nobody be left to end it, the head's own systemd does.
-    within = scope.in_scope(unit, [f"RuntimeMaxSec={seconds + 5}"])
+    """One probe on all nodes, see node/probes/launch.py; `beats`: its ranks say every moment that they are alive."""
+    name = f"check-{secrets.token_hex(4)}"
+    spec = {"id": name, "cluster": json.loads(to_json(cluster)), "seconds": seconds, "probe": probe}
     run = Run()
     try:
-        running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10, prefix=within)
+        running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10)
         running.quiet = QUIET_S
         try:
-            _follow(running, run, ranks=len(cluster.nodes), beats=bool(network_test))
+            _follow(running, run, ranks=len(cluster.nodes), beats=beats)
         finally:
             running.let_go()
             _wait(running, 1.0)  # it takes its files with it
     except TROUBLE as error:
         run.failed = run.failed or str(error)
     finally:
-        run.left_over = clean(sessions, unit)
+        run.left_over = clean(sessions, f"trainyard-{name}")
     return run
 
 

@@ -1,32 +1,23 @@
-"""Programs on a node: pushed by content over one strict connection, answering in lines of JSON."""
+"""Probes on a node: started over one strict connection, answering in lines of JSON."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from fabfile.remote import wheel
+from fabfile.remote import node_program
 from fabfile.remote.fleet import Fleet
 from infra.inventory import Node
-from node import FOLDER
 
-PROBES = FOLDER / "probes"
-CACHE = ".cache/trainyard"
-"""Where probes lie on a node, under the home directory."""
 POLL_S = 0.05
-_NEEDS = {"launch": ["node/scope.py"]}
-"""Modules that a probe takes along; it is a zip then, which Python runs as it runs a text."""
 
 Event = dict[str, Any]
 
@@ -148,17 +139,11 @@ class Session:
             raise ProbeError(f"{command.split()[0]} ended with exit code {code}")
         return text
 
-    def push(self, name: str) -> str:
-        """Put a probe on the node; the path that it has there."""
-        path, content = probe(name)
-        self._feed(receive(path, content), content, timeout=20).close()
-        return path
-
-    def run(self, name: str, spec: Mapping[str, Any], *, timeout: float, prefix: str = "") -> Running:
-        """Put a probe on the node and start it; its stdin stays open until it is let go."""
-        path, content = probe(name)
-        command = f"{receive(path, content)} && exec {prefix} python3 {path}"
-        channel = self._feed(command, content + json.dumps(spec).encode() + b"\n", timeout=timeout, ends=False)
+    def run(self, probe: str, spec: Mapping[str, Any], *, timeout: float) -> Running:
+        """Start a probe (see node/main.py) with its task; its stdin stays open until it is let go."""
+        node_program.put(self._connection)
+        channel = self._start(node_program.command(probe), timeout)
+        channel.sendall(json.dumps(spec).encode() + b"\n")
         return Running(channel, time.monotonic() + timeout)
 
     def _start(self, command: str, timeout: float) -> paramiko.Channel:
@@ -166,28 +151,3 @@ class Session:
         channel.settimeout(timeout)
         channel.exec_command(command)
         return channel
-
-    def _feed(self, command: str, data: bytes, *, timeout: float, ends: bool = True) -> paramiko.Channel:
-        channel = self._start(command, timeout)
-        channel.sendall(data)
-        if ends:
-            channel.shutdown_write()
-            if channel.recv_exit_status() != 0:
-                raise ProbeError(f"cannot write to ~/{CACHE}")
-        return channel
-
-
-def probe(name: str) -> tuple[str, bytes]:
-    """(path on the node, content) of a probe: the path names the content."""
-    content = (PROBES / f"{name}.py").read_bytes()
-    if name in _NEEDS:
-        content = wheel.program(content, _NEEDS[name])
-    return f"{CACHE}/{name}-{hashlib.sha256(content).hexdigest()[:12]}.py", content
-
-
-def receive(path: str, content: bytes) -> str:
-    """Shell that takes a file from stdin, just its bytes, and gives it its name when it is whole."""
-    stem = Path(path).name.rpartition("-")[0]
-    # Old versions go, but not under the feet of another check that has just put its own there.
-    old = f"find {CACHE} -name {shlex.quote(stem + '-*.py*')} -mmin +60 -delete"
-    return f"mkdir -p {CACHE} && {old} && head -c {len(content)} > {path}.$$ && mv {path}.$$ {path}"

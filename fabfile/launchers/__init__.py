@@ -6,8 +6,10 @@ the other does. Nothing here opens a file or a connection.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 
@@ -30,12 +32,14 @@ class Launch:
     id: str
     nodes: tuple[Node, ...]
     """The head first; rank 0 is there."""
-    run_dir: str
-    """The job's directory, the same path on every node."""
-    code: str
-    """The folder with the package `training` and with launch, the same path on every node."""
-    program: tuple[str, ...] = ("-m", "training.train")
-    """What the environment's Python runs on every rank; job.toml is its first argument."""
+    run_dir: str = ""
+    """The job's directory, the same path on every node; empty: a probe, which keeps no files."""
+    code: str = ""
+    """The folder with the package `training` and with `launch`, the same path on every node; empty: for a probe."""
+    probe: tuple[str, ...] = ()
+    """What every rank runs instead of the trainer: a command that prints its own lines, for `fab check`."""
+    node_program: str = ""
+    """The program for nodes (see node/main.py), the same path on every node; empty: `launch` in `code`."""
     interface: str = ""
     """For the collectives; empty: each node looks where its route to the others goes."""
     attempt: int = 1
@@ -92,18 +96,17 @@ class Plan:
 
 def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
     """What every rank is told. Its node adds what only it knows: see node/job/rank_wrapper.py."""
-    nodes = ",".join(f"{node.name}={node.private_ip}={node.slots}={node.cores_per_slot}" for node in launch.nodes)
     environment = {
         "TRAINYARD_JOB": launch.id,
-        "TRAINYARD_NODES": nodes,
+        "TRAINYARD_NODES": nodes_to_text(launch.nodes),
         "TRAINYARD_ATTEMPT": str(launch.attempt),
-        "RUN_DIR": launch.run_dir,
-        "PYTHONPATH": launch.code,
         "PYTHONUNBUFFERED": "1",  # a line is to be seen when it is printed, not when the job ends
         "MASTER_ADDR": launch.nodes[0].private_ip,
         "MASTER_PORT": found.port,
         "OMP_NUM_THREADS": str(launch.threads or min(node.cores_per_slot for node in launch.nodes)),
     }
+    if not launch.probe:
+        environment |= {"RUN_DIR": launch.run_dir, "PYTHONPATH": launch.code}
     if launch.usd_per_hour:
         environment |= {"TRAINYARD_USD_PER_HOUR": f"{launch.usd_per_hour:g}", "TRAINYARD_BEGAN": found.began}
     if launch.threads:
@@ -117,10 +120,23 @@ def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
 
 def rank_argv(launch: Launch) -> list[str]:
     """What the launcher starts for each rank: our wrapper, and in it the program."""
+    program = [SYSTEM_PYTHON, "-I", launch.node_program or f"{launch.code}/launch"]
+    if launch.probe:
+        return [*program, "probe-rank", "--", *launch.probe]
     job = str(PurePosixPath(launch.run_dir) / "job.toml")
-    wrapper = [SYSTEM_PYTHON, "-I", f"{launch.code}/launch", "rank", "--"]
     again = ["--resume"] if launch.resume or launch.attempt > 1 else []
-    return [*wrapper, f"{VENV}/python", "-u", *launch.program, job, *again]
+    return [*program, "rank", "--", f"{VENV}/python", "-u", "-m", "training.train", job, *again]
+
+
+def nodes_to_text(nodes: Sequence[Node]) -> str:
+    """What every rank is told of the nodes, as JSON for one word of a command line; the head first."""
+    told = ("name", "private_ip", "slots", "cores_per_slot")
+    return json.dumps([{key: getattr(node, key) for key in told} for node in nodes], separators=(",", ":"))
+
+
+def nodes_from_text(text: str) -> tuple[Node, ...]:
+    """The nodes again, with what `nodes_to_text` told of them."""
+    return tuple(Node(**entry) for entry in json.loads(text))
 
 
 def shown(plan: Plan) -> str:

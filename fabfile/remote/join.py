@@ -9,25 +9,24 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from invoke.exceptions import Exit
 
+from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.fleet import Fleet
 from infra.inventory import Node
-from node import FOLDER
 from node.ssh_trust import BEGIN, END, digest
 
-_PROGRAM = (FOLDER / "ssh_trust.py").read_text()
 _PUBLIC_KEY = re.compile(r"(ssh-ed25519 [A-Za-z0-9+/]+={0,2})( .*)?")
 _TIMEOUT = 60
 
 
 def join(fleet: Fleet) -> list[str]:
     """Make the nodes know each other; returns the names of those that had to be changed."""
-    gathered = _run(fleet, f"exec python3 -I -c {shlex.quote(_PROGRAM)} gather", list(fleet.cluster.nodes))
+    gathered = _run(fleet, fleet.cluster.nodes, "facts")
     said = {name: _said(name, result) for name, result in gathered.items()}
     host_keys = {node.name: _host_key(fleet, node) for node in fleet.cluster.nodes}
     blocks = make_blocks(fleet.cluster.nodes, fleet.cluster.ssh_user, said, host_keys)
@@ -35,8 +34,7 @@ def join(fleet: Fleet) -> list[str]:
     stale = [node for node in fleet.cluster.nodes if said[node.name]["digest"] != wanted]
     if stale:
         order = json.dumps({"blocks": blocks, "names": [node.name for node in fleet.cluster.nodes]})
-        sudo = "" if fleet.cluster.ssh_user == "root" else "sudo -n "
-        _run(fleet, f"exec {sudo}python3 -I -c {shlex.quote(_PROGRAM)} install {shlex.quote(order)}", stale)
+        _run(fleet, stale, "install", order, sudo=fleet.cluster.ssh_user != "root")
     return [node.name for node in stale]
 
 
@@ -69,8 +67,8 @@ def make_blocks(
     return {name: "\n".join([BEGIN, *body, END, ""]) for name, body in bodies.items()}
 
 
-def _run(fleet: Fleet, command: str, nodes: list[Node]) -> dict[str, Result]:
-    results = fleet.run(command, nodes=nodes, timeout=_TIMEOUT)
+def _run(fleet: Fleet, nodes: Sequence[Node], *argv: str, sudo: bool = False) -> dict[str, Result]:
+    results = node_program.run(fleet, "trust", *argv, nodes=nodes, timeout=_TIMEOUT, sudo=sudo)
     for name, result in results.items():
         if not result.ok:
             raise Exit(f"{name}: cannot be joined to the others: {result.why}", code=1)

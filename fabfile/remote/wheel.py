@@ -1,4 +1,4 @@
-"""What goes to the nodes, as bytes that depend on the files alone: the wheel of training/, and the programs of a job.
+"""The wheel of training/, as bytes that depend on the files alone.
 
 A wheel of pure Python is a zip with four lines of metadata, so it is made here, in milliseconds and without a network;
 `pip wheel training/` makes the same one from training/pyproject.toml.
@@ -11,12 +11,10 @@ import hashlib
 import io
 import tomllib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-_ROOT = Path(__file__).absolute().parents[2]
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-_LAUNCH_MAIN = b"import sys\n\nfrom node.job.main import main\n\nsys.exit(main())\n"
 
 
 def wheel(source: Path) -> tuple[str, bytes]:
@@ -30,20 +28,6 @@ def wheel(source: Path) -> tuple[str, bytes]:
     record = "".join(f"{path},{_digest(content)},{len(content)}\n" for path, content in files.items())
     files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
     return f"{name}-{version}-py3-none-any.whl", archive(files)
-
-
-def launch() -> bytes:
-    """Everything that runs on a node for a job, as a program: `python3 launch VERB`."""
-    modules = ["infra/inventory.py", "node/scope.py"]
-    for package in ("fabfile/launchers", "node/job"):
-        modules += [str(path.relative_to(_ROOT)) for path in (_ROOT / package).glob("*.py")]
-    return program(_LAUNCH_MAIN, modules)
-
-
-def program(main: bytes, modules: Sequence[str]) -> bytes:
-    """A program and the modules of this project that it needs, as one file that Python runs."""
-    empty = {f"{folder}/__init__.py": b"" for name in modules for folder in Path(name).parents if str(folder) != "."}
-    return archive({**empty, **{name: (_ROOT / name).read_bytes() for name in modules}, "__main__.py": main})
 
 
 def archive(files: Mapping[str, bytes]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,14 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile.backends.ssh.head import runs
+from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.fleet import Fleet
 from fabfile.report.facts import Machine, Run
 from fabfile.report.reading import run_of
 from infra.inventory import SshCluster
 from node import run_data
-from node.job import files
 
-_PROGRAM = Path(run_data.__file__).read_text(encoding="utf-8")
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _TIMEOUT = 60
 
@@ -34,9 +32,10 @@ def from_folder(folder: Path) -> Run:
 def from_cluster(cluster: SshCluster, ids: Sequence[str]) -> list[Run]:
     """The runs on the head; what the nodes are, from each of them, as they are now."""
     with Fleet(cluster) as fleet:
-        command = shlex.join(["python3", "-I", "-S", "-c", _PROGRAM, runs(cluster), files.unit_of(""), *ids])
-        result = fleet.run(f"exec {command}", nodes=[cluster.head], timeout=_TIMEOUT)[cluster.head.name]
-        told = _told(result)
+        head = cluster.head
+        told = _told(
+            node_program.run(fleet, "run-data", runs(cluster), *ids, nodes=[head], timeout=_TIMEOUT)[head.name]
+        )
         ready = fleet.run(_READY, timeout=_TIMEOUT)
     machines = [machine_of(ready[node.name]) for node in cluster.nodes]
     slots = {node.name: node.slots for node in cluster.nodes}

@@ -13,9 +13,6 @@ from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_
 from node.job.files import OVER
 from node.run_data import number
 
-_TO_START = 30.0
-"""Seconds from a job's creation to its launcher being there."""
-
 
 def run_of(
     told: Mapping[str, Any],
@@ -31,11 +28,11 @@ def run_of(
     asked = dict_of(spec, "cluster").get("nodes")
     nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
     ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
-    name, reason = _state(state, told)
+    name, reason = str(state.get("state") or "UNKNOWN"), str(state.get("reason") or "")
     over = name in OVER or name == "UNKNOWN"
     last = first_number(log.get("last"), points[-1].time if points else None)
     # A folder that was fetched tells how it was then.
-    now = first_number(told.get("now") if "active" in told else None, last, told.get("now"))
+    now = first_number(told.get("now") if told.get("from_head") else None, last, told.get("now"))
     best = _validations([metrics.get("best")])
     job_toml = str(told.get("job_toml") or "")
     return Run(
@@ -82,15 +79,6 @@ def names_in(value: object) -> tuple[str, ...]:
 
 def first_number(*values: object) -> float | None:
     return next((found for value in values if (found := number(value)) is not None), None)
-
-
-def _state(state: Mapping[str, Any], told: Mapping[str, Any]) -> tuple[str, str]:
-    """As recorded; but a job whose launcher is gone without a word has failed, once it had the time to start."""
-    name = str(state.get("state") or "UNKNOWN")
-    age = (number(told.get("now")) or 0.0) - (number(state.get("created")) or 0.0)
-    if name != "UNKNOWN" and name not in OVER and told.get("active") is False and age > _TO_START:
-        return "FAILED", "its launcher on the head is gone"
-    return name, str(state.get("reason") or "")
 
 
 def _point(entry: Mapping[str, Any]) -> Point:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as json_text
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,15 +10,14 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from fabfile.output import duration, gigabytes, hint, interruptible, next_command, say, table, width
+from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
 from fabfile.verbs.wait import NEVER_BOOTSTRAPPED
 from infra.inventory import Node, SshCluster
-from node import FOLDER
 
-_PROGRAM = (FOLDER / "status.py").read_text()
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
 _BOOT_SECONDS = 120.0
@@ -72,7 +70,7 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
 
 def ask(cluster: SshCluster) -> dict[str, Result]:
     with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
-        return fleet.run(f"exec python3 -I -S -c {shlex.quote(_PROGRAM)}", timeout=_TIMEOUT)
+        return node_program.run(fleet, "status", "run/trainyard/limits.json", timeout=_TIMEOUT)
 
 
 def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from invoke.tasks import task
 
 from fabfile.backends.ssh.head import Head, runs, state
 from fabfile.output import interruptible, next_command, say
-from fabfile.remote.deploy import Deployed, attempt
+from fabfile.remote import node_program
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
 
@@ -72,11 +72,8 @@ def _wait(head: Head, job: str) -> dict[str, Any]:
 
 def look(fleet: Fleet, job: str) -> dict[str, str]:
     """What is left of the job, by node, after one more attempt to end it."""
-    answers = attempt(fleet, fleet.cluster.nodes)
-    there = {name: answer.folder for name, answer in answers.items() if isinstance(answer, Deployed)}
-    wrong = {name: f"not known: {answer}" for name, answer in answers.items() if isinstance(answer, str)}
-    command = f"exec python3 -I {next(iter(there.values()), '')}/launch left {shlex.quote(job)}"
-    for name, result in fleet.run(command, nodes=map(fleet.cluster.node, there), timeout=_LOOK).items():
+    wrong: dict[str, str] = {}
+    for name, result in node_program.run(fleet, "left", job, timeout=_LOOK).items():
         left = json.loads(result.stdout)["left"] if result.ok else [f"not known: {result.why}"]
         if left:
             wrong[name] = "; ".join(left)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-import shlex
 import subprocess
 import tempfile
 import threading
@@ -14,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import Found, Launch, plans
-from node import scope
+from fabfile.launchers import Launch
+from node import launcher
 from node.job import files
 from node.job.diagnosis import Verdict, Watch
 from node.job.expiry import Expiry
@@ -33,9 +32,9 @@ Asked = Callable[[], str]
 
 
 class Attempt:
-    def __init__(self, launcher: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
+    def __init__(self, name: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
         """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
-        self._launcher, self._launch, self._log, self._asked, self._began = launcher, launch, log, asked, began
+        self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
@@ -96,21 +95,10 @@ class Attempt:
 
     def _start(self, folder: Path) -> None:
         launch = self._launch
-        address = launch.nodes[0].private_ip
-        toward = launch.nodes[-1].private_ip
-        interface = launch.interface or (scope.interface(toward) if len(launch.nodes) > 1 else "")
-        found = Found(
-            port=str(scope.free_port(address)), interface=interface, began=str(int(self._began)), folder=str(folder)
-        )
-        plan = plans.plan(self._launcher, launch, found)
-        bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
-        (folder / "hostfile").write_text(plan.hostfile)
-        scope.ssh_in_scope(folder, self._unit, [*bound, "TimeoutStopSec=2"])
         self._log.say(f"attempt {launch.attempt}: {launch.ranks} ranks on {', '.join(n.name for n in launch.nodes)}")
-        line = f"exec {scope.in_scope(self._unit, [*bound, 'TimeoutStopSec=2'])} sh -c {shlex.quote(plan.shell)}"
-        self._mpirun = subprocess.Popen(
-            ["sh", "-c", line], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
+        properties = [*bound, "TimeoutStopSec=2"]
+        self._mpirun = launcher.start(self._launcher, launch, folder, self._unit, properties, began=self._began)
         threading.Thread(target=self._hear_mpirun, args=(self._mpirun,), daemon=True).start()
 
     def _follow(self) -> Verdict:

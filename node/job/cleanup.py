@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ MARK = "TRAINYARD_JOB"
 
 def main(argv: list[str]) -> int:
     """`left ID`: kill what is there of it, and say what could not be killed."""
-    job = argv[1]
+    job = argv[0]
     found = processes(job)
     kill(job)
     subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
@@ -25,9 +24,14 @@ def main(argv: list[str]) -> int:
 
 
 def kill(job: str) -> None:
-    """The scope as a whole. That there is none any more is the good case."""
-    scope = f"{files.unit_of(job)}.scope"
-    subprocess.run(["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", scope], capture_output=True, check=False)
+    """Kill all processes of the job on this node."""
+    kill_scope(files.unit_of(job))
+
+
+def kill_scope(unit: str) -> None:
+    """Kill a systemd scope as a whole. That there is none any more is the good case."""
+    kill = ["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", f"{unit}.scope"]
+    subprocess.run(kill, capture_output=True, check=False)
 
 
 def wait(job: str, seconds: float) -> list[str]:
@@ -74,7 +78,3 @@ def busy_with(job: str) -> list[str]:
 
 def _is_active(unit: str) -> bool:
     return subprocess.run(["systemctl", "is-active", "--quiet", unit], check=False).returncode == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

@@ -15,8 +15,10 @@ from node.job.files import Record
 
 _SYSTEMD_SECONDS = 15.0
 """For systemd to answer."""
-_TO_START = 5.0
-"""Seconds from a job's record to its service."""
+_TO_START = 30.0
+"""Seconds from a job's record to its service, in which its launcher is not missed. Between them are a sudo and a
+systemd-run, which take seconds on a busy head, and a good job that is called FAILED ends the verb that follows it.
+Waiting longer costs little: a launcher that dies has its end recorded at once by supervisor.aftermath."""
 _NEEDED = {"id", "state", "created", "nodes"}
 """What a job's record has at least."""
 
@@ -123,9 +125,9 @@ def is_active(job: str) -> bool:
         time.sleep(0.5)
 
 
-def shown(argv: list[str]) -> int:
+def show(argv: list[str]) -> int:
     """`job RUNS ID`: what a resumed job goes on with, as JSON: its job.toml as text, and how many nodes it had."""
-    run_dir = files.absolute(argv[1]) / argv[2]
+    run_dir = files.absolute(argv[0]) / argv[1]
     nodes = files.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
     file = run_dir / "job.toml"
     print(json.dumps({"job": file.read_text() if file.exists() else "", "nodes": len(nodes)}), flush=True)
@@ -134,5 +136,5 @@ def shown(argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     """`jobs RUNS`: all of them, as JSON."""
-    print(json.dumps(every(files.absolute(argv[1]))), flush=True)
+    print(json.dumps(every(files.absolute(argv[0]))), flush=True)
     return 0

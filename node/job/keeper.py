@@ -33,7 +33,7 @@ STOPPED_SECONDS = 2.0
 Event = dict[str, Any]
 
 
-def main() -> int:
+def main(_argv: list[str]) -> int:
     spec: Event = json.loads(sys.stdin.readline())
     return Keeper(spec).run()
 

@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--since", type=float, default=0.0, help="seconds before now")
     parser.add_argument("--tail", type=int, default=-1, help="only so many lines of what is there already")
     parser.add_argument("--follow", action="store_true")
-    args = parser.parse_args(argv[1:])
+    args = parser.parse_args(argv)
     run_dir = files.absolute(str(args.run_dir))
     path = run_dir / "log"
     wanted = Wanted(args.rank, time.time() - args.since if args.since else 0.0)

@@ -13,11 +13,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fabfile.launchers import RUNTIME
+from fabfile.launchers import RUNTIME, nodes_from_text
 from node import scope
 from node.job import cores, files
 
@@ -37,19 +37,20 @@ class Place:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.rank = int(environment.get("PMI_RANK") or environment.get("RANK") or 0)
-        rows = [row.split("=") for row in environment["TRAINYARD_NODES"].split(",")]
-        places = [(row, local) for row in rows for local in range(int(row[2]))]
-        (self.node, address, slots, cores_per_slot), self.local_rank = places[self.rank]
-        self.slots, self.cores = int(slots), int(cores_per_slot)
-        self.others = [row[1] for row in rows if row[1] != address]
+        self.nodes = nodes_from_text(environment["TRAINYARD_NODES"])
+        places = [(node, local) for node in self.nodes for local in range(node.slots)]
+        node, self.local_rank = places[self.rank]
+        self.node, self.slots, self.cores = node.name, node.slots, node.cores_per_slot
+        self.others = [other.private_ip for other in self.nodes if other != node]
 
 
 def main(argv: list[str]) -> int:
+    """`rank -- COMMAND ...`: run a rank to its end; the exit code is the rank's."""
     place = Place(os.environ)
     folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(folder / f"rank-{place.rank}.log")
-    environment = {**os.environ, **from_node(place, log)}
+    environment = {**os.environ, **from_node(place, log.line)}
     # The others of its process group get a launcher's SIGTERM too; the wrapper stays to tell how it ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(
@@ -81,8 +82,14 @@ def _prepare() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def from_node(place: Place, log: Log) -> dict[str, str]:
-    """The part of the environment that differs from node to node."""
+def probe(argv: list[str]) -> None:
+    """`probe-rank -- COMMAND ...`: run a probe of `fab check` as a rank is run, but let it print its own lines."""
+    environment = {**os.environ, **from_node(Place(os.environ), lambda _line: None)}
+    os.execvpe(argv[1], argv[1:], environment)
+
+
+def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
+    """The part of a rank's environment that differs from node to node; pins this process to the rank's cores."""
     environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
     ready = files.read(READY)
     collectives = ready.get("collectives") or "gloo"
@@ -105,7 +112,7 @@ def from_node(place: Place, log: Log) -> dict[str, str]:
     if workers:
         environment |= ccl(every)
     pinned = f"cores {cores.ranges(compute)}" if mine else "any core, as this machine is shared"
-    log.line(f"on {place.node}: {environment['OMP_NUM_THREADS']} threads on {pinned}; {collectives} over {interface}")
+    say(f"on {place.node}: {environment['OMP_NUM_THREADS']} threads on {pinned}; {collectives} over {interface}")
     return environment
 
 

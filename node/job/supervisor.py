@@ -146,14 +146,14 @@ def warn(log: Log, left: dict[str, list[str]]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    Supervisor(Path(argv[1])).run()
+    Supervisor(Path(argv[0])).run()
     return 0
 
 
 def aftermath(argv: list[str]) -> int:
     """After the service, whatever ended it: nothing stays on any node, no secret on the head, and the record
     says how it ended."""
-    run_dir = Path(argv[1])
+    run_dir = Path(argv[0])
     files.secrets_of(run_dir.name).unlink(missing_ok=True)
     if files.read(run_dir / "state.json")["state"] in files.OVER:
         return 0

@@ -1,8 +1,7 @@
 """What one node knows of itself: record, processor, disks, memory, allocator, what the launcher needs.
 
-Runs on the node with its own python3 and nothing but the standard library. Reads one line of JSON from
-stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact, `{"fact": name, "value": {...}}`,
-each as soon as it is known. The end of stdin means that the operator is gone: everything here ends at once.
+Reads one line of JSON from stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact,
+`{"fact": name, "value": {...}}`, each as soon as it is known.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -19,14 +17,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fabfile.launchers import RUNTIME as RUNTIME_FILE
+from node.probes import end_with_stdin, say
+
 VENV = Path("/opt/trainyard/venv/bin")
-RUNTIME = Path("/etc/trainyard/runtime.env")
+RUNTIME = Path(RUNTIME_FILE)
 RECORDS = Path("/var/lib/trainyard")
 STEP_S = 15
 """The longest that any one program started here may take."""
 
 
-def main() -> None:
+def main(_argv: list[str]) -> None:
     spec = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_stdin, daemon=True).start()
     say("record", record())
@@ -35,17 +36,6 @@ def main() -> None:
     say("memory", memory(spec["memory_gb"]))
     say("tcmalloc", tcmalloc())
     say("launch", launch())
-
-
-def say(fact: str, value: dict[str, Any]) -> None:
-    print(json.dumps({"fact": fact, "value": value}), flush=True)
-
-
-def end_with_stdin() -> None:
-    """Die with everything started here when the operator's end of the connection closes."""
-    while os.read(0, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 def record() -> dict[str, Any]:
@@ -165,7 +155,3 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 
 def last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
-
-
-if __name__ == "__main__":
-    main()

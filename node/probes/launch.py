@@ -1,96 +1,65 @@
-"""On the head node: one program on every node by mpirun, over strict SSH, within a time and without survivors.
+"""On the head: a probe on every node by the launcher that starts training, within a time and without survivors.
 
-Runs inside a systemd scope of its own. Reads one line of JSON from stdin,
+Reads one line of JSON from stdin,
 
-    {"unit": ..., "hosts": [...], "toward": ip, "interface": "", "seconds": 60, "program": [...], "network_test": {...}}
+    {"id": ..., "cluster": an inventory, "seconds": 60, "probe": ["COMMAND", "ARGUMENT", ...]}
 
-passes the program's output through, and ends with `{"event": "end", "exited": code, "late": bool}`.
-
-mpirun leaves survivors: its ranks sit in process groups of their own and outlive it. So each node's part of
-the job runs in a scope named `unit` there (the SSH that mpirun uses is wrapped to make one), which systemd
-kills whole: when the operator says so, and by itself after `seconds` if nobody is left to say it.
+and passes the probe's output through; {program} in a word of `probe` stands for the path of this program. The last line
+is `{"event": "end", "exited": code, "late": bool}`. There is one rank a node, and systemd ends all of them a little
+after `seconds` if nobody is left to do it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from node import scope
+from fabfile.launchers import Launch
+from infra.inventory import SshCluster, from_json
+from node import launcher
+from node.job import cleanup
 
-VENV = Path("/opt/trainyard/venv/bin")
-RUNTIME = Path("/etc/trainyard/runtime.env")
+SLACK_S = 5
+"""Seconds from the time that the probe has to the end of what is still there of it."""
 
 Spec = dict[str, Any]
 
 
-def main() -> None:
+def main(_argv: list[str]) -> None:
     spec: Spec = json.loads(sys.stdin.readline())
+    launch, unit = launch_of(spec, sys.argv[0]), f"trainyard-{spec['id']}"
     with tempfile.TemporaryDirectory(prefix="trainyard-check-") as folder:
-        mpirun = subprocess.Popen(
-            ["sh", "-c", command(spec, Path(folder))], stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        threading.Thread(target=end_with_stdin, args=(mpirun,), daemon=True).start()
+        properties = [f"RuntimeMaxSec={spec['seconds'] + SLACK_S}"]
+        started = launcher.start("mpirun", launch, Path(folder), unit, properties, output=None)
+        threading.Thread(target=end_with_stdin, args=(unit,), daemon=True).start()
         late = False
         try:
-            mpirun.wait(timeout=spec["seconds"])
+            started.wait(timeout=spec["seconds"])
         except subprocess.TimeoutExpired:
             late = True
-            end(mpirun)
-    print(json.dumps({"event": "end", "exited": mpirun.returncode, "late": late}), flush=True)
+            cleanup.kill_scope(unit)
+            started.wait()
+    print(json.dumps({"event": "end", "exited": started.returncode, "late": late}), flush=True)
 
 
-def end_with_stdin(mpirun: subprocess.Popen[bytes]) -> None:
+def launch_of(spec: Spec, program: str) -> Launch:
+    """The launch of a probe on a cluster: that of a job with one rank a node, which has all of the node's cores."""
+    cluster = from_json(json.dumps(spec["cluster"]))
+    assert isinstance(cluster, SshCluster)
+    nodes = tuple(replace(node, slots=1, cores_per_slot=node.slots * node.cores_per_slot) for node in cluster.nodes)
+    probe = tuple(word.replace("{program}", program) for word in spec["probe"])
+    return Launch(id=spec["id"], nodes=nodes, interface=cluster.interface, probe=probe, node_program=program)
+
+
+def end_with_stdin(unit: str) -> None:
     """The operator is gone, or has seen enough."""
     while os.read(0, 4096):
         pass
-    end(mpirun)
-
-
-def end(mpirun: subprocess.Popen[bytes]) -> None:
-    if mpirun.poll() is None:
-        os.killpg(mpirun.pid, signal.SIGKILL)
-        mpirun.wait()
-
-
-def command(spec: Spec, folder: Path) -> str:
-    """The shell line that starts mpirun in the environment of the ranks."""
-    hosts = folder / "hostfile"
-    hosts.write_text("".join(f"{host}\n" for host in spec["hosts"]))
-    environment = {
-        "PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin",
-        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
-        "I_MPI_HYDRA_BOOTSTRAP_EXEC": str(ssh_in_scope(spec, folder)),
-        # The wrapper is on the head alone, so the head starts every node itself instead of a tree of nodes.
-        "I_MPI_HYDRA_BRANCH_COUNT": str(max(16, len(spec["hosts"]))),
-        "I_MPI_JOB_TIMEOUT": str(spec["seconds"]),
-    }
-    if len(spec["hosts"]) > 1:
-        environment["I_MPI_HYDRA_IFACE"] = spec["interface"] or scope.interface(spec["toward"])
-    program = list(spec["program"])
-    if spec["network_test"]:
-        program.append(
-            json.dumps({**spec["network_test"], "port": scope.free_port(spec["network_test"]["addresses"][0])})
-        )
-    count = str(len(spec["hosts"]))
-    mpirun = ["mpirun", "-n", count, "-ppn", "1", "-hostfile", str(hosts), *program]
-    exports = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
-    # The file first, then what this test needs to be so: PATH is the only thing that both set.
-    return f"set -a; [ ! -f {RUNTIME} ] || . {RUNTIME}; {exports}; set +a; exec {shlex.join(mpirun)}"
-
-
-def ssh_in_scope(spec: Spec, folder: Path) -> Path:
-    """The SSH command for mpirun; the scope ends by itself soon after the job should have."""
-    return scope.ssh_in_scope(folder, spec["unit"], [f"RuntimeMaxSec={spec['seconds'] + 5}"])
-
-
-if __name__ == "__main__":
-    main()
+    cleanup.kill_scope(unit)

@@ -1,26 +1,24 @@
 """What one node finds of the others: their names, their ports, their SSH with a verified host key.
 
-Runs on every node at the same time, with the standard library only. Reads one line of JSON from stdin,
+Runs on every node at the same time. Reads one line of JSON from stdin,
 
     {"name": "node1", "token": "...", "ports": [40001, ...], "peers": [{"name": ..., "ip": ...}, ...]}
 
-(all nodes, this one among them), and prints one line of JSON per fact. The end of stdin means that the
-operator is gone: everything here ends at once.
+(all nodes, this one among them), and prints one line of JSON per fact.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+
+from node.probes import end_with_stdin, say
 
 AT_A_TIME = 4
 """SSH connections a node opens at once: sshd's MaxStartups drops some from the tenth unauthenticated one on."""
@@ -33,7 +31,7 @@ NAMES_S = 5
 Peer = dict[str, str]
 
 
-def main() -> None:
+def main(_argv: list[str]) -> None:
     spec = json.loads(sys.stdin.readline())
     operator = threading.Thread(target=end_with_stdin, daemon=True)
     operator.start()
@@ -50,17 +48,6 @@ def main() -> None:
     say("ports", {**own, "wrong": each(others, lambda peer: reach(peer, spec["ports"], spec["token"]), len(others))})
     say("ssh", {"wrong": each(others, ssh, AT_A_TIME)})
     operator.join()  # the port stays open until the operator has heard from every node
-
-
-def say(fact: str, value: dict[str, Any]) -> None:
-    print(json.dumps({"fact": fact, "value": value}), flush=True)
-
-
-def end_with_stdin() -> None:
-    """Die with everything started here when the operator's end of the connection closes."""
-    while os.read(0, 4096):
-        pass
-    os.killpg(0, signal.SIGKILL)
 
 
 def each(peers: list[Peer], test: Callable[[Peer], str], at_a_time: int) -> dict[str, str]:
@@ -188,7 +175,3 @@ def reason(stderr: str) -> str:
         return "the host key is not the known one" if changed else "the host key is not known"
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-if __name__ == "__main__":
-    main()

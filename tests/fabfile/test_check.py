@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,10 +21,14 @@ from fabfile.check.judge import JUDGES, verdict
 from fabfile.check.launch import Run
 from fabfile.check.links import BAD, SLOW, blame, rate, slow
 from fabfile.check.observations import NODE_FACTS, UNREACHED, Fact
-from fabfile.check.session import PROBES, probe, receive
 from fabfile.check.verdict import SHOWN, Problem, Verdict, judge, next_step, some, summary
+from fabfile.launchers import Found, Launch, mpirun, nodes_to_text
 from fabfile.remote.ended import WHY
-from infra.inventory import Node, SshCluster
+from infra.inventory import Node, SshCluster, to_json
+from node import scope
+from node.probes import launch, peers
+
+ROOT = Path(__file__).resolve().parents[2]
 
 NAMES = ["node1", "node2", "node3"]
 
@@ -47,14 +50,6 @@ def judged(name: str, *values: Any, of: SshCluster | None = None) -> Verdict:
         else:
             fact.values[f"node{index}"] = value
     return verdict(of or cluster(len(values)), fact)
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"probe_{name}", PROBES / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- a line ---
@@ -408,9 +403,9 @@ def test_a_node_that_is_cut_off_before_anything_started_is_named() -> None:
 
 def ask(name: str, spec: dict[str, Any], until: str) -> dict[str, Any]:
     """Run a probe here as a node would, up to one of its facts."""
-    command = [sys.executable, str(PROBES / f"{name}.py")]
+    command = [sys.executable, "-m", "node.main", name]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, cwd=ROOT
     ) as process:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(spec) + "\n")
@@ -450,7 +445,6 @@ def free_port() -> int:
 def test_a_taken_port_is_passed_over_and_a_stranger_is_not_taken_for_the_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    peers = load("peers")
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
         stranger.listen()
@@ -470,18 +464,17 @@ def test_a_taken_port_is_passed_over_and_a_stranger_is_not_taken_for_the_peer(
     ],
 )  # fmt: skip
 def test_why_ssh_failed(stderr: str, why: str) -> None:
-    assert load("peers").reason(stderr) == why
+    assert peers.reason(stderr) == why
 
 
 def test_names_that_cannot_be_right_are_told() -> None:
-    peers = load("peers")
     assert peers.resolve({"name": "localhost", "ip": "10.1.2.3"}).startswith("the name is ")
     assert peers.resolve({"name": "no-such-name.invalid", "ip": "10.1.2.3"}) == "the name is not known"
 
 
 def test_mpiruns_ssh_is_strict_and_puts_what_it_starts_in_a_leased_scope(tmp_path: Path) -> None:
     """The wrapper run for real, with an `ssh` that shows what it is given and runs the rest as a remote shell would."""
-    wrapper = load("launch").ssh_in_scope({"unit": "u-1", "seconds": 20}, tmp_path)
+    wrapper = scope.ssh_in_scope(tmp_path, "u-1", ["RuntimeMaxSec=25"])
     fake = tmp_path / "bin"
     fake.mkdir()
     (fake / "ssh").write_text(
@@ -500,12 +493,41 @@ def test_mpiruns_ssh_is_strict_and_puts_what_it_starts_in_a_leased_scope(tmp_pat
     assert sudo.endswith(f"--uid={os.getuid()} --gid={os.getgid()} -- proxy --port 1")
 
 
-def test_a_probes_path_names_its_content_and_nothing_more_of_stdin_is_taken(tmp_path: Path) -> None:
-    path, content = probe("facts")
-    script = f"{receive(path, content)} && cat"
-    done = subprocess.run(
-        ["sh", "-c", script], input=content + b"the rest", capture_output=True, cwd=tmp_path, check=True
-    )
-    assert done.stdout == b"the rest"
-    assert (tmp_path / path).read_bytes() == content
-    assert [file.name for file in (tmp_path / path).parent.iterdir()] == [Path(path).name]
+def test_a_check_is_launched_as_training_is() -> None:
+    """What it finds to work must be what a job uses: all but the program and the job's own folders is the same."""
+    machines = replace(cluster(3), interface="eth7")
+    given = {"id": "check-1", "cluster": json.loads(to_json(machines)), "seconds": 20, "probe": ["sh", "{program}"]}
+    checked = launch.launch_of(given, "/h/node.pyz")
+    trained = Launch(id="check-1", nodes=machines.nodes, interface="eth7", run_dir="/h/runs/a-1", code="/h/code")
+    found = Found(port="20001", interface="eth8", folder="/tmp/f")
+    check, training = mpirun.plan(checked, found), mpirun.plan(trained, found)
+    assert (check.environment, check.hostfile) == (training.environment, training.hostfile)
+    assert check.environment["I_MPI_PIN"] == "0" and "unset LD_PRELOAD" in check.shell
+    options, program = split(check.argv)
+    of_training, trainer = split(training.argv)
+    for name in ("RUN_DIR", "PYTHONPATH"):
+        at = of_training.index(name)
+        del of_training[at - 1 : at + 2]
+    assert options == of_training
+    assert program == ["/usr/bin/python3", "-I", "/h/node.pyz", "probe-rank", "--", "sh", "/h/node.pyz"]
+    assert trainer[:5] == ["/usr/bin/python3", "-I", "/h/code/launch", "rank", "--"]
+
+
+def split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """mpirun's own words, and those of the program."""
+    at = argv.index("/usr/bin/python3")
+    return argv[:at], argv[at:]
+
+
+def test_a_check_has_one_rank_a_node_with_all_of_its_cores() -> None:
+    machines = replace(cluster(2), nodes=tuple(replace(n, slots=2, cores_per_slot=8) for n in cluster(2).nodes))
+    given = {"id": "check-1", "cluster": json.loads(to_json(machines)), "seconds": 20, "probe": ["true"]}
+    assert [(n.slots, n.cores_per_slot) for n in launch.launch_of(given, "/p").nodes] == [(1, 16), (1, 16)]
+
+
+def test_a_probe_runs_in_the_environment_of_a_rank_and_prints_its_own_lines(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "node.main", "probe-rank", "--", "sh", "-c", "echo $GLOO_SOCKET_IFNAME $FROM_NODE"]
+    nodes = nodes_to_text([Node(name="node1", private_ip="127.0.0.1")])
+    environment = {**os.environ, "TRAINYARD_NODES": nodes, "TRAINYARD_JOB": "check-1", "PMI_RANK": "0"}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert (done.returncode, done.stdout) == (0, "lo\n"), done.stderr

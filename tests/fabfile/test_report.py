@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +28,7 @@ from fabfile.report.markup import element, escaped
 from fabfile.report.reading import run_of
 from infra.inventory import Node, SshCluster, to_json
 from node import run_data
+from node.job import job_table
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
@@ -316,11 +318,27 @@ def test_hardly_anything_is_known(tmp_path: Path, state: str | None) -> None:
     assert "There is no job.toml in its run directory." in words
 
 
-def test_a_job_whose_launcher_is_gone_has_failed() -> None:
-    told = {"id": "demo-1", "now": 1000.0, "active": False, "state": {"state": "RUNNING", "created": 900.0}}
-    assert (run_of(told).state, run_of(told).reason) == ("FAILED", "its launcher on the head is gone")
-    assert run_of({**told, "active": True}).state == "RUNNING"
-    assert run_of({**told, "now": 910.0}).state == "RUNNING"  # it may not have begun
+def test_a_job_whose_launcher_is_gone_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `fab jobs` says, and after the same time."""
+    run = tmp_path / "runs" / "demo-1"
+    run.mkdir(parents=True)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+
+    def told(*, active: bool, age: float) -> tuple[str, str]:
+        monkeypatch.setattr(job_table, "is_active", lambda _job: active)
+        state = {"id": "demo-1", "state": "RUNNING", "created": time.time() - age, "nodes": ["node1"]}
+        (run / "state.json").write_text(json.dumps(state))
+        assert run_data.main(["runs", "demo-1"]) == 0
+        (one,) = json.loads(capsys.readouterr().out)["runs"]
+        shown, (listed,) = run_of(one), job_table.every(tmp_path / "runs")
+        assert (shown.state, shown.reason) == (listed["state"], listed.get("reason", ""))
+        return shown.state, shown.reason
+
+    assert told(active=False, age=100.0) == ("FAILED", "its launcher on the head is gone")
+    assert told(active=True, age=100.0) == ("RUNNING", "")
+    assert told(active=False, age=20.0) == ("RUNNING", ""), "it may not have begun"
 
 
 anything = st.recursive(
@@ -328,7 +346,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
     max_leaves=8,
 )
-KEYS = ["state", "spec", "job_toml", "metrics", "log", "checkpoints", "id", "now", "active"]
+KEYS = ["state", "spec", "job_toml", "metrics", "log", "checkpoints", "id", "now", "from_head"]
 INNER = [
     *("points", "validations", "best", "totals", "width", "skipped", "steps", "newest", "first", "last", "attempts"),
     *("notes", "left_out", "ends", "state", "nodes", "cluster", "started", "ended", "reason", "price_per_hour"),

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from fabfile.launchers import nodes_to_text
+from infra.inventory import Node
 from node.job import files, job_table, rank_wrapper, submit, supervisor
 
 KEY = {"WANDB_API_KEY": "k" * 40}
@@ -35,8 +37,8 @@ def mode(path: Path) -> int:
 
 
 def place(number: int) -> rank_wrapper.Place:
-    nodes = "node1=10.0.0.1=2=1,node2=10.0.0.2=1=1"  # two ranks on the head
-    return rank_wrapper.Place({"TRAINYARD_NODES": nodes, "PMI_RANK": str(number)})
+    nodes = [Node(name="node1", private_ip="10.0.0.1", slots=2), Node(name="node2", private_ip="10.0.0.2")]
+    return rank_wrapper.Place({"TRAINYARD_NODES": nodes_to_text(nodes), "PMI_RANK": str(number)})
 
 
 def test_they_are_in_memory_and_for_their_owner() -> None:
@@ -79,7 +81,7 @@ def test_they_go_with_the_job_s_service_whatever_ended_it(
     files.write(run_dir / "spec.json", spec)
     files.write(run_dir / "state.json", {"id": "demo-1", "state": state, "nodes": ["node1"], "created": 0})
     monkeypatch.setattr(supervisor, "sweep", lambda *_: {})
-    supervisor.aftermath(["aftermath", str(run_dir)])
+    supervisor.aftermath([str(run_dir)])
     assert [path.name for path in kept.iterdir()] == ["demo-2.json"]
 
 

@@ -24,7 +24,7 @@ from fabfile.backends.ssh import follow as following
 from fabfile.backends.ssh.follow import Wanted
 from fabfile.backends.ssh.head import Head
 from fabfile.job_file import resolve
-from fabfile.launchers import Launch
+from fabfile.launchers import Launch, nodes_to_text
 from fabfile.output import OutputClosed
 from fabfile.remote.deploy import Deployed
 from fabfile.verbs.jobs import row
@@ -267,13 +267,13 @@ def test_a_record_is_written_when_the_full_disk_has_room_again(tmp_path: Path, m
 
 def wrapped(tmp_path: Path, program: str, **environment: str) -> subprocess.Popen[str]:
     """A rank under its wrapper, as a launcher starts it."""
-    code = "import sys; from node.job.main import main; sys.exit(main())"
+    code = "import sys; from node.main import main; sys.exit(main(sys.argv[1:]))"
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path),
         "RUN_DIR": str(tmp_path),
-        "TRAINYARD_NODES": "node1=127.0.0.1=1=1",
+        "TRAINYARD_NODES": nodes_to_text([Node(name="node1", private_ip="127.0.0.1")]),
         "TRAINYARD_JOB": f"test-{tmp_path.name}-1",
         "PMI_RANK": "0",
         **environment,

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabfile import launchers
-from fabfile.launchers import Found, Launch, LaunchError, mpirun, plans, torchrun
+from fabfile.launchers import Found, Launch, LaunchError, mpirun, nodes_to_text, plans, torchrun
 from fabfile.remote import wheel
 from infra.inventory import Node
 from node import scope
@@ -123,7 +123,8 @@ def test_only_a_job_that_was_begun_before_may_take_up_its_mirror() -> None:
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
 def test_every_rank_finds_its_node_and_its_place_there(slots: list[int]) -> None:
-    described = ",".join(f"n{i}=10.0.0.{i}={count}=2" for i, count in enumerate(slots))
+    nodes = [Node(name=f"n{i}", private_ip=f"10.0.0.{i}", slots=count) for i, count in enumerate(slots)]
+    described = nodes_to_text(nodes)
     expected = [(f"n{i}", local) for i, count in enumerate(slots) for local in range(count)]
     places = [rank_wrapper.Place({"TRAINYARD_NODES": described, "PMI_RANK": str(n)}) for n in range(sum(slots))]
     assert [(place.node, place.local_rank) for place in places] == expected
@@ -185,10 +186,3 @@ def test_the_wheel_is_a_wheel_and_the_same_every_time(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
     subprocess.run([*pip, str(tmp_path / name)], check=True, capture_output=True)
     assert (target / "training" / "train.py").read_bytes() == (ROOT / "training" / "train.py").read_bytes()
-
-
-def test_the_programs_of_a_job_run_from_what_travels_alone(tmp_path: Path) -> None:
-    zipfile.ZipFile(io.BytesIO(wheel.launch())).extractall(tmp_path / "launch")
-    argv = [sys.executable, "-I", "-S", str(tmp_path / "launch"), "jobs", str(tmp_path / "runs")]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

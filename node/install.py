@@ -1,11 +1,13 @@
-"""Puts a deployment in its place on a node, by its content: what is there already is not sent again.
+"""Installs the training package on a node for jobs, in a folder named by content: what is there is not sent again.
 
 Talks over its stdin and stdout, in lines of JSON:
 
-    in   {"hash": ..., "sizes": {"wheel": n, "launch": n}, "job": text or "", "ranks": n, "wandb": bool}
+    in   {"hash": ..., "size": bytes of the wheel, "job": text or "", "ranks": n, "wandb": bool}
     out  {"have": bool}
-    in   the bytes of both, where they were not there
-    out  {"folder": where they are, "busy": the job that the node has or "", "problem": why it cannot have this one}
+    in   the wheel, where it was not there
+    out  {"folder": where it is, "busy": the job that the node has or "", "problem": why it cannot have this one}
+
+Beside the package the folder has a copy of this program, `launch`, with which the folder's jobs run.
 """
 
 from __future__ import annotations
@@ -20,15 +22,18 @@ import sys
 import tempfile
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fabfile.launchers import VENV
+from node.job import cleanup
+
 CODE = Path.home() / ".cache" / "trainyard" / "code"
 OLD = 14 * 86400
-PYTHON = "/opt/trainyard/venv/bin/python"
 
 
-def main() -> None:
+def main(_argv: list[str]) -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     folder = CODE / asked["hash"]
     have = folder.is_dir()
@@ -36,19 +41,20 @@ def main() -> None:
     if have:
         os.utime(folder)  # in use: it stays
     else:
-        unpack(folder, {name: sys.stdin.buffer.read(size) for name, size in asked["sizes"].items()})
+        unpack(folder, sys.stdin.buffer.read(asked["size"]), Path(sys.argv[0]))
         forget_old(folder)
     problem = check(folder, asked["job"], asked["ranks"], asked["wandb"]) if asked["job"] else ""
-    print(json.dumps({"folder": str(folder), "busy": busy(), "problem": problem}), flush=True)
+    busy = next(iter(cleanup.busy_with("")), "")
+    print(json.dumps({"folder": str(folder), "busy": busy, "problem": problem}), flush=True)
 
 
-def unpack(folder: Path, parts: dict[str, bytes]) -> None:
-    """Under another name first, so that the folder is whole when it is there."""
+def unpack(folder: Path, wheel: bytes, program: Path) -> None:
+    """The wheel and the program under another name first, so that the folder is whole when it is there."""
     CODE.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=CODE, prefix=".new-"))
     try:
-        zipfile.ZipFile(io.BytesIO(parts["wheel"])).extractall(temporary)
-        zipfile.ZipFile(io.BytesIO(parts["launch"])).extractall(temporary / "launch")
+        zipfile.ZipFile(io.BytesIO(wheel)).extractall(temporary)
+        shutil.copy(program, temporary / "launch")
         compileall.compile_dir(temporary, quiet=2)  # not once per rank, at the start of a job
         temporary.chmod(0o755)
         if not folder.is_dir():  # somebody else may have been quicker
@@ -58,9 +64,20 @@ def unpack(folder: Path, parts: dict[str, bytes]) -> None:
 
 
 def forget_old(current: Path) -> None:
+    """Remove the folders of old versions that no job runs from: a job may take longer than OLD."""
     for other in CODE.iterdir():
-        if other != current and time.time() - other.stat().st_mtime > OLD:
+        if other != current and time.time() - other.stat().st_mtime > OLD and not is_in_use(other):
             shutil.rmtree(other, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process runs from this folder: its command line names `launch` in it (supervisor, keeper, rank)."""
+    mark = os.fsencode(folder / "launch")
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it ended meanwhile
+            if mark in path.read_bytes().split(b"\0"):
+                return True
+    return False
 
 
 def check(folder: Path, job: str, ranks: int, wandb: bool) -> str:
@@ -68,25 +85,9 @@ def check(folder: Path, job: str, ranks: int, wandb: bool) -> str:
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(job)
         file.flush()
-        argv = [PYTHON, "-m", "training.job", "check", file.name, "--ranks", str(ranks)]
+        argv = [f"{VENV}/python", "-m", "training.job", "check", file.name, "--ranks", str(ranks)]
         argv += ["--wandb"] if wandb else []
         # Relative paths in a job start at home, on every node.
         environment = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run(argv, cwd=Path.home(), env=environment, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else (done.stderr.strip() or "the job cannot be checked").splitlines()[-1]
-
-
-def busy() -> str:
-    unit = "trainyard-job-*-keeper.service"
-    listed = subprocess.run(
-        ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", unit],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    units = listed.stdout.split()
-    return units[0].removeprefix("trainyard-job-").removesuffix("-keeper.service") if units else ""
-
-
-if __name__ == "__main__":
-    main()

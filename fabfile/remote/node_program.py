@@ -1,0 +1,109 @@
+"""The one program that runs on the nodes: the package node/ as a zip that Python runs, put on each node once.
+
+Its name is the hash of its content, so a node that has the name has the content. A node that lacks it is sent it,
+checks the hash and renames it into place: nobody runs half of it, and two operators at once do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import paramiko
+
+from fabfile.remote import wheel
+from fabfile.remote.command import Result, exit_status
+from fabfile.remote.connection import StrictConnection
+from fabfile.remote.fleet import Fleet, SshError, in_parallel
+from infra.inventory import Node
+from node import FOLDER
+
+MISSING = 78
+"""Exit code of `command` on a node that does not have the program (EX_CONFIG; no command of the program gives it)."""
+_PUT_SECONDS = 60.0
+_OLD_DAYS = 14
+"""Other versions stay for so long: another checkout may be in use for this cluster. A job has a copy of its own."""
+_ROOT = FOLDER.parent
+_MAIN = b"import sys\n\nfrom node.main import main\n\nsys.exit(main(sys.argv[1:]))\n"
+
+
+@cache
+def content() -> bytes:
+    """The zip: equal sources give equal bytes. It has what node/ may import beside itself (tests/test_imports.py)."""
+    sources = [path for kind in ("*.py", "*.sh") for path in FOLDER.rglob(kind)]
+    sources += [_ROOT / "infra/inventory.py", *(_ROOT / "fabfile/launchers").glob("*.py")]
+    files = {str(path.relative_to(_ROOT)): path.read_bytes() for path in sources}
+    packages = {f"{folder}/__init__.py": b"" for name in files for folder in Path(name).parents if folder.name}
+    return wheel.archive({**packages, **files, "__main__.py": _MAIN})
+
+
+@cache
+def digest() -> str:
+    """SHA-256 of the zip, in hexadecimal."""
+    return hashlib.sha256(content()).hexdigest()
+
+
+def place() -> str:
+    """Shell for where the program is on a node, to be used within double quotes. The prefix is a test's."""
+    return f"${{TRAINYARD_PREFIX:-$HOME}}/.cache/trainyard/node/{digest()[:16]}.pyz"
+
+
+def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> str:
+    """Shell that runs one of the program's commands (see node/main.py); exit code MISSING where it is not there."""
+    before = "sudo -n " if sudo else ""
+    return f'P="{place()}"; [ -f "$P" ] || exit {MISSING}; exec {before}{python} "$P" {shlex.join(argv)}'
+
+
+def run(
+    fleet: Fleet, *argv: str, nodes: Iterable[Node] | None = None, timeout: float, sudo: bool = False
+) -> dict[str, Result]:
+    """A command of the program on these nodes at once (default: all), after putting it where it is missing."""
+    line = command(*argv, sudo=sudo)
+    results = fleet.run(line, nodes=nodes, timeout=timeout)
+    missing = [fleet.cluster.node(name) for name, result in results.items() if result.exited == MISSING]
+    if missing:
+        wrong = in_parallel(lambda node: _try_to_put(fleet, node), missing)
+        results |= {name: Result(name, 1, reason=why) for name, why in wrong.items() if why}
+        results |= fleet.run(line, nodes=[node for node in missing if not wrong[node.name]], timeout=timeout)
+    return results
+
+
+def _try_to_put(fleet: Fleet, node: Node) -> str:
+    """Why the node could not be given the program; empty: it has it."""
+    try:
+        put(fleet.connection(node))
+    except SshError as error:
+        return str(error)
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        return f"{node.name}: {error}"
+    return ""
+
+
+def put(connection: StrictConnection) -> None:
+    """Make sure that the node at the other end has the program. OSError says why it cannot have it."""
+    with connection.create_session() as channel:
+        channel.settimeout(_PUT_SECONDS)
+        channel.exec_command(_receive(len(content()), digest()))
+        if channel.makefile("r").readline().strip() == "want":
+            channel.sendall(content())
+        channel.shutdown_write()
+        code = exit_status(channel, _PUT_SECONDS)
+        said = channel.makefile_stderr("r").read()
+    if code != 0:
+        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+        last = (text.strip() or f"exit code {code}").splitlines()[-1]
+        raise OSError(f"the program for nodes cannot be put into ~/.cache/trainyard: {last}")
+
+
+def _receive(size: int, sha256: str) -> str:
+    """Shell that says `have` or `want`, and takes so many bytes from its stdin in the second case."""
+    return f"""P="{place()}"
+[ -f "$P" ] && echo have && exit
+umask 022; mkdir -p "${{P%/*}}" && : >"$P.$$" || exit
+trap 'rm -f "$P.$$"' EXIT
+echo want
+head -c {size} >"$P.$$" && echo "{sha256}  $P.$$" | sha256sum --check --status && mv -f "$P.$$" "$P" || exit
+find "${{P%/*}}" -name '*.pyz*' -mtime +{_OLD_DAYS} ! -path "$P" -delete"""

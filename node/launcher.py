@@ -1,0 +1,37 @@
+"""Starts mpirun or torchrun on the head, as one job of systemd's: for training and for `fab check` alike."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from fabfile.launchers import Found, Launch, plans
+from node import scope
+
+
+def start(
+    launcher: str,
+    launch: Launch,
+    folder: Path,
+    unit: str,
+    properties: Sequence[str],
+    *,
+    began: float = 0.0,
+    output: int | None = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """The launcher's process; `output` as subprocess.Popen takes it for stdout, None: that of this process.
+
+    On every node its processes run in the scope `unit` with these properties of systemd's, so that none survives the
+    scope. `folder` takes the hostfile and the SSH command that the launcher uses. `began` as in Found.
+    """
+    first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
+    interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")
+    port = str(scope.free_port(first))
+    found = Found(port=port, interface=interface, began=str(int(began)), folder=str(folder))
+    plan = plans.plan(launcher, launch, found)
+    (folder / "hostfile").write_text(plan.hostfile)
+    scope.ssh_in_scope(folder, unit, properties)
+    line = f"exec {scope.in_scope(unit, properties)} sh -c {shlex.quote(plan.shell)}"
+    return subprocess.Popen(["sh", "-c", line], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)

@@ -1,0 +1,47 @@
+"""The commands of the program that runs on nodes: `python3 ZIP COMMAND [ARGUMENT ...]`.
+
+status, trust                        for `fab status` and `fab wait`
+install                              the training package, for every verb of a job
+create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
+supervise, aftermath                 a job's service, on the head
+keep, rank, left                     a job's part on each of its nodes
+facts, peers, launch, probe-rank, allreduce    probes, for `fab check`
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "status": "node.status",
+    "trust": "node.ssh_trust",
+    "install": "node.install",
+    "run-data": "node.run_data",
+    "facts": "node.probes.facts",
+    "peers": "node.probes.peers",
+    "launch": "node.probes.launch",
+    "allreduce": "node.probes.allreduce",
+    "create": "node.job.submit",
+    "job": "node.job.job_table:show",
+    "jobs": "node.job.job_table",
+    "logs": "node.job.log",
+    "supervise": "node.job.supervisor",
+    "aftermath": "node.job.supervisor:aftermath",
+    "keep": "node.job.keeper",
+    "rank": "node.job.rank_wrapper",
+    "probe-rank": "node.job.rank_wrapper:probe",
+    "left": "node.job.cleanup",
+}
+"""Command -> module, and the function in it where that is not `main`: from arguments to exit code."""
+
+
+def main(argv: list[str]) -> int:
+    """Run one command. Its module alone is imported: a rank's wrapper is started sixteen times at once."""
+    module, _, function = COMMANDS[argv[0]].partition(":")
+    code = getattr(importlib.import_module(module), function or "main")(argv[1:])
+    return int(code or 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Probes of `fab check`: each reads its task from stdin and prints lines of JSON.
+
+The end of stdin means that the operator is gone: a probe then ends at once, with everything that it started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+
+def say(fact: str, value: dict[str, Any]) -> None:
+    """Print one fact as a line of JSON."""
+    print(json.dumps({"fact": fact, "value": value}), flush=True)
+
+
+def end_with_stdin() -> None:
+    """Wait for the end of stdin, then kill this process and everything that it has started."""
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
