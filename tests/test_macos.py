@@ -177,7 +177,7 @@ MORE = [
     Run("test_cost.py"),
     Run("test_fetch.py", "not gnu_tar"),
     Run("test_sources.py"),
-    Run("test_left_aws.py", "everything_of_the_stack or removes_all or credentials"),
+    Run("test_orphans_aws.py", "everything_of_the_stack or removes_all or credentials"),
 ]
 """More tests of verbs, which run here as well."""
 
