@@ -18,7 +18,7 @@ PACKAGES = ("infra", "fabfile", "node", "training", "bootstrap")
 OURS = (
     *("infra.errors", "infra.config.settings", "infra.user_data", "infra.clouds.live_resource", "infra.clouds.finding"),
     *("infra.config.values", "infra.clouds.naming", "infra.clouds.dynamic_provider"),
-    *("infra.state.operation", "infra.state.ownership"),
+    *("infra.state.operation", "infra.state.ownership", "infra.machine"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.state.ownership": ("infra.clouds.naming",),
     "infra.state.stack_record": ("infra.errors", "infra.state.ownership"),
     "infra.inventory": (),
+    "infra.machine": (),
     "infra.user_data": ("infra.errors", "infra.config.settings", "infra.cloud_config", "yaml"),
     # A provider: its own SDK, never another provider.
     "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulumi
 
 from infra import cloud_config, inventory, user_data
-from infra.clouds import naming
 from infra.clouds.aws import budget, capacity, foundation, image, machine_types, names, network, nodes, zones
+from infra.clusters import members
 from infra.config.settings import Settings
 from infra.config.values import SettingsError, check_key_type
 from infra.prices import table
@@ -25,7 +25,7 @@ def check(settings: Settings) -> None:
     """Raise UsageError for what cannot be a cluster on AWS. Asks nobody, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
     zones.zone(settings)
-    machine_types.of(settings.cloud.instance_type)
+    machine_types.of(settings)
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     image.check(settings)
@@ -43,7 +43,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
     """Declare the cluster; its inventory. Raises UsageError, before anything is declared, for what AWS has not."""
     check(settings)
     own = names.declare(settings, stack_id.declare(settings, region=names.region(settings)))
-    machine = machine_types.of(settings.cloud.instance_type)
+    machine = machine_types.of(settings)
     zones.check_offer(settings, machine.name, own)
     given = None if image.bakes(settings) else image.given(settings, own)
     inside = capacity.given(settings, machine.name, zones.zone(settings))
@@ -64,7 +64,7 @@ def bill(settings: Settings) -> list[table.Line]:
     def line(sku: str, count: float, what: str) -> table.Line:
         return table.line("aws", region, sku, count, what=what)
 
-    name = machine_types.of(cloud.instance_type).name
+    name = machine_types.of(settings).name
     lines = [
         line(f"{name}/spot" if cloud.spot else name, settings.nodes, f"{name}{', Spot' if cloud.spot else ''}"),
         line("gp3-gb-month", settings.nodes * cloud.disk_gb, f"disks of the nodes, {cloud.disk_gb} GB each"),
@@ -85,20 +85,15 @@ def bill(settings: Settings) -> list[table.Line]:
 
 def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     """The contract, from each node's [public address, host key]."""
-    machine = machine_types.of(settings.cloud.instance_type)
-    found = tuple(
-        inventory.Node(
-            name=naming.node(index),
-            role=naming.role(index),
-            private_ip=network.address(settings, index),
-            ssh_host=public_ip if network.is_public(settings, index) else "",
-            slots=machine.numa_nodes,
-            cores_per_slot=machine.cores // machine.numa_nodes,
-            memory_gb=float(machine.memory_gb),
-            host_key=host_key,
-        )
+    each = [
+        {
+            "private_ip": network.address(settings, index),
+            "ssh_host": public_ip if network.is_public(settings, index) else "",
+            "host_key": host_key,
+        }
         for index, (public_ip, host_key) in enumerate(facts)
-    )
+    ]
+    found = members.of(machine_types.of(settings), each)
     cluster = inventory.SshCluster(
         name=settings.stack,
         nodes=found,

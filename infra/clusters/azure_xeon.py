@@ -6,6 +6,7 @@ import pulumi
 
 from infra import cloud_config, inventory, user_data
 from infra.clouds.azure import access, budget, data, flow_logs, image, machine_types, names, network, nodes
+from infra.clusters import members
 from infra.config.settings import Settings
 from infra.config.values import SettingsError, check_key_type
 from infra.prices import table
@@ -64,25 +65,17 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], public: list[str | None], url: str) -> str:
     """The contract. A node without a public address is reached through the head."""
-    size = machine_types.of(settings)
     all_public = settings.cloud.public_nodes == "all"
-    members = tuple(
-        inventory.Node(
-            name=node.name,
-            role=node.role,
-            private_ip=node.private_ip,
-            ssh_host=address or "",
-            cores_per_slot=size.cores,
-            memory_gb=float(size.memory_gb),
-            host_key=key,
-        )
+    each = [
+        {"private_ip": node.private_ip, "ssh_host": address or "", "host_key": key}
         for node, key, address in zip(made, keys, public, strict=True)
-    )
+    ]
+    found = members.of(machine_types.of(settings), each)
     cluster = inventory.SshCluster(
         name=settings.stack,
-        nodes=members,
+        nodes=found,
         identity_file=str(settings.identity_file or ""),
-        jump_host="" if all_public or len(members) == 1 else members[0].address,
+        jump_host="" if all_public or len(found) == 1 else found[0].address,
         data_url=url,
         hourly_usd=round(table.total(bill(settings)), 4),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pulumi
 
 from infra import cloud_config, inventory, user_data
@@ -12,6 +10,7 @@ from infra.clouds.local import bake, base_image, cgroup, host, owner
 from infra.clouds.local.image import Image
 from infra.clouds.local.network import Network
 from infra.clouds.local.nodes import Node
+from infra.clusters import members
 from infra.config.settings import Settings
 from infra.prices import table
 from infra.state import stack_id
@@ -75,20 +74,19 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
     """The contract, from each node's [host_key, console]."""
-    nodes = tuple(
-        inventory.Node(
-            name=naming.node(index),
-            role=naming.role(index),
-            private_ip=settings.address(index),
-            cores_per_slot=min(settings.local.cpus, os.cpu_count() or 1),
-            memory_gb=settings.local.memory_mb / 1024,
-            host_key=host_key,
-            console=console,
-            control_group=str(cgroup.unified(settings.stack, naming.node(index))),
-        )
+    each = [
+        {
+            "private_ip": settings.address(index),
+            "host_key": host_key,
+            "console": console,
+            "control_group": str(cgroup.unified(settings.stack, naming.node(index))),
+        }
         for index, (host_key, console) in enumerate(facts)
-    )
+    ]
     cluster = inventory.SshCluster(
-        name=settings.stack, nodes=nodes, identity_file=str(settings.identity_file or ""), interface="host0"
+        name=settings.stack,
+        nodes=members.of(host.machine(settings), each),
+        identity_file=str(settings.identity_file or ""),
+        interface="host0",
     )
     return inventory.to_json(cluster)

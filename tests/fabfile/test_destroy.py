@@ -1,6 +1,6 @@
 """`fab destroy`, `recover` and `audit` of a stack in a cloud: what is asked, what is kept, and when it is not over.
 
-Pulumi and the cloud are played here; that the audit sees what is there is shown in test_orphans_aws and test_orphans_azure.
+Pulumi and the cloud are played here; what the audit sees is shown in test_orphans_aws and test_orphans_azure.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def builder_data(settings: Settings) -> str:
 
 def builder_type(settings: Settings) -> str:
     """The nodes' own family, whose processor the image is verified on, in a size that is enough."""
-    wanted = machine_types.of(settings.cloud.instance_type)
+    wanted = machine_types.of(settings)
     series = wanted.name.partition(".")[0]
     family = [entry for entry in machine_types.TYPES.values() if entry.name.partition(".")[0] == series]
     return next(entry.name for entry in family if entry.cores >= min(BUILDER_CORES, wanted.cores))

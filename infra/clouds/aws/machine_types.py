@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from infra.config.settings import Settings
 from infra.config.values import SettingsError
+from infra.machine import Machine
 
 DEFAULT = "m7i.8xlarge"
 _CORES = {
@@ -19,18 +21,10 @@ _CORES = {
 }
 
 
-@dataclass(frozen=True)
-class InstanceType:
-    """What a node of this type has."""
+@dataclass(frozen=True, kw_only=True)
+class InstanceType(Machine):
+    """What a node of this type has, and what EC2 does with it."""
 
-    name: str
-    cores: int
-    """Physical cores."""
-    memory_gb: int
-    """GiB."""
-    numa_nodes: int
-    amx: bool
-    """Whether it multiplies bf16 matrices in hardware."""
     cluster: bool
     """Whether a cluster placement group takes it."""
 
@@ -42,7 +36,14 @@ def _family(
     for size in sizes.split():
         cores = _CORES[size]
         sockets = max(1, -(-cores // cores_per_socket))
-        found[f"{name}.{size}"] = InstanceType(f"{name}.{size}", cores, cores * gb_per_core, sockets, amx, cluster)
+        found[f"{name}.{size}"] = InstanceType(
+            name=f"{name}.{size}",
+            cores=cores,
+            memory_gb=cores * gb_per_core,
+            numa_nodes=sockets,
+            amx=amx,
+            cluster=cluster,
+        )
     return found
 
 
@@ -61,12 +62,10 @@ TYPES: dict[str, InstanceType] = {
 }
 
 
-def of(name: str) -> InstanceType:
-    """The type of that name, the default for an empty one.
-
-    Raises SettingsError for one that is not known, or that a cluster placement group does not take.
-    """
-    known = TYPES.get(name or DEFAULT)
+def of(settings: Settings) -> InstanceType:
+    """The nodes' type. Raises SettingsError for one that is not known, or that a cluster placement group refuses."""
+    name = settings.cloud.instance_type or DEFAULT
+    known = TYPES.get(name)
     usable = [entry.name for entry in TYPES.values() if entry.cluster]
     if known is None:
         families = sorted({entry.partition(".")[0] for entry in usable})

@@ -55,7 +55,7 @@ def check_user_data(text: str, what: str) -> str:
 
 def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.Given | None) -> list[Node]:
     """Declare all of them, the head first. `given`: the user's own reservation that they are put into."""
-    machine, where = machine_types.of(settings.cloud.instance_type).name, zone(settings)
+    machine, where = machine_types.of(settings).name, zone(settings)
     opts = pulumi.ResourceOptions(provider=ground.provider)
     first, name = list(ground.first), pulumi.Output.from_input(given.group if given else "")
     reserved = None
@@ -80,7 +80,7 @@ def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.
 
 def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | None) -> aws.ec2.LaunchTemplate:
     opts = pulumi.ResourceOptions(provider=ground.provider)
-    machine = machine_types.of(settings.cloud.instance_type)
+    machine = machine_types.of(settings)
     return aws.ec2.LaunchTemplate(
         "template",
         name=named(settings),

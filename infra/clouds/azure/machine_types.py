@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
+from infra.machine import Machine
 
 DEFAULT = "Standard_D32s_v6"
 BUILDER_DISK_GB = 64
@@ -20,18 +21,11 @@ _TIERS = {32: 4, 64: 6, 128: 10, 256: 15, 512: 20, 1024: 30, 2048: 40, 4096: 50}
 """Azure bills a managed disk as the next larger of these sizes, in GiB; the number is the tier's: P15, E15."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """One size of machine."""
+@dataclass(frozen=True, kw_only=True)
+class Size(Machine):
+    """One size of machine, and what Azure does with it. Its vCPUs are hyperthreads, two to a core."""
 
-    name: str
-    vcpus: int
-    """Hyperthreads, two to a core."""
-    memory_gb: int
-    """In GiB."""
     processor: str
-    amx: bool
-    """Whether every machine of this size has AMX."""
     nvme: bool
     """Whether its disks are NVMe, and nothing else; SCSI otherwise."""
     premium: bool
@@ -42,60 +36,41 @@ class Size:
     """A small size of the same series, that images for this one are baked on."""
 
     @property
-    def cores(self) -> int:
-        """Physical cores."""
-        return self.vcpus // 2
-
-    @property
     def storage(self) -> str:
         """The kind of a node's disk: the fastest that the size takes."""
         return "Premium_LRS" if self.premium else "StandardSSD_LRS"
 
 
-def _v6(vcpus: int) -> Size:
-    return Size(
-        name=f"Standard_D{vcpus}s_v6",
-        vcpus=vcpus,
-        memory_gb=vcpus * 4,
-        processor="Emerald Rapids",
-        amx=True,
-        nvme=True,
-        premium=True,
-        one_thread=True,
-        builder="Standard_D4s_v6",
+def _series(name: str, *vcpus: int, processor: str, modern: bool) -> list[Size]:
+    """The sizes of a series, `name` with {} for the vCPUs. A modern one has AMX on every machine, NVMe, Premium SSDs.
+
+    "Most VM families" can switch hyperthreading off, says the documentation; it does not name the v5 series.
+    """
+    return [
+        Size(
+            name=name.format(count),
+            cores=count // 2,
+            memory_gb=count * 4,
+            processor=processor,
+            amx=modern,
+            nvme=modern,
+            premium=modern,
+            one_thread=modern,
+            builder=name.format(4),
+        )
+        for count in vcpus
+    ]
+
+
+_ANY = "Ice Lake, Sapphire Rapids or Emerald Rapids, as it comes"
+SIZES = {
+    size.name: size
+    for size in (
+        *_series("Standard_D{}s_v6", 8, 16, 32, processor="Emerald Rapids", modern=True),
+        *_series("Standard_D{}s_v7", 32, processor="Granite Rapids", modern=True),
+        *_series("Standard_D{}_v5", 16, 32, processor=_ANY, modern=False),
     )
-
-
-def _v7(vcpus: int) -> Size:
-    return Size(
-        name=f"Standard_D{vcpus}s_v7",
-        vcpus=vcpus,
-        memory_gb=vcpus * 4,
-        processor="Granite Rapids",
-        amx=True,
-        nvme=True,
-        premium=True,
-        one_thread=True,
-        builder="Standard_D4s_v7",
-    )
-
-
-def _v5(vcpus: int) -> Size:
-    return Size(
-        name=f"Standard_D{vcpus}_v5",
-        vcpus=vcpus,
-        memory_gb=vcpus * 4,
-        processor="Ice Lake, Sapphire Rapids or Emerald Rapids, as it comes",
-        amx=False,
-        nvme=False,
-        premium=False,
-        # "Most VM families" can, says the documentation; it does not name this one.
-        one_thread=False,
-        builder="Standard_D4_v5",
-    )
-
-
-SIZES = {size.name: size for size in (_v6(8), _v6(16), _v6(32), _v7(32), _v5(16), _v5(32))}
+}
 
 
 def of(settings: Settings) -> Size:

@@ -12,6 +12,7 @@ from infra.clouds.local import base_image, cgroup, ids, image, network, paths, s
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
 from infra.errors import UsageError
+from infra.machine import Machine
 
 TOOLS = {
     "systemd-nspawn": "systemd-container",
@@ -27,6 +28,12 @@ NODE_GB = 0.5
 """GiB that a node's own files need, before its checkpoints."""
 DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
 """Destinations that stand for everywhere; a VPN writes the two halves."""
+
+
+def machine(settings: Settings) -> Machine:
+    """What a node is: what the settings ask for, as far as this machine has it."""
+    cores = min(settings.local.cpus, os.cpu_count() or 1)
+    return Machine(name="a machine on this host", cores=cores, memory_gb=settings.local.memory_mb / 1024)
 
 
 def check_machine() -> None:
