@@ -20,6 +20,7 @@ from typing import Any
 
 from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
 from training.metrics import check_wandb
+from training.models import ARCHITECTURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,8 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
+    architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
+    """Which model is trained."""
     n_layer: int = at_least(1, 12)
     """Transformer blocks."""
     n_head: int = at_least(1, 12)
@@ -56,7 +59,7 @@ class Model:
     """Probability with which an activation is dropped while training."""
     bias: bool = key(True, "true | false", lambda value: True)
     """Biases in the linear layers and norms, as GPT-2 has them."""
-    init_from: str = text("", "a folder with model.safetensors in Hugging Face's GPT-2 layout")
+    init_from: str = text("", "a folder with model.safetensors in Hugging Face's layout")
     """Start from these weights; empty: at random, by `train.seed`."""
 
 

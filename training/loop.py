@@ -12,7 +12,8 @@ from torch import Tensor
 
 from training import job as jobs
 from training import manifest, metrics, precision
-from training import optimizer as optim
+from training import optimizer as optimizers
+from training import parallel as parallelism
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
@@ -22,8 +23,8 @@ from training.heartbeat import Heartbeat, Phase
 from training.job import Job
 from training.keys import JobError
 from training.parallel import agreement
-from training.parallel.ddp import Wrapped
 from training.parallel.ranks import Ranks, sees_first_ranks_disk, while_first
+from training.stepper import Stepper
 from training.store import mirror as mirrors
 from training.store.mirror import Mirror
 
@@ -55,9 +56,10 @@ class Loop:
             have = states.on_nodes(run, ranks, shared)
         states.resume(self.state, run, ranks, self.data, have)
         wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
-        self.choice = precision.choose(wanted, self.state.model.shape, ranks.device, ranks.maximum)
+        self.choice = precision.choose(wanted, self.state.model, ranks.device, ranks.maximum)
         self.state.precision = self.choice.name
-        self.wrapped = Wrapped(job, self.state, ranks, self.choice.mixed)
+        self.parallel = parallelism.choose(ranks)
+        self.stepper = Stepper(job.train, self.state, self.parallel, self.choice.mixed)
         states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
         self.mirror = None
         if ranks.is_first and self.mirror_url:
@@ -76,15 +78,15 @@ class Loop:
     def run(self) -> bool:
         """True when all steps are done, False when it was stopped before."""
         if self.ranks.is_first:
-            self.wrapped.accelerator.log_with = metrics.trackers(self.run_directory)
-            self.wrapped.accelerator.init_trackers("trainyard")
+            self.stepper.accelerator.log_with = metrics.trackers(self.run_directory)
+            self.stepper.accelerator.init_trackers("trainyard")
         stopping = False
         while self.state.step < self.job.train.steps and not stopping:
             stopping = self._step()
         self._finish_saves()
         if self.writes:
             self.lines.close()
-        for tracker in self.wrapped.accelerator.trackers:
+        for tracker in self.stepper.accelerator.trackers:
             tracker.finish()
         self.stop.step = self.state.step
         return self.state.step >= self.job.train.steps
@@ -106,11 +108,11 @@ class Loop:
         step = self.state.step + 1
         self._beat(step, "train")
         start = time.perf_counter()
-        rate = optim.learning_rate(self.job.train, step)
-        optim.set_learning_rate(self.state.optimizer, rate)
+        rate = optimizers.learning_rate(self.job.train, step)
+        optimizers.set_learning_rate(self.state.optimizer, rate)
         with self.clock.time("data"):
-            batch = self._batch(self.data.train, self._windows(step))
-        loss, norm = self._train(batch)
+            windows = self._crops(self.data.train, self._starts(step))
+        loss, norm = self._train(windows)
         facts = self._exchange(loss)
         if not math.isfinite(facts["loss"]):
             help_ = "a lower train.lr or train.precision = fp32 may help"
@@ -123,21 +125,21 @@ class Loop:
         self._save(line, due=self._due(self.job.checkpoint.every, ended), best=improved)
         return stopping
 
-    def _train(self, batch: Tensor) -> tuple[Tensor, float]:
-        """The gradients of this rank's windows, averaged over all ranks so that each token of the global batch has the
-        same weight, and the update."""
-        self.wrapped.model.train()
-        scale = self.ranks.size / (self.job.windows * self.job.model.block_size)  # DDP divides by the number of ranks
-        micro = batch.split(self.job.train.micro_batch)
+    def _train(self, windows: Tensor) -> tuple[Tensor, float]:
+        """Train one step on this rank's windows; each target of all ranks' windows has the same weight. Returns this
+        rank's part of the mean loss, and the gradients' norm."""
+        self.stepper.module.train()
+        # The ranks' gradients are averaged: this rank's sum counts `size` times.
+        scale = self.ranks.size / (self.job.windows * self.state.model.targets_per_window())
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
-            for number, windows in enumerate(micro):
+            for start in range(0, len(windows), self.job.train.micro_batch):
                 self._beat(self.state.step + 1, "train")  # a step of many takes longer than a rank may be silent
-                there = windows.to(self.ranks.device, non_blocking=True)
-                last = number == len(micro) - 1
-                loss += self.wrapped.micro_step(there[:, :-1], there[:, 1:], scale, last=last)
-            self.clock.move(self.wrapped.exposed(), "compute", "communication")
-            norm = self.wrapped.update()
+                end = start + self.job.train.micro_batch
+                batch = self._batch(windows[start:end], self.state.step + 1, self.first + start)
+                loss += self.stepper.micro_step(batch, scale, last=end >= len(windows))
+            self.clock.move(self.parallel.waited(), "compute", "communication")
+            norm = self.stepper.update()
         return loss / self.ranks.size, norm
 
     def _exchange(self, loss: Tensor) -> dict[str, Any]:
@@ -168,21 +170,21 @@ class Loop:
 
     def _validate(self, line: dict[str, Any]) -> bool:
         """Adds the validation loss to the step's line; True when it is the lowest so far."""
-        block = self.job.model.block_size
+        block, model = self.job.model.block_size, self.state.model
         starts = order.evaluation_windows(len(self.data.val), block, self.job.train.eval_windows)
         first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
-        self.state.model.eval()
+        model.eval()
         total = torch.zeros(1, dtype=torch.float64)
         with self.clock.time("eval"):
             for start in range(first, last, self.job.train.micro_batch):
                 self._beat(self.state.step, "eval")
                 some = starts[start : min(last, start + self.job.train.micro_batch)]
-                there = self._batch(self.data.val, some).to(self.ranks.device)
+                batch = self._batch(self._crops(self.data.val, some), 0, start)
                 with torch.no_grad():
-                    total += float(self.state.model(there[:, :-1], there[:, 1:]))
-            line["val_loss"] = float(self.ranks.sum(total)) / (len(starts) * block)
+                    total += float(model(*batch))
+            line["val_loss"] = float(self.ranks.sum(total)) / (len(starts) * model.targets_per_window())
         bytes_per_token = self.data.bytes_per_token("val")
-        if bytes_per_token:
+        if bytes_per_token and model.targets_per_window() == block:  # otherwise the loss is not over all of the text
             line["val_bits_per_byte"] = line["val_loss"] / math.log(2) / bytes_per_token
         improved = bool(line["val_loss"] < self.state.best)
         self.state.best = min(self.state.best, line["val_loss"])
@@ -203,11 +205,11 @@ class Loop:
                 self.saver.save(*ready, step=self.state.step if due else None, best=best)
 
     def _capture(self, *, due: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        self.state.scaler = self.wrapped.scaler_state()
-        files, written = states.capture(self.state, self.ranks, self.data, whole=due)
+        self.state.scaler = self.stepper.scaler_state()
+        files, written = states.capture(self.state, self.parallel, self.ranks, self.data, to_resume=due)
         if due:
             try:
-                written["parameters"] = agreement.compare(self.ranks, self.state.model, self.state.step)
+                written["parameters"] = self.parallel.check_in_step(self.state.step)
             except agreement.DisagreementError as error:
                 raise Failed(str(error)) from None
         return files, written
@@ -217,7 +219,7 @@ class Loop:
         if self.writes:
             self.lines.write(line)
         if self.ranks.is_first:
-            self.wrapped.accelerator.log(metrics.flat(line), step=self.state.step)
+            self.stepper.accelerator.log(metrics.flat(line), step=self.state.step)
             print(metrics.progress(line, self.job.train.steps, self.job.train.global_batch_tokens), flush=True)
 
     def _finish_saves(self) -> None:
@@ -229,13 +231,20 @@ class Loop:
         if failed := self.ranks.one_failed(reason):
             raise Failed(failed)
 
-    def _windows(self, step: int) -> Any:
+    def _starts(self, step: int) -> Any:
+        """Where this rank's windows of a step begin in the training split."""
         job = self.job
         starts = order.batch_windows(len(self.data.train), job.model.block_size, job.windows, job.train.seed, step - 1)
         return starts[self.first : self.last]
 
-    def _batch(self, split: Any, starts: Any) -> Tensor:
+    def _crops(self, split: Any, starts: Any) -> Tensor:
+        """The windows that begin there: int64, (windows, block_size + 1)."""
         return torch.from_numpy(order.crops(split, starts, self.job.model.block_size))
+
+    def _batch(self, windows: Tensor, step: int, first: int) -> tuple[Tensor, ...]:
+        """The model's arguments for windows of a step, the first of which is the step's window `first`."""
+        seeds = order.window_seeds(self.job.train.seed, step, first, len(windows))
+        return self.state.model.batch(windows.to(self.ranks.device, non_blocking=True), seeds)
 
     def _due(self, every: int, ended: bool) -> bool:
         return ended or (every > 0 and self.state.step % every == 0)
@@ -252,7 +261,7 @@ class Loop:
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         print(
             f"{self.job.run.name}: {millions:.1f} M parameters, {self.ranks.size} rank(s) on {nodes} node(s) over"
-            f" {self.ranks.backend}, torch {torch.__version__}{' with IPEX' if self.wrapped.uses_ipex else ''},"
+            f" {self.ranks.backend}, torch {torch.__version__}{' with IPEX' if self.stepper.uses_ipex else ''},"
             f" {torch.get_num_threads()} threads a rank",
             flush=True,
         )

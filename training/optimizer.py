@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from training.job import Train
+from training.models.base import Model
 
 
 def learning_rate(train: Train, step: int) -> float:
@@ -20,11 +21,12 @@ def learning_rate(train: Train, step: int) -> float:
     return train.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (train.lr - train.min_lr)
 
 
-def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
-    parameters = [p for p in model.parameters() if p.requires_grad]
+def build(model: Model, train: Train) -> torch.optim.AdamW:
+    """AdamW with the job's settings, and weight decay on the parameters that the model names."""
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for name, p in parameters if model.decays(name, p)], "weight_decay": train.weight_decay},
+        {"params": [p for name, p in parameters if not model.decays(name, p)], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],

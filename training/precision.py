@@ -8,6 +8,7 @@ take what is faster on the slowest of them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from training.keys import JobError
-from training.models.gpt2 import Block, Shape
+from training.models.base import Model
 
 WORTH = 1.05
 """How much faster a lower precision must be to be chosen."""
@@ -50,7 +51,7 @@ def candidates(device: torch.device) -> list[str]:
     return ["fp32", "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"]
 
 
-def choose(wanted: str, shape: Shape, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> Choice:
+def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> Choice:
     """`slowest` takes the maximum over all ranks, so that every rank comes to the same choice."""
     if wanted == "fp16" and device.type != "cuda":
         raise JobError(f"train.precision = fp16; allowed on a {device.type.upper()}: auto, fp32, bf16")
@@ -59,16 +60,16 @@ def choose(wanted: str, shape: Shape, device: torch.device, slowest: Callable[[T
     times: dict[str, float] = {}
     if wanted == "auto":
         names = candidates(device)
-        measured = slowest(torch.tensor([time_block(name, shape, device) for name in names], dtype=torch.float64))
+        measured = slowest(torch.tensor([time_block(name, model, device) for name in names], dtype=torch.float64))
         times = dict(zip(names, measured.tolist(), strict=True))
         wanted = names[1] if times[names[1]] * WORTH < times["fp32"] else "fp32"
-    return Choice(wanted, times, matmul_peak(wanted, shape, device))
+    return Choice(wanted, times, matmul_peak(wanted, model, device))
 
 
-def time_block(name: str, shape: Shape, device: torch.device) -> float:
-    """Seconds of a forward and a backward pass through one block of this shape."""
+def time_block(name: str, model: Model, device: torch.device) -> float:
+    """Seconds of a forward and a backward pass through a copy of the model's first block, without dropout."""
+    block, shape = copy.deepcopy(model.blocks[0]).eval(), model.shape
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        block = Block(shape, 0.0).to(device)
         x = torch.randn(1, shape.block_size, shape.n_embd, device=device, requires_grad=True)
 
     def once() -> None:
@@ -80,18 +81,19 @@ def time_block(name: str, shape: Shape, device: torch.device) -> float:
     return best_time(once, device, seconds=0.4)
 
 
-def matmul_peak(name: str, shape: Shape, device: torch.device) -> float:
-    """Floating-point operations a second of the MLP's matmul, by far the most frequent, at the best of several."""
-    rows, width = max(shape.block_size, 1024), shape.n_embd
+def matmul_peak(name: str, model: Model, device: torch.device) -> float:
+    """Floating-point operations a second of the largest matmul in a block, at the best of several."""
+    rows = max(model.shape.block_size, 1024)
+    outputs, inputs = max((p.shape for p in model.blocks[0].parameters() if p.dim() == 2), key=torch.Size.numel)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        a = torch.randn(rows, width, device=device).to(DTYPES[name])
-        b = torch.randn(4 * width, width, device=device).to(DTYPES[name])
-    out = torch.empty(rows, 4 * width, device=device, dtype=DTYPES[name])
+        a = torch.randn(rows, inputs, device=device).to(DTYPES[name])
+        b = torch.randn(outputs, inputs, device=device).to(DTYPES[name])
+    out = torch.empty(rows, outputs, device=device, dtype=DTYPES[name])
 
     def once() -> None:
         torch.mm(a, b.t(), out=out)
 
-    return 2 * rows * width * 4 * width / best_time(once, device, seconds=0.3)
+    return 2 * rows * inputs * outputs / best_time(once, device, seconds=0.3)
 
 
 def best_time(once: Callable[[], None], device: torch.device, *, seconds: float) -> float:

@@ -19,22 +19,23 @@ from torch import Tensor
 
 from training.checkpoint import files as checkpoint
 from training.data import tokenizer as text
-from training.models.gpt2 import GPT, Cache, Shape
+from training.models.base import Model
 
 KEPT = 20
 """Samples of a run that are kept."""
 
 
-def load(folder: Path) -> GPT:
+def load(folder: Path) -> Model:
     """The model of a verified checkpoint, ready to sample from."""
-    model = GPT(Shape(**checkpoint.read_state(folder)["shape"]))
-    model.load_state_dict(checkpoint.read_tensors(folder / "model.safetensors"))
+    cls, shape = checkpoint.model_of(checkpoint.read_state(folder))
+    model = cls(shape)
+    model.load_state_dict(checkpoint.read_part(folder, "model"))
     model.eval()
     return model
 
 
 def generate(
-    model: GPT, prompt: Sequence[int], count: int, *, temperature: float, top_k: int, seed: int, cached: bool = True
+    model: Model, prompt: Sequence[int], count: int, *, temperature: float, top_k: int, seed: int, cached: bool = True
 ) -> Iterator[int]:
     """`count` tokens after the prompt, one at a time. Temperature 0 takes the likeliest each time.
 
@@ -42,7 +43,7 @@ def generate(
     dropped and the rest read again at its new positions. `cached=False` reads all of it for each token: the same
     tokens, slowly.
     """
-    device = model.tokens.weight.device
+    device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
     context = list(prompt)[-model.shape.block_size :]
     cache, unread = None, list(context)
@@ -51,9 +52,9 @@ def generate(
             context = context[-(model.shape.block_size // 2 + 1) :]
             cache, unread = None, list(context)
         if cached and cache is None:
-            cache = Cache(model.shape, 1, device, model.tokens.weight.dtype)
+            cache = model.new_cache(1)
         with torch.inference_mode():
-            logits = model.logits(torch.tensor([unread if cached else context], device=device), cache)
+            logits = model.logits(torch.tensor([context if cache is None else unread], device=device), cache)
         token = int(_choose(logits[0].float(), temperature, top_k, generator))
         yield token
         context.append(token)

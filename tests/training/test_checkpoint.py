@@ -25,6 +25,7 @@ from training.checkpoint import state
 from training.checkpoint.background import Saver
 from training.checkpoint.files import CheckpointError
 from training.data import token_set as tokens
+from training.parallel.ddp import OneRank
 from training.parallel.ranks import Ranks
 
 pytestmark = pytest.mark.faults
@@ -244,7 +245,9 @@ def test_sampling_from_a_run(job: Path, data: Path, tmp_path: Path) -> None:
     text = tokens.open(data)
     tiny = state.fresh(jobs.load(job), text, torch.device("cpu"))
     ranks = Ranks(0, 1, 0, "node0", 20, torch.device("cpu"), "gloo", nodes=["node0"])
-    files, written = state.capture(tiny, ranks, text, whole=True)
+    parallel = OneRank(ranks)
+    parallel.wrap(tiny, parallel.accelerator("no"))
+    files, written = state.capture(tiny, parallel, ranks, text, to_resume=True)
     checkpoint.write(tmp_path / "run" / "checkpoints" / "step-000000", files, written)
     folder = checkpoint.find(tmp_path / "run")
     loaded = sample.load(folder)

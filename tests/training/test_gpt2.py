@@ -17,7 +17,7 @@ from torch.nn import functional
 from training import optimizer as optim
 from training.job import Train
 from training.models import cross_entropy as loss
-from training.models import weights
+from training.models import hugging_face as weights
 from training.models.gpt2 import GPT, Cache, Shape
 from training.sample import generate
 
@@ -44,7 +44,7 @@ def test_our_weights_open_in_transformers(tmp_path: Path, bias: bool) -> None:
     ours = model(Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=67, bias=bias))
     for parameter in ours.parameters():  # norms and biases that are not ones and zeros
         parameter.data += 0.1 * torch.randn_like(parameter)
-    weights.save(ours.shape, dict(ours.named_parameters()), tmp_path)
+    weights.save(GPT, ours.shape, dict(ours.named_parameters()), tmp_path)
     tokens = torch.randint(0, 67, (3, 16))
     torch.testing.assert_close(theirs_of(tmp_path)(tokens).logits, all_logits(ours, tokens), rtol=1e-4, atol=1e-5)
 
@@ -76,7 +76,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(weights.WeightsError, match=r"pytorch_model\.bin is not read: a pickle can run code"):
         weights.load(model(), tmp_path)
     ours = model()
-    weights.save(SHAPE, dict(ours.named_parameters()), tmp_path)
+    weights.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
     other = Shape(n_layer=2, n_head=8, n_embd=32, block_size=16, vocab_size=67)
     with pytest.raises(weights.WeightsError, match="n_head = 4, the job's model has 8"):
         weights.load(model(other), tmp_path)
@@ -194,5 +194,5 @@ def test_the_first_loss_is_that_of_a_guess() -> None:
 
 def test_the_config_is_gpt2s(tmp_path: Path) -> None:
     ours = model()
-    weights.save(SHAPE, dict(ours.named_parameters()), tmp_path)
+    weights.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["activation_function"] == "gelu_new"

@@ -66,18 +66,18 @@ def test_sigterm_to_one_rank_saves_and_stops_all(job: Path, tmp_path: Path) -> N
 
 def drift(rank: int) -> None:
     """Plants what must not be: from the second step on, rank 1 has a parameter of its own."""
-    from training.parallel import ddp as wrapping
+    from training.stepper import Stepper
 
-    original = wrapping.Wrapped.update
+    original = Stepper.update
 
-    def update(self: wrapping.Wrapped) -> float:
+    def update(self: Stepper) -> float:
         norm = original(self)
         if rank == 1:
             with torch.no_grad():
-                self.module.blocks[1].norm_2.weight[3] += 1e-6  # type: ignore[union-attr,operator,index]
+                self.module.module.blocks[1].norm_2.weight[3] += 1e-6  # type: ignore[union-attr,operator,index]
         return norm
 
-    wrapping.Wrapped.update = update  # type: ignore[method-assign]
+    Stepper.update = update  # type: ignore[method-assign]
 
 
 def test_ranks_that_are_not_in_step_are_named_and_nothing_is_saved(job: Path, tmp_path: Path) -> None:

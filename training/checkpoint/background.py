@@ -85,7 +85,7 @@ class Saver:
                 if self._mirror is not None:
                     self._mirror.offer("checkpoints", step, checkpoint.folder_of(self.directory, step))
             if best:
-                only_model = {name: content for name, content in files.items() if name not in _NOT_IN_BEST}
+                only_model = {name: content for name, content in files.items() if not name.startswith(_NOT_IN_BEST)}
                 checkpoint.write(self.best, only_model, state)
                 if self._mirror is not None:
                     self._mirror.offer("best", state["step"], self.best)
@@ -103,4 +103,4 @@ class Saver:
                 self.whole.discard(step)
 
 
-_NOT_IN_BEST = {"optimizer.safetensors", "rng.safetensors"}
+_NOT_IN_BEST = ("optimizer", "rng")

@@ -1,17 +1,22 @@
-"""Checkpoints on disk: a folder per step that is whole or not there, and readers that believe nothing unchecked.
+"""Checkpoints on disk: a folder per step that is complete or not there, and readers that check every byte.
 
     checkpoints/step-000050/
-        model.safetensors        parameters, by our own names (training.models.weights exports Hugging Face's)
+        model.safetensors        parameters, by our own names (training.models.hugging_face exports Hugging Face's)
         optimizer.safetensors    AdamW's moments
         rng.safetensors          generator state of every rank
-        state.json               step, shape, best loss, scaler, encoding, who wrote it
-        vocab.tiktoken           where the encoding is the data's own
+        state.json               step, architecture and shape, best loss, scaler, encoding, nodes of the ranks
+        vocab.tiktoken           only where the token set has a vocabulary of its own
         manifest.json            size and SHA-256 of each, and of itself: written last
-    checkpoints/latest           the newest step, for people; readers look for themselves
+    checkpoints/latest           the newest step, for people; programs look at the folders
     best/                        model.safetensors, state.json, manifest.json of the lowest validation loss
 
-Written as `step-000050.tmp`, each file flushed and synced, then renamed: overwriting in place left 25 of 30 files
-unloadable under SIGKILL. Nothing is ever unpickled: tensors are safetensors, the rest is JSON.
+A part, model or optimizer, may also be several files, model-00001-of-00004.safetensors and so on, one from each rank
+that holds a shard. `write` is for a single writer; of several, the first calls `begin`, each `write_files`, and the
+first `commit` with what all of them returned.
+
+Everything is written into `step-000050.tmp`, each file flushed and synced, and the folder is renamed at the end:
+overwriting in place left 25 of 30 files unloadable under SIGKILL. Tensors are safetensors, the rest is JSON; a pickle
+is never read.
 """
 
 from __future__ import annotations
@@ -34,9 +39,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training import manifest
+from training.models import architecture
+from training.models.base import Model
 
 Files = Mapping[str, Mapping[str, Tensor] | bytes]
-"""What a checkpoint is made of: tensors for a .safetensors file, the bytes of any other."""
+"""Content by file name: tensors for a .safetensors file, the bytes of any other."""
+Listed = Mapping[str, Mapping[str, Any]]
+"""By file name: its size in bytes and its SHA-256."""
 
 _CHUNK = 16 * 2**20
 _STEP = re.compile(r"step-(\d{6,})")
@@ -57,20 +66,45 @@ def steps(directory: Path) -> list[int]:
     return sorted((int(match[1]) for match in names if match), reverse=True)
 
 
+def part_file(part: str, shard: int = 0, shards: int = 1) -> str:
+    """The name of a part's file, or of its shard `shard` (from 0) of `shards`."""
+    return f"{part}.safetensors" if shards == 1 else f"{part}-{shard + 1:05d}-of-{shards:05d}.safetensors"
+
+
 def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
-    """Puts a whole checkpoint under this name, or leaves nothing and raises with the plain reason."""
-    temporary = folder.with_name(folder.name + ".tmp")
+    """Write a checkpoint under this name; CheckpointError, and nothing left behind, where that fails."""
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        everything = {**files, "state.json": (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()}
-        listed = {name: _write_file(temporary / name, content) for name, content in everything.items()}
-        # also syncs the folder itself
-        manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
-        _swap(temporary, folder)
+        temporary = begin(folder)
+        state_file = (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
+        commit(folder, write_files(temporary, {**files, "state.json": state_file}))
     except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(_temporary(folder), ignore_errors=True)
         raise CheckpointError(f"{folder}: {_reason(error, folder.parent)}") from error
+
+
+def begin(folder: Path) -> Path:
+    """An empty folder for the files of a checkpoint; an unfinished one of the same name is removed."""
+    temporary = _temporary(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def write_files(temporary: Path, files: Files) -> Listed:
+    """Write files of an unfinished checkpoint, each on disk when this returns; what the manifest says of them."""
+    return {name: _write_file(temporary / name, content) for name, content in files.items()}
+
+
+def commit(folder: Path, listed: Listed) -> None:
+    """Finish a checkpoint: its manifest over all files that were written, then its final name."""
+    temporary = _temporary(folder)
+    # publish also syncs the folder itself
+    manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
+    _swap(temporary, folder)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".tmp")
 
 
 def _swap(temporary: Path, folder: Path) -> None:
@@ -98,7 +132,7 @@ def tidy(directory: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Takes a checkpoint away; at no moment does a half of it carry the name."""
-    temporary = folder.with_name(folder.name + ".tmp")
+    temporary = _temporary(folder)
     folder.rename(temporary)
     shutil.rmtree(temporary)
 
@@ -148,11 +182,37 @@ def find(path: Path) -> Path:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint."""
     state: dict[str, Any] = json.loads((folder / "state.json").read_text())
     return state
 
 
+def model_of(state: Mapping[str, Any]) -> tuple[type[Model], Any]:
+    """The class and the shape of a checkpoint's model, by its state.json."""
+    try:
+        model = architecture(architecture_of(state))
+    except KeyError as error:
+        raise CheckpointError(f"a model of the architecture {error}, which this version does not know") from None
+    return model, model.Shape(**state["shape"])
+
+
+def architecture_of(state: Mapping[str, Any]) -> str:
+    """The architecture in a state.json; the oldest do not name it, as there was one only."""
+    return str(state.get("architecture", "gpt2"))
+
+
+def read_part(folder: Path, part: str) -> dict[str, Tensor]:
+    """The tensors of a part, model or optimizer, from its one file or from all of its shards."""
+    whole = folder / part_file(part)
+    paths = [whole] if whole.exists() else sorted(folder.glob(f"{part}-?????-of-?????.safetensors"))
+    tensors: dict[str, Tensor] = {}
+    for path in paths or [whole]:
+        tensors |= read_tensors(path)
+    return tensors
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file; CheckpointError where it is not one."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:

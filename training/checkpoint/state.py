@@ -1,4 +1,4 @@
-"""All that a run is at a step: made fresh, captured for a checkpoint, or taken up again on every rank."""
+"""The state of a run: made at its start, read from a checkpoint on every rank, or collected for one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from training import optimizer as optim
+from training import optimizer as optimizers
 from training.checkpoint import files as checkpoint
 from training.data.token_set import TokenSet
 from training.job import Job
 from training.keys import JobError
-from training.models import weights
-from training.models.gpt2 import GPT, Shape
+from training.models import architecture
+from training.models import hugging_face as weights
+from training.models.base import Model
+from training.parallel import Parallelism
 from training.parallel.ranks import Ranks
 
 
 @dataclass
 class State:
-    model: GPT
+    architecture: str
+    model: Model
     optimizer: torch.optim.AdamW
     step: int = 0
     """Optimizer steps that are done."""
@@ -38,28 +41,18 @@ class State:
     """Of this rank, to be loaded when everything else is set up."""
 
 
-def shape_of(job: Job, vocab_size: int) -> Shape:
-    model = job.model
-    return Shape(
-        n_layer=model.n_layer,
-        n_head=model.n_head,
-        n_embd=model.n_embd,
-        block_size=model.block_size,
-        vocab_size=model.vocab_size or vocab_size,
-        bias=model.bias,
-    )
-
-
 def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
+    """The state before the first step. JobError for weights in model.init_from that cannot be used."""
     torch.manual_seed(job.train.seed)
-    model = GPT(shape_of(job, data.vocab_size), job.model.dropout)
+    cls = architecture(job.model.architecture)
+    model = cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
     if job.model.init_from:
         try:
             weights.load(model, Path(job.model.init_from))
         except weights.WeightsError as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     model.to(device)
-    return State(model, optim.build(model, job.train))
+    return State(job.model.architecture, model, optimizers.build(model, job.train))
 
 
 def on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
@@ -88,7 +81,7 @@ def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int
     if min(have) < newest:
         raw, rng = ranks.broadcast_bytes(raw, source), ranks.broadcast_bytes(rng, source)
     saved = json.loads(raw)
-    _check_same(saved, state.model.shape, data)
+    _check_same(saved, state, data)
     tensors = _tensors(folder, own, state)
     if min(have) < newest:
         for name in sorted(tensors):
@@ -100,18 +93,17 @@ def _tensors(folder: Path, own: bool, state: State) -> dict[str, Tensor]:
     """Of the model and the optimizer: read, or room for what another rank sends."""
     parameters = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
     if not own:
-        room = {**parameters, **optim.tensors(state.model, state.optimizer)}
+        room = {**parameters, **optimizers.tensors(state.model, state.optimizer)}
         return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in room.items()}
-    model = checkpoint.read_tensors(folder / "model.safetensors")
-    moments = checkpoint.read_tensors(folder / "optimizer.safetensors")
-    return {**{f"model.{name}": tensor for name, tensor in model.items()}, **moments}
+    model = checkpoint.read_part(folder, "model")
+    return {**{f"model.{name}": value for name, value in model.items()}, **checkpoint.read_part(folder, "optimizer")}
 
 
 def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
     with torch.no_grad():
         for name, parameter in state.model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
-    optim.restore(state.model, state.optimizer, tensors)
+    optimizers.restore(state.model, state.optimizer, tensors)
     state.step = saved["step"]
     state.best = saved["best"] if saved["best"] is not None else float("inf")
     state.scaler = saved["scaler"]
@@ -121,10 +113,11 @@ def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], r
     state.rng = mine or None  # a rank that was not there before begins with its own seed
 
 
-def _check_same(saved: dict[str, Any], shape: Shape, data: TokenSet) -> None:
-    for name, value in dataclasses.asdict(shape).items():
-        if saved["shape"][name] != value:
-            raise JobError(f"model.{name} = {value}; allowed: {saved['shape'][name]}, as in this run's checkpoints")
+def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
+    before = {"architecture": checkpoint.architecture_of(saved), **saved["shape"]}
+    for name, value in {"architecture": state.architecture, **dataclasses.asdict(state.model.shape)}.items():
+        if before.get(name) != value:
+            raise JobError(f"model.{name} = {value}; allowed: {before.get(name)}, as in this run's checkpoints")
     if saved["data"] != identity(data):
         raise JobError(f"data.path = {data.path}: not the tokens that this run's checkpoints were trained on")
 
@@ -150,20 +143,22 @@ def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: 
         torch.cuda.set_rng_state(saved["cuda"], device)
 
 
-def capture(state: State, ranks: Ranks, data: TokenSet, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Files and state.json of a checkpoint; `whole`: all that it takes to go on, and not the model alone."""
-    files: dict[str, Any] = {"model.safetensors": {n: p.detach() for n, p in state.model.named_parameters()}}
+def capture(
+    state: State, parallel: Parallelism, ranks: Ranks, data: TokenSet, *, to_resume: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Files and state.json of a checkpoint: all that a run needs to be resumed, or what sampling needs."""
+    files: dict[str, Any] = {**parallel.tensors(optimizer=to_resume)}
     encoding = data.manifest["encoding"]
     if "ranks" in encoding:
         files[encoding["ranks"]] = (data.path / encoding["ranks"]).read_bytes()
-    if whole:
-        files["optimizer.safetensors"] = optim.tensors(state.model, state.optimizer)
+    if to_resume:
         generators = {name: ranks.gather(value) for name, value in own_generators(ranks.device).items()}
         files["rng.safetensors"] = {
             f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
         }
     written = {
         "step": state.step,
+        "architecture": state.architecture,
         "shape": dataclasses.asdict(state.model.shape),
         "best": state.best if state.best < float("inf") else None,
         "scaler": state.scaler,

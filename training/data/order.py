@@ -56,6 +56,14 @@ def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: i
     return starts
 
 
+def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
+    """A number for each of `count` windows of a step from its window `first` on, the same whatever rank asks."""
+    key = mixed(np.array([folded(seed) ^ step], dtype=np.uint64))
+    places = np.arange(first, first + count, dtype=np.uint64)
+    seeds: list[int] = mixed(key ^ mixed(places)).tolist()
+    return seeds
+
+
 def share(starts: Array, rank: int, world_size: int) -> Array:
     """The rank's part of a step's windows: contiguous, and the same size on every rank."""
     if len(starts) % world_size or not 0 <= rank < world_size:

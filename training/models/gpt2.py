@@ -11,12 +11,15 @@ input and added to it; a last norm, and the token embedding again as the output 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.models.base import Model
 from training.models.cross_entropy import summed_cross_entropy
 
 
@@ -98,11 +101,13 @@ class Block(nn.Module):
         return x + self.mlp(self.norm_2(x))
 
 
-class GPT(nn.Module):
+class GPT(Model):
+    Shape = Shape
+    hugging_face_prefix = "transformer."
+    vocabulary_parameters = frozenset({"tokens.weight"})
+
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.shape = shape
-        self.dropout = dropout
+        super().__init__(shape, dropout)
         self.tokens = nn.Embedding(shape.vocab_size, shape.n_embd)
         self.positions = nn.Embedding(shape.block_size, shape.n_embd)
         self.blocks = nn.ModuleList(Block(shape, dropout) for _ in range(shape.n_layer))
@@ -120,15 +125,17 @@ class GPT(nn.Module):
             nn.init.zeros_(module.bias)
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy of the targets in nats, summed over all tokens: a caller that accumulates, or that has a share
-        of a batch, divides by the whole batch's number of tokens."""
         return summed_cross_entropy(self.hidden(inputs).flatten(0, 1), self.tokens.weight, targets.flatten())
 
+    def new_cache(self, rows: int) -> Cache:
+        weight = self.tokens.weight
+        return Cache(self.shape, rows, weight.device, weight.dtype)
+
     def logits(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
-        """Scores of the token after the last one; with a cache, `inputs` are the tokens that it has not seen."""
         return functional.linear(self.hidden(inputs, cache)[:, -1], self.tokens.weight)
 
     def hidden(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
+        """The last norm's output (rows, length, n_embd) for tokens (rows, length)."""
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + inputs.size(1), device=inputs.device)
         x = functional.dropout(self.tokens(inputs) + self.positions(positions), self.dropout, self.training)
@@ -143,3 +150,54 @@ class GPT(nn.Module):
         multiplied with, and the attention's two products with every position before (counted whole, as is usual)."""
         multiplied = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
         return 6.0 * int(multiplied) + 12 * self.shape.n_layer * self.shape.n_embd * self.shape.block_size
+
+    @classmethod
+    def hugging_face(cls, name: str) -> tuple[str, bool]:
+        """Hugging Face's linear layers are GPT-2's own Conv1D: their weights are ours, transposed."""
+        if name in _OUTSIDE_BLOCKS:
+            return _OUTSIDE_BLOCKS[name], False
+        _, layer, rest = name.split(".", 2)
+        part, _, kind = rest.rpartition(".")
+        is_linear = kind == "weight" and not part.startswith("norm")
+        return f"h.{layer}.{_IN_A_BLOCK[part]}.{kind}", is_linear
+
+    @classmethod
+    def hugging_face_config(cls, shape: Shape) -> dict[str, Any]:
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            "n_layer": shape.n_layer,
+            "n_head": shape.n_head,
+            "n_embd": shape.n_embd,
+            "n_positions": shape.block_size,
+            "n_ctx": shape.block_size,
+            "vocab_size": shape.vocab_size,
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        }
+
+    @classmethod
+    def hugging_face_defaults(cls, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """GPT-2 has biases: a model without them is written with zeros."""
+        weights = (name for name in parameters if name.endswith(".weight") and name not in _EMBEDDINGS)
+        biases = {name.removesuffix("weight") + "bias": torch.zeros(parameters[name].size(0)) for name in weights}
+        return {name: zeros for name, zeros in biases.items() if name not in parameters}
+
+
+_EMBEDDINGS = {"tokens.weight", "positions.weight"}
+_OUTSIDE_BLOCKS = {
+    "tokens.weight": "wte.weight",
+    "positions.weight": "wpe.weight",
+    "norm.weight": "ln_f.weight",
+    "norm.bias": "ln_f.bias",
+}
+_IN_A_BLOCK = {
+    "norm_1": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "norm_2": "ln_2",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
+"""Our names -> Hugging Face's."""

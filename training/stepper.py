@@ -1,0 +1,75 @@
+"""One rank's part of a training step: forward and backward passes in the job's precision, and the update."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training import optimizer
+from training.checkpoint.state import State
+from training.job import Train
+from training.parallel import Parallelism
+
+
+class Stepper:
+    """Sets up IPEX where it is installed, compilation, precision and the parallelism, in that order."""
+
+    def __init__(self, train: Train, state: State, parallel: Parallelism, mixed: str) -> None:
+        """`mixed` is accelerate's word for the precision: no, bf16, fp16."""
+        self.parallel = parallel
+        self.accelerator = parallel.accelerator(mixed)
+        if self.uses_ipex:
+            _apply_ipex(state)
+        if train.compile:
+            state.model.compile()
+        self.module: nn.Module = parallel.wrap(state, self.accelerator)
+        self.optimizer = self.accelerator.prepare_optimizer(state.optimizer, device_placement=False)
+        optimizer.check_fused(state.optimizer)
+        if state.scaler is not None and self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state.scaler)
+        self.clip = train.clip or float("inf")
+
+    @property
+    def uses_ipex(self) -> bool:
+        return self.accelerator.device.type == "cpu" and bool(importlib.util.find_spec("intel_extension_for_pytorch"))
+
+    def micro_step(self, batch: tuple[Tensor, ...], scale: float, *, last: bool) -> Tensor:
+        """Add a micro batch's gradients; with the last one of a step they are averaged over the ranks. Returns the loss
+        times `scale`."""
+        with contextlib.nullcontext() if last else self.parallel.accumulate():
+            loss: Tensor = self.module(*batch) * scale
+            self.accelerator.backward(loss)
+        return loss.detach()
+
+    def update(self) -> float:
+        """Clip the gradients, step, clear them; returns their norm before."""
+        norm = self.parallel.clip(self.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return float(norm)
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """Of fp16's loss scaling; None in other precisions."""
+        scaler = self.accelerator.scaler
+        return None if scaler is None else dict(scaler.state_dict())
+
+
+def _apply_ipex(state: State) -> None:
+    """IPEX's kernels on plain parameters: packed weights would make checkpoints and hashes machine-dependent."""
+    import intel_extension_for_pytorch as ipex
+
+    # Its own kernel for layer norm brings the warning; losses were compared with plain torch's, digit by digit.
+    warnings.filterwarnings("ignore", message="aten::layer_norm: an autograd kernel was not registered")
+    ipex.optimize(
+        state.model.train(),
+        optimizer=state.optimizer,
+        dtype=torch.float32,
+        inplace=True,
+        weights_prepack=False,
+        fuse_update_step=False,  # torch's AdamW is fused itself
+    )
