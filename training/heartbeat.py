@@ -1,6 +1,6 @@
-"""Each rank's sign of life: heartbeat/rank-N.json says which step it is at, since when, and what it is doing there.
+"""Each rank's heartbeat: heartbeat/rank-N.json has its step, its phase and when it was written.
 
-A watchdog on the node reads it: an old time names a rank that stopped, a low step one that fell behind.
+A watchdog on the node reads it: an old time means that the rank stopped, a low step that it fell behind.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Heartbeat:
         self._rest = {"rank": rank, "node": node, "pid": os.getpid()}
 
     def beat(self, step: int, phase: Phase) -> None:
-        """Renamed into place, so that no reader finds half of one; not synced: it is about the living."""
+        """Write step, phase and time. Renamed into place, so that a reader never sees half a file; not synced, as a
+        heartbeat means nothing after a crash."""
         self._temporary.write_text(json.dumps({"step": step, "time": time.time(), "phase": phase, **self._rest}))
         self._temporary.replace(self.path)

@@ -2,8 +2,8 @@
 
     python -m training.job check job.toml [section.key=value ...] [--ranks N] [--without-data]
 
-Every problem is a JobError: one line that names section.key, the value and what is allowed. `check` exits with 2
-and that line before any rank is started. Imports the standard library only, so it runs where torch is not.
+Every problem is a JobError: one line that names section.key, the value and what is allowed. `check` prints it and exits
+with 2, before any rank is started. Imports the standard library only, so it runs where torch is not installed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from training.models import ARCHITECTURES
 @dataclass(frozen=True, kw_only=True)
 class Data:
     path: str = key("", "the folder of a token set, see training.data.prepare", bool)
-    """The token set's folder, the same on every node."""
+    """The token set's folder, at the same path on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
-    """The text that `fab prepare` makes the token set from; a folder of your machine is brought to the head."""
+    """The text that `fab prepare` makes the token set from; a folder on your machine is copied to the head node."""
     encoding: str = text("gpt2", "gpt2, another of tiktoken's encodings, or a .tiktoken rank file")
     """The vocabulary."""
     train_vocab: int = at_least(0, 0)
-    """Above 0: a byte-level BPE of this size is trained on the source, in place of `encoding`."""
+    """Above 0: train a byte-level BPE of this size on the source instead of using `encoding`."""
     text_key: str = key("text", "the name of a column", bool)
     """The column or key of the text in .jsonl, .parquet and hf: sources."""
     invalid: str = one_of("stop", "skip", "replace")
     """What to do with text that is not UTF-8; the source stdlib always skips it."""
     val_fraction: float = key(0.01, "a number from 0 to 0.5", lambda value: 0 <= value <= 0.5)
-    """Share of the documents that is kept for validation; of the source stdlib 0.05."""
+    """Share of the documents that is held out for validation; for the source stdlib 0.05."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Model:
     block_size: int = at_least(2, 1024)
     """Tokens of context."""
     vocab_size: int = at_least(0, 0)
-    """0: the token set's own."""
+    """Size of the vocabulary; 0: the token set's."""
     dropout: float = fraction(0.0)
     """Probability with which an activation is dropped while training."""
     bias: bool = key(True, "true | false", lambda value: True)
@@ -68,17 +68,17 @@ class Train:
     steps: int = at_least(1, 1000)
     """Optimizer steps in all."""
     global_batch_tokens: int = at_least(1, 98_304)
-    """Tokens of one optimizer step over all ranks: kept whatever the number of nodes."""
+    """Tokens of one optimizer step over all ranks: the same for any number of nodes."""
     micro_batch: int = at_least(1, 4)
-    """Windows that a rank takes at once; the rest of its share comes by accumulation."""
+    """Windows in one forward and backward pass of a rank; the gradients of its share are accumulated."""
     lr: float = positive(6e-4)
     """Learning rate after the warm-up."""
     min_lr: float = not_negative(6e-5)
-    """Where the cosine ends, at the last step."""
+    """Learning rate of the last step, where the cosine ends."""
     warmup: int = at_least(0, 0)
     """Steps in which the learning rate rises from 0 to lr."""
     weight_decay: float = not_negative(0.1)
-    """On matrices only: never on biases and norms."""
+    """AdamW's weight decay; on matrices only, not on biases and norms."""
     beta1: float = fraction(0.9)
     """AdamW: decay of the mean of the gradients."""
     beta2: float = fraction(0.95)
@@ -90,34 +90,34 @@ class Train:
     eval_windows: int = at_least(1, 64)
     """Windows of the validation split that one validation reads, over all ranks."""
     seed: int = at_least(0, 1337)
-    """Draws the first weights, the order of the windows and the dropout."""
+    """Seed of the initial weights, the order of the data and the dropout."""
     precision: str = one_of("auto", "fp32", "bf16", "fp16")
-    """auto: whichever a short measurement on the nodes finds faster."""
+    """Precision of the matmuls; auto: whichever is faster in a short measurement on the nodes."""
     compile: bool = key(False, "true | false", lambda value: True)
-    """Whether torch.compile is used."""
+    """Compile the model with torch.compile."""
     threads: int = at_least(0, 0)
-    """Threads that each rank computes with (OMP_NUM_THREADS); 0: one a core, a node's cores divided among its ranks."""
+    """Threads of each rank (OMP_NUM_THREADS); 0: a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
-    """How long a rank waits for the others before the job is given up."""
+    """How long a rank waits for the others before the job fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     every: int = at_least(1, 50)
-    """Steps between checkpoints; there is always one after the last step."""
+    """Steps between checkpoints; the last step always has one."""
     keep: int = at_least(2, 2)
-    """How many verified checkpoints stay; at least two, so that one is left when the newest is damaged."""
+    """How many verified checkpoints are kept; at least two, in case the newest is damaged."""
     mirror: str = key("", "none, or an s3://, abfs:// or file:// address", lambda value: _is_mirror(value))
-    """Where checkpoints and the best model are kept as well, in a folder of the run's name. Empty: `fab train` puts the
-    cluster's bucket there, where it has one; none: nowhere."""
+    """Where checkpoints and the best model are copied to, in a folder with the run's name. Empty: the cluster's bucket,
+    if it has one; none: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: _is_name(value))
-    """What the job's id begins with: `demo` becomes demo-1, demo-2, ..."""
+    """Start of the job's id: `demo` becomes demo-1, demo-2, ..."""
     directory: str = text("")
-    """Run directory; empty: $RUN_DIR, and where that is not set runs/<name>."""
+    """Run directory; empty: $RUN_DIR, or runs/<name> if that is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,7 @@ class Job:
     run: Run = Run()
 
     def mirror(self, run: str) -> str:
-        """Where a run of this name is mirrored; empty: nowhere."""
+        """The address of this run's mirror; empty: none."""
         url = self.checkpoint.mirror
         return f"{url.rstrip('/')}/{run}" if url not in ("", "none") else ""
 
@@ -139,7 +139,7 @@ class Job:
         return self.train.global_batch_tokens // self.model.block_size
 
     def to_toml(self) -> str:
-        """The same job as a file: every key, defaults included."""
+        """The job as TOML, with every key, defaults included."""
         lines: list[str] = []
         for name, values in dataclasses.asdict(self).items():
             lines += [f"[{name}]", *(f"{item} = {json.dumps(value)}" for item, value in values.items()), ""]
@@ -150,7 +150,7 @@ _SECTIONS: dict[str, Any] = {"data": Data, "model": Model, "train": Train, "chec
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Job:
-    """The job of a file, with `section.key=value` overrides over it."""
+    """Read a job from a file and apply `section.key=value` overrides. Raises JobError."""
     try:
         tables = tomllib.loads(path.read_text())
     except OSError as error:
@@ -166,12 +166,12 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Job:
 
 
 def share(windows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """The part [first, last) of a batch's windows that a rank takes: contiguous, as even as it goes."""
+    """The part [first, last) of a batch's windows that a rank trains on: contiguous, as even as possible."""
     return windows * rank // ranks, windows * (rank + 1) // ranks
 
 
 def check_ranks(job: Job, ranks: int) -> None:
-    """Every rank must have a window of each step, or it would have no gradient to average."""
+    """JobError if a rank would have no window of a step, and so no gradient to average."""
     if job.windows < ranks:
         raise JobError(
             f"train.global_batch_tokens = {job.train.global_batch_tokens}: {job.windows} windows of"
@@ -180,7 +180,7 @@ def check_ranks(job: Job, ranks: int) -> None:
 
 
 def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
-    """The token set fits the model: `tokens` is how many each split has."""
+    """JobError if the token set does not fit the model; `tokens` is the number of tokens by split."""
     if 0 < job.model.vocab_size < vocab_size:
         raise JobError(
             f"model.vocab_size = {job.model.vocab_size}: {job.data.path} has a vocabulary of {vocab_size};"
@@ -216,7 +216,7 @@ def _override(tables: dict[str, Any], override: str) -> None:
 
 
 def _check_together(job: Job) -> None:
-    """What no key can tell alone."""
+    """Check the rules that involve two keys."""
     model, train = job.model, job.train
     if model.n_embd % model.n_head:
         raise JobError(f"model.n_embd = {model.n_embd}; allowed: a multiple of model.n_head = {model.n_head}")
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_data(job: Job) -> None:
-    """Reads the token set's sizes, as every rank will. numpy only here: the rest needs nothing."""
+    """Check the token set as every rank will. Needs numpy, which is why it is imported here."""
     from training.data import token_set as tokens
 
     try:

@@ -1,4 +1,4 @@
-"""Keys of a TOML file: what each may be, and one plain line for whatever is not allowed."""
+"""Keys of a TOML file: the allowed values of each, and one line for a value that is not allowed."""
 
 from __future__ import annotations
 
@@ -14,39 +14,46 @@ _Section = TypeVar("_Section")
 
 
 class JobError(ValueError):
-    """A job that cannot be run: one line that says where and what is allowed."""
+    """An invalid job: one line that names the key, the value and what is allowed."""
 
 
 def key(default: Any, allowed: str, ok: Callable[[Any], bool]) -> Any:
-    """A dataclass field with its default and what it may be, in words and as a test."""
+    """A dataclass field with its default, and the allowed values in words and as a test."""
     return field(default=default, metadata={"allowed": allowed, "ok": ok})
 
 
 def at_least(least: int, default: int) -> Any:
+    """A whole number from `least` up."""
     return key(default, f"a whole number of at least {least}", lambda value: value >= least)
 
 
 def fraction(default: float, *, allowed: str = "a number from 0 up to, but not including, 1") -> Any:
+    """A number in [0, 1)."""
     return key(default, allowed, lambda value: 0 <= value < 1)
 
 
 def positive(default: float) -> Any:
+    """A finite number above 0."""
     return key(default, "a finite number above 0", lambda value: 0 < value < math.inf)
 
 
 def not_negative(default: float) -> Any:
+    """A finite number from 0 up."""
     return key(default, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
 
 
 def text(default: str, allowed: str = "any text") -> Any:
+    """A text; empty only where the default is."""
     return key(default, allowed, lambda value: bool(default == "" or value))
 
 
 def one_of(*choices: str) -> Any:
+    """One of these words; the first is the default."""
     return key(choices[0], " | ".join(choices), lambda value: value in choices)
 
 
 def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
+    """JobError for a key that is not allowed, with the nearest one that is."""
     for name in given:
         if name not in allowed:
             close = difflib.get_close_matches(name, allowed, 1)
@@ -55,6 +62,8 @@ def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
 
 
 def section(section: str, cls: type[_Section], table: Any) -> _Section:
+    """A table of the file as its dataclass. JobError for an unknown key, a wrong type or a value that is not
+    allowed."""
     if not isinstance(table, dict):
         raise JobError(f"{section} = {table!r}: not a section; allowed: [{section}] with keys under it")
     types = get_type_hints(cls)

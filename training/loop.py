@@ -1,4 +1,4 @@
-"""The training loop: step, validation, checkpoint, until the job is done or somebody asks for its end."""
+"""The training loop: step, validate, save, until all steps are done or a stop is requested."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from training import parallel as parallelism
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
-from training.data import order
-from training.data import token_set as tokens
+from training.data import order, token_set
 from training.heartbeat import Heartbeat, Phase
 from training.job import Job
 from training.keys import JobError
 from training.parallel import agreement
-from training.parallel.ranks import Ranks, sees_first_ranks_disk, while_first
+from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
 from training.stepper import Stepper
 from training.store import mirror as mirrors
 from training.store.mirror import Mirror
 
 
 class Failed(RuntimeError):
-    """What ends the job on every rank at once: one line, the same on each."""
+    """An error on which all ranks agreed: one line, the same on each."""
 
 
 class Stop(Protocol):
@@ -40,20 +39,20 @@ class Stop(Protocol):
 
 class Loop:
     def __init__(self, job: Job, run: Path, ranks: Ranks, stop: Stop, *, resume: bool = False) -> None:
-        """`resume`: a run that was begun before; what its directory does not have comes from its mirror."""
+        """`resume`: if the run directory has no checkpoint, the newest is fetched from the run's mirror."""
         self.job, self.run_directory, self.ranks, self.stop = job, run, ranks, stop
         run.mkdir(parents=True, exist_ok=True)
         self.heart = Heartbeat(run, ranks.rank, ranks.node)
         self._beat(0, "load")
         self.data = _open_data(job)
-        shared = sees_first_ranks_disk(ranks, run)
+        shared = shares_disk_with_first(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
         self.state = states.fresh(job, self.data, ranks.device)
         self.mirror_url = job.mirror(run.resolve().name)
-        have = states.on_nodes(run, ranks, shared)
+        have = states.newest_on_nodes(run, ranks, shared)
         if max(have) < 0 and resume and self.mirror_url:
             self._fetch()
-            have = states.on_nodes(run, ranks, shared)
+            have = states.newest_on_nodes(run, ranks, shared)
         states.resume(self.state, run, ranks, self.data, have)
         wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
         self.choice = precision.choose(wanted, self.state.model, ranks.device, ranks.maximum)
@@ -72,11 +71,11 @@ class Loop:
             manifest.publish(run / "job.toml", job.to_toml())
             self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
         if self.state.step:
-            self.saver.known_whole(self.state.step)
+            self.saver.add_verified(self.state.step)
         self._say_start()
 
     def run(self) -> bool:
-        """True when all steps are done, False when it was stopped before."""
+        """Train until the last step (True) or until a stop is requested (False). Raises Failed."""
         if self.ranks.is_first:
             self.stepper.accelerator.log_with = metrics.trackers(self.run_directory)
             self.stepper.accelerator.init_trackers("trainyard")
@@ -92,19 +91,20 @@ class Loop:
         return self.state.step >= self.job.train.steps
 
     def close(self) -> None:
-        """What the other ranks need not wait for: the mirror has the last checkpoint, or has said why not."""
+        """Wait until the mirror has the last checkpoint, or has reported why not; the other ranks are done already."""
         if self.mirror is not None:
             self.mirror.finish(lambda: self._beat(self.state.step, "save"))
 
     def _fetch(self) -> None:
-        wrong = while_first(
+        """Rank 0 fetches the newest checkpoint from the mirror, while the others wait."""
+        wrong = run_on_first(
             self.ranks, lambda: mirrors.fetch(self.mirror_url, self.run_directory), lambda: self._beat(0, "load")
         )
         if wrong:
             raise Failed(wrong)
 
     def _step(self) -> bool:
-        """One optimizer step and what follows it; True when the job is to end."""
+        """One optimizer step, with the validation and the checkpoint that are due; True when the job must end."""
         step = self.state.step + 1
         self._beat(step, "train")
         start = time.perf_counter()
@@ -134,7 +134,7 @@ class Loop:
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
             for start in range(0, len(windows), self.job.train.micro_batch):
-                self._beat(self.state.step + 1, "train")  # a step of many takes longer than a rank may be silent
+                self._beat(self.state.step + 1, "train")  # many micro batches take longer than a rank may be silent
                 end = start + self.job.train.micro_batch
                 batch = self._batch(windows[start:end], self.state.step + 1, self.first + start)
                 loss += self.stepper.micro_step(batch, scale, last=end >= len(windows))
@@ -143,7 +143,8 @@ class Loop:
         return loss / self.ranks.size, norm
 
     def _exchange(self, loss: Tensor) -> dict[str, Any]:
-        """The one message a step: the loss, the wish to stop, failed saves, and how long each rank computed."""
+        """The only message of a step: the loss, stop requests, failed saves, and the seconds that each rank
+        computed."""
         size, rank = self.ranks.size, self.ranks.rank
         values = torch.zeros(2 + 2 * size, dtype=torch.float64)
         values[0], values[1] = float(loss), float(self.stop.asked)
@@ -152,7 +153,7 @@ class Loop:
         with self.clock.time("communication"):
             values = self.ranks.sum(values)
         if values[2 + size :].any():
-            raise Failed(self.ranks.one_failed(self.saver.check()))
+            raise Failed(self.ranks.failures(self.saver.check()))
         return {"loss": float(values[0]), "stop": float(values[1]), "rank_seconds": values[2 : 2 + size].tolist()}
 
     def _line(self, rate: float, norm: float, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -169,7 +170,7 @@ class Loop:
         }
 
     def _validate(self, line: dict[str, Any]) -> bool:
-        """Adds the validation loss to the step's line; True when it is the lowest so far."""
+        """Add the validation loss to the step's line; True when it is the lowest so far."""
         block, model = self.job.model.block_size, self.state.model
         starts = order.evaluation_windows(len(self.data.val), block, self.job.train.eval_windows)
         first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
@@ -191,8 +192,8 @@ class Loop:
         return improved
 
     def _save(self, line: dict[str, Any], *, due: bool, best: bool) -> None:
-        """Ends the step: its line, and a checkpoint where one is due. The line is written before the checkpoint can be
-        on disk, so a run that is gone on with has the lines of all its steps."""
+        """Write the step's line, and a checkpoint where one is due. The line is on disk before the checkpoint is, so a
+        resumed run has the lines of all its steps."""
         ready = None
         if due or best:
             self._beat(self.state.step, "save")
@@ -228,7 +229,7 @@ class Loop:
             self.saver.finish()
         except checkpoint.CheckpointError as error:
             reason = str(error)
-        if failed := self.ranks.one_failed(reason):
+        if failed := self.ranks.failures(reason):
             raise Failed(failed)
 
     def _starts(self, step: int) -> Any:
@@ -274,9 +275,9 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _open_data(job: Job) -> tokens.TokenSet:
+def _open_data(job: Job) -> token_set.TokenSet:
     try:
-        data = tokens.open(Path(job.data.path))
+        data = token_set.open(Path(job.data.path))
     except (OSError, ValueError) as error:
         raise JobError(f"data.path = {job.data.path}: {error}") from None
     jobs.check_data(job, data.vocab_size, {"train": len(data.train), "val": len(data.val)})

@@ -1,11 +1,11 @@
-"""What a run measures of itself: metrics.jsonl, a line a step, and the trackers of accelerate.
+"""The metrics of a run: metrics.jsonl, one line a step, and accelerate's trackers.
 
     {"step": 40, "loss": 3.21, "lr": 5.9e-4, "grad_norm": 0.8, "tokens": 655360, "tokens_per_s": 12345.6,
      "peak_share": 0.71, "seconds": {"data": ..., "compute": ..., "communication": ..., "eval": ..., "checkpoint": ...},
      "rank_seconds": [compute of each rank], "time": unix, "val_loss": ..., "val_bits_per_byte": ...}
 
-`communication` is what the step waits for after its own last gradient is ready: what overlaps with the backward pass
-costs nothing. `val_*` are there on the steps that were followed by a validation. Losses are in nats per token.
+`communication` is the time that the step waits after its own last gradient is ready, not what overlaps with the
+backward pass. `val_*` are in the lines of steps with a validation. Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from training.keys import JobError
 
 
 class Clock:
-    """Where the seconds of a step go. What is timed inside something else is taken off the outer."""
+    """The seconds of a step by what they were spent on. Time measured inside another measurement counts once,
+    inside."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -32,6 +33,7 @@ class Clock:
 
     @contextlib.contextmanager
     def time(self, what: str) -> Iterator[None]:
+        """Add the seconds of the block to `what`."""
         outer, self._inner = self._inner, 0.0
         start = time.perf_counter()
         try:
@@ -42,21 +44,21 @@ class Clock:
             self._inner = outer + whole
 
     def move(self, seconds: float, source: str, target: str) -> None:
-        """What turned out to be something else, as the wait at the end of a backward pass."""
+        """Count seconds as `target` that were measured as `source`."""
         self.seconds[source] = self.seconds.get(source, 0.0) - seconds
         self.seconds[target] = self.seconds.get(target, 0.0) + seconds
 
     def take(self) -> dict[str, float]:
-        """The seconds since the last time."""
+        """The seconds since the last call, rounded to microseconds."""
         taken, self.seconds = self.seconds, {}
         return {name: round(value, 6) for name, value in taken.items()}
 
 
 class Lines:
-    """metrics.jsonl. Opened at a step, it loses what a killed run wrote after it: every step is there once.
+    """metrics.jsonl. Opened at a step, it drops the lines after it, which a killed run wrote: each step is there once.
 
-    A file of more than `limit` bytes is thinned to half of that: of its steps every second stays, or every fourth, and
-    so on, and every one with a validation. So a run of any length keeps its whole curve, in a file of a bounded size.
+    A file of more than `limit` bytes is thinned to half of that: every second step stays, or every fourth, and so on,
+    and every step with a validation. A run of any length keeps its curve from start to end in a file of bounded size.
     """
 
     def __init__(self, path: Path, step: int, *, limit: int = 64 << 20) -> None:
@@ -67,7 +69,7 @@ class Lines:
         self._size = path.stat().st_size
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """One line, handed to the system at once: a kill of the process loses none."""
+        """Write one line, handed to the system at once: a killed process loses none."""
         line = json.dumps(values) + "\n"
         self._file.write(line)
         self._size += len(line)
@@ -75,7 +77,7 @@ class Lines:
             self._thin()
 
     def sync(self) -> None:
-        """On disk, before the checkpoint that stands for the same steps is."""
+        """Wait until the lines are on disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ class Lines:
         self._size = self._path.stat().st_size
 
     def _rewrite(self, is_kept: Callable[[str], bool]) -> None:
-        """Keep these lines; one at a time, and under another name until the file is whole."""
+        """Keep these lines only, in a new file that replaces the old one when it is complete."""
         temporary = self._path.with_suffix(".tmp")
         with self._path.open(errors="replace") as old, temporary.open("w") as new:
             new.writelines(filter(is_kept, old))
@@ -119,7 +121,7 @@ def check_wandb() -> None:
 
 
 def trackers(run: Path) -> list[Any]:
-    """accelerate's trackers: TensorBoard events under run/tensorboard, Weights & Biases where its key is set."""
+    """accelerate's trackers: TensorBoard events in run/tensorboard, Weights & Biases if its key is set."""
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     found: list[Any] = []
@@ -134,7 +136,7 @@ def trackers(run: Path) -> list[Any]:
 
 
 def flat(line: Mapping[str, Any]) -> dict[str, float]:
-    """The line's numbers, under one name each, as trackers take them."""
+    """The numbers of a line by name, as trackers take them."""
     numbers = {name: value for name, value in line.items() if isinstance(value, int | float)}
     return {**numbers, **{f"seconds/{name}": value for name, value in line.get("seconds", {}).items()}}
 
@@ -153,7 +155,7 @@ def progress(line: Mapping[str, Any], steps: int, tokens: int) -> str:
 
 
 def spent(environment: Mapping[str, str], now: float) -> str:
-    """` $0.12`: what all nodes have cost since the job began; empty where they have no price."""
+    """` $0.12`: what all nodes have cost since the job started; empty if they have no price."""
     price = environment.get("TRAINYARD_USD_PER_HOUR")
     return f" ${float(price) * (now - float(environment['TRAINYARD_BEGAN'])) / 3600:.2f}" if price else ""
 

@@ -13,8 +13,8 @@ from training.models.base import Model
 
 
 def learning_rate(train: Train, step: int) -> float:
-    """Of the step that makes `step` steps done (1 is the first): a linear warm-up, then a cosine that ends at min_lr
-    with the last step. A pure function of the step, so a resumed run has it too."""
+    """The learning rate of a step (the first is 1): a linear warm-up, then a cosine that ends at min_lr with the last
+    step. A function of the step alone, so a resumed run has the same."""
     if step <= train.warmup:
         return train.lr * step / (train.warmup + 1)
     progress = (step - train.warmup) / max(1, train.steps - train.warmup)
@@ -39,12 +39,14 @@ def build(model: Model, train: Train) -> torch.optim.AdamW:
 
 
 def check_fused(optimizer: torch.optim.Optimizer) -> None:
-    """Whatever loads or wraps an optimizer can leave its groups with fused=None, silently and 5 times as slow."""
+    """RuntimeError if a group has lost its fused setting, as loading or wrapping can cause: 5 times as slow,
+    silently."""
     if not all(group["fused"] for group in optimizer.param_groups):
         raise RuntimeError("AdamW is not fused: a group of its parameters has lost the setting")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of every group."""
     for group in optimizer.param_groups:
         group["lr"] = lr
 
@@ -53,7 +55,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name, `exp_avg.blocks.0...`, and `step`, which all have in common."""
+    """The optimizer's state by parameter name, as `exp_avg.blocks.0...`, and the `step` that all parameters share."""
     out: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]
@@ -64,7 +66,7 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-    """Puts `tensors` back, in a form that the fused kernel takes: the step on the parameter's own device."""
+    """Load what `tensors` returned. The fused kernel needs the step on the parameter's own device."""
     for name, parameter in model.named_parameters():
         state: dict[str, Any] = {moment: saved[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
         state["step"] = saved["step"].clone().to(parameter.device)

@@ -1,8 +1,8 @@
-"""Which precision to train in, found by measuring it, and the matmul peak that the training speed is compared with.
+"""Choose the training precision by measuring it, and measure the matmul peak that the training speed is compared with.
 
-A processor's flags do not tell: without native bf16 instructions autocast costs 2.7 times fp32's time, and torch says
-"bf16 is supported" all the same. So each rank times one of the model's own blocks, forward and backward, and all ranks
-take what is faster on the slowest of them.
+A processor's flags are not enough: without native bf16 instructions autocast takes 2.7 times as long as fp32, and torch
+still says that bf16 is supported. So each rank times one of the model's blocks, forward and backward, and all ranks use
+what is faster on the slowest of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.keys import JobError
 from training.models.base import Model
 
 WORTH = 1.05
-"""How much faster a lower precision must be to be chosen."""
+"""How many times as fast as fp32 a lower precision must be to be chosen."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -29,13 +29,13 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Choice:
     name: str
     times: dict[str, float]
-    """Seconds of one block, forward and backward, on the slowest rank; empty where nothing had to be measured."""
+    """Seconds of one block, forward and backward, on the slowest rank; empty if the job names the precision."""
     matmul_flops: float
-    """Measured peak of this rank in this precision, floating-point operations a second."""
+    """Measured matmul peak of this rank in this precision, in floating-point operations a second."""
 
     @property
     def mixed(self) -> str:
-        """accelerate's word for it."""
+        """accelerate's name of the precision."""
         return "no" if self.name == "fp32" else self.name
 
     def __str__(self) -> str:
@@ -45,14 +45,15 @@ class Choice:
 
 
 def candidates(device: torch.device) -> list[str]:
-    """What this device could use, before it is known what is faster. bf16 needs sm_80; V100 is sm_70."""
+    """The precisions to measure on this device. bf16 needs a GPU of sm_80 or newer; V100 is sm_70."""
     if device.type != "cuda":
         return ["fp32", "bf16"]
     return ["fp32", "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"]
 
 
 def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> Choice:
-    """`slowest` takes the maximum over all ranks, so that every rank comes to the same choice."""
+    """Choose a precision: `wanted`, or for auto the measured one. `slowest` returns the maximum of each value over all
+    ranks, so that every rank makes the same choice. JobError for a precision that the device does not have."""
     if wanted == "fp16" and device.type != "cuda":
         raise JobError(f"train.precision = fp16; allowed on a {device.type.upper()}: auto, fp32, bf16")
     if wanted == "bf16" and device.type == "cuda" and "bf16" not in candidates(device):
@@ -97,7 +98,7 @@ def matmul_peak(name: str, model: Model, device: torch.device) -> float:
 
 
 def best_time(once: Callable[[], None], device: torch.device, *, seconds: float) -> float:
-    """The shortest of as many runs as fit (at least 3): what the machine can do while nothing else disturbs it."""
+    """Seconds of the fastest of as many runs as fit into `seconds`, at least 3."""
     once()  # the first run sets up kernels and memory
     best, end = float("inf"), time.perf_counter() + seconds
     runs = 0

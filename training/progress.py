@@ -1,4 +1,4 @@
-"""How far, how fast, how long still: a bar on a terminal, a plain line now and then anywhere else."""
+"""Progress, speed and remaining time: a bar on a terminal, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Progress:
     def __init__(
         self, total: int, done: int = 0, out: TextIO | None = None, quiet: bool = False, label: str = "prepare"
     ) -> None:
-        """`total` and `done` in bytes of the source; a total of 0 is one that nobody knows."""
+        """`total` and `done` in bytes of the source; a total of 0 is unknown."""
         self.label = label
         self.total, self.done, self.first = total, done, done
         self.text = 0
@@ -24,6 +24,7 @@ class Progress:
         self.began = self.shown = time.monotonic()
 
     def advance(self, cost: int, text: int) -> None:
+        """Add `cost` bytes of the source and `text` bytes of text, and show the progress if it is time."""
         self.done += cost
         self.text += text
         now = time.monotonic()
@@ -39,7 +40,7 @@ class Progress:
         self.out.flush()
 
     def finish(self) -> None:
-        """The last word: what it came to."""
+        """Show the final state."""
         self.show()
         if self.bar and not self.quiet:
             self.out.write("\n")

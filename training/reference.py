@@ -1,4 +1,4 @@
-"""The keys of a job file as a table in Markdown, made from their declarations: the README has it.
+"""Print the README's table of a job file's keys, made from their declarations.
 
 python -m training.reference
 """
@@ -18,7 +18,7 @@ SECTIONS: tuple[type[Any], ...] = (Data, Model, Train, Checkpoint, Run)
 
 
 def table() -> str:
-    """A row for each key: section.key, default, what it may be, what it is for."""
+    """A row for each key: section.key, default, allowed values, meaning."""
     meanings = _meanings()
     rows = ["| key | default | allowed | what it is |", "|---|---|---|---|"]
     for section in SECTIONS:
@@ -31,7 +31,7 @@ def table() -> str:
 
 
 def _meanings() -> dict[tuple[str, str], str]:
-    """(class, field) -> the string that stands below the field in training/job.py."""
+    """(class, field) -> the docstring below the field in training/job.py."""
     found = {}
     for node in ast.parse(inspect.getsource(job)).body:
         if not isinstance(node, ast.ClassDef):

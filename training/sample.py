@@ -1,4 +1,4 @@
-"""Text from a trained model, as it is made.
+"""Print text from a trained model while it is generated.
 
 python -m training.sample RUN_OR_CHECKPOINT --prompt "def main" --tokens 100 --temperature 0.8 --top-k 50 --seed 1
 """
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from training.checkpoint import files as checkpoint
-from training.data import tokenizer as text
+from training.data import tokenizer
 from training.models.base import Model
 
 KEPT = 20
-"""Samples of a run that are kept."""
+"""How many samples of a run stay in its samples.jsonl."""
 
 
 def load(folder: Path) -> Model:
@@ -37,11 +37,11 @@ def load(folder: Path) -> Model:
 def generate(
     model: Model, prompt: Sequence[int], count: int, *, temperature: float, top_k: int, seed: int, cached: bool = True
 ) -> Iterator[int]:
-    """`count` tokens after the prompt, one at a time. Temperature 0 takes the likeliest each time.
+    """Yield `count` tokens that continue the prompt. Temperature 0 chooses the most likely token each time.
 
-    Each token is read once, its keys and values stay in the cache. When the context is full the older half of it is
-    dropped and the rest read again at its new positions. `cached=False` reads all of it for each token: the same
-    tokens, slowly.
+    Where the model has a cache, each token is read once. When the context is full, its older half is dropped and the
+    rest is read again at its new positions. `cached=False` reads the whole context for each token: the same result,
+    slower.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
@@ -76,8 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("source", type=Path, help="a run directory or a checkpoint in one")
     parser.add_argument("--prompt", default="\n")
     parser.add_argument("--tokens", type=_at_least(1, int), default=100)
-    parser.add_argument("--temperature", type=_at_least(0, float), default=0.8, help="0: the likeliest token each time")
-    parser.add_argument("--top-k", type=_at_least(0, int), default=200, help="choose among so many; 0: all")
+    parser.add_argument(
+        "--temperature", type=_at_least(0, float), default=0.8, help="0: the most likely token each time"
+    )
+    parser.add_argument("--top-k", type=_at_least(0, int), default=200, help="choose among this many; 0: all")
     parser.add_argument("--seed", type=_at_least(0, int), default=1337)
     return parser
 
@@ -97,17 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         folder = checkpoint.find(args.source)
-        encoding = text.load(checkpoint.read_state(folder)["encoding"], folder)
+        encoding = tokenizer.load(checkpoint.read_state(folder)["encoding"], folder)
         model = load(folder)
     except (checkpoint.CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     began, made = time.time(), [args.prompt]
-    prompt = text.encode(encoding, args.prompt) or [text.separator(encoding)]
+    prompt = tokenizer.encode(encoding, args.prompt) or [tokenizer.separator(encoding)]
     sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     sys.stdout.write(args.prompt)
     try:
-        for piece in text.stream(encoding, sampled):
+        for piece in tokenizer.stream(encoding, sampled):
             sys.stdout.write(piece)
             sys.stdout.flush()
             made.append(piece)
@@ -121,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def record(run: Path, sample: dict[str, object]) -> None:
-    """Add it to the run's samples.jsonl, which `fab report` shows; the newest KEPT stay. A full disk is no failure."""
+    """Add a sample to the run's samples.jsonl, which `fab report` shows, and keep the newest KEPT. A full disk is not
+    an error."""
     path = run / "samples.jsonl"
     with contextlib.suppress(OSError):
         before = path.read_text(errors="replace").splitlines() if path.exists() else []

@@ -4,9 +4,9 @@
     torchrun --nproc-per-node 2 -m training.train job.toml train.steps=100
     mpirun -n 3 -ppn 1 python -m training.train job.toml          (MASTER_ADDR and MASTER_PORT set)
 
-A run directory that has checkpoints is gone on with; with --resume, one that has none gets them from the run's mirror.
-SIGTERM or SIGUSR1 to any rank ends the job on all of them after
-the step, with a checkpoint. Exit codes: 0 done or stopped, 1 failed, 2 the job makes no sense.
+A run directory with checkpoints is resumed from the newest; with --resume, one without gets it from the run's mirror.
+SIGTERM or SIGUSR1 to any rank ends the job on all of them after the step, with a checkpoint. Exit codes: 0 done or
+stopped, 1 failed, 2 invalid job.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from training import job as jobs
 from training.job import Job
 from training.keys import JobError
 
-os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.parallel.ddp does it, before the gradients are hooked up
+os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.stepper applies IPEX, before DDP hooks the gradients
 
 
 def run_directory(job: Job) -> Path:
+    """Where the run writes: run.directory, else $RUN_DIR, else runs/<name>."""
     return Path(job.run.directory or os.environ.get("RUN_DIR") or f"runs/{job.run.name}")
 
 
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
     parser.add_argument("job", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--resume", action="store_true", help="begun before: its mirror may have what is not here")
+    parser.add_argument("--resume", action="store_true", help="without a checkpoint here, fetch the mirror's")
     args = parser.parse_intermixed_args(argv)
     try:
         job = jobs.load(args.job, args.overrides)
@@ -44,12 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(job: Job, resume: bool) -> int:
-    """Joins the other ranks, trains, and turns whatever ends that into one line and an exit code."""
-    from training.parallel import ranks as distributed  # torch takes seconds to import: a bad job is refused before
+    """Join the other ranks and train; every error becomes one line and an exit code."""
+    from training.parallel.ranks import join  # torch takes seconds to import: an invalid job is refused before
 
     stop = StopRequest()
     try:
-        ranks = distributed.join(job.train.timeout)
+        ranks = join(job.train.timeout)
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
@@ -62,13 +63,13 @@ def _run(job: Job, resume: bool) -> int:
         ranks.close()
         loop.close()
     except JobError as error:
-        ranks.explain(error)  # where it is this node's alone, its data say, the others hear whose
+        ranks.explain(error)  # of this node only, such as its data: the other ranks learn which
         raise
-    except Failed as error:  # agreed by all ranks, and the same on each
+    except Failed as error:  # the same on all ranks
         print(f"error: {error}", file=sys.stderr, flush=True)
         ranks.leave()
         return 1
-    except Exception as error:  # noqa: BLE001 (the last resort: whatever it is, the other ranks must hear of it)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks must learn of it)
         _report(error, ranks.explain(error))
         return 1
     if ranks.is_first:
@@ -81,17 +82,17 @@ def _report(error: Exception, line: str) -> None:
     from training.parallel.peers import is_collective
 
     if not is_collective(error) and not isinstance(error, CheckpointError):
-        # A fault of the program, or of the machine: its place helps.
+        # A fault of the program or of the machine: the traceback helps.
         import traceback
 
         traceback.print_exc()
     print(f"error: {line}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1)  # threads of a process group that is broken would wait for their time-out
+    os._exit(1)  # threads of a broken process group would wait for their timeout
 
 
 class StopRequest:
-    """SIGTERM or SIGUSR1: end after this step, with a checkpoint."""
+    """Set by SIGTERM or SIGUSR1: end after this step, with a checkpoint."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -105,8 +106,8 @@ class StopRequest:
 
 if __name__ == "__main__":
     code = main()
-    # Not through the interpreter's end: gloo's threads may still hold tensors, and torch 2.13 then aborts a rank that
-    # has done all of its work (pytorch#179291).
+    # Skip the interpreter's shutdown: gloo's threads may still hold tensors, and torch 2.13 then aborts a rank that has
+    # finished its work (pytorch#179291).
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -27,14 +27,13 @@ def plain(rows: int, steps: int, data: Path) -> None:
     import torch
     from torch.nn import functional
 
-    from training.data import order
-    from training.data import token_set as tokens
+    from training.data import order, token_set
     from training.models.gpt2 import GPT, Shape
 
     torch.manual_seed(0)
     model = GPT(Shape(n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=gpt2.VOCABULARY))
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    split = tokens.open(data).train
+    split = token_set.open(data).train
     speeds = []
     for step in range(steps):
         start = time.perf_counter()

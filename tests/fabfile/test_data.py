@@ -100,7 +100,7 @@ def test_it_is_made_once_and_brought_to_every_node(
     assert "next: fab train smoke" in said
     for home in nodes.homes:
         assert tokens.open(home / "sets/tiny", verify=True).manifest["vocab_size"] <= 301
-    assert transfer.whole(there)
+    assert transfer.complete_manifest(there)
     made = (nodes.homes[0] / "sets/tiny" / manifest.NAME).stat().st_mtime_ns
     nodes.fab(*overrides, raw=True)
     said = capsys.readouterr().out
@@ -125,7 +125,7 @@ def test_a_prepared_set_is_taken_from_here(nodes: Nodes, there: bucket.Place, tm
         read = tokens.open(home / "sets/tiny", verify=True)
         assert (read.train == tokens.open(mine).train).all()
         assert sorted(path.name for path in (home / "sets/tiny").iterdir()) == ["manifest.json", "train.bin", "val.bin"]
-    assert transfer.whole(there)
+    assert transfer.complete_manifest(there)
 
 
 def test_an_upload_from_here_goes_on_where_it_was(
@@ -165,7 +165,7 @@ def test_a_set_that_is_altered_here_reaches_neither_bucket_nor_nodes(
         nodes.fab("data.path=sets/tiny", from_=str(mine))
     assert end.value.code == 2
     assert "node1: exit code 2: error: sets/tiny/train.bin: altered" in capsys.readouterr().err
-    assert not transfer.whole(there)
+    assert not transfer.complete_manifest(there)
     assert not (nodes.homes[1] / "sets/tiny").exists()
 
 
@@ -257,7 +257,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused_here_and_on_a_node(
             upload.prepared(mine)
         assert end.value.code == 2 and "\n" not in str(end.value) and "\x1b" not in str(end.value)
     with pytest.raises(bucket.StoreError, match="not a plain file name"):
-        transfer.described(mine)
+        transfer.read_source(mine)
     with pytest.raises(manifest.TokenError, match="not a plain file name"):
         manifest.check(mine, manifest.parse(mine / manifest.NAME))
 
@@ -268,7 +268,7 @@ def test_a_hostile_set_in_the_bucket_writes_nothing_elsewhere(there: bucket.Plac
     there.write(manifest.NAME, (mine / manifest.NAME).read_bytes())
     with pytest.raises(bucket.StoreError, match="not a plain file name"):
         download.pull(there, tmp_path / "got")
-    assert transfer.whole(there) is None and not (tmp_path / "got").exists()
+    assert transfer.complete_manifest(there) is None and not (tmp_path / "got").exists()
 
 
 @pytest.mark.parametrize("which", ["train.bin", "manifest.json"])
@@ -281,7 +281,7 @@ def test_a_link_out_of_the_folder_is_not_sent(tmp_path: Path, which: str) -> Non
     assert end.value.code == 2
     if which == "train.bin":
         with pytest.raises(bucket.StoreError, match="is a link that leads out of the folder"):
-            transfer.described(mine)
+            transfer.read_source(mine)
     (mine / which).unlink()
     (tmp_path / "elsewhere").rename(mine / "real")
     (mine / which).symlink_to("real")  # one that stays inside is as good as a file

@@ -177,13 +177,13 @@ def test_where_nobody_can_fetch_it_the_ways_out_are_said() -> None:
 
 def test_what_is_missing_of_a_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(vocabulary, "in_reach", lambda: False)
+    monkeypatch.setattr(vocabulary, "is_reachable", lambda: False)
     ((first, file), (second, _)) = vocabulary.missing("gpt2")
     assert first.endswith("vocab.bpe") and second.endswith("encoder.json")
     Path(file).write_text("there")
     assert [url for url, _ in vocabulary.missing("gpt2")] == [second]
     assert vocabulary.missing("unknown") == []
-    monkeypatch.setattr(vocabulary, "in_reach", lambda: True)
+    monkeypatch.setattr(vocabulary, "is_reachable", lambda: True)
     assert vocabulary.missing("gpt2") == []
 
 

@@ -31,7 +31,7 @@ class Shape:
 class ByteModel(Model):
     """One layer that guesses a token from the one before."""
 
-    Shape = Shape
+    shape_class = Shape
 
     def __init__(self, shape: Shape, dropout: float = 0.0) -> None:
         super().__init__(shape, dropout)

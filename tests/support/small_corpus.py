@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data import prepare
-from training.data import token_set as tokens
-from training.data import tokenizer as text
+from training.data import prepare, token_set, tokenizer
 
 WORDS = ["def ", "return", "self", "()", "\n    ", "né ", "漢字", "don't ", "x", "0", "12345 ", "  ", "\t", "!?\n"]
 
@@ -23,11 +21,11 @@ def run(*arguments: Any) -> int:
     return prepare.main([str(argument) for argument in arguments])
 
 
-def documents_of(opened: tokens.TokenSet, split: str) -> list[bytes]:
+def documents_of(opened: token_set.TokenSet, split: str) -> list[bytes]:
     """The split as text again, cut at the separators."""
-    encoding = text.load(opened.encoding, opened.path)
+    encoding = tokenizer.load(opened.encoding, opened.path)
     array = getattr(opened, split)
-    ends = np.flatnonzero(array == text.separator(encoding))
+    ends = np.flatnonzero(array == tokenizer.separator(encoding))
     parts = np.split(array, ends + 1)
     assert not len(parts[-1])  # every document is closed
     return [encoding.decode_bytes(part[:-1].tolist()) for part in parts[:-1]]

@@ -24,7 +24,7 @@ from training.checkpoint import files as checkpoint
 from training.checkpoint import state
 from training.checkpoint.background import Saver
 from training.checkpoint.files import CheckpointError
-from training.data import token_set as tokens
+from training.data import token_set
 from training.parallel.ddp import OneRank
 from training.parallel.ranks import Ranks
 
@@ -89,11 +89,11 @@ def test_200_mutations_are_detected_and_the_one_before_is_used(tmp_path: Path) -
         name = names[seed % len(names)]
         kind = mutate(newest / name, seed)
         warnings: list[str] = []
-        assert checkpoint.newest_whole(tmp_path, warnings.append) == 10, (name, kind)
+        assert checkpoint.newest_verified(tmp_path, warnings.append) == 10, (name, kind)
         assert len(warnings) == 1
         assert warnings[0].startswith("warning: skipped checkpoint of step 20: "), (name, kind)
         shutil.copy(tmp_path / "kept" / name, newest / name)
-    assert checkpoint.newest_whole(tmp_path, print) == 20
+    assert checkpoint.newest_verified(tmp_path, print) == 20
 
 
 def test_at_least_two_stay_and_a_damaged_one_does_not_count(tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_at_least_two_stay_and_a_damaged_one_does_not_count(tmp_path: Path) -> N
     assert not (tmp_path / "best" / "optimizer.safetensors").exists()
     mutate(tmp_path / "checkpoints" / "step-000004" / "model.safetensors", 1)
     again = Saver(tmp_path, keep=2)
-    again.known_whole(3)  # as found when resuming
+    again.add_verified(3)  # as found when resuming
     again.save(files(4), {"step": 4}, step=4, best=False)
     again.finish()
     assert checkpoint.steps(tmp_path / "checkpoints") == [4, 3]
-    assert checkpoint.newest_whole(tmp_path / "checkpoints", print) == 4
+    assert checkpoint.newest_verified(tmp_path / "checkpoints", print) == 4
 
 
 def test_a_save_takes_the_values_of_its_moment(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_full_disk_is_said_and_leaves_the_one_before(small_disk: Path) -> None
         saver.finish()
     assert "the disk is full" in saver.check()
     assert [path.name for path in (small_disk / "checkpoints").glob("step*")] == ["step-000001"]
-    assert checkpoint.newest_whole(small_disk / "checkpoints", print) == 1
+    assert checkpoint.newest_verified(small_disk / "checkpoints", print) == 1
 
 
 def test_a_full_disk_of_one_node_stops_the_job_on_all(job: Path, small_disk: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_killed_during_saves_it_goes_on_bit_for_bit(job: Path, tmp_path: Path) -
         )
         group.kill()
         if list(run.glob("checkpoints/step-??????")):
-            assert checkpoint.newest_whole(run / "checkpoints", print) is not None
+            assert checkpoint.newest_verified(run / "checkpoints", print) is not None
     start(job, run, 2, overrides).done()
     assert losses(run) == losses(tmp_path / "whole")
     assert not list(run.rglob("*.tmp"))
@@ -233,16 +233,16 @@ def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, data: Pa
     group = start(job, run, 1, ["model.n_embd=64"])
     assert group.wait() == [2]
     assert "error: model.n_embd = 64; allowed: 32, as in this run's checkpoints" in group.output()
-    other = tokens.open(data)
+    other = token_set.open(data)
     changed = other.train[:-1].copy()
-    tokens.write(tmp_path / "other", train=changed, val=other.val, vocab_size=64, encoding={"name": "gpt2"})
+    token_set.write(tmp_path / "other", train=changed, val=other.val, vocab_size=64, encoding={"name": "gpt2"})
     group = start(job, run, 1, [f"data.path={tmp_path / 'other'}"])
     assert group.wait() == [2]
     assert "not the tokens that this run's checkpoints were trained on" in group.output()
 
 
 def test_sampling_from_a_run(job: Path, data: Path, tmp_path: Path) -> None:
-    text = tokens.open(data)
+    text = token_set.open(data)
     tiny = state.fresh(jobs.load(job), text, torch.device("cpu"))
     ranks = Ranks(0, 1, 0, "node0", 20, torch.device("cpu"), "gloo", nodes=["node0"])
     parallel = OneRank(ranks)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from training import optimizer as optim
 from training.job import Train
 from training.models import cross_entropy as loss
-from training.models import hugging_face as weights
+from training.models import hugging_face
 from training.models.gpt2 import GPT, Cache, Shape
 from training.sample import generate
 
@@ -44,7 +44,7 @@ def test_our_weights_open_in_transformers(tmp_path: Path, bias: bool) -> None:
     ours = model(Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=67, bias=bias))
     for parameter in ours.parameters():  # norms and biases that are not ones and zeros
         parameter.data += 0.1 * torch.randn_like(parameter)
-    weights.save(GPT, ours.shape, dict(ours.named_parameters()), tmp_path)
+    hugging_face.save(GPT, ours.shape, dict(ours.named_parameters()), tmp_path)
     tokens = torch.randint(0, 67, (3, 16))
     torch.testing.assert_close(theirs_of(tmp_path)(tokens).logits, all_logits(ours, tokens), rtol=1e-4, atol=1e-5)
 
@@ -64,30 +64,30 @@ def test_their_weights_open_in_ours(tmp_path: Path, prefix: str) -> None:
         path = tmp_path / "model.safetensors"
         save_file({name.removeprefix("transformer."): value for name, value in load_file(path).items()}, path)
     ours = model()
-    weights.load(ours, tmp_path)
+    hugging_face.load(ours, tmp_path)
     tokens = torch.randint(0, 67, (3, 16))
     torch.testing.assert_close(all_logits(ours, tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    with pytest.raises(weights.WeightsError, match=r"no model\.safetensors$"):
-        weights.load(model(), tmp_path)
+    with pytest.raises(hugging_face.WeightsError, match=r"no model\.safetensors$"):
+        hugging_face.load(model(), tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(weights.WeightsError, match=r"pytorch_model\.bin is not read: a pickle can run code"):
-        weights.load(model(), tmp_path)
+    with pytest.raises(hugging_face.WeightsError, match=r"pytorch_model\.bin is not read: a pickle can run code"):
+        hugging_face.load(model(), tmp_path)
     ours = model()
-    weights.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
+    hugging_face.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
     other = Shape(n_layer=2, n_head=8, n_embd=32, block_size=16, vocab_size=67)
-    with pytest.raises(weights.WeightsError, match="n_head = 4, the job's model has 8"):
-        weights.load(model(other), tmp_path)
+    with pytest.raises(hugging_face.WeightsError, match="n_head = 4, the job's model has 8"):
+        hugging_face.load(model(other), tmp_path)
     (tmp_path / "config.json").unlink()
     wider = Shape(n_layer=2, n_head=4, n_embd=64, block_size=16, vocab_size=67)
-    with pytest.raises(weights.WeightsError, match=r"wte\.weight is \(67, 32\), the job's model has \(67, 64\)"):
-        weights.load(model(wider), tmp_path)
+    with pytest.raises(hugging_face.WeightsError, match=r"wte\.weight is \(67, 32\), the job's model has \(67, 64\)"):
+        hugging_face.load(model(wider), tmp_path)
     raw = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(raw[:-9])
-    with pytest.raises(weights.WeightsError, match="not a whole safetensors file"):
-        weights.load(model(), tmp_path)
+    with pytest.raises(hugging_face.WeightsError, match="not a whole safetensors file"):
+        hugging_face.load(model(), tmp_path)
 
 
 def test_the_published_size_has_124_million_parameters() -> None:
@@ -194,5 +194,5 @@ def test_the_first_loss_is_that_of_a_guess() -> None:
 
 def test_the_config_is_gpt2s(tmp_path: Path) -> None:
     ours = model()
-    weights.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
+    hugging_face.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["activation_function"] == "gelu_new"

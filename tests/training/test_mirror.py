@@ -20,8 +20,7 @@ from gloo_ranks import Group, lines, losses, start, wait_for
 
 from training import manifest
 from training.checkpoint import files as checkpoint
-from training.store import bucket, download, transfer
-from training.store import mirror_process as mirroring
+from training.store import bucket, download, mirror_process, transfer
 
 pytestmark = pytest.mark.faults
 pytest_plugins = ["training_fixtures"]
@@ -69,7 +68,7 @@ def _environment() -> dict[str, str]:
 def steps(shelf: bucket.Place, kind: str = "checkpoints") -> list[str]:
     """Those that are whole in the mirror of `run`."""
     there = shelf.at("run").at(kind)
-    return [name for name in there.folders() if transfer.whole(there.at(name))]
+    return [name for name in there.folders() if transfer.complete_manifest(there.at(name))]
 
 
 def later(run: Path, step: int) -> dict[int, float]:
@@ -113,7 +112,7 @@ def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, she
         }
     best = steps(shelf, "best")
     assert best == [f"step-{json.loads((run / 'best' / 'state.json').read_text())['step']:06d}"]
-    assert not (run / mirroring.STAGING / "to").exists()
+    assert not (run / mirror_process.STAGING / "to").exists()
 
 
 def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
@@ -146,7 +145,7 @@ def test_an_end_without_a_server_is_soon_and_good(job: Path, tmp_path: Path, she
     assert group.wait(150) == [0, 0]
     assert "warning: checkpoint of step-" in group.output(0) and "no answer" in group.output(0)
     assert "done" in group.output(0)
-    assert checkpoint.newest_whole(run / "checkpoints", print) == 8
+    assert checkpoint.newest_verified(run / "checkpoints", print) == 8
     assert time.monotonic() - began < 120
 
 
@@ -167,7 +166,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         s3.wire.reset()
         time.sleep(0.5)
         for name in there.folders():
-            if transfer.whole(there.at(name)):
+            if transfer.complete_manifest(there.at(name)):
                 download.pull(there.at(name), tmp_path / f"{number}-{name}")
                 checkpoint.verify(tmp_path / f"{number}-{name}")
         shutil.rmtree(run)

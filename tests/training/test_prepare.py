@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import WORDS, contents, documents_of, run, words
 
-from training.data import readers
-from training.data import token_set as tokens
+from training.data import readers, token_set
 from training.data import tokenizer as text
 from training.data.encode import Division
 from training.data.readers import passages
@@ -32,7 +31,7 @@ pytest_plugins = ["corpus_fixtures"]
 def test_a_folder_to_tokens_and_back(folder: Path, ranks: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("--out", out, "--ranks", ranks, "--val-fraction", 0.1, folder) == 0
-    opened = tokens.open(out, verify=True)
+    opened = token_set.open(out, verify=True)
     train, val = documents_of(opened, "train"), documents_of(opened, "val")
     originals = [path.read_bytes() for path in sorted(folder.rglob("*.*"))]
     assert sorted(train + val) == sorted(originals)
@@ -96,13 +95,13 @@ def test_a_large_vocabulary_is_uint32(learned: Vocabulary, folder: Path, tmp_pat
     large = Vocabulary("large", {**learned.ranks, **more}, learned.pattern, 70_400)
     (tmp_path / "large.tiktoken").write_text(large.text())
     assert run("--out", tmp_path / "out", "--ranks", tmp_path / "large.tiktoken", folder) == 0
-    opened = tokens.open(tmp_path / "out", verify=True)
+    opened = token_set.open(tmp_path / "out", verify=True)
     assert opened.train.dtype == np.dtype("<u4") and opened.train.max() == 70_400  # the separator
 
 
 def test_no_validation_where_none_is_asked_for(folder: Path, ranks: Path, tmp_path: Path) -> None:
     assert run("--out", tmp_path / "out", "--ranks", ranks, "--val-fraction", 0, folder) == 0
-    assert len(tokens.open(tmp_path / "out", verify=True).val) == 0
+    assert len(token_set.open(tmp_path / "out", verify=True).val) == 0
 
 
 @given(st.floats(0.001, 0.5), st.integers(0, 99), st.integers(2, 3000))
@@ -135,7 +134,7 @@ def test_one_large_file_is_divided_and_loses_nothing(ranks: Path, tmp_path: Path
     large = words(draw, 700_000)
     (tmp_path / "book.txt").write_bytes(large.encode())
     assert run("--out", tmp_path / "out", "--ranks", ranks, "--val-fraction", 0.1, tmp_path / "book.txt") == 0
-    opened = tokens.open(tmp_path / "out", verify=True)
+    opened = token_set.open(tmp_path / "out", verify=True)
     facts = opened.manifest["splits"]
     assert facts["train"]["bytes_of_text"] + facts["val"]["bytes_of_text"] == len(large.encode())
     assert 0.05 < facts["val"]["bytes_of_text"] / len(large.encode()) < 0.2
@@ -150,7 +149,7 @@ def test_one_large_file_is_divided_and_loses_nothing(ranks: Path, tmp_path: Path
 def test_text_that_is_hard_on_the_pattern(ranks: Path, tmp_path: Path, text_: str) -> None:
     (tmp_path / "hard.txt").write_text(text_)
     assert run("--out", tmp_path / "out", "--ranks", ranks, "--val-fraction", 0, tmp_path / "hard.txt") == 0
-    assert documents_of(tokens.open(tmp_path / "out"), "train") == [text_.encode()]
+    assert documents_of(token_set.open(tmp_path / "out"), "train") == [text_.encode()]
 
 
 def test_progress_is_lines_where_there_is_no_terminal(folder: Path, ranks: Path, tmp_path: Path, capsys: Any) -> None:

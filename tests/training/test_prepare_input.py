@@ -12,7 +12,7 @@ import pytest
 import tiktoken
 from small_corpus import documents_of, run
 
-from training.data import token_set as tokens
+from training.data import token_set
 from training.manifest import TokenError
 
 pytest_plugins = ["corpus_fixtures"]
@@ -79,7 +79,7 @@ def test_bad_input_is_one_line(tmp_path: Path, ranks: Path, capfd: Any, monkeypa
     out, err = capfd.readouterr()
     assert line in err and err.count("\n") == 1 and not out
     with pytest.raises(TokenError):
-        tokens.open(tmp_path / "out")
+        token_set.open(tmp_path / "out")
 
 
 def test_what_is_not_utf8_is_skipped_or_replaced_where_asked(folder: Path, ranks: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_what_is_not_utf8_is_skipped_or_replaced_where_asked(folder: Path, ranks
     for choice, count in (("skip", 60), ("replace", 63)):
         out = tmp_path / choice
         assert run("--out", out, "--ranks", ranks, "--invalid", choice, folder) == 0
-        opened = tokens.open(out, verify=True)
+        opened = token_set.open(out, verify=True)
         found = [*documents_of(opened, "train"), *documents_of(opened, "val")]
         assert len(found) == count and opened.manifest["source"]["skipped"] == 63 - count
     assert {"a\ufffdb".encode(), "\ufffd x".encode()} < set(found)

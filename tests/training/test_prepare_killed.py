@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from small_corpus import contents, run
 
-from training.data import prepare
-from training.data import token_set as tokens
+from training.data import prepare, token_set
 from training.manifest import NAME, WORK, TokenError
 
 pytestmark = pytest.mark.faults
@@ -36,7 +35,7 @@ def test_again_is_nothing_to_do_and_another_wish_is_refused(
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert run(*arguments, "--seed", 7) == 2
     assert run(*arguments, "--seed", 7, "--overwrite") == 0
-    assert tokens.open(out, verify=True).manifest["settings"]["seed"] == 7
+    assert token_set.open(out, verify=True).manifest["settings"]["seed"] == 7
     future = time.time() + 100
     os.utime(folder / "part0" / "00.txt", (future, future))  # the same size, other content perhaps
     assert run(*arguments, "--seed", 7) == 2
@@ -46,10 +45,10 @@ def test_again_is_nothing_to_do_and_another_wish_is_refused(
 KILLED = """
 import sys
 from training.data import encode, prepare
-from training.data import prepare_journal as unfinished
+from training.data import prepare_journal
 encode.BATCH, unfinished.COMMIT = 2000, 0.0
-begin = unfinished.Unfinished.begin
-unfinished.Unfinished.begin = lambda self: (begin(self), print("begun", flush=True))
+begin = unfinished.PrepareJournal.begin
+unfinished.PrepareJournal.begin = lambda self: (begin(self), print("begun", flush=True))
 sys.exit(prepare.main(sys.argv[1:]))
 """
 
@@ -86,11 +85,11 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(folder: Path, tmp_pat
         _, err = process.communicate()
         resumed += b"going on after" in err
         if (out / NAME).exists():
-            tokens.open(out, verify=True)
+            token_set.open(out, verify=True)
             shutil.rmtree(out)
         elif out.exists():
             with pytest.raises(TokenError, match=r"unfinished|no token set"):
-                tokens.open(out)
+                token_set.open(out)
         assert kill < 11 or resumed
     process = start("--out", out, *wish)
     process.communicate()
@@ -133,7 +132,7 @@ def test_stopped_between_any_two_steps(folder: Path, ranks: Path, tmp_path: Path
         left[0] = 0
         if not (out / NAME).exists():
             with pytest.raises(TokenError):
-                tokens.open(out)
+                token_set.open(out)
     assert cuts
     assert run("--out", out, *wish) == 0
     assert contents(out) == contents(tmp_path / "whole")
@@ -156,9 +155,9 @@ def test_unfinished_work_that_was_altered_is_not_trusted(
 
 
 def test_two_at_once_in_one_folder(folder: Path, ranks: Path, tmp_path: Path, capsys: Any) -> None:
-    from training.data.prepare_journal import Unfinished
+    from training.data.prepare_journal import PrepareJournal
 
-    first = Unfinished(tmp_path / "out", {})
+    first = PrepareJournal(tmp_path / "out", {})
     assert run("--out", tmp_path / "out", "--ranks", ranks, folder) == 2
     assert "another prepare is writing there" in capsys.readouterr().err
     first.close()
@@ -175,10 +174,10 @@ def test_a_full_disk_is_said_and_gone_on_from(folder: Path, ranks: Path, tmp_pat
         err = capsys.readouterr().err
         assert "No space left on device" in err and "Traceback" not in err
         with pytest.raises(TokenError):
-            tokens.open(disk / "out")
+            token_set.open(disk / "out")
         subprocess.run(["mount", "-o", "remount,size=4m", disk], check=True)
         assert run("--out", disk / "out", "--ranks", ranks, folder) == 0
-        tokens.open(disk / "out", verify=True)
+        token_set.open(disk / "out", verify=True)
     finally:
         subprocess.run(["umount", disk], check=True)
 
@@ -195,4 +194,4 @@ def test_a_source_that_changes_meanwhile_is_not_finished(
     monkeypatch.setattr(prepare, "tokenise", changing)
     assert run("--out", tmp_path / "out", "--ranks", ranks, folder) == 2
     with pytest.raises(TokenError):
-        tokens.open(tmp_path / "out")
+        token_set.open(tmp_path / "out")

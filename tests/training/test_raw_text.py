@@ -58,7 +58,7 @@ def lines(folder: Path) -> list[str]:
 
 def test_all_of_the_text_comes_back_verified(place: Place, folder: Path, tmp_path: Path) -> None:
     content = raw.push(found(folder), place)
-    assert transfer.whole(place) and content["lines"] == COUNT and len(content["files"]) > 3
+    assert transfer.complete_manifest(place) and content["lines"] == COUNT and len(content["files"]) > 3
     download.pull(place, tmp_path / "back")
     assert lines(tmp_path / "back") == [path.read_text() for path in sorted(folder.iterdir())]
     assert content["bytes_of_text"] == sum(path.stat().st_size for path in folder.iterdir())
@@ -82,7 +82,7 @@ def test_a_killed_push_goes_on_behind_what_has_arrived(
     monkeypatch.setattr(raw, "AT_ONCE", 1)
     with pytest.raises(StoreError, match="killed"):
         raw.push(found(folder), place)
-    assert not transfer.whole(place) and sent == [f"text-{n:05}.jsonl.gz" for n in range(4)]
+    assert not transfer.complete_manifest(place) and sent == [f"text-{n:05}.jsonl.gz" for n in range(4)]
     again: list[str] = []
 
     def write_on(self: Place, name: str, data: bytes) -> None:
@@ -94,14 +94,14 @@ def test_a_killed_push_goes_on_behind_what_has_arrived(
     assert [name for name in again if name.startswith("text-")] == [
         f"text-{n:05}.jsonl.gz" for n in range(4, len(content["files"]))
     ]
-    assert transfer.whole(place) and content["lines"] == COUNT and place.read(transfer.SENDING) is None
+    assert transfer.complete_manifest(place) and content["lines"] == COUNT and place.read(transfer.SENDING) is None
 
 
 def test_another_text_begins_anew(place: Place, folder: Path) -> None:
     first = raw.push(found(folder), place)
     (folder / "more.txt").write_text("another")
     second = raw.push(found(folder), place)
-    assert second["lines"] == first["lines"] + 1 and transfer.whole(place)
+    assert second["lines"] == first["lines"] + 1 and transfer.complete_manifest(place)
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -114,7 +114,7 @@ def test_it_must_be_the_text_that_the_tokens_were_made_from(
     code = raw.main([place.url, "--tokens", tokens.url, str(folder)])
     said = capsys.readouterr()
     assert code == (0 if same else 2)
-    assert bool(transfer.whole(place)) is same
+    assert bool(transfer.complete_manifest(place)) is same
     assert same or "was made from another text than" in said.err
 
 

@@ -113,7 +113,7 @@ def test_a_checkpoint_of_several_shards_is_read_like_one(job: Path, tmp_path: Pa
 def test_shards_without_a_commit_are_no_checkpoint(tmp_path: Path) -> None:
     temporary = checkpoint.begin(checkpoint.folder_of(tmp_path, 5))
     checkpoint.write_files(temporary, {checkpoint.part_file("model", 0, 2): {"a": torch.ones(3)}})
-    assert checkpoint.newest_whole(tmp_path, print) is None
+    assert checkpoint.newest_verified(tmp_path, print) is None
     checkpoint.tidy(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -16,7 +16,7 @@ from bucket_servers import Server
 from gloo_ranks import wait_for
 
 from training import manifest
-from training.data import token_set as tokens
+from training.data import token_set
 from training.store import bucket, download, transfer
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
@@ -45,7 +45,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / manifest.RANKS).write_bytes(b"aGVsbG8= 0\n" * 50)
     encoding = {"name": "own", "ranks": manifest.RANKS, "sha256": manifest.checksum(folder / manifest.RANKS)}
     text = np.random.default_rng(1).integers(0, 64, 30_000)
-    tokens.write(folder, train=text, val=text[:2000], vocab_size=64, encoding=encoding)
+    token_set.write(folder, train=text, val=text[:2000], vocab_size=64, encoding=encoding)
     return folder
 
 
@@ -133,7 +133,7 @@ def test_a_set_goes_there_and_comes_back_as_it_was(any_server: Server, prepared:
     assert done(store(any_server, "list", f"{any_server.url}/data")) == "own\twhole\n"
     assert "whole, checksums verified; 0.1 MB moved" in done(store(any_server, "pull", url, tmp_path / "got"))
     assert same(prepared, tmp_path / "got")
-    assert tokens.open(tmp_path / "got", verify=True).vocab_size == 64
+    assert token_set.open(tmp_path / "got", verify=True).vocab_size == 64
     assert "0.0 MB moved, 0.1 MB were there" in done(store(any_server, "push", url, prepared))
     assert "0.0 MB moved, 0.1 MB were there" in done(store(any_server, "pull", url, tmp_path / "got"))
 
@@ -151,8 +151,8 @@ def test_a_killed_download_goes_on_where_it_was(cloud: Server, big: Path, tmp_pa
     had = part.stat().st_size
     assert had < BIG
     assert not (target / manifest.NAME).exists()
-    with pytest.raises(tokens.TokenError, match="an unfinished download; the same command again finishes it"):
-        tokens.open(target)
+    with pytest.raises(token_set.TokenError, match="an unfinished download; the same command again finishes it"):
+        token_set.open(target)
     cloud.wire.reset()
     done(store(cloud, "pull", url, target))
     assert same(big, target)
@@ -263,7 +263,7 @@ def test_nanogpt_s_bare_files_get_a_manifest(s3: Server, prepared: Path, tmp_pat
         (bare / name).write_bytes((prepared / name).read_bytes())
     done(store(s3, "push", f"{s3.url}/bare", bare))
     done(store(s3, "pull", f"{s3.url}/bare", bare))
-    read = tokens.open(bare, verify=True)
+    read = token_set.open(bare, verify=True)
     assert (read.manifest["format"], read.encoding["name"], len(read.train)) == (manifest.FORMAT, "gpt2", 30_000)
 
 

@@ -14,9 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training import manifest
-from training.data import token_set as tokens
-from training.data import tokenizer as text
-from training.data import vocabulary
+from training.data import token_set, tokenizer, vocabulary
 from training.manifest import TokenError
 
 WORDS = ["def ", "return ", "self", "(", ")", "\n    ", "import ", "é", "漢字", "'ll", "x", "0", "12345", "  ", "\t"]
@@ -37,26 +35,28 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "special": {vocabulary.SEPARATOR: learned.separator},
     }
     train, val = ([draw.randrange(300) for _ in range(count)] for count in (700, 700))
-    tokens.write(folder, train=train, val=val, vocab_size=300, encoding=encoding, text_bytes={"train": 2100, "val": 9})
+    token_set.write(
+        folder, train=train, val=val, vocab_size=300, encoding=encoding, text_bytes={"train": 2100, "val": 9}
+    )
     return folder
 
 
 def test_what_was_written_is_read(made: Path) -> None:
-    opened = tokens.open(made, verify=True)
+    opened = token_set.open(made, verify=True)
     assert opened.vocab_size == 300 and len(opened.train) == len(opened.val) == 700
     assert opened.train.dtype == np.dtype("<u2") and not opened.train.flags.writeable
     assert opened.bytes_per_token("train") == 3.0
-    encoding = text.load(opened.encoding, made)
-    assert text.separator(encoding) == 299
+    encoding = tokenizer.load(opened.encoding, made)
+    assert tokenizer.separator(encoding) == 299
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(300, "<u2"), (65536, "<u2"), (65537, "<u4"), (200019, "<u4")])
 def test_width_by_vocabulary(tmp_path: Path, size: int, dtype: str) -> None:
-    opened = tokens.write(tmp_path, train=[0, size - 1], val=[], vocab_size=size, encoding={"name": "gpt2"})
+    opened = token_set.write(tmp_path, train=[0, size - 1], val=[], vocab_size=size, encoding={"name": "gpt2"})
     assert opened.train.dtype == np.dtype(dtype) and opened.train.tolist() == [0, size - 1] and len(opened.val) == 0
     assert (tmp_path / "train.bin").stat().st_size == 2 * np.dtype(dtype).itemsize
     with pytest.raises(TokenError, match="beyond the vocabulary"):
-        tokens.write(tmp_path, train=[size], val=[], vocab_size=size, encoding={"name": "gpt2"})
+        token_set.write(tmp_path, train=[size], val=[], vocab_size=size, encoding={"name": "gpt2"})
 
 
 def flip(path: Path, draw: random.Random) -> None:
@@ -135,7 +135,7 @@ def test_200_mutations_are_all_detected(made: Path, tmp_path: Path, seed: int) -
     names = ["train.bin", "val.bin", "vocab.tiktoken", "manifest.json"]
     MUTATIONS[seed % len(MUTATIONS)](folder / names[draw.randrange(len(names))], draw)
     with pytest.raises(TokenError) as error:
-        tokens.open(folder, verify=True)
+        token_set.open(folder, verify=True)
     assert "\n" not in str(error.value) and str(folder) in str(error.value)
 
 
@@ -144,7 +144,7 @@ def test_sizes_are_checked_without_verify(made: Path, tmp_path: Path) -> None:
     with (folder / "val.bin").open("ab") as file:
         file.write(b"\0\0")
     with pytest.raises(TokenError, match=r"val\.bin: 1402 bytes, the manifest says 1400"):
-        tokens.open(folder)
+        token_set.open(folder)
 
 
 def test_a_manifest_does_not_lead_out_of_its_folder(made: Path, tmp_path: Path) -> None:
@@ -153,21 +153,21 @@ def test_a_manifest_does_not_lead_out_of_its_folder(made: Path, tmp_path: Path) 
     content["splits"]["train"]["file"] = "../../etc/passwd"
     (folder / manifest.NAME).write_text(manifest.render(content))
     with pytest.raises(TokenError, match="not a plain file name"):
-        tokens.open(folder)
+        token_set.open(folder)
     content["splits"]["train"]["file"] = "train.bin"
     content["encoding"]["ranks"] = "../set/vocab.tiktoken"
     (folder / manifest.NAME).write_text(manifest.render(content))
     with pytest.raises(TokenError, match="not a plain file name"):
-        tokens.open(folder)
+        token_set.open(folder)
 
 
 def test_another_rank_file_is_refused(made: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(made, tmp_path / "set")
-    opened = tokens.open(folder)
+    opened = token_set.open(folder)
     other = vocabulary.train(["another text altogether " * 20], 270)
     (folder / "vocab.tiktoken").write_text(other.text())
     with pytest.raises(vocabulary.VocabularyError, match="not the rank file that the tokens were made with"):
-        text.load(opened.encoding, folder)
+        tokenizer.load(opened.encoding, folder)
 
 
 @given(st.lists(st.integers(0, 50256), min_size=1, max_size=50), st.lists(st.integers(0, 50256), max_size=20))
@@ -175,7 +175,7 @@ def test_nanogpts_bare_folder(tmp_path_factory: pytest.TempPathFactory, train: l
     folder = tmp_path_factory.mktemp("bare")
     np.array(train, dtype=np.uint16).tofile(folder / "train.bin")
     np.array(val, dtype=np.uint16).tofile(folder / "val.bin")
-    opened = tokens.open(folder, verify=True)
+    opened = token_set.open(folder, verify=True)
     assert opened.train.tolist() == train and opened.val.tolist() == val
     assert opened.vocab_size == 50257 and opened.encoding == {"name": "gpt2"}
     assert opened.bytes_per_token("train") is None
@@ -183,16 +183,16 @@ def test_nanogpts_bare_folder(tmp_path_factory: pytest.TempPathFactory, train: l
 
 def test_bare_folders_that_are_something_else(tmp_path: Path) -> None:
     np.array([5, 60000], dtype=np.uint16).tofile(tmp_path / "train.bin")
-    assert len(tokens.open(tmp_path).val) == 0
+    assert len(token_set.open(tmp_path).val) == 0
     with pytest.raises(TokenError, match="token 60000 is beyond gpt2's vocabulary of 50257"):
-        tokens.open(tmp_path, verify=True)
+        token_set.open(tmp_path, verify=True)
     (tmp_path / "meta.pkl").write_bytes(b"cos\nsystem\n(S'touch /tmp/ran'\ntR.")
     with pytest.raises(TokenError, match=r"meta\.pkl"):
-        tokens.open(tmp_path)
+        token_set.open(tmp_path)
     (tmp_path / "meta.pkl").unlink()
     (tmp_path / "train.bin").write_bytes(b"123")
     with pytest.raises(TokenError, match="3 bytes are not a whole number"):
-        tokens.open(tmp_path)
+        token_set.open(tmp_path)
 
 
 def test_what_is_no_token_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,11 +201,11 @@ def test_what_is_no_token_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "half" / "train.bin").write_bytes(b"1234")
     said = {"nowhere": "no such folder", "file": "not a folder", ".": "no token set", "half": "unfinished"}
     for name, line in said.items():
-        assert tokens.main([str(tmp_path / name)]) == 2
+        assert token_set.main([str(tmp_path / name)]) == 2
         out = capsys.readouterr()
         assert line in out.err and out.err.count("\n") == 1 and not out.out
 
 
 def test_the_command_verifies(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tokens.main([str(made)]) == 0
+    assert token_set.main([str(made)]) == 0
     assert "verified" in capsys.readouterr().out

@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import WORDS, documents_of, run, words
 
-from training.data import token_set as tokens
-from training.data import tokenizer as text
-from training.data import vocabulary
+from training.data import token_set, tokenizer, vocabulary
 from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
 
 pytest_plugins = ["corpus_fixtures"]
@@ -27,16 +25,16 @@ any_text = st.one_of(st.text(max_size=300), st.lists(st.sampled_from(WORDS), max
 def test_a_trained_vocabulary_loses_nothing(learned: Vocabulary, text_: str) -> None:
     encoding = learned.encoding()
     assert learned.size == 320 == encoding.n_vocab
-    coded = text.encode(encoding, text_)
+    coded = tokenizer.encode(encoding, text_)
     assert encoding.decode_bytes(coded) == text_.encode()
-    assert text.decode(encoding, coded) == text_ == "".join(text.stream(encoding, coded))
+    assert tokenizer.decode(encoding, coded) == text_ == "".join(tokenizer.stream(encoding, coded))
     assert learned.separator not in coded  # also where the text says <|endoftext|>
 
 
 def test_the_separator_in_a_text_is_text(learned: Vocabulary) -> None:
     encoding = learned.encoding()
-    assert text.separator(encoding) not in text.encode(encoding, f"a{SEPARATOR}b")
-    assert text.decode(encoding, [*text.encode(encoding, "é"), 319, 5000]) == f"é{SEPARATOR}\ufffd"
+    assert tokenizer.separator(encoding) not in tokenizer.encode(encoding, f"a{SEPARATOR}b")
+    assert tokenizer.decode(encoding, [*tokenizer.encode(encoding, "é"), 319, 5000]) == f"é{SEPARATOR}\ufffd"
 
 
 def test_the_rank_file_is_tiktokens(learned: Vocabulary, ranks: Path, monkeypatch: Any) -> None:
@@ -55,14 +53,14 @@ def test_somebodys_own_pattern_drops_nothing(ranks: Path, tmp_path: Path) -> Non
     (tmp_path / "a.txt").write_text("two words, and more")
     arguments = ["--ranks", ranks, "--pattern", "[a-z]+", "--val-fraction", 0, tmp_path / "a.txt"]
     assert run("--out", tmp_path / "out", *arguments) == 0
-    assert documents_of(tokens.open(tmp_path / "out"), "train") == [b"two words, and more"]
+    assert documents_of(token_set.open(tmp_path / "out"), "train") == [b"two words, and more"]
 
 
 def test_gpt2_where_its_ranks_can_be_had(learned: Vocabulary, folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """The set carries the ranks with it: what reads it needs no download."""
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: learned.encoding())
     assert run("--out", tmp_path / "out", folder) == 0
-    opened = tokens.open(tmp_path / "out", verify=True)
+    opened = token_set.open(tmp_path / "out", verify=True)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: pytest.fail("fetched again"))
     assert opened.encoding["name"] == "gpt2" and documents_of(opened, "val")
 
@@ -76,7 +74,7 @@ def test_our_form_of_gpt2s_pattern_finds_tiktokens_words(learned: Vocabulary, te
         "theirs", pat_str=r50k_pat_str, mergeable_ranks=dict(learned.ranks), special_tokens={SEPARATOR: 319}
     )
     assert learned.pattern == PATTERNS["gpt2"]
-    assert text.encode(learned.encoding(), text_) == theirs.encode_ordinary(text_)
+    assert tokenizer.encode(learned.encoding(), text_) == theirs.encode_ordinary(text_)
 
 
 documents = st.lists(st.tuples(st.one_of(any_text, st.just(f"x{SEPARATOR} y")), st.booleans()), max_size=9)
@@ -87,13 +85,13 @@ documents = st.lists(st.tuples(st.one_of(any_text, st.just(f"x{SEPARATOR} y")), 
 def test_documents_in_one_call_are_what_they_are_alone(learned: Vocabulary, texts: list[tuple[str, bool]]) -> None:
     encoding = learned.encoding()
     expected = [t for text_, closes in texts for t in [*encoding.encode_ordinary(text_), *([319] * closes)]]
-    assert text.to_array(encoding, texts).tolist() == expected
+    assert tokenizer.to_array(encoding, texts).tolist() == expected
 
 
 def test_a_hard_text_among_others(learned: Vocabulary) -> None:
     """Where the pattern's engine gives up on the batch, every document still comes whole and closed."""
     encoding = learned.encoding()
     texts = [("one", True), (" " * 1_000_000 + "x", True), ("two", True)]
-    coded = text.to_array(encoding, texts).tolist()
+    coded = tokenizer.to_array(encoding, texts).tolist()
     assert encoding.decode(coded) == SEPARATOR.join(text_ for text_, _ in texts) + SEPARATOR
     assert coded.count(319) == 3

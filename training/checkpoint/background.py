@@ -1,6 +1,6 @@
-"""Checkpoints in the background: the step waits for a copy in memory, a thread of low priority does the rest.
+"""Write checkpoints in the background: the step waits for a copy in memory, a thread of low priority writes it.
 
-One save is under way at a time; the next one waits for it. A save that fails is raised at the next `check`.
+There is one save at a time; the next one waits for it. `check` reports a save that failed.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from training.checkpoint import files as checkpoint
 from training.store.mirror import Mirror
 
 _NICENESS = 10
-"""The thread gets what the training leaves: it hashes and writes, for which there is time until the next save."""
+"""The thread hashes and writes while the training computes, and has time for that until the next save."""
 
 
 class Saver:
     def __init__(self, run: Path, keep: int, mirror: Mirror | None = None) -> None:
-        """`mirror`: what is whole on disk goes to a bucket as well."""
+        """`keep` verified checkpoints stay on disk; `mirror` gets each as soon as it is on disk."""
         self.directory = run / "checkpoints"
         self.best = run / "best"
         self.keep = keep
-        self.whole: set[int] = set()
+        self.verified: set[int] = set()
         self._mirror = mirror
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: checkpoint.CheckpointError | None = None
 
     def save(self, files: checkpoint.Files, state: Mapping[str, Any], *, step: int | None, best: bool) -> None:
-        """Of this moment's values: as the checkpoint of `step` (None: not as one), as the best model, or both.
-        Returns when they are copied."""
+        """Copy the values and return; the thread writes them as the checkpoint of `step` (None: not as one), as the
+        best model, or both. Raises the CheckpointError of a save before."""
         self.finish()
         copied = {name: self._copy(name, content) for name, content in files.items()}
         self._thread = threading.Thread(
@@ -46,23 +46,23 @@ class Saver:
         self._thread.start()
 
     def check(self) -> str:
-        """Why a save failed; empty when none did."""
+        """Why a save failed; empty if none did."""
         return str(self._failure or "")
 
     def finish(self) -> None:
-        """Waits for the save that is under way; a failure of any is raised."""
+        """Wait for the save in progress; raises the CheckpointError of any that failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         if self._failure is not None:
             raise self._failure
 
-    def known_whole(self, step: int) -> None:
-        """A checkpoint that was verified, when resuming: it counts among those to keep."""
-        self.whole.add(step)
+    def add_verified(self, step: int) -> None:
+        """Count a checkpoint that was verified when resuming among those to keep."""
+        self.verified.add(step)
 
     def _copy(self, file: str, content: Mapping[str, Tensor] | bytes) -> Mapping[str, Tensor] | bytes:
-        """Into memory that is kept from save to save: new pages cost more than the copy does."""
+        """Copy into memory that is reused by every save: allocating new pages costs more than the copy."""
         if isinstance(content, bytes):
             return content
         out = {}
@@ -74,12 +74,12 @@ class Saver:
         return out
 
     def _write(self, files: checkpoint.Files, state: Mapping[str, Any], step: int | None, best: bool) -> None:
-        with contextlib.suppress(OSError):  # not allowed everywhere, and only a kindness
+        with contextlib.suppress(OSError):  # not allowed everywhere
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             if step is not None:
                 checkpoint.write(checkpoint.folder_of(self.directory, step), files, state)
-                self.whole.add(step)
+                self.verified.add(step)
                 manifest.publish(self.directory / "latest", f"{step}\n")
                 self._prune(step)
                 if self._mirror is not None:
@@ -91,16 +91,16 @@ class Saver:
                     self._mirror.offer("best", state["step"], self.best)
         except checkpoint.CheckpointError as error:
             self._failure = error
-        except Exception as error:  # noqa: BLE001 (a thread's exceptions reach nobody by themselves)
+        except Exception as error:  # noqa: BLE001 (reported by `check`; the thread has no caller)
             self._failure = checkpoint.CheckpointError(f"{self.directory}: {error!r}")
 
     def _prune(self, newest: int) -> None:
-        """Keeps the newest that are known to be whole; damaged and older ones go."""
-        kept = sorted(self.whole, reverse=True)[: self.keep]
+        """Remove damaged checkpoints, and verified ones beyond the newest `keep`."""
+        kept = sorted(self.verified, reverse=True)[: self.keep]
         for step in checkpoint.steps(self.directory):
             if step not in kept and step <= newest:
                 checkpoint.remove(checkpoint.folder_of(self.directory, step))
-                self.whole.discard(step)
+                self.verified.discard(step)
 
 
 _NOT_IN_BEST = ("optimizer", "rng")

@@ -53,15 +53,16 @@ _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", t
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read: one line with the plain reason."""
+    """A checkpoint that cannot be written or read: one line with the reason."""
 
 
 def folder_of(directory: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
     return directory / f"step-{step:06d}"
 
 
 def steps(directory: Path) -> list[int]:
-    """Steps that there is a folder of, whole or not, newest first."""
+    """Steps that have a folder, complete or damaged, newest first."""
     names = (_STEP.fullmatch(path.name) for path in directory.glob("step-*") if path.is_dir())
     return sorted((int(match[1]) for match in names if match), reverse=True)
 
@@ -108,8 +109,8 @@ def _temporary(folder: Path) -> Path:
 
 
 def _swap(temporary: Path, folder: Path) -> None:
-    """Renames into place. What stands there already (a damaged step, the last best) steps aside, and comes back by
-    `tidy` if the process dies in between."""
+    """Rename the folder into place. One of that name (a damaged step, the last best model) is renamed to .old before,
+    and `tidy` renames it back if the process dies in between."""
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -120,7 +121,7 @@ def _swap(temporary: Path, folder: Path) -> None:
 
 
 def tidy(directory: Path) -> None:
-    """After a kill: takes away what was half written, and puts back what had stepped aside for it."""
+    """Clean up after a kill: remove unfinished folders, and rename back what was to be replaced."""
     for temporary in directory.glob("*.tmp"):
         shutil.rmtree(temporary, ignore_errors=True)
     for old in directory.glob("*.old"):
@@ -131,28 +132,28 @@ def tidy(directory: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Takes a checkpoint away; at no moment does a half of it carry the name."""
+    """Remove a checkpoint. It is renamed first, so that no half of it has the name of a checkpoint."""
     temporary = _temporary(folder)
     folder.rename(temporary)
     shutil.rmtree(temporary)
 
 
 def verify(folder: Path) -> None:
-    """Reads every byte; a CheckpointError says what is torn or altered."""
+    """Read every byte; CheckpointError with the first file that is torn or altered."""
     try:
         listed = manifest.parse(folder / manifest.NAME)["files"]
     except manifest.TokenError as error:
         raise CheckpointError(str(error)) from None
     except KeyError:
         raise CheckpointError(f"{folder}: not a checkpoint") from None
-    with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing lets go of the interpreter lock
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
         for problem in pool.map(lambda item: _problem(folder / item[0], item[1]), listed.items()):
             if problem:
                 raise CheckpointError(problem)
 
 
-def newest_whole(directory: Path, warn: Callable[[str], None]) -> int | None:
-    """The newest step whose checkpoint is whole; each newer one that is not gets a warning."""
+def newest_verified(directory: Path, warn: Callable[[str], None]) -> int | None:
+    """The newest step whose checkpoint passes `verify`, with a warning for each newer one that does not."""
     for step in steps(directory):
         try:
             verify(folder_of(directory, step))
@@ -164,7 +165,7 @@ def newest_whole(directory: Path, warn: Callable[[str], None]) -> int | None:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint of a path that a person gave: itself, or of a run directory its best, else its newest."""
+    """The checkpoint that a user's path means: itself, or in a run directory the best model, else the newest step."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; allowed: a run directory or a checkpoint in one")
     if (path / manifest.NAME).is_file():
@@ -173,7 +174,7 @@ def find(path: Path) -> Path:
     if (path / "best").is_dir():
         verify(path / "best")
         return path / "best"
-    step = newest_whole(path / "checkpoints", print)
+    step = newest_verified(path / "checkpoints", print)
     if step is None:
         pickles = [p.name for p in sorted(path.rglob("*")) if p.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"}]
         refused = f"; {', '.join(pickles[:3])} is not read: a pickle can run code" if pickles else ""
@@ -193,7 +194,7 @@ def model_of(state: Mapping[str, Any]) -> tuple[type[Model], Any]:
         model = architecture(architecture_of(state))
     except KeyError as error:
         raise CheckpointError(f"a model of the architecture {error}, which this version does not know") from None
-    return model, model.Shape(**state["shape"])
+    return model, model.shape_class(**state["shape"])
 
 
 def architecture_of(state: Mapping[str, Any]) -> str:
@@ -234,7 +235,7 @@ def _problem(path: Path, expected: Mapping[str, Any]) -> str:
 
 
 def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, Any]:
-    """Written and checksummed in one pass, in pieces that leave the interpreter lock to the training."""
+    """Write and hash in one pass, in pieces, so that the training gets the interpreter lock."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for piece in [content] if isinstance(content, bytes) else _safetensors(content):
@@ -247,8 +248,8 @@ def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, 
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The file of these tensors: length of the header, the header in JSON, then the raw values one after the other.
-    (safetensors' own writer holds the interpreter lock, and with it the training, for as long as the disk takes.)"""
+    """A .safetensors file: length of the header, the header in JSON, then the raw values one after the other.
+    safetensors' own writer holds the interpreter lock, and so stops the training, for as long as the disk takes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():

@@ -17,8 +17,7 @@ from training.checkpoint import files as checkpoint
 from training.data.token_set import TokenSet
 from training.job import Job
 from training.keys import JobError
-from training.models import architecture
-from training.models import hugging_face as weights
+from training.models import architecture, hugging_face
 from training.models.base import Model
 from training.parallel import Parallelism
 from training.parallel.ranks import Ranks
@@ -32,13 +31,13 @@ class State:
     step: int = 0
     """Optimizer steps that are done."""
     precision: str = "auto"
-    """What was chosen; a resumed run stays with it."""
+    """The chosen precision; a resumed run keeps it."""
     best: float = float("inf")
     """Lowest validation loss."""
     scaler: dict[str, Any] | None = None
-    """Of fp16's loss scaling, to be loaded once it is there."""
+    """State of fp16's loss scaling, loaded when the scaler exists."""
     rng: dict[str, Tensor] | None = None
-    """Of this rank, to be loaded when everything else is set up."""
+    """Random generators of this rank, loaded when everything else is set up."""
 
 
 def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
@@ -48,28 +47,29 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
     model = cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
     if job.model.init_from:
         try:
-            weights.load(model, Path(job.model.init_from))
-        except weights.WeightsError as error:
+            hugging_face.load(model, Path(job.model.init_from))
+        except hugging_face.WeightsError as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     model.to(device)
     return State(job.model.architecture, model, optimizers.build(model, job.train))
 
 
-def on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
-    """The newest step of which each rank's node has a whole checkpoint; -1: of none."""
+def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
+    """By rank: the newest step of which its node has a verified checkpoint; -1: none. The leader of each node looks."""
     directory = run / "checkpoints"
     step = None
     if ranks.leads_node:
         if ranks.is_first or not written_by_first:
             checkpoint.tidy(directory)
             checkpoint.tidy(run)
-        step = checkpoint.newest_whole(directory, lambda line: print(line, flush=True))
+        step = checkpoint.newest_verified(directory, lambda line: print(line, flush=True))
     found = ranks.gather(torch.tensor(-1 if step is None else step))
     return [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
 
 
 def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
-    """Goes to the newest step that any node has. A rank whose node has not gets it sent."""
+    """Load the newest step that any node has; ranks on nodes without it receive it from one that has it. JobError if
+    the checkpoint is of another model or other data."""
     newest = max(have)
     if newest < 0:
         return
@@ -90,7 +90,7 @@ def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int
 
 
 def _tensors(folder: Path, own: bool, state: State) -> dict[str, Tensor]:
-    """Of the model and the optimizer: read, or room for what another rank sends."""
+    """Tensors of the model and the optimizer: read from disk, or empty ones to receive another rank's into."""
     parameters = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
     if not own:
         room = {**parameters, **optimizers.tensors(state.model, state.optimizer)}
@@ -110,7 +110,7 @@ def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], r
     state.precision = saved["precision"]
     generators = safetensors.torch.load(rng)
     mine = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
-    state.rng = mine or None  # a rank that was not there before begins with its own seed
+    state.rng = mine or None  # a rank that did not exist then starts from its own seed
 
 
 def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
@@ -123,12 +123,13 @@ def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
 
 
 def identity(data: TokenSet) -> str:
-    """Tells one token set from another: the position in the data means something only in the same one."""
+    """What identifies a token set: a position in the data is only valid in the same one."""
     split = data.manifest["splits"]["train"]
     return str(split.get("sha256") or split["tokens"])
 
 
 def own_generators(device: torch.device) -> dict[str, Tensor]:
+    """State of this rank's random generators: cpu, and cuda on a GPU."""
     out = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         out["cuda"] = torch.cuda.get_rng_state(device)
@@ -136,6 +137,7 @@ def own_generators(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: int) -> None:
+    """Load the generators' state, or seed those that were not saved."""
     torch.manual_seed(seed)
     if saved and "cpu" in saved:
         torch.set_rng_state(saved["cpu"])

@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.data import token_set as tokens
-from training.data import tokenizer as text
+from training.data import token_set, tokenizer
 
 LEVELS = (1, 9)
 
@@ -24,11 +23,11 @@ def bits_per_byte(data: bytes, level: int) -> float:
     return 8 * (len(compressor.compress(data)) + len(compressor.flush())) / len(data)
 
 
-def marks(folder: Path) -> dict[str, float]:
+def baselines(folder: Path) -> dict[str, float]:
     """The marks of a token set's validation split; TokenError for a set that is not whole."""
-    found = tokens.open(folder)
-    encoding = text.load(found.encoding, folder)
-    data = text.decode(encoding, (int(token) for token in found.val)).encode()
+    found = token_set.open(folder)
+    encoding = tokenizer.load(found.encoding, folder)
+    data = tokenizer.decode(encoding, (int(token) for token in found.val)).encode()
     return {f"gzip -{level}": bits_per_byte(data, level) for level in LEVELS}
 
 
@@ -38,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", metavar="DIR", type=Path, help="a token set")
     try:
-        print(json.dumps(marks(parser.parse_args(arguments).folder)))
-    except tokens.TokenError as error:
+        print(json.dumps(baselines(parser.parse_args(arguments).folder)))
+    except token_set.TokenError as error:
         print(f"marks: {error}", file=sys.stderr)
         return 2
     return 0

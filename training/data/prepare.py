@@ -25,7 +25,7 @@ import tiktoken
 from training import manifest
 from training.data import vocabulary
 from training.data.encode import Division, batches, encode_batch, in_order, uniform, units
-from training.data.prepare_journal import Unfinished
+from training.data.prepare_journal import PrepareJournal
 from training.data.prepare_options import parser
 from training.data.readers import SourceError
 from training.data.sources import Corpus, corpus
@@ -67,25 +67,25 @@ def run(options: argparse.Namespace) -> int:
         "val_fraction": options.val_fraction,
         "seed": options.seed,
     }
-    with closing(Unfinished(options.out, {**settings, **local(found)})) as work:
+    with closing(PrepareJournal(options.out, {**settings, **resume_conditions(found)})) as work:
         if work.occupied() and not options.overwrite:
-            already(options.out, found, settings)
+            check_existing(options.out, found, settings)
             work.clear()  # killed between the manifest and this
             return 0
-        division = divided(found, options)
+        division = division_of(found, options)
         work.begin()
         say(options, work.note)
-        trained = known or work.vocabulary() or learned(found, division, options)
+        trained = known or work.vocabulary() or train_vocabulary(found, division, options)
         work.keep_vocabulary(trained)
         tokenise(found, division, trained, work, options)
         if found.changed():
             raise TokenError(f"{options.out}: the source changed while it was read; nothing was finished")
-        content = described(found, trained, work, settings)
+        content = manifest_of(found, trained, work, settings)
         work.finish(content)
     return 0
 
 
-def local(found: Corpus) -> dict[str, Any]:
+def resume_conditions(found: Corpus) -> dict[str, Any]:
     """What else must be the same for unfinished work to be gone on with."""
     return {
         "source": found.facts.times,
@@ -110,7 +110,7 @@ def identity(known: Vocabulary) -> dict[str, Any]:
     return {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
 
 
-def divided(found: Corpus, options: argparse.Namespace) -> Division:
+def division_of(found: Corpus, options: argparse.Namespace) -> Division:
     there = found.count(2)
     if not there:
         left_out = found.reading.skipped.count
@@ -123,7 +123,7 @@ def divided(found: Corpus, options: argparse.Namespace) -> Division:
     return Division.of(options.val_fraction, options.seed, found.count)
 
 
-def learned(found: Corpus, division: Division, options: argparse.Namespace) -> Vocabulary:
+def train_vocabulary(found: Corpus, division: Division, options: argparse.Namespace) -> Vocabulary:
     say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))
     return vocabulary.train(sample(found, division, options), options.train_vocab)
@@ -143,7 +143,7 @@ def sample(found: Corpus, division: Division, options: argparse.Namespace) -> It
 
 
 def tokenise(
-    found: Corpus, division: Division, known: Vocabulary, work: Unfinished, options: argparse.Namespace
+    found: Corpus, division: Division, known: Vocabulary, work: PrepareJournal, options: argparse.Namespace
 ) -> None:
     began, progress = time.monotonic(), Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
     rest = islice(units(found.documents(), division), work.units, None)
@@ -161,7 +161,7 @@ def tokenise(
     say(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
 
 
-def described(found: Corpus, known: Vocabulary, work: Unfinished, settings: dict[str, Any]) -> dict[str, Any]:
+def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings: dict[str, Any]) -> dict[str, Any]:
     return {
         "format": manifest.FORMAT,
         "dtype": settings["dtype"],
@@ -179,7 +179,7 @@ def described(found: Corpus, known: Vocabulary, work: Unfinished, settings: dict
     }
 
 
-def already(folder: Path, found: Corpus, settings: dict[str, Any]) -> None:
+def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> None:
     """A set is there. It must be the one that is asked for, as `make` would decide it."""
     content = manifest.read(folder)
     source = {**content["source"], "arguments": [], "skipped": 0}

@@ -32,7 +32,7 @@ COMMIT = 5.0  # seconds of work that a kill may cost
 FILES = (*(f"{split}.bin" for split in SPLITS), RANKS)
 
 
-class Unfinished:
+class PrepareJournal:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Takes the folder for this process alone, until `close`."""
         self.folder, self.settings = folder, dict(settings)
@@ -81,7 +81,7 @@ class Unfinished:
                 if journal["units"]:
                     self.note = "the unfinished work there is of other input or settings: starting over"
                 return False
-            self.take_back()
+            self.undo_renames()
             for split in SPLITS:
                 self.digests[split] = self.cut(split, journal["splits"][split])
             learned = journal["vocabulary"]
@@ -94,7 +94,7 @@ class Unfinished:
         self.note = f"going on after {self.units:,} documents" if self.units else ""
         return True
 
-    def take_back(self) -> None:
+    def undo_renames(self) -> None:
         """Files that had their final names already when the process was killed, before the manifest."""
         for name in FILES:
             if (self.folder / name).exists() and not (self.work / name).exists():

@@ -108,7 +108,7 @@ def write(
         if len(whole) and not 0 <= whole.min() <= whole.max() < vocab_size:
             raise TokenError(f"{folder}: a token of {split} is beyond the vocabulary of {vocab_size}")
         data = whole.astype(little_endian(dtype)).tobytes()
-        write_whole(folder / f"{split}.bin", data)
+        write_file(folder / f"{split}.bin", data)
         splits[split] = {
             "file": f"{split}.bin",
             "tokens": len(whole),
@@ -128,7 +128,7 @@ def write(
     return open(folder)
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(data)

@@ -54,25 +54,27 @@ def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> 
     arrays: list[Array] = []
     for text, closes in texts:
         if SEPARATOR in text or not closes:
-            arrays += [spoken(encoding, "".join(joined), {SEPARATOR}), spoken(encoding, text, set())]
+            arrays += [encode_part(encoding, "".join(joined), {SEPARATOR}), encode_part(encoding, text, set())]
             joined = [SEPARATOR] if closes else []
         else:
             joined += [text, SEPARATOR]
-    arrays.append(spoken(encoding, "".join(joined), {SEPARATOR}))
+    arrays.append(encode_part(encoding, "".join(joined), {SEPARATOR}))
     return np.concatenate(arrays)
 
 
-def spoken(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
+def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
     except ValueError:  # the pattern's engine has a limit, which the better part of a million spaces in a row exceeds
         if len(text) <= SLICE:
             raise
         if special:  # the separators are where to begin, then
-            parts = [spoken(encoding, part, set()) for part in text.split(SEPARATOR)]
+            parts = [encode_part(encoding, part, set()) for part in text.split(SEPARATOR)]
             end = np.array([separator(encoding)], dtype=np.uint32)
             return np.concatenate([array for part in parts for array in (part, end)][:-1])
-        return np.concatenate([spoken(encoding, text[at : at + SLICE], special) for at in range(0, len(text), SLICE)])
+        return np.concatenate(
+            [encode_part(encoding, text[at : at + SLICE], special) for at in range(0, len(text), SLICE)]
+        )
 
 
 def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:

@@ -30,7 +30,7 @@ FILES = {
     **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
 }
 """On HOST, as tiktoken_ext.openai_public has them."""
-REACH = 10.0
+REACH_TIMEOUT = 10.0
 """Seconds in which HOST must answer to be in reach."""
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
@@ -94,7 +94,7 @@ def named(name: str) -> Vocabulary:
     """One of tiktoken's own. Its ranks are downloaded once and kept."""
     if name not in NAMES:
         raise VocabularyError(f"encoding {name!r}: not one of {', '.join(NAMES)} (--ranks takes any rank file)")
-    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(kept()))
+    os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(cache_folder()))
     try:
         encoding = tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
@@ -109,7 +109,7 @@ def named(name: str) -> Vocabulary:
     return checked(Vocabulary(name, ranks, PATTERNS[pattern_of(name)], separator), name)
 
 
-def kept() -> Path:
+def cache_folder() -> Path:
     """The folder of tiktoken's downloads. Its own choice is that for temporary files, which a reboot empties."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
@@ -118,14 +118,15 @@ def kept() -> Path:
 def missing(name: str) -> list[tuple[str, str]]:
     """(URL, file) of each of an encoding's files that this machine has not and cannot fetch; none of an unknown one."""
     urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
-    files = {url: kept() / hashlib.sha1(url.encode()).hexdigest() for url in urls}  # named as tiktoken.load names them
+    # tiktoken.load names them so
+    files = {url: cache_folder() / hashlib.sha1(url.encode()).hexdigest() for url in urls}
     lacking = [(url, str(file)) for url, file in files.items() if not file.exists()]
-    return lacking if lacking and not in_reach() else []
+    return lacking if lacking and not is_reachable() else []
 
 
-def in_reach() -> bool:
+def is_reachable() -> bool:
     try:
-        with socket.create_connection((HOST, 443), REACH):
+        with socket.create_connection((HOST, 443), REACH_TIMEOUT):
             return True
     except OSError:
         return False

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class Model(nn.Module):
     """A model that can be trained by the loop: `model(*model.batch(windows, seeds))` is a loss."""
 
-    Shape: ClassVar[type[Any]]
+    shape_class: ClassVar[type[Any]]
     """A frozen dataclass of what the weights must be read with; its fields are keys of a job's [model] section, and
     block_size (tokens of context), vocab_size and n_embd (width of what passes from block to block) are among them."""
     hugging_face_prefix: ClassVar[str] = ""
@@ -33,8 +33,8 @@ class Model(nn.Module):
     @classmethod
     def shape_of(cls, keys: Any, vocab_size: int) -> Any:
         """The shape that a job's [model] section asks for; `vocab_size`, the token set's, is used where it has 0."""
-        shape = {field.name: getattr(keys, field.name) for field in dataclasses.fields(cls.Shape)}
-        return cls.Shape(**{**shape, "vocab_size": keys.vocab_size or vocab_size})
+        shape = {field.name: getattr(keys, field.name) for field in dataclasses.fields(cls.shape_class)}
+        return cls.shape_class(**{**shape, "vocab_size": keys.vocab_size or vocab_size})
 
     def batch(self, windows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, ...]:
         """The arguments of `forward` for windows of tokens, int64 (rows, length + 1): inputs and the tokens after them.

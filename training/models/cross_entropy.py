@@ -1,8 +1,8 @@
-"""The output layer and the cross-entropy in one, a slice of the tokens at a time.
+"""The output layer and the cross-entropy in one function, computed for a slice of the tokens at a time.
 
-The plain way holds the logits of all tokens several times over: 4 x 1,024 tokens of GPT-2 are 823 MB in fp32, and
-log-softmax, its gradient and the cast under autocast are as many again. Here a slice's logits become its gradient in
-place, and only the gradients of the hidden state and of the weight are kept until the backward pass asks for them.
+Computed separately, the logits of all tokens are in memory several times: 4 x 1,024 tokens of GPT-2 are 823 MB in fp32,
+and log-softmax, its gradient and the cast under autocast are as many again. Here a slice's logits become its gradient
+in place, and only the gradients of the hidden state and of the weight are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ SLICE_BYTES = 128 * 2**20
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """sum over tokens of -log softmax(hidden @ weight.T)[target], in fp32."""
+    """Sum over tokens of -log softmax(hidden @ weight.T)[target], fp32. hidden (tokens, width), weight (vocabulary,
+    width), targets (tokens) int64."""
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -47,7 +48,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             gradient = softmax.to(weight.dtype)
             torch.mm(gradient, weight, out=grad_hidden[start : start + rows])
             if weight.dtype == torch.float32:
-                grad_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)  # 0: whatever was there is ignored
+                grad_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)  # 0: ignore the old value
             elif start == 0:
                 grad_weight.copy_(gradient.t() @ part)
             else:  # slices are added up in fp32

@@ -25,8 +25,6 @@ from training.models.cross_entropy import summed_cross_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a checkpoint's weights must be read with."""
-
     n_layer: int
     n_head: int
     n_embd: int
@@ -36,7 +34,7 @@ class Shape:
 
 
 class Cache:
-    """Keys and values of the positions that were already read, layer by layer: sampling reads each token once."""
+    """Keys and values of the positions read so far, by layer, so that sampling reads each token once."""
 
     def __init__(self, shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> None:
         size = (shape.n_layer, 2, rows, shape.n_head, shape.block_size, shape.n_embd // shape.n_head)
@@ -44,7 +42,7 @@ class Cache:
         self.length = 0
 
     def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the new positions of a layer, and returns all of them."""
+        """Add the new positions of a layer, (rows, heads, new, width of a head); returns those of all positions."""
         end = self.length + k.size(2)
         self.entries[layer, 0, :, :, self.length : end] = k
         self.entries[layer, 1, :, :, self.length : end] = v
@@ -102,7 +100,7 @@ class Block(nn.Module):
 
 
 class GPT(Model):
-    Shape = Shape
+    shape_class = Shape
     hugging_face_prefix = "transformer."
     vocabulary_parameters = frozenset({"tokens.weight"})
 
@@ -146,8 +144,8 @@ class GPT(Model):
         return self.norm(x)
 
     def flops_per_token(self) -> float:
-        """Floating-point operations of a training step per token: 2 forward and 4 backward for each weight that is
-        multiplied with, and the attention's two products with every position before (counted whole, as is usual)."""
+        """2 forward and 4 backward for each weight of a matmul, and the attention's two products with every position
+        of the context (with the masked half, as is usual)."""
         multiplied = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
         return 6.0 * int(multiplied) + 12 * self.shape.n_layer * self.shape.n_embd * self.shape.block_size
 

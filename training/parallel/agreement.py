@@ -1,7 +1,7 @@
-"""Proof that the ranks are in step: a digest of every parameter, on every rank, compared.
+"""Prove that ranks hold equal parameters: compare a digest of every parameter on every rank.
 
-Ranks that train apart do not fail, they only train badly: a published multi-node trainer's do so. A difference ends
-the job, and names the ranks that differ from the most, with the first parameter that does.
+Ranks whose gradients are not averaged do not fail, they only train badly, as in a published multi-node trainer. A
+difference ends the job and names the ranks that differ from the majority, with the first parameter that differs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class DisagreementError(RuntimeError):
 
 
 def digests(model: nn.Module) -> Tensor:
-    """A row for each parameter, in the model's order."""
+    """A row of 16 bytes for each parameter, in the model's order: uint8 (parameters, 16)."""
     with concurrent.futures.ThreadPoolExecutor(max(1, torch.get_num_threads())) as pool:
         rows = list(pool.map(_digest, [p.detach() for p in model.parameters()]))
     return torch.stack(rows)
@@ -35,17 +35,17 @@ def _digest(parameter: Tensor) -> Tensor:
 
 
 def compare(ranks: Ranks, model: nn.Module, step: int) -> str:
-    """The digest that all ranks have in common; a DisagreementError where they do not."""
+    """The digest over all parameters, equal on all ranks; DisagreementError, on every rank, if it is not."""
     everyone = ranks.gather(digests(model))
-    whole = [hashlib.sha256(bytes(rows.flatten().tolist())).hexdigest()[:16] for rows in everyone]
-    if len(set(whole)) == 1:
-        return whole[0]
-    common, count = Counter(whole).most_common(1)[0]
+    digest_of = [hashlib.sha256(bytes(rows.flatten().tolist())).hexdigest()[:16] for rows in everyone]
+    if len(set(digest_of)) == 1:
+        return digest_of[0]
+    common, count = Counter(digest_of).most_common(1)[0]
     if count <= ranks.size // 2 and ranks.size > 1:
-        seen = ", ".join(f"{ranks.name(rank)} {digest}" for rank, digest in enumerate(whole))
+        seen = ", ".join(f"{ranks.name(rank)} {digest}" for rank, digest in enumerate(digest_of))
         raise DisagreementError(f"parameters differ between the ranks after step {step}: {seen}")
-    odd = [rank for rank, digest in enumerate(whole) if digest != common]
-    reference = everyone[whole.index(common)]
+    odd = [rank for rank, digest in enumerate(digest_of) if digest != common]
+    reference = everyone[digest_of.index(common)]
     names = [name for name, _ in model.named_parameters()]
     first = names[int((everyone[odd[0]] != reference).any(dim=1).nonzero()[0])]
     named = ", ".join(ranks.name(rank) for rank in odd)

@@ -1,9 +1,9 @@
-"""When a rank is lost: find out which one, and say it on all the others in one line.
+"""Find out which rank was lost, and report it on all others in one line.
 
-A collective that fails names a socket at best, and after a time-out nothing. So each rank has a thread that answers
-roll calls at rank 0's store, also while its training waits for a message that will never come. The first rank whose
-collective fails calls the roll; who is silent is dead, stopped or cut off. Its verdict goes to the store, and every
-thread that reads it there ends its process with it: nobody waits for a time-out of its own.
+The error of a failed collective names a socket at best, and after a timeout nothing. So each rank has a thread that
+answers roll calls at rank 0's store, also while its training waits for a message that will never come. The first rank
+whose collective fails starts a roll call; a rank that does not answer is dead, stopped or cut off. The verdict goes to
+the store, and the thread of every rank that reads it ends its process: no rank waits for its own timeout.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 POLL = 0.5
-"""Seconds between two looks at the store."""
+"""Seconds between two reads of the store."""
 ROLL_CALL = 2.0
-"""Seconds to answer in; all of finding out stays within 5."""
+"""Seconds that ranks have to answer; finding out takes at most 5 in all."""
 
 _COLLECTIVE = re.compile(r"gloo|nccl|ccl|process group|connection|socket|timed out|broken pipe", re.IGNORECASE)
 
@@ -31,29 +31,30 @@ class Peers:
         self.rank = rank
         self.names = names
         self.progress = "start"
-        """What this rank is doing, for the roll call."""
+        """Step and phase of this rank, its answer to a roll call."""
         self._store = _own_connection()
         self._stopped = threading.Event()
         self._ending = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Before a regular end: from now on a store that is gone means nothing."""
+        """Stop the thread before a regular end, when a closed store is no failure."""
         self._stopped.set()
         self._thread.join(2 * POLL)
 
     def explain(self, error: BaseException) -> str:
-        """One line for whatever ended this rank's part, agreed with the others as far as they can be reached."""
+        """One line for the exception that ended this rank, agreed with the other ranks that can be reached."""
         self._stopped.set()
         found: list[str] = []
         asking = threading.Thread(target=lambda: found.append(self._verdict(error)), daemon=True)
         asking.start()
         asking.join(ROLL_CALL + 1.5)
         if self.rank == 0:
-            time.sleep(3 * POLL)  # the store ends with this process: the others read it first
+            time.sleep(3 * POLL)  # the store ends with this process: let the others read it
         if found:
             return found[0]
         if is_collective(error) and self.rank:
@@ -82,7 +83,7 @@ class Peers:
         return self._publish(store, f"ranks lost touch, though all answer ({plain(error)}): {states}")
 
     def _publish(self, store: dist.Store, verdict: str) -> str:
-        """The first verdict stands; this returns the one that does."""
+        """Store the verdict unless there is one already; returns the one that is stored."""
         return str(store.compare_set("verdict", "", verdict).decode()) or verdict
 
     def _watch(self) -> None:
@@ -99,7 +100,7 @@ class Peers:
                     self._end(f"{self.names[0]} does not answer ({plain(error)})")
 
     def _end(self, verdict: str) -> None:
-        """Ends the process from this thread: the training's own may be waiting in a collective for ever."""
+        """End the process from this thread: the main thread may wait in a collective for ever."""
         with self._ending:
             if self._stopped.is_set():
                 return
@@ -111,14 +112,14 @@ class Peers:
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether an exception is another rank's doing, as far as its text shows."""
+    """Whether an exception came from communication with another rank, judged by its type and text."""
     return isinstance(error, ConnectionError | dist.DistError) or (
         isinstance(error, RuntimeError) and bool(_COLLECTIVE.search(str(error)))
     )
 
 
 def plain(error: BaseException) -> str:
-    """The reason without file names and line numbers of the library."""
+    """The reason of an exception in one line, without file names and line numbers of torch."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error.filename or 'its run directory'}: the disk is full"  # a write, unlike open, names no file
     text = " ".join(str(error).split()) or type(error).__name__
@@ -131,6 +132,6 @@ def plain(error: BaseException) -> str:
 
 
 def _own_connection() -> dist.Store:
-    """To rank 0's store, apart from the process group's: a call that hangs there must not hold this one up."""
+    """A connection to rank 0's store of our own: a call that hangs on the process group's must not block it."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.PrefixStore("peers", dist.TCPStore(host, port, is_master=False, wait_for_workers=False))

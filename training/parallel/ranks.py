@@ -1,7 +1,7 @@
-"""The ranks of a job: who this one is, the process group, and the few things that all ranks do together.
+"""The ranks of a job: this one's number, the process group, and the collectives that training uses.
 
-Ranks come from the launcher's environment: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, Slurm, Kubernetes) or PMI_RANK,
-PMI_SIZE, MPI_LOCALRANKID (mpirun); MASTER_ADDR and MASTER_PORT say where rank 0 is. With one rank nothing is set up.
+The launcher sets them in the environment: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, Slurm, Kubernetes) or PMI_RANK,
+PMI_SIZE, MPI_LOCALRANKID (mpirun); MASTER_ADDR and MASTER_PORT are rank 0's. A single rank has no process group.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor
 from training.keys import JobError
 from training.parallel.peers import Peers, plain
 
-_TEXT = 512  # bytes of a text that all ranks exchange
-_TOGETHER = 0.5  # seconds between two messages of ranks that wait for the first
+_TEXT = 512  # bytes of a text that ranks exchange
+_WAIT_INTERVAL = 0.5  # seconds between two messages of ranks that wait for rank 0
 
 
 def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
@@ -56,19 +56,23 @@ class Ranks:
 
     @property
     def leads_node(self) -> bool:
-        """The lowest rank of its node: it writes what the node keeps."""
+        """Whether this is the lowest rank of its node, which writes the node's files."""
         return self.nodes.index(self.node) == self.rank
 
     def leader_of(self, rank: int) -> int:
+        """The lowest rank on the node of a rank."""
         return self.nodes.index(self.nodes[rank])
 
     def name(self, rank: int) -> str:
+        """`rank 1 (node2)`"""
         return f"rank {rank} ({self.nodes[rank]})"
 
     def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks, of each element; on the CPU."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
+        """The maximum over all ranks, of each element; on the CPU."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -79,13 +83,13 @@ class Ranks:
         return there.cpu()
 
     def gather(self, row: Tensor) -> Tensor:
-        """Every rank's row, in the order of ranks."""
+        """The rows of all ranks: (ranks, *row.shape)."""
         rows = torch.zeros(self.size, *row.shape, dtype=row.dtype)
         rows[self.rank] = row
         return self.sum(rows)
 
     def gather_texts(self, text: str) -> list[str]:
-        """Every rank's text, cut to 512 bytes."""
+        """The texts of all ranks, each cut to 512 bytes."""
         raw = torch.zeros(_TEXT, dtype=torch.uint8)
         data = text.encode()[:_TEXT]
         raw[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
@@ -107,22 +111,22 @@ class Ranks:
         if there is not values:
             values.copy_(there)
 
-    def one_failed(self, reason: str) -> str:
-        """What went wrong on any rank, with its name; empty when nothing did. All ranks call it together."""
+    def failures(self, reason: str) -> str:
+        """The reasons of all ranks that give one, with their names; empty if none does. All ranks call it together."""
         reasons = self.gather_texts(reason)
         return "; ".join(f"{self.name(rank)}: {text}" for rank, text in enumerate(reasons) if text)
 
     def explain(self, error: BaseException) -> str:
-        """One line for the exception that ended this rank's part."""
+        """One line for the exception that ended this rank: the other rank that caused it, if one did."""
         return self.peers.explain(error) if self.peers is not None else plain(error)
 
     def leave(self) -> None:
-        """At an end that all ranks agree on: what the others' sockets then say means nothing any more."""
+        """Stop watching the other ranks: all have agreed to end, so a closed socket is no failure."""
         if self.peers is not None:
             self.peers.stop()
 
     def close(self) -> None:
-        """Leaves together, so that none takes another's end for a failure."""
+        """Leave the process group together, so that no rank takes another's end for a failure."""
         if self.size > 1:
             if self.peers is not None:
                 self.peers.stop()
@@ -131,7 +135,7 @@ class Ranks:
 
 
 def join(timeout: int) -> Ranks:
-    """Meets the other ranks. Raises JobError for an environment that makes no sense."""
+    """Connect to the other ranks. JobError for an invalid environment, ConnectionError if they do not all come."""
     environment = os.environ
     rank = _number(environment, ("RANK", "PMI_RANK", "SLURM_PROCID"), 0)
     size = _number(environment, ("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"), 1)
@@ -142,12 +146,12 @@ def join(timeout: int) -> Ranks:
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # said explicitly, it also keeps MKL from choosing another number, and other last digits, from call to call
+    # Set explicitly, it also keeps MKL from using another number, and getting other last digits, from call to call.
     torch.set_num_threads(torch.get_num_threads())
     backend = environment.get("TRAINYARD_COLLECTIVES") or ("nccl" if device.type == "cuda" else "gloo")
     ranks = Ranks(rank, size, local_rank, node, timeout, device, backend, nodes=[node])
     if size == 1:
-        os.environ.pop("LOCAL_RANK", None)  # accelerate would set up a group of one
+        os.environ.pop("LOCAL_RANK", None)  # accelerate would set up a group of one rank
         return ranks
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in environment:
@@ -180,15 +184,18 @@ def _meet(ranks: Ranks) -> None:
     ranks.peers.start()
 
 
-def while_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]) -> str:
-    """Work of rank 0's that takes longer than the others would wait for a message: all exchange one now and then. What
-    it returns, and an exception's text, is what went wrong; the same on all ranks."""
+def run_on_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]) -> str:
+    """Run `work` on rank 0 while the others wait, however long it takes: all exchange a message twice a second.
+
+    Returns, on all ranks, what `work` returns or the text of its exception: the reason why it failed, or nothing.
+    `beat` is called on every rank meanwhile.
+    """
     wrong: list[str] = []
 
     def first() -> None:
         try:
             wrong.append(work())
-        except Exception as error:  # noqa: BLE001 (a thread's exceptions reach nobody by themselves)
+        except Exception as error:  # noqa: BLE001 (returned on all ranks; the thread has no caller)
             wrong.append(plain(error))
 
     thread = threading.Thread(target=first, daemon=True)
@@ -196,14 +203,14 @@ def while_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None])
         thread.start()
     under_way = True
     while under_way:
-        thread.join(_TOGETHER) if ranks.is_first else time.sleep(_TOGETHER)
+        thread.join(_WAIT_INTERVAL) if ranks.is_first else time.sleep(_WAIT_INTERVAL)
         beat()
         under_way = bool(ranks.sum(torch.tensor([float(thread.is_alive())])).item())
-    return ranks.one_failed(wrong[0] if wrong else "")
+    return ranks.failures(wrong[0] if wrong else "")
 
 
-def sees_first_ranks_disk(ranks: Ranks, folder: Path) -> bool:
-    """Whether this folder is on the disk that rank 0 writes, as on a shared file system."""
+def shares_disk_with_first(ranks: Ranks, folder: Path) -> bool:
+    """Whether this folder is the same one that rank 0 sees, as on a shared file system."""
     if ranks.size == 1:
         return True
     token = ranks.broadcast_bytes(secrets.token_hex(8).encode(), 0).decode()

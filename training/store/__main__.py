@@ -44,23 +44,25 @@ def _run(args: argparse.Namespace) -> str:
     """What to say of it."""
     place = bucket.place(args.url)
     if args.command == "list":
-        with bucket.explained(place.url):
+        with bucket.plain_errors(place.url):
             return "\n".join(listing(place))
     if args.command == "read":
-        with bucket.explained(place.url):
+        with bucket.plain_errors(place.url):
             return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
     if args.command == "push":
-        done = transfer.push(args.folder, place, overwrite=args.overwrite, told=transfer.Lines("sent"))
+        done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=transfer.ProgressLines("sent"))
         return f"{place.url}: whole; {_megabytes(done)}"
-    done = download.pull(place, args.folder, told=transfer.Lines("fetched"))
+    done = download.pull(place, args.folder, progress=transfer.ProgressLines("fetched"))
     return f"{args.folder}: whole, checksums verified; {_megabytes(done)}"
 
 
 def listing(place: bucket.Place) -> list[str]:
     """A line for each folder: its name, and `whole` where it is one of files and all of them are there. The place
     itself is `.`."""
-    lines = [f"{name}\t{'whole' if transfer.whole(place.at(name)) else ''}".rstrip() for name in place.folders()]
-    if transfer.whole(place):
+    lines = [
+        f"{name}\t{'whole' if transfer.complete_manifest(place.at(name)) else ''}".rstrip() for name in place.folders()
+    ]
+    if transfer.complete_manifest(place):
         lines.insert(0, ".\twhole")
     if not lines:
         place.check()

@@ -105,7 +105,7 @@ def place(url: str) -> Place:
     import fsspec  # only here: what has no bucket does without
 
     url = url.rstrip("/")
-    with explained(url):
+    with plain_errors(url):
         try:
             if scheme == "abfs":
                 _identity()
@@ -116,7 +116,7 @@ def place(url: str) -> Place:
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
+def plain_errors(url: str) -> Iterator[None]:
     """Whatever a cloud's library raises becomes one line that says what it means."""
     try:
         yield

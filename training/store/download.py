@@ -19,8 +19,17 @@ from typing import Any
 
 from training import manifest
 from training.manifest import NAME
-from training.store.bucket import Place, StoreError, explained
-from training.store.transfer import SENDING, Advance, AlteredError, Listed, Moved, Silent, checksum_of, missing_of
+from training.store.bucket import Place, StoreError, plain_errors
+from training.store.transfer import (
+    SENDING,
+    AlteredError,
+    Listed,
+    Moved,
+    NoProgress,
+    TransferProgress,
+    checksum_of,
+    missing_files,
+)
 
 PIECE = 8 * 2**20
 """Bytes of one request."""
@@ -30,10 +39,10 @@ AT_ONCE = 8
 """Requests under way; so many pieces are in memory."""
 
 
-def pull(place: Place, folder: Path, *, told: Advance | None = None) -> Moved:
+def pull(place: Place, folder: Path, *, progress: TransferProgress | None = None) -> Moved:
     """Brings a folder from the bucket, over whatever is there under that name; verified when this returns."""
-    told = told or Silent()
-    with explained(place.url):
+    progress = progress or NoProgress()
+    with plain_errors(place.url):
         text = place.read(NAME)
         if text is not None and len(text) > LONGEST:
             raise AlteredError(f"{place.url}/{NAME}: has more than {LONGEST >> 20} MiB")
@@ -46,17 +55,19 @@ def pull(place: Place, folder: Path, *, told: Advance | None = None) -> Moved:
         except manifest.TokenError as error:
             raise AlteredError(str(error)) from None
         sizes = place.files()
-        if missing := missing_of(listed, sizes):
+        if missing := missing_files(listed, sizes):
             raise AlteredError(f"{place.url}: {', '.join(missing)}: torn or not there, unlike {NAME} says")
-        with _alone(folder):
-            return _pull(place, folder, text, {name: {**listed[name], "bytes": sizes[name]} for name in listed}, told)
+        with _locked(folder):
+            return _pull(
+                place, folder, text, {name: {**listed[name], "bytes": sizes[name]} for name in listed}, progress
+            )
 
 
-def _pull(place: Place, folder: Path, text: bytes, listed: Listed, told: Advance) -> Moved:
+def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: TransferProgress) -> Moved:
     work = folder / manifest.DOWNLOAD
     if work.exists() and (not (work / NAME).exists() or (work / NAME).read_bytes() != text):
         shutil.rmtree(work)  # of another set, or another version of this one
-    kept = {name for name, each in listed.items() if _is_whole(folder / name, each)}
+    kept = {name for name, each in listed.items() if _is_complete(folder / name, each)}
     wanted = [name for name in listed if name not in kept]
     total = sum(each["bytes"] for each in listed.values())
     if wanted:
@@ -67,26 +78,26 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, told: Advance
     free = shutil.disk_usage(folder).free
     if total - there > free:
         raise StoreError(f"{folder}: the disk is full: {(total - there) / 1e9:.2f} GB needed, {free / 1e9:.2f} GB left")
-    told.start(total, there)
-    again = sum(_fetch(place, name, work / name, listed[name], told) for name in wanted)
-    _settle(folder, work, wanted, text)
+    progress.start(total, there)
+    again = sum(_fetch(place, name, work / name, listed[name], progress) for name in wanted)
+    _publish(folder, work, wanted, text)
     return Moved(total - there + again, there - again)
 
 
-def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], told: Advance) -> int:
+def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> int:
     """One file, on from where an earlier attempt came to; how much of that was of no use."""
     had = _length(target)
-    if had <= listed["bytes"] and _appended(place, name, target, listed, told) == listed["sha256"]:
+    if had <= listed["bytes"] and _appended(place, name, target, listed, progress) == listed["sha256"]:
         return 0
     if had:  # what was left of the earlier attempt may have been torn: once more, all of it
         target.unlink()
-        if _appended(place, name, target, listed, told) == listed["sha256"]:
+        if _appended(place, name, target, listed, progress) == listed["sha256"]:
             return min(had, int(listed["bytes"]))
     target.unlink()
     raise AlteredError(f"{place.url}/{name}: altered: its checksum does not match the manifest's")
 
 
-def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], told: Advance) -> str:
+def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> str:
     """The rest of a file behind what is there; the checksum of the whole."""
     digest = hashlib.sha256()
     if target.is_symlink():
@@ -99,7 +110,7 @@ def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], 
             file.write(piece)
             file.flush()  # a kill costs what is in memory, not what has come
             digest.update(piece)
-            told.moved(len(piece))
+            progress.moved(len(piece))
         os.fsync(file.fileno())
     return digest.hexdigest()
 
@@ -127,7 +138,7 @@ def _pieces(place: Place, name: str, start: int, size: int) -> Iterator[bytes]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _settle(folder: Path, work: Path, names: list[str], text: bytes) -> None:
+def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
     """Everything under its final name, the manifest last."""
     if _bytes(folder / NAME) != text:
         (folder / NAME).unlink(missing_ok=True)
@@ -144,7 +155,7 @@ def _settle(folder: Path, work: Path, names: list[str], text: bytes) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """The folder for this process alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,7 +173,7 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _is_whole(path: Path, listed: Mapping[str, Any]) -> bool:
+def _is_complete(path: Path, listed: Mapping[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == listed["bytes"] and checksum_of(path) == listed["sha256"]
 
 

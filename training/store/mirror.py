@@ -23,7 +23,7 @@ from training.store.mirror_process import STAGING
 
 Kind = Literal["checkpoints", "best"]
 
-PATIENCE = 90.0
+STALL_TIMEOUT = 90.0
 """Seconds without a byte moved, after which the end of a job waits no longer for its mirror."""
 _POLL = 0.5
 
@@ -69,7 +69,7 @@ class Mirror:
             while self._under_way:
                 self._changed.wait(_POLL)
                 beat()
-                if time.monotonic() - self._heard > PATIENCE:
+                if time.monotonic() - self._heard > STALL_TIMEOUT:
                     self._say(f"warning: {self.url} does not get on: the last checkpoint is on the nodes alone")
                     break
             process, self._process = self._process, None

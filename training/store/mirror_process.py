@@ -35,13 +35,13 @@ CLAIM = "run.json"
 """In the bucket."""
 JOB = "job.toml"
 """In both."""
-OWN = "mirror.json"
+LOCAL_CLAIM = "mirror.json"
 """In the run directory: the same, as this run knows it."""
 STAGING = ".mirror"
 """In the run directory: what is on its way, to the bucket or from it."""
 BEST_KEPT = 1
 _NICENESS = 15
-_TELL = 1.0
+_REPORT_EVERY = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,12 +73,12 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> None:
     place = None
     for order in _orders():
         try:
-            place = place or claimed(bucket.place(url), run, resume)
+            place = place or claim(bucket.place(url), run, resume)
             send(place, order["kind"], Path(order["folder"]), keep)
             problem = ""
         except StoreError as error:
             problem = str(error)
-        tell({**order, "problem": problem})
+        report({**order, "problem": problem})
 
 
 def _orders() -> Any:
@@ -103,8 +103,8 @@ def _orders() -> Any:
 
 def send(place: Place, kind: str, folder: Path, keep: int) -> None:
     """One checkpoint; when it is whole there, the older ones that are more than enough go."""
-    transfer.push(folder, place.at(kind).at(folder.name), trusted=True, told=_Telling())
-    with bucket.explained(place.url):
+    transfer.push(folder, place.at(kind).at(folder.name), trusted=True, progress=_ReportBytes())
+    with bucket.plain_errors(place.url):
         prune(place.at(kind), folder.name, BEST_KEPT if kind == "best" else keep)
 
 
@@ -114,17 +114,17 @@ def prune(place: Place, newest: str, keep: int) -> None:
     kept = 0
     for name in names:
         if kept < keep:
-            kept += transfer.whole(place.at(name)) is not None
+            kept += transfer.complete_manifest(place.at(name)) is not None
             continue
         files = place.at(name).files()
         for file in sorted(files, key=lambda file: file != manifest.NAME):
             place.at(name).remove(file)
 
 
-def claimed(place: Place, run: Path, resume: bool) -> Place:
+def claim(place: Place, run: Path, resume: bool) -> Place:
     """The run's folder in the bucket, marked as its own; a StoreError where it is another run's."""
-    own = _token(_bytes(run / OWN))
-    with bucket.explained(place.url):
+    own = _token(_bytes(run / LOCAL_CLAIM))
+    with bucket.plain_errors(place.url):
         there = _token(place.read(CLAIM))
         if there and there != own and (own or not resume):
             raise StoreError(f"{place.url} is another run's of that name: it stays as it is", 2)
@@ -134,36 +134,36 @@ def claimed(place: Place, run: Path, resume: bool) -> Place:
             place.write(CLAIM, json.dumps({"run": run.name, "token": own}).encode() + b"\n")
         if (run / JOB).exists():
             place.write(JOB, (run / JOB).read_bytes())
-    manifest.publish(run / OWN, json.dumps({"url": place.url, "token": there or own}) + "\n")
+    manifest.publish(run / LOCAL_CLAIM, json.dumps({"url": place.url, "token": there or own}) + "\n")
     return place
 
 
 def fetch(place: Place, run: Path) -> None:
     """What the bucket has of a run whose own directory has nothing whole."""
-    with bucket.explained(place.url):
+    with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
             place.check()
             print(f"no checkpoint of it in {place.url}", flush=True)
             return
-    claimed(place, run, resume=True)
-    step = newest(place.at("checkpoints"), run / STAGING, run / "checkpoints")
+    claim(place, run, resume=True)
+    step = fetch_newest(place.at("checkpoints"), run / STAGING, run / "checkpoints")
     if step:
         print(f"{step} fetched from {place.url}, checksums verified", flush=True)
-        newest(place.at("best"), run / STAGING, run / "best", itself=True)
+        fetch_newest(place.at("best"), run / STAGING, run / "best", itself=True)
 
 
-def newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -> str:
+def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -> str:
     """Brings the newest step that is whole: into the target folder, or as the target `itself`. Its name; empty: there
     is none. One that turns out to be altered is told of, and the one before is taken."""
-    with bucket.explained(place.url):
+    with bucket.plain_errors(place.url):
         names = by_step(place.folders())
     for name in names:
-        with bucket.explained(place.url):
-            if transfer.whole(place.at(name)) is None:
+        with bucket.plain_errors(place.url):
+            if transfer.complete_manifest(place.at(name)) is None:
                 continue
         coming = staging / f"from-{target.name}" / name
         try:
-            download.pull(place.at(name), coming, told=transfer.Lines("fetched"))
+            download.pull(place.at(name), coming, progress=transfer.ProgressLines("fetched"))
         except transfer.AlteredError as error:
             print(f"warning: skipped {name} of the mirror: {error}", flush=True)
             continue
@@ -198,15 +198,15 @@ def _bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
 
-def tell(event: dict[str, Any]) -> None:
+def report(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
-class _Telling:
+class _ReportBytes:
     """That something moves, now and then."""
 
     def __init__(self) -> None:
-        self._bytes, self._told, self._lock = 0, time.monotonic(), threading.Lock()
+        self._bytes, self._reported, self._lock = 0, time.monotonic(), threading.Lock()
 
     def start(self, total: int, done: int) -> None:
         return
@@ -214,9 +214,9 @@ class _Telling:
     def moved(self, count: int) -> None:
         with self._lock:
             self._bytes += count
-            if time.monotonic() - self._told > _TELL:
-                self._told = time.monotonic()
-                tell({"moved": self._bytes})
+            if time.monotonic() - self._reported > _REPORT_EVERY:
+                self._reported = time.monotonic()
+                report({"moved": self._bytes})
 
 
 if __name__ == "__main__":

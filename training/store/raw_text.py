@@ -28,7 +28,7 @@ from training.data.sources import Corpus, Document, corpus
 from training.manifest import NAME
 from training.progress import Progress
 from training.store import bucket, transfer
-from training.store.bucket import Place, StoreError, explained
+from training.store.bucket import Place, StoreError, plain_errors
 from training.store.transfer import SENDING
 
 PIECE = 128 * 1000 * 1000
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid)
         check(found, bucket.place(args.tokens))
-        print(said(push(found, bucket.place(args.url)), args.url), flush=True)
+        print(summary(push(found, bucket.place(args.url)), args.url), flush=True)
     except StoreError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.code
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check(found: Corpus, tokens: Place) -> None:
     """Raise StoreError where the token set in the bucket says that it was made from another text."""
-    with explained(tokens.url):
+    with plain_errors(tokens.url):
         text = tokens.read(NAME)
     source = json.loads(text).get("source", {}) if text else {}
     own = found.describe()
@@ -72,7 +72,7 @@ def check(found: Corpus, tokens: Place) -> None:
             raise StoreError(f"{tokens.url} was made from another text than {' '.join(own['arguments'])}: {what}", 2)
 
 
-def said(content: dict[str, Any], url: str) -> str:
+def summary(content: dict[str, Any], url: str) -> str:
     packed = sum(each["bytes"] for each in content["files"].values())
     text, count = content["bytes_of_text"], content["lines"]
     return f"{url}: whole; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"
@@ -80,17 +80,17 @@ def said(content: dict[str, Any], url: str) -> str:
 
 def push(found: Corpus, place: Place) -> dict[str, Any]:
     """Send what is not there yet; the manifest. Raises StoreError, SourceError."""
-    with explained(place.url):
+    with plain_errors(place.url):
         place.check()
-        done = _begun(place, found)
+        done = _already_sent(place, found)
         progress = Progress(found.facts.bytes, sum(each["bytes_of_text"] for each in done.values()), label="raw text")
-        for name, each in _sent(found, place, done):
+        for name, each in _send_rest(found, place, done):
             done[name] = each
             place.write(SENDING, _record(done, found))
             progress.advance(each["bytes_of_text"], each["bytes_of_text"])
         if found.changed():
             raise StoreError(f"{place.url}: the text changed while it was read; nothing was finished")
-        if missing := transfer.missing_of(done, place.files()):
+        if missing := transfer.missing_files(done, place.files()):
             raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
         text = _record(done, found)
         place.write(NAME, text)
@@ -98,7 +98,7 @@ def push(found: Corpus, place: Place) -> dict[str, Any]:
     return manifest.parse_bytes(text, place.url)
 
 
-def _begun(place: Place, found: Corpus) -> Listed:
+def _already_sent(place: Place, found: Corpus) -> Listed:
     """The pieces that an earlier push of this very text has sent, without a gap."""
     text = place.read(SENDING)
     place.remove(NAME)
@@ -123,7 +123,7 @@ def _record(done: Listed, found: Corpus) -> bytes:
     return manifest.render({"files": done, "source": found.describe(), **totals}).encode()
 
 
-def _sent(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
+def _send_rest(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each further piece with what is known of it, in order, once it has arrived."""
     rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
     under_way: deque[Future[tuple[str, dict[str, Any]]]] = deque()

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from training import manifest
 from training.manifest import NAME
-from training.store.bucket import Place, StoreError, explained
+from training.store.bucket import Place, StoreError, plain_errors
 
 SENDING = NAME + ".sending"
 FILES = 3
@@ -29,14 +29,14 @@ class AlteredError(StoreError):
     """A folder in the bucket that is not what its manifest says."""
 
 
-class Advance(Protocol):
+class TransferProgress(Protocol):
     """How a transfer tells how far it is: bytes moved, out of so many."""
 
     def start(self, total: int, done: int) -> None: ...
     def moved(self, count: int) -> None: ...
 
 
-class Silent:
+class NoProgress:
     def start(self, total: int, done: int) -> None:
         return
 
@@ -53,7 +53,7 @@ class Moved:
     """What was there already."""
 
 
-def whole(place: Place) -> bytes | None:
+def complete_manifest(place: Place) -> bytes | None:
     """The manifest of a folder in the bucket if all that it names is there, by size; None: not whole."""
     text = place.read(NAME)
     if text is None:
@@ -62,43 +62,48 @@ def whole(place: Place) -> bytes | None:
         listed = manifest.listed(manifest.parse_bytes(text, f"{place.url}/{NAME}"), place.url)
     except manifest.TokenError:
         return None
-    return text if not missing_of(listed, place.files()) else None
+    return text if not missing_files(listed, place.files()) else None
 
 
 def push(
-    folder: Path, place: Place, *, overwrite: bool = False, trusted: bool = False, told: Advance | None = None
+    folder: Path,
+    place: Place,
+    *,
+    overwrite: bool = False,
+    trusted: bool = False,
+    progress: TransferProgress | None = None,
 ) -> Moved:
     """Sends a whole folder. `overwrite` sends what seems to be there as well; `trusted`: it was written just now, by
     this job, and need not be read once more before it is sent."""
-    told = told or Silent()
-    text, listed = described(folder, trusted)
+    progress = progress or NoProgress()
+    text, listed = read_source(folder, trusted)
     total = sum(each["bytes"] for each in listed.values())
-    with explained(place.url):
-        if not overwrite and whole(place) == text:
+    with plain_errors(place.url):
+        if not overwrite and complete_manifest(place) == text:
             return Moved(0, total)
         place.check()
-        here = {} if overwrite else _begun(place, text, listed)
+        here = {} if overwrite else _already_sent(place, text, listed)
         if not here:
             _clear(place, listed)
             place.write(SENDING, text)
         send = [name for name in listed if here.get(name) != listed[name]["bytes"]]
         kept = total - sum(listed[name]["bytes"] for name in send)
-        told.start(total, kept)
+        progress.start(total, kept)
         with ThreadPoolExecutor(FILES) as pool:
-            for done in [pool.submit(place.upload, name, folder / name, told.moved) for name in send]:
+            for done in [pool.submit(place.upload, name, folder / name, progress.moved) for name in send]:
                 done.result()
-        if missing := missing_of(listed, place.files()):
+        if missing := missing_files(listed, place.files()):
             raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
         place.write(NAME, text)
         place.remove(SENDING)
     return Moved(total - kept, kept)
 
 
-def described(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
+def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
     """A folder's manifest, as it is or, of nanoGPT's bare files, made now; and what it lists, verified."""
     try:
         if not (folder / NAME).exists() and (folder / "train.bin").exists():
-            content = _of_bare(folder)
+            content = _manifest_of_bare(folder)
         else:
             content = manifest.parse(folder / NAME)
         listed = manifest.listed(content, str(folder / NAME))
@@ -115,7 +120,7 @@ def described(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
     return manifest.render(content).encode(), listed
 
 
-def _begun(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
+def _already_sent(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
     """What an earlier push of this very folder has sent; empty: there was none."""
     if place.read(SENDING) != text:
         return {}
@@ -132,16 +137,16 @@ def _clear(place: Place, listed: Listed) -> None:
             place.remove(name)
 
 
-def missing_of(listed: Listed, there: Mapping[str, int]) -> list[str]:
+def missing_files(listed: Listed, there: Mapping[str, int]) -> list[str]:
     """Files that are not there, or not in their size (where the manifest says it)."""
     return [name for name, each in listed.items() if name not in there or each["bytes"] not in (None, there[name])]
 
 
-def _of_bare(folder: Path) -> dict[str, Any]:
+def _manifest_of_bare(folder: Path) -> dict[str, Any]:
     """A manifest with checksums for nanoGPT's files, whose tokens are looked at, as nothing else vouches for them."""
-    from training.data import token_set as tokens  # numpy only here
+    from training.data import token_set  # numpy only here
 
-    content = tokens.open(folder, verify=True).manifest
+    content = token_set.open(folder, verify=True).manifest
     for split in content["splits"].values():
         split["sha256"] = checksum_of(folder / split["file"])
     return {**content, "format": manifest.FORMAT}
@@ -161,7 +166,7 @@ def checksum_of(path: Path) -> str:
         raise StoreError(f"{path}: {error.strerror}", 2) from None
 
 
-class Lines:
+class ProgressLines:
     """Progress from several threads as lines of text."""
 
     def __init__(self, label: str) -> None:
