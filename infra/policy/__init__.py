@@ -1,19 +1,17 @@
-"""The policy pack: what may be declared, judged on declarations alone.
+"""The policy pack: rules about what may be declared, which look at the declarations alone.
 
-rule.py            what a rule is, and how one is applied
-unknown.py         values that are not known yet
-machines.py        metadata service, passwords, Trusted Launch, launch templates
-volumes.py         encrypted, and gone with their node
-images.py          pinned
-openings.py        what is let in, and from where
-networks.py        descriptions, default group, flow logs, a firewall on every subnet
-buckets.py         S3
-accounts.py        Azure storage accounts
-access.py          IAM and Azure roles
-leaks.py           secrets in user data
-tags.py            stack, owner and expiry on all that is taggable
-pack.py            all of them
-__main__.py        the same under `pulumi preview --policy-pack infra/policy`
+rule.py             what a rule is, and how one is applied
+conditions.py       property paths and conditions, which the tables are made of
+unknown.py          values that are not known yet
+resource_types.py   the types that rules name
+property_rules.py   table: a property of one resource must be so
+companion_rules.py  table: what must stand beside a resource, and where a value must come from
+openings.py         what is let in, and from where
+access.py           IAM and Azure roles, bucket policies
+leaks.py            secrets in user data
+tags.py             stack, owner and expiry on all that is taggable
+pack.py             all of them
+__main__.py         the same under `pulumi preview --policy-pack infra/policy`
 
 A rule is a pure function of what was declared: the tests apply it without an engine.
 """

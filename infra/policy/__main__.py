@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Pulumi runs this file by its directory, which is then on the path: its files are modules of a package, and the
-# package is the one that this file is of.
+# Pulumi runs this directory, which puts it on the path. Its files are modules of the package infra.policy, so the
+# directory that holds that package goes on the path in its place.
 sys.path[:] = [str(HERE.parent.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
 
 from collections.abc import Iterable, Mapping, Sequence  # noqa: E402
@@ -38,14 +38,14 @@ from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule  # noqa:
 from infra.policy.unknown import UNKNOWN  # noqa: E402
 
 undecided: list[Finding] = []
-"""What was left open in this run, for the last policy to tell."""
+"""The rules that could not be decided in this run: the last policy reports them."""
 inputs: dict[str, Mapping[str, Any]] = {}
-"""What each resource was declared with, by URN. Rules over the stack judge that, too: at the end the engine hands over
-outputs, where the provider has filled in what nobody has declared."""
+"""The inputs of each resource, by URN. Rules over the stack judge inputs, too: at the end the engine hands over
+outputs, where the provider has filled in properties that were not declared."""
 
 
 def plain(value: Any) -> Any:
-    """What the engine hands over, with our own mark where a value is not known; theirs ends the rule at the first."""
+    """A value of the engine, with UNKNOWN in place of unknown values: reading the engine's own would end the rule."""
     if isinstance(value, Mapping):
         return {key: _at(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -73,7 +73,7 @@ def resource_of(args: ResourceValidationArgs | PolicyResource) -> Resource:
     )
 
 
-def _tell(findings: Iterable[Finding], report: ReportViolation) -> None:
+def _report(findings: Iterable[Finding], report: ReportViolation) -> None:
     for finding in findings:
         if finding.decided:
             report(f"{finding.resource.name}: {finding.what}", finding.resource.urn)
@@ -85,14 +85,14 @@ def _resource_policy(rule: Rule) -> Policy:
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
         resource = resource_of(args)
         inputs[resource.urn] = resource.props
-        _tell(rule.judge(resource), report)
+        _report(rule.judge(resource), report)
 
     return ResourceValidationPolicy(rule.name, _described(rule), validate)
 
 
 def _stack_policy(rule: StackRule) -> Policy:
     def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        _tell(rule.judge(_stack(args)), report)
+        _report(rule.judge(_stack(args)), report)
 
     return StackValidationPolicy(rule.name, _described(rule), validate)
 
@@ -103,14 +103,14 @@ def _stack(args: StackValidationArgs) -> Stack:
 
 
 def _settings(args: StackValidationArgs) -> Mapping[str, str]:
-    """The stack's settings from its own file: the engine does not hand them to a pack in Python."""
+    """The stack's settings, read from its file: the engine does not hand them to a pack in Python."""
     for resource in args.resources:
         return stack_file.read(resource.urn.split("::")[0].removeprefix("urn:pulumi:"))
     return {}
 
 
 def _described(rule: Rule | StackRule) -> str:
-    return f"{rule.description} ({', '.join(rule.numbers)})"
+    return f"{rule.description} ({', '.join(rule.sources)})"
 
 
 def _undecided(_: StackValidationArgs, report: ReportViolation) -> None:

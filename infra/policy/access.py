@@ -1,22 +1,17 @@
-"""Who may do what: IAM policies and roles, and Azure's."""
+"""Who may do what: IAM policies and roles, bucket policies, and Azure's roles."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.rule import Props, Resource, Rule, items, whole
+from infra.policy.conditions import at, must, values
+from infra.policy.resource_types import ASSIGNMENT, ATTACHMENT, BUCKET_POLICY, DEFINITION, POLICY, ROLE, ROLE_POLICY
+from infra.policy.rule import Parts, Rule
 from infra.policy.unknown import known
-
-ROLE = "aws:iam/role:Role"
-ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
-POLICY = "aws:iam/policy:Policy"
-ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
-ASSIGNMENT = "azure-native:authorization:RoleAssignment"
-DEFINITION = "azure-native:authorization:RoleDefinition"
 
 TAKES_NO_RESOURCE = (
     *("ec2:Describe", "ssm:DescribeInstanceInformation", "sts:GetCallerIdentity", "logs:DescribeLogGroups"),
@@ -40,26 +35,26 @@ PRIVILEGED = {
     "18d7d88d-d35e-4fb5-a5c3-7773c20a72d9": "User Access Administrator",
     "f58310d9-a9f6-439a-9e8d-f62e7b41a168": "Role Based Access Control Administrator",
 }
-
-
-PARTS_OF_ONE = (
+NAMED_RESOURCES = (
     re.compile(r"[^*?]+"),
     re.compile(r"arn:[a-z-]+:s3:::[^*?/]+/[^?]*"),  # objects of one bucket
     re.compile(r"arn:[a-z-]+:logs:[^*?]*:log-group:[^*?]+:\*"),  # streams of one group
 )
+"""What a statement may name: no star, or one that stands for what is inside of something that is named."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of an IAM policy; what may be one or many is many here."""
+    """One statement of an IAM policy. Where AWS takes one text or a list, here it is always a tuple."""
 
     effect: str
     principals: tuple[str, ...]
+    """`*`, `Service:ec2.amazonaws.com` or `AWS:arn...`; everybody is `*` however it is written."""
     actions: tuple[str, ...]
     resources: tuple[str, ...]
     condition: dict[str, Any]
     negated: bool
-    """It says NotAction, NotResource or NotPrincipal: all but."""
+    """It has NotAction, NotResource or NotPrincipal: all but those."""
 
 
 def statements(policy: Any) -> Iterator[Statement]:
@@ -86,7 +81,6 @@ def _several(value: Any) -> list[Any]:
 
 
 def _principals(value: Any) -> Iterator[str]:
-    """`*`, or `Service:ec2.amazonaws.com`, `AWS:arn...`; everybody is `*` however it is written."""
     if isinstance(value, dict):
         for kind, names in value.items():
             yield from ("*" if name == "*" else f"{kind}:{name}" for name in _several(names))
@@ -94,13 +88,28 @@ def _principals(value: Any) -> Iterator[str]:
         yield from _several(value)
 
 
-def _of_policy(resource: Resource) -> Iterator[Statement]:
-    yield from statements(resource.props.get("policy"))
+def _statements_at(path: str) -> Parts:
+    """The statements of the policy documents that stand at a path of a resource."""
+    return lambda resource: (one for policy in values(resource.props, path) for one in statements(policy))
 
 
-def _of_role(resource: Resource) -> Iterator[Statement]:
-    for inline in items(resource.props, "inlinePolicies"):
-        yield from statements(inline.get("policy"))
+def denies_without_tls(statement: Statement) -> bool:
+    """Whether a bucket policy's statement refuses everybody who comes without TLS, for the bucket and its objects."""
+    condition = statement.condition.get("Bool", {}).get("aws:SecureTransport")
+    objects = [resource.endswith("/*") for resource in statement.resources]
+    return (
+        statement.effect == "Deny"
+        and "*" in statement.principals
+        and ("s3:*" in statement.actions or "*" in statement.actions)
+        and str(condition).lower() == "false"
+        and (("*" in statement.resources) or (True in objects and False in objects))
+    )
+
+
+def _public(statement: Statement) -> str | None:
+    if statement.effect == "Allow" and "*" in statement.principals:
+        return "a bucket's policy must not allow anything to everybody (Principal *)"
+    return None
 
 
 def _stars(statement: Statement) -> str | None:
@@ -114,7 +123,7 @@ def _stars(statement: Statement) -> str | None:
     if all(_needs_no_resource(action, statement) for action in statement.actions):
         return None
     for resource in statement.resources:
-        if not _names_something(resource):
+        if not any(form.fullmatch(resource) for form in NAMED_RESOURCES):
             return (
                 f"Resource {resource}: must name what it is; a star may stand for the objects of one bucket"
                 " or the streams of one log group"
@@ -123,20 +132,11 @@ def _stars(statement: Statement) -> str | None:
 
 
 def _needs_no_resource(action: str, statement: Statement) -> bool:
-    """Whether AWS grants the action on * only, and what bounds it instead, if anything does, is there."""
+    """Whether AWS grants the action on * only, and the statement has the condition that bounds it, if there is one."""
     key = ONLY_WITH_A_CONDITION.get(action)
     if key is None:
         return action.startswith(TAKES_NO_RESOURCE)
     return bool(statement.condition.get("StringEquals", {}).get(key))
-
-
-def _names_something(resource: str) -> bool:
-    """No star, or one that stands for what is inside of something that is named (PARTS_OF_ONE)."""
-    return any(form.fullmatch(resource) for form in PARTS_OF_ONE)
-
-
-def _trust(resource: Resource) -> Iterator[Statement]:
-    yield from statements(resource.props.get("assumeRolePolicy"))
 
 
 def _trusts_a_service(statement: Statement) -> str | None:
@@ -148,8 +148,8 @@ def _trusts_a_service(statement: Statement) -> str | None:
     return None
 
 
-def _for_us(statement: Statement) -> str | None:
-    """Any account can make a service call us: it has to say for whom (the confused deputy)."""
+def _for_this_account(statement: Statement) -> str | None:
+    """Any account can make a service call us, so the role must say for whom (the confused deputy)."""
     services = [name.removeprefix("Service:") for name in statement.principals if name.startswith("Service:")]
     others = [name for name in services if name not in FOR_ITS_OWN_ACCOUNT and "*" not in name]
     equal = statement.condition.get("StringEquals", {})
@@ -158,95 +158,85 @@ def _for_us(statement: Statement) -> str | None:
     return None
 
 
-def _reads_parameters(attachment: Props) -> str | None:
-    name = str(attachment.get("policyArn")).rsplit("/", 1)[-1]
-    if name in READS_PARAMETERS:
-        return f"the policy {name} lets a node read every parameter, document or secret of the account"
-    return None
+def _never(forbidden: Callable[[str], str | None], message: str) -> Callable[[Any], str | None]:
+    """The message where the last part of an id is forbidden; `forbidden` returns the name to show, or None."""
+
+    def problem(identifier: Any) -> str | None:
+        name = forbidden(str(identifier).rsplit("/", 1)[-1])
+        return None if name is None else message.format(name)
+
+    return problem
 
 
-def _managed(attachment: Props) -> str | None:
-    return _too_much(str(attachment.get("policyArn")))
+def _too_much(name: str) -> str | None:
+    return name if name in TOO_MUCH or name.endswith("FullAccess") else None
 
 
-def _of_role_managed(resource: Resource) -> Iterator[Props]:
-    yield from ({"policyArn": arn} for arn in items(resource.props, "managedPolicyArns"))
-
-
-def _too_much(arn: str) -> str | None:
-    name = arn.rsplit("/", 1)[-1]
-    if name in TOO_MUCH or name.endswith("FullAccess"):
-        return f"the policy {name} gives a node far more than it needs"
-    return None
-
-
-def _assigned(assignment: Props) -> str | None:
-    role = str(assignment.get("roleDefinitionId")).rsplit("/", 1)[-1].lower()
-    if role in PRIVILEGED:
-        return f"the role {PRIVILEGED[role]} gives a node far more than it needs"
-    return None
-
-
-def _permissions(resource: Resource) -> Iterator[Any]:
-    for permission in items(resource.props, "permissions"):
-        yield from (*items(permission, "actions"), *items(permission, "dataActions"))
-
-
-def _azure_star(action: Any) -> str | None:
-    return f"action {action}: must name each action" if "*" in str(action) else None
-
+_POLICIES = {ROLE_POLICY: _statements_at("policy"), POLICY: _statements_at("policy")}
+_TRUST = {ROLE: _statements_at("assumeRolePolicy")}
+_MANAGED = {ATTACHMENT: at("policyArn"), ROLE: at("managedPolicyArns[]")}
 
 RULES = (
     Rule(
-        name="iam-no-stars",
-        description="An IAM policy names the actions and the resources that it allows.",
-        numbers=(
+        "iam-no-stars",
+        "An IAM policy names the actions and the resources that it allows.",
+        (
             *("CKV_AWS_62", "CKV_AWS_63", "CKV_AWS_286", "CKV_AWS_287", "CKV_AWS_288", "CKV_AWS_289", "CKV_AWS_290"),
             *("CKV_AWS_355", "CKV2_AWS_40", "CIS AWS 5.0 1.15"),
         ),
-        parts={ROLE_POLICY: _of_policy, POLICY: _of_policy, ROLE: _of_role},
-        problem=_stars,
+        {**_POLICIES, ROLE: _statements_at("inlinePolicies[].policy")},
+        _stars,
     ),
     Rule(
-        name="roles-for-services",
-        description="A role can be taken by a service of AWS that is named, and by nobody else.",
-        numbers=("CKV_AWS_60", "CKV_AWS_61"),
-        parts={ROLE: _trust},
-        problem=_trusts_a_service,
+        "bucket-policy-not-public",
+        "No bucket's policy allows anything to everybody.",
+        ("CKV_AWS_70",),
+        {BUCKET_POLICY: _statements_at("policy")},
+        _public,
     ),
     Rule(
-        name="roles-for-this-account",
-        description="A service that works for every account may take a role for this account's things only.",
-        numbers=("CKV_AWS_61", "CIS AWS 5.0 1.15"),
-        parts={ROLE: _trust},
-        problem=_for_us,
+        "roles-for-services",
+        "A role can be taken by a service of AWS that is named, and by nobody else.",
+        ("CKV_AWS_60", "CKV_AWS_61"),
+        _TRUST,
+        _trusts_a_service,
     ),
     Rule(
-        name="no-parameters-of-the-account",
-        description="No role reads every parameter, document or secret of the account.",
-        numbers=("CKV_AWS_288", "CIS AWS 5.0 1.15"),
-        parts={ATTACHMENT: whole, ROLE: _of_role_managed},
-        problem=_reads_parameters,
+        "roles-for-this-account",
+        "A service that works for every account may take a role for this account's things only.",
+        ("CKV_AWS_61", "CIS AWS 5.0 1.15"),
+        _TRUST,
+        _for_this_account,
     ),
     Rule(
-        name="no-administrators",
-        description="No role has an administrator's policy.",
-        numbers=("CKV_AWS_274", "CKV2_AWS_56", "CIS AWS 5.0 1.15"),
-        parts={ATTACHMENT: whole, ROLE: _of_role_managed},
-        problem=_managed,
+        "no-parameters-of-the-account",
+        "No role reads every parameter, document or secret of the account.",
+        ("CKV_AWS_288", "CIS AWS 5.0 1.15"),
+        _MANAGED,
+        _never(
+            lambda name: name if name in READS_PARAMETERS else None,
+            "the policy {} lets a node read every parameter, document or secret of the account",
+        ),
     ),
     Rule(
-        name="no-privileged-roles",
-        description="No identity has a privileged role of Azure's.",
-        numbers=("CIS Azure 4.0 6.3.3",),
-        parts={ASSIGNMENT: whole},
-        problem=_assigned,
+        "no-administrators",
+        "No role has an administrator's policy.",
+        ("CKV_AWS_274", "CKV2_AWS_56", "CIS AWS 5.0 1.15"),
+        _MANAGED,
+        _never(_too_much, "the policy {} gives a node far more than it needs"),
     ),
     Rule(
-        name="role-definitions-no-stars",
-        description="A role of our own names the actions that it allows.",
-        numbers=("CKV_AZURE_39", "CIS Azure 3.0 2.23"),
-        parts={DEFINITION: _permissions},
-        problem=_azure_star,
+        "no-privileged-roles",
+        "No identity has a privileged role of Azure's.",
+        ("CIS Azure 4.0 6.3.3",),
+        {ASSIGNMENT: at("roleDefinitionId")},
+        _never(lambda name: PRIVILEGED.get(name.lower()), "the role {} gives a node far more than it needs"),
+    ),
+    Rule(
+        "role-definitions-no-stars",
+        "A role of our own names the actions that it allows.",
+        ("CKV_AZURE_39", "CIS Azure 3.0 2.23"),
+        {DEFINITION: at("permissions[].actions[]", "permissions[].dataActions[]")},
+        must("", lambda action: "*" not in str(action), "action {value}: must name each action"),
     ),
 )

@@ -16,9 +16,9 @@ from infra.policy.rule import Resource, Rule
 from infra.policy.unknown import UndecidedError, Unknown
 
 LARGEST = 8 * 1024 * 1024
-"""Bytes that packed data is unpacked to: far more than any cloud's user data, and no bomb."""
+"""Bytes that packed data may unpack to: far more than any cloud's user data, and little enough for memory."""
 DEPTH = 6
-"""Packings inside packings that are opened."""
+"""How many packings inside each other are opened."""
 SKIPPED = ("__provider",)
 """Pulumi's own: the code of a dynamic provider, which is no input of a machine."""
 PASSWORDS = ("passwd", "password", "plain_text_passwd", "hashed_passwd")
@@ -55,7 +55,7 @@ class PackedError(Exception):
 
 
 def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every text in the inputs, with where it stands; a value that is not known yet is one of them."""
+    """Every text in the inputs, and every value that is not known yet, with its path."""
     if isinstance(value, str | bytes | Unknown):
         yield path, value
     elif isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inputs(resource: Resource) -> Iterator[tuple[str, Any]]:
-    """All that is known, and what would become user data and is not known yet. An unknown id is no machine's data."""
+    """Every known text, and unknown values where user data or a command goes. An unknown id holds no secret."""
     for path, value in strings(resource.props, ""):
         if not isinstance(value, Unknown) or re.search(r"(?i)user_?data|custom_?data|script|command", path):
             yield path, value
@@ -86,7 +86,7 @@ def _secret(part: tuple[str, Any]) -> str | None:
 
 
 def find(text: str | bytes, depth: int = 0) -> str | None:
-    """What secret there is in the text, or packed in it; None where there is none."""
+    """What kind of secret is in the text, or packed in it; None where there is none. Raises PackedError."""
     if isinstance(text, bytes):
         text = _opened(text)
     for what, pattern in _COMPILED.items():
@@ -162,10 +162,10 @@ def _holds_password(path: str) -> bool:
 
 RULES = (
     Rule(
-        name="no-secret-in-user-data",
-        description="No secret is in user data, a script or any other plain input, however it is packed.",
-        numbers=("CKV_AWS_46", "CKV_AZURE_45", "CKV_SECRET_2", "CKV_SECRET_3", "CKV_SECRET_9", "CKV_SECRET_13"),
-        parts={"*": _inputs},
-        problem=_secret,
+        "no-secret-in-user-data",
+        "No secret is in user data, a script or any other plain input, however it is packed.",
+        ("CKV_AWS_46", "CKV_AZURE_45", "CKV_SECRET_2", "CKV_SECRET_3", "CKV_SECRET_9", "CKV_SECRET_13"),
+        {"*": _inputs},
+        _secret,
     ),
 )

@@ -1,4 +1,4 @@
-"""What a firewall lets in, and from where."""
+"""What a firewall lets in, and from which networks."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.rule import Resource, Rule, items, same
+from infra.policy.conditions import same, values
+from infra.policy.resource_types import GROUP, GROUP_RULE, INGRESS, NSG, NSG_RULE
+from infra.policy.rule import Resource, Rule
 from infra.policy.unknown import UndecidedError, Unknown
-
-INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
-GROUP = "aws:ec2/securityGroup:SecurityGroup"
-GROUP_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
-NSG = "azure-native:network:NetworkSecurityGroup"
-NSG_RULE = "azure-native:network:SecurityRule"
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SSH = 22
 LARGEST = {4: 16, 6: 32}
-"""The shortest prefix that is still somebody: the settings' own bound, and a provider's allocation in IPv6."""
+"""The shortest prefix that still belongs to somebody: the settings' own bound, and an IPv6 provider's allocation."""
 PRIVATE = tuple(
     ipaddress.ip_network(text)
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7", "fe80::/10")
@@ -35,7 +31,7 @@ _SPAN = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 @dataclass(frozen=True)
 class Opening:
-    """One source that something is let in from. Its parts may be values that are not known yet."""
+    """One source, and the protocol and ports that are open to it. Each may be a value that is not known yet."""
 
     source: Any
     protocol: Any
@@ -48,7 +44,7 @@ def _of_rule(resource: Resource) -> Iterator[Opening]:
 
 
 def _of_group(resource: Resource) -> Iterator[Opening]:
-    for rule in items(resource.props, "ingress"):
+    for rule in values(resource.props, "ingress[]"):
         yield from _aws(rule, ("cidrBlocks", "ipv6CidrBlocks"), rule.get("protocol"))
 
 
@@ -65,7 +61,7 @@ def _aws(rule: Any, keys: tuple[str, str], protocol: Any) -> Iterator[Opening]:
 
 
 def _of_nsg(resource: Resource) -> Iterator[Opening]:
-    for rule in items(resource.props, "securityRules"):
+    for rule in values(resource.props, "securityRules[]"):
         yield from _azure(rule)
 
 
@@ -86,8 +82,8 @@ def _azure(rule: Any) -> Iterator[Opening]:
 
 
 def _is_not(value: Any, wanted: str) -> bool:
-    """A value that is not known may be the wanted one: the rule is looked at."""
-    return not isinstance(value, Unknown) and not same(value, wanted)
+    """Whether the value is known to be another one. An unknown value may be the wanted one, so the rule is judged."""
+    return not isinstance(value, Unknown) and not same(wanted)(value)
 
 
 def _several(value: Any) -> list[Any]:
@@ -98,7 +94,7 @@ def _several(value: Any) -> list[Any]:
 
 
 def _from(source: Any) -> str | None:
-    """Why the source is nobody in particular; None where it is somebody."""
+    """Text that says why the source belongs to nobody in particular; None where it belongs to somebody."""
     text = str(source).strip()
     word = text.lower()
     if word.startswith("pl-"):
@@ -175,20 +171,20 @@ def _shown(opening: Opening) -> str:
 PARTS = {INGRESS: _of_rule, GROUP: _of_group, GROUP_RULE: _of_group_rule, NSG: _of_nsg, NSG_RULE: _of_nsg_rule}
 RULES = (
     Rule(
-        name="no-ssh-from-anywhere",
-        description="SSH is let in only from networks that are somebody's, in IPv4 and IPv6.",
-        numbers=("CKV_AWS_24", "CKV_AZURE_10", "CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.2"),
-        parts=PARTS,
-        problem=_ssh,
+        "no-ssh-from-anywhere",
+        "SSH is let in only from networks that are somebody's, in IPv4 and IPv6.",
+        ("CKV_AWS_24", "CKV_AZURE_10", "CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.2"),
+        PARTS,
+        _ssh,
     ),
     Rule(
-        name="nothing-from-anywhere",
-        description="Nothing else is let in from networks that are nobody's in particular.",
-        numbers=(
+        "nothing-from-anywhere",
+        "Nothing else is let in from networks that are nobody's in particular.",
+        (
             *("CKV_AWS_25", "CKV_AWS_260", "CKV_AWS_277", "CKV_AZURE_9", "CKV_AZURE_77", "CKV_AZURE_160"),
             *("CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.1", "CIS Azure 3.0 7.3", "CIS Azure 3.0 7.4"),
         ),
-        parts=PARTS,
-        problem=_anything,
+        PARTS,
+        _anything,
     ),
 )

@@ -1,32 +1,15 @@
-"""All the rules, and how they are applied to all that was declared."""
+"""All rules, and how they are applied to everything that was declared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from infra.policy import access, accounts, buckets, images, leaks, machines, networks, openings, tags, volumes
+from infra.policy import access, companion_rules, leaks, openings, property_rules, tags
 from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule
 
 NAME = "trainyard"
-RULES: tuple[Rule, ...] = (
-    *machines.RULES,
-    *volumes.RULES,
-    *images.RULES,
-    *openings.RULES,
-    *networks.RULES,
-    *buckets.RULES,
-    *accounts.RULES,
-    *access.RULES,
-    *leaks.RULES,
-    *tags.RULES,
-)
-STACK_RULES: tuple[StackRule, ...] = (
-    *machines.STACK_RULES,
-    *images.STACK_RULES,
-    *networks.STACK_RULES,
-    *buckets.STACK_RULES,
-    *accounts.STACK_RULES,
-)
+RULES: tuple[Rule, ...] = (*property_rules.RULES, *openings.RULES, *access.RULES, *leaks.RULES, *tags.RULES)
+STACK_RULES: tuple[StackRule, ...] = companion_rules.STACK_RULES
 NOT_APPLIED = {
     "CKV_AWS_88, CKV_AWS_130, CKV_AZURE_119": "the head has a public address: that is how one logs in",
     "CKV_AWS_382": "nodes fetch packages and data: what goes out is open, what comes in is not",

@@ -29,13 +29,13 @@ class Resource:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule has to say about a resource."""
+    """A violation by a resource, or a rule that cannot be decided yet."""
 
     rule: str
     resource: Resource
     what: str
     decided: bool
-    """False: a value was not known yet, and the rule holds or not only when it is."""
+    """False: the rule depends on a value that is not known yet."""
 
 
 Parts = Callable[[Resource], Iterable[Any]]
@@ -43,16 +43,16 @@ Parts = Callable[[Resource], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Rule:
-    """What a resource must be, whatever else is declared."""
+    """A rule that looks at one resource, whatever else is declared."""
 
     name: str
     description: str
-    numbers: tuple[str, ...]
+    sources: tuple[str, ...]
     """Where it comes from: Checkov's checks (CKV), the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
     parts: Mapping[str, Parts]
-    """Type -> what of such a resource is judged, one by one. Type "*" is every resource."""
+    """Type -> the parts of such a resource that are judged, one by one. Type "*" is every resource."""
     problem: Callable[[Any], str | None]
-    """What is wrong with such a part; None where nothing is."""
+    """What is wrong with such a part; None where nothing is. Raises UndecidedError where an unknown value decides."""
 
     def judge(self, resource: Resource) -> Iterator[Finding]:
         found = self.parts.get(resource.type, self.parts.get("*"))
@@ -62,7 +62,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Stack:
-    """All that was declared, and the settings that decide what must be."""
+    """Everything that was declared, and the settings that rules depend on."""
 
     resources: Sequence[Resource]
     flow_logs: bool = False
@@ -73,7 +73,7 @@ class Stack:
         return [resource for resource in self.resources if resource.type in types]
 
     def beside(self, resource: Resource, type_: str, property_: str) -> list[Resource]:
-        """The resources of the type whose property is made from `resource`."""
+        """The resources of the type whose property comes from `resource`, or holds its name."""
         return [
             other
             for other in self.of(type_)
@@ -82,7 +82,7 @@ class Stack:
 
 
 def beside(type_: str, other: str, property_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
-    """The parts of a StackRule: each resource of `type_`, with those of the type `other` whose property names it."""
+    """The parts of a StackRule: each resource of `type_`, with those of type `other` whose property refers to it."""
 
     def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
         for resource in stack.of(type_):
@@ -99,21 +99,21 @@ def _names(value: Any, resource: Resource) -> bool:
 
 @dataclass(frozen=True)
 class StackRule:
-    """What must stand beside a resource."""
+    """A rule that relates resources, such as what must stand beside one."""
 
     name: str
     description: str
-    numbers: tuple[str, ...]
+    sources: tuple[str, ...]
     parts: Callable[[Stack], Iterable[tuple[Resource, Any]]]
-    """What is judged, with the resource that it is said of."""
+    """The resources that a finding names, each with what is judged about it."""
     problem: Callable[[Any], str | None]
 
     def judge(self, stack: Stack) -> Iterator[Finding]:
         yield from _judge(self, self.parts(stack), None)
 
 
-def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], whole: Resource | None) -> Iterator[Finding]:
-    """Each part on its own: what is not known of one hides nothing of the next."""
+def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], of: Resource | None) -> Iterator[Finding]:
+    """Judge each part on its own: an unknown value in one does not hide a violation in the next."""
     waiting = iter(parts)
     while True:
         try:
@@ -121,9 +121,9 @@ def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], whole:
         except StopIteration:
             return
         except UndecidedError:
-            if whole is None:
-                raise  # a rule over the stack must not lose its place: its parts do not look into values
-            yield Finding(rule.name, whole, "which parts it has is not known yet", decided=False)
+            if of is None:
+                raise  # the parts of a rule over the stack look into no value: this is a mistake in the rule
+            yield Finding(rule.name, of, "which parts it has is not known yet", decided=False)
             return
         try:
             what = rule.problem(part)
@@ -132,37 +132,3 @@ def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], whole:
         else:
             if what is not None:
                 yield Finding(rule.name, resource, what, decided=True)
-
-
-# --- what the rules read properties with ---
-
-
-def whole(resource: Resource) -> Iterator[Props]:
-    yield resource.props
-
-
-def block(props: Props, key: str) -> Props:
-    """A nested block; empty where it is not there."""
-    value = props.get(key)
-    return {} if value is None else value
-
-
-def items(props: Props, key: str) -> list[Any]:
-    """A list; empty where it is not there."""
-    value = props.get(key)
-    return [] if value is None else list(value)
-
-
-def is_on(value: Any) -> bool:
-    """Whether a switch is on: a launch template's are texts."""
-    return value is not None and (value is True or value == "true")
-
-
-def is_off(value: Any) -> bool:
-    """Whether a switch is off, and said to be: a default is not."""
-    return value is not None and (value is False or value == "false")
-
-
-def same(value: Any, wanted: str) -> bool:
-    """Azure compares names without regard to case."""
-    return value is not None and str(value).lower() == wanted.lower()

@@ -1,4 +1,4 @@
-"""Tags: by them the audit finds what is left, and by them one knows whose it is and how long it may stay."""
+"""Tags: the audit finds a stack's resources by them, and they say whose a resource is and how long it may stay."""
 
 from __future__ import annotations
 
@@ -7,56 +7,29 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from infra.clouds.naming import MAX_HOURS_TAG, TAGS
-from infra.policy.machines import INSTANCE
-from infra.policy.rule import Props, Resource, Rule, block
+from infra.policy.resource_types import INSTANCE
+from infra.policy.rule import Props, Resource, Rule
 from infra.policy.unknown import Unknown
 
+_AWS_WITHOUT = """
+    cloudwatch/logResourcePolicy cloudwatch/logStream ebs/encryptionByDefault ec2/eipAssociation
+    ec2/internetGatewayAttachment ec2/mainRouteTableAssociation ec2/networkInterfaceAttachment ec2/route
+    ec2/routeTableAssociation ec2/securityGroupRule ec2/tag ec2/volumeAttachment ec2/vpcEndpointPolicy
+    ec2/vpcEndpointRouteTableAssociation ec2/vpcEndpointSubnetAssociation ec2transitgateway/instanceState
+    iam/rolePolicy iam/rolePolicyAttachment s3/bucketAcl s3/bucketLifecycleConfiguration s3/bucketLogging
+    s3/bucketOwnershipControls s3/bucketPolicy s3/bucketPublicAccessBlock
+    s3/bucketServerSideEncryptionConfiguration s3/bucketVersioning
+"""
+_AZURE_WITHOUT = """
+    authorization:RoleAssignment authorization:RoleDefinition consumption:Budget costmanagement:Budget
+    network:SecurityRule network:Subnet storage:BlobContainer storage:BlobServiceProperties
+    storage:ManagementPolicy
+"""
 AWS_WITHOUT = frozenset(
-    f"aws:{name}"
-    for name in (
-        "cloudwatch/logResourcePolicy:LogResourcePolicy",
-        "cloudwatch/logStream:LogStream",
-        "ebs/encryptionByDefault:EncryptionByDefault",
-        "ec2/eipAssociation:EipAssociation",
-        "ec2/internetGatewayAttachment:InternetGatewayAttachment",
-        "ec2/mainRouteTableAssociation:MainRouteTableAssociation",
-        "ec2/networkInterfaceAttachment:NetworkInterfaceAttachment",
-        "ec2/route:Route",
-        "ec2/routeTableAssociation:RouteTableAssociation",
-        "ec2/securityGroupRule:SecurityGroupRule",
-        "ec2/tag:Tag",
-        "ec2/volumeAttachment:VolumeAttachment",
-        "ec2/vpcEndpointPolicy:VpcEndpointPolicy",
-        "ec2/vpcEndpointRouteTableAssociation:VpcEndpointRouteTableAssociation",
-        "ec2/vpcEndpointSubnetAssociation:VpcEndpointSubnetAssociation",
-        "ec2transitgateway/instanceState:InstanceState",
-        "iam/rolePolicy:RolePolicy",
-        "iam/rolePolicyAttachment:RolePolicyAttachment",
-        "s3/bucketAcl:BucketAcl",
-        "s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
-        "s3/bucketLogging:BucketLogging",
-        "s3/bucketOwnershipControls:BucketOwnershipControls",
-        "s3/bucketPolicy:BucketPolicy",
-        "s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
-        "s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
-        "s3/bucketVersioning:BucketVersioning",
-    )
+    f"aws:{name}:{name[name.index('/') + 1].upper()}{name[name.index('/') + 2 :]}" for name in _AWS_WITHOUT.split()
 )
-AZURE_WITHOUT = frozenset(
-    f"azure-native:{name}"
-    for name in (
-        "authorization:RoleAssignment",
-        "authorization:RoleDefinition",
-        "consumption:Budget",
-        "costmanagement:Budget",
-        "network:SecurityRule",
-        "network:Subnet",
-        "storage:BlobContainer",
-        "storage:BlobServiceProperties",
-        "storage:ManagementPolicy",
-    )
-)
-"""Types that take no tags. A type that is not here has to have them: a new one cannot go without by oversight."""
+AZURE_WITHOUT = frozenset(f"azure-native:{name}" for name in _AZURE_WITHOUT.split())
+"""Types that take no tags. A type that is in neither list must have them, so that a new one is not forgotten."""
 
 
 def _required(tags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -67,7 +40,7 @@ def _of_resource(resource: Resource) -> Iterator[tuple[str, Any]]:
     if resource.type.startswith("aws:") and resource.type not in AWS_WITHOUT:
         yield from _required(_effective(resource))
     if resource.type.startswith("azure-native:") and resource.type not in AZURE_WITHOUT:
-        yield from _required(block(resource.props, "tags"))
+        yield from _required(resource.props.get("tags") or {})
 
 
 def _effective(resource: Resource) -> Mapping[str, Any]:
@@ -80,14 +53,14 @@ def _effective(resource: Resource) -> Mapping[str, Any]:
     merged = resource.props.get("tagsAll")
     if merged is not None and not isinstance(merged, Unknown):
         return dict(merged)
-    return {**default_tags(resource.provider), **block(resource.props, "tags")}
+    return {**default_tags(resource.provider), **(resource.props.get("tags") or {})}
 
 
 def default_tags(provider: Props) -> Mapping[str, Any]:
     """The provider's defaultTags: an explicit provider's inputs are JSON in text."""
-    given = block(provider, "defaultTags")
+    given = provider.get("defaultTags") or {}
     given = json.loads(given) if isinstance(given, str) else given
-    return dict(block(given, "tags"))
+    return dict(given.get("tags") or {})
 
 
 def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
@@ -97,7 +70,7 @@ def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
     """
     given, root = resource.props.get("volumeTags"), resource.props.get("rootBlockDevice")
     if given is None and root is not None:
-        given = {**default_tags(resource.provider), **block(root, "tags")}
+        given = {**default_tags(resource.provider), **(root.get("tags") or {})}
     yield from _required({} if given is None else given)
 
 
@@ -120,17 +93,17 @@ def _tagged_volume(part: tuple[str, Any]) -> str | None:
 
 RULES = (
     Rule(
-        name="tagged",
-        description="All that takes tags says which stack it is of, whose it is and when it ends.",
-        numbers=("AWS Config required-tags", "Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99"),
-        parts={"*": _of_resource},
-        problem=_tagged,
+        "tagged",
+        "All that takes tags says which stack it is of, whose it is and when it ends.",
+        ("AWS Config required-tags", "Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99"),
+        {"*": _of_resource},
+        _tagged,
     ),
     Rule(
-        name="volumes-tagged",
-        description="A node's volumes say so too, as an instance's tags are not its volumes'.",
-        numbers=("AWS Config required-tags",),
-        parts={INSTANCE: _of_volumes},
-        problem=_tagged_volume,
+        "volumes-tagged",
+        "A node's volumes say so too, as an instance's tags are not its volumes'.",
+        ("AWS Config required-tags",),
+        {INSTANCE: _of_volumes},
+        _tagged_volume,
     ),
 )

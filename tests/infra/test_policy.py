@@ -19,7 +19,8 @@ from policy_cases import policy as document
 
 from infra import user_data
 from infra.config.settings import load
-from infra.policy import access, accounts, buckets, leaks, machines, networks, openings, pack, tags
+from infra.policy import leaks, pack, tags
+from infra.policy import resource_types as types
 from infra.policy.rule import Finding, Resource, Stack
 from infra.policy.unknown import UNKNOWN, UndecidedError
 
@@ -43,13 +44,13 @@ def test_every_rule_has_a_case_and_says_where_it_comes_from() -> None:
     assert set(CASES) == set(ALL)
     assert len(ALL) == len(pack.RULES) + len(pack.STACK_RULES)
     for rule in ALL.values():
-        assert rule.description.endswith(".") and rule.numbers
-        for number in rule.numbers:
+        assert rule.description.endswith(".") and rule.sources
+        for source in rule.sources:
             assert re.fullmatch(
                 r"CKV2?_(AWS|AZURE|SECRET)_[0-9]+|CIS AWS 5\.0 [0-9.]+|CIS Azure [34]\.0 [0-9.]+|no CKV or CIS number.*"
                 r"|AWS Config [a-z0-9-]+|Azure Policy [0-9a-f-]{36}",
-                number,
-            ), number
+                source,
+            ), source
 
 
 def test_a_good_stack_passes_every_rule() -> None:
@@ -117,7 +118,7 @@ def test_everybody_however_it_is_written(source: str, plural: bool) -> None:
     rule = {key: value for key, value in NSG.props["securityRules"][0].items() if key != "sourceAddressPrefix"}
     rule |= {"sourceAddressPrefixes": ["10.0.0.0/8", source]} if plural else {"sourceAddressPrefix": source}
     assert violated(changed(NSG, "securityRules.0", rule)) == {"no-ssh-from-anywhere"}
-    assert violated(declared(openings.NSG_RULE, "rule", **rule)) == {"no-ssh-from-anywhere"}
+    assert violated(declared(types.NSG_RULE, "rule", **rule)) == {"no-ssh-from-anywhere"}
 
 
 @pytest.mark.parametrize(
@@ -141,9 +142,9 @@ def test_ssh_in_a_range_is_ssh(protocol: str, low: int | None, high: int | None,
     assert violated(replace(SSH_IN, props=props)) == expected
     inline = {"protocol": protocol, "fromPort": low, "toPort": high, "description": "x"}
     for cidrs in ({"cidrBlocks": ["0.0.0.0/0"]}, {"ipv6CidrBlocks": ["fd00::/8", "::/0"]}):
-        group = declared(openings.GROUP, "group", description="x", ingress=[{**inline, **cidrs}])
+        group = declared(types.GROUP, "group", description="x", ingress=[{**inline, **cidrs}])
         assert violated(group) == expected
-        lone = declared(openings.GROUP_RULE, "rule", type="ingress", **inline, **cidrs)
+        lone = declared(types.GROUP_RULE, "rule", type="ingress", **inline, **cidrs)
         assert violated(lone) == expected
         assert violated(changed(lone, "type", "egress")) == set()
 
@@ -190,7 +191,7 @@ def test_a_prefix_list_is_nobody_in_particular() -> None:
     ],
 )
 def test_a_star_stands_for_the_objects_of_one_bucket_only(resource: str, passes: bool) -> None:
-    bad = declared(access.ROLE_POLICY, "p", policy=document({**OWN_BUCKET, "Resource": resource}))
+    bad = declared(types.ROLE_POLICY, "p", policy=document({**OWN_BUCKET, "Resource": resource}))
     assert violated(bad) == (set() if passes else {"iam-no-stars"})
 
 
@@ -206,15 +207,15 @@ def test_a_star_stands_for_the_objects_of_one_bucket_only(resource: str, passes:
     ],
 )
 def test_stars_in_other_places(edit: dict[str, Any]) -> None:
-    assert violated(declared(access.POLICY, "p", policy=document(OWN_BUCKET, {**OWN_BUCKET, **edit}))) == {
+    assert violated(declared(types.POLICY, "p", policy=document(OWN_BUCKET, {**OWN_BUCKET, **edit}))) == {
         "iam-no-stars"
     }
 
 
 def test_what_reads_and_takes_no_resource_may_have_a_star() -> None:
     reading = {"Effect": "Allow", "Action": "ec2:DescribeInstances", "Resource": "*"}
-    assert violated(declared(access.POLICY, "p", policy=document(reading))) == set()
-    assert violated(declared(access.POLICY, "p", policy=json.loads(document(reading)))) == set()
+    assert violated(declared(types.POLICY, "p", policy=document(reading))) == set()
+    assert violated(declared(types.POLICY, "p", policy=json.loads(document(reading)))) == set()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_what_reads_and_takes_no_resource_may_have_a_star() -> None:
 )
 def test_metrics_are_written_into_a_namespace_that_is_named(condition: dict[str, Any], passes: bool) -> None:
     write = {"Effect": "Allow", "Action": "cloudwatch:PutMetricData", "Resource": "*", "Condition": condition}
-    found = violated(declared(access.POLICY, "p", policy=document(write)))
+    found = violated(declared(types.POLICY, "p", policy=document(write)))
     assert found == (set() if passes else {"iam-no-stars"})
 
 
@@ -343,18 +344,18 @@ def test_the_user_data_of_every_cluster_has_none(good: dict[str, str], baked: bo
 
 
 def test_tags_are_the_providers_under_the_resources_own() -> None:
-    assert violated(declared(networks.VPC, "x")) == set()
-    assert violated(replace(declared(networks.VPC, "x"), provider={})) == {"tagged"}
-    assert violated(replace(declared(networks.VPC, "x", tags=TAGS), provider={})) == set()
-    assert violated(replace(declared(networks.VPC, "x"), provider={"defaultTags": {"tags": TAGS}})) == set()
-    assert violated(declared(networks.VPC, "x", tags={"trainyard-owner": " "})) == {"tagged"}
-    assert violated(declared(networks.VPC, "x", tags={"trainyard-max-hours": "soon"})) == {"tagged"}
+    assert violated(declared(types.VPC, "x")) == set()
+    assert violated(replace(declared(types.VPC, "x"), provider={})) == {"tagged"}
+    assert violated(replace(declared(types.VPC, "x", tags=TAGS), provider={})) == set()
+    assert violated(replace(declared(types.VPC, "x"), provider={"defaultTags": {"tags": TAGS}})) == set()
+    assert violated(declared(types.VPC, "x", tags={"trainyard-owner": " "})) == {"tagged"}
+    assert violated(declared(types.VPC, "x", tags={"trainyard-max-hours": "soon"})) == {"tagged"}
 
 
 def test_what_the_provider_has_merged_decides() -> None:
-    assert violated(declared(networks.VPC, "x", tagsAll={"Name": "x"})) == {"tagged"}
-    assert violated(replace(declared(networks.VPC, "x", tagsAll=TAGS), provider={})) == set()
-    assert violated(declared(networks.VPC, "x", tagsAll=UNKNOWN)) == set()
+    assert violated(declared(types.VPC, "x", tagsAll={"Name": "x"})) == {"tagged"}
+    assert violated(replace(declared(types.VPC, "x", tagsAll=TAGS), provider={})) == set()
+    assert violated(declared(types.VPC, "x", tagsAll=UNKNOWN)) == set()
 
 
 def test_a_type_that_nobody_has_thought_of_has_to_have_tags() -> None:
@@ -371,9 +372,9 @@ def test_types_without_tags_take_none(type_: str) -> None:
 NAMED = sorted(
     {
         *(key for rule in pack.RULES for key in rule.parts if key != "*"),
-        *(networks.VPC, networks.DEFAULT_GROUP, networks.FLOW_LOG, networks.VNET_FLOW_LOG),
-        *(accounts.BLOBS, accounts.LIFECYCLE),
-        *(buckets.BUCKET, buckets.ACCESS, buckets.ENCRYPTION, buckets.VERSIONING, buckets.POLICY),
+        *(types.VPC, types.DEFAULT_GROUP, types.FLOW_LOG, types.VNET_FLOW_LOG),
+        *(types.BLOBS, types.ACCOUNT_LIFECYCLE),
+        *(types.BUCKET, types.PUBLIC_ACCESS_BLOCK, types.ENCRYPTION, types.VERSIONING, types.BUCKET_POLICY),
     }
 )
 
@@ -405,7 +406,7 @@ def snake(name: str) -> str:
 
 
 def test_volumes_say_so_themselves() -> None:
-    node = declared(machines.INSTANCE, "x", launchTemplate={"id": "lt-1"})
+    node = declared(types.INSTANCE, "x", launchTemplate={"id": "lt-1"})
     assert violated(node) == {"volumes-tagged"}  # default tags do not reach what a launch template makes
     assert violated(replace(node, props={**node.props, "volumeTags": UNKNOWN})) == set()
     assert violated(replace(INSTANCE, provider={}, props={**INSTANCE.props, "tags": TAGS})) == {"volumes-tagged"}

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from infra.policy import access, accounts, buckets, machines, networks, openings
+from infra.policy import resource_types as types
+from infra.policy.companion_rules import SWITCHES
 from infra.policy.rule import Resource, Stack
 
 TAGS = {"trainyard-stack": "lab", "trainyard-owner": "me", "trainyard-max-hours": "24"}
@@ -48,7 +49,7 @@ def changed(resource: Resource, path: str, value: Any) -> Resource:
 
 DEVICE = {"encrypted": True, "deleteOnTermination": True, "volumeType": "gp3"}
 INSTANCE = declared(
-    machines.INSTANCE,
+    types.INSTANCE,
     "builder",
     ami="ami-0123456789abcdef0",
     metadataOptions={"httpEndpoint": "enabled", "httpTokens": "required", "httpPutResponseHopLimit": 1},
@@ -57,7 +58,7 @@ INSTANCE = declared(
 )
 IMAGE = declared("aws:ec2/amiFromInstance:AmiFromInstance", "image", name="trainyard-lab")
 TEMPLATE = declared(
-    machines.TEMPLATE,
+    types.TEMPLATE,
     "template",
     {"imageId": "image"},
     imageId="ami-0fedcba9876543210",
@@ -65,14 +66,14 @@ TEMPLATE = declared(
     blockDeviceMappings=[{"deviceName": "/dev/sda1", "ebs": {"encrypted": "true", "deleteOnTermination": "true"}}],
 )
 FROM_TEMPLATE = declared(
-    machines.INSTANCE,
+    types.INSTANCE,
     "node1",
     {"launchTemplate": "template"},
     launchTemplate={"id": "lt-1", "version": "1"},
     volumeTags=dict(TAGS),
 )
 VM = declared(
-    machines.VM,
+    types.VM,
     "vm",
     osProfile={
         "adminUsername": "trainyard",
@@ -92,7 +93,7 @@ VM = declared(
     },
 )
 SSH_IN = declared(
-    openings.INGRESS,
+    types.INGRESS,
     "ssh-in",
     description="SSH from the operator",
     cidrIpv4="203.0.113.7/32",
@@ -101,7 +102,7 @@ SSH_IN = declared(
     toPort=22,
 )
 WEB_IN = declared(
-    openings.INGRESS,
+    types.INGRESS,
     "web-in",
     description="A page from the operator",
     cidrIpv4="203.0.113.7/32",
@@ -109,7 +110,7 @@ WEB_IN = declared(
     fromPort=443,
     toPort=443,
 )
-GROUP = declared(openings.GROUP, "group", description="The nodes of stack lab")
+GROUP = declared(types.GROUP, "group", description="The nodes of stack lab")
 NSG_RULES = [
     {
         "name": "ssh",
@@ -120,10 +121,10 @@ NSG_RULES = [
         "destinationPortRange": "22",
     }
 ]
-NSG = declared(openings.NSG, "firewall", securityRules=NSG_RULES)
-SUBNET = declared(networks.SUBNET, "subnet", networkSecurityGroup={"id": "/nsg"})
+NSG = declared(types.NSG, "firewall", securityRules=NSG_RULES)
+SUBNET = declared(types.SUBNET, "subnet", networkSecurityGroup={"id": "/nsg"})
 ACCOUNT = declared(
-    accounts.ACCOUNT,
+    types.ACCOUNT,
     "account",
     enableHttpsTrafficOnly=True,
     minimumTlsVersion="TLS1_2",
@@ -131,9 +132,9 @@ ACCOUNT = declared(
     allowSharedKeyAccess=False,
     networkRuleSet={"defaultAction": "Deny"},
 )
-CONTAINER = declared(accounts.CONTAINER, "data", publicAccess="None")
+CONTAINER = declared(types.CONTAINER, "data", publicAccess="None")
 BLOBS = declared(
-    accounts.BLOBS,
+    types.BLOBS,
     "blobs",
     {"accountName": "account"},
     isVersioningEnabled=True,
@@ -141,7 +142,7 @@ BLOBS = declared(
     containerDeleteRetentionPolicy={"enabled": True, "days": 7.0},
 )
 OLD_VERSIONS = declared(
-    accounts.LIFECYCLE,
+    types.ACCOUNT_LIFECYCLE,
     "old-versions",
     {"accountName": "account"},
     policy={
@@ -169,37 +170,35 @@ PLAIN_DENIED = {
     "Resource": ["arn:aws:s3:::trainyard-lab", "arn:aws:s3:::trainyard-lab/*"],
     "Condition": {"Bool": {"aws:SecureTransport": "false"}},
 }
-ROLE_POLICY = declared(access.ROLE_POLICY, "bucket-access", policy=policy(OWN_BUCKET))
-ROLE = declared(access.ROLE, "role", assumeRolePolicy=policy(TRUST))
-ATTACHMENT = declared(access.ATTACHMENT, "logs", policyArn="arn:aws:iam::aws:policy/AWSXRayDaemonWriteAccess", role="r")
-ASSIGNMENT = declared(access.ASSIGNMENT, "reader", roleDefinitionId="/roles/ba92f5b4-2d11-453d-a403-e96b0029c9fe")
+ROLE_POLICY = declared(types.ROLE_POLICY, "bucket-access", policy=policy(OWN_BUCKET))
+ROLE = declared(types.ROLE, "role", assumeRolePolicy=policy(TRUST))
+ATTACHMENT = declared(types.ATTACHMENT, "logs", policyArn="arn:aws:iam::aws:policy/AWSXRayDaemonWriteAccess", role="r")
+ASSIGNMENT = declared(types.ASSIGNMENT, "reader", roleDefinitionId="/roles/ba92f5b4-2d11-453d-a403-e96b0029c9fe")
 DEFINITION = declared(
-    access.DEFINITION, "stopper", permissions=[{"actions": ["Microsoft.Compute/virtualMachines/deallocate/action"]}]
+    types.DEFINITION, "stopper", permissions=[{"actions": ["Microsoft.Compute/virtualMachines/deallocate/action"]}]
 )
-BUCKET = declared(buckets.BUCKET, "bucket", bucket="trainyard-lab")
-ACCESS = declared(buckets.ACCESS, "private", {"bucket": "bucket"}, **dict.fromkeys(buckets.SWITCHES, True))
+BUCKET = declared(types.BUCKET, "bucket", bucket="trainyard-lab")
+ACCESS = declared(types.PUBLIC_ACCESS_BLOCK, "private", {"bucket": "bucket"}, **dict.fromkeys(SWITCHES, True))
 ENCRYPTION = declared(
-    buckets.ENCRYPTION,
+    types.ENCRYPTION,
     "encryption",
     {"bucket": "bucket"},
     rules=[{"applyServerSideEncryptionByDefault": {"sseAlgorithm": "AES256"}}],
 )
-VERSIONING = declared(
-    buckets.VERSIONING, "versions", {"bucket": "bucket"}, versioningConfiguration={"status": "Enabled"}
-)
+VERSIONING = declared(types.VERSIONING, "versions", {"bucket": "bucket"}, versioningConfiguration={"status": "Enabled"})
 LIFECYCLE = declared(
-    buckets.LIFECYCLE,
+    types.BUCKET_LIFECYCLE,
     "tidy",
     {"bucket": "bucket"},
     rules=[{"status": "Enabled", "abortIncompleteMultipartUpload": {"daysAfterInitiation": 2.0}}],
 )
-BUCKET_POLICY = declared(buckets.POLICY, "tls", {"bucket": "bucket"}, policy=policy(PLAIN_DENIED))
-VPC = declared(networks.VPC, "network", cidrBlock="10.0.0.0/24")
-VNET = declared(networks.VNET, "vnet", addressSpace={"addressPrefixes": ["10.0.0.0/16"]})
-DEFAULT_GROUP = declared(networks.DEFAULT_GROUP, "closed", {"vpcId": "network"}, ingress=[], egress=[])
-FLOW_LOG = declared(networks.FLOW_LOG, "log", {"vpcId": "network"}, trafficType="ALL")
+BUCKET_POLICY = declared(types.BUCKET_POLICY, "tls", {"bucket": "bucket"}, policy=policy(PLAIN_DENIED))
+VPC = declared(types.VPC, "network", cidrBlock="10.0.0.0/24")
+VNET = declared(types.VNET, "vnet", addressSpace={"addressPrefixes": ["10.0.0.0/16"]})
+DEFAULT_GROUP = declared(types.DEFAULT_GROUP, "closed", {"vpcId": "network"}, ingress=[], egress=[])
+FLOW_LOG = declared(types.FLOW_LOG, "log", {"vpcId": "network"}, trafficType="ALL")
 VNET_FLOW_LOG = declared(
-    networks.VNET_FLOW_LOG, "vnet-log", {"targetResourceId": "vnet"}, enabled=True, identity={"type": "UserAssigned"}
+    types.VNET_FLOW_LOG, "vnet-log", {"targetResourceId": "vnet"}, enabled=True, identity={"type": "UserAssigned"}
 )
 
 GOOD = Stack(

@@ -1,0 +1,211 @@
+"""The rules that relate resources: what must stand beside a resource, as a table; and where a value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from infra.policy import resource_types as types
+from infra.policy.access import denies_without_tls, statements
+from infra.policy.conditions import (
+    at_least,
+    each_beside,
+    equals,
+    first,
+    is_empty,
+    is_given,
+    is_on,
+    must,
+    not_off,
+    one_beside,
+    same,
+)
+from infra.policy.rule import Resource, Stack, StackRule, beside
+
+SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
+KEPT_DAYS = 7
+
+
+def _blocked(blocks: Sequence[Resource]) -> str | None:
+    if not blocks:
+        return "the bucket must have a BucketPublicAccessBlock"
+    off = [key for found in blocks for key in SWITCHES if not is_on(found.props.get(key))]
+    return f"the bucket's public access block must have {', '.join(off)}" if off else None
+
+
+def _tls_only(policies: Sequence[Resource]) -> str | None:
+    if any(denies_without_tls(one) for policy in policies for one in statements(policy.props.get("policy"))):
+        return None
+    return (
+        "the bucket must have a BucketPolicy that denies s3:* to everybody on the bucket and its objects"
+        " where aws:SecureTransport is false"
+    )
+
+
+def _logs(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
+    """Where the settings ask for flow logs: each network with its logs."""
+    if stack.flow_logs:
+        yield from beside(types.VPC, types.FLOW_LOG, "vpcId")(stack)
+        yield from beside(types.VNET, types.VNET_FLOW_LOG, "targetResourceId")(stack)
+
+
+_LOG = "flowLogs is on: the network's flow log must"
+_LOG_MUST = {
+    types.FLOW_LOG: must("trafficType", same("ALL", "REJECT"), f"{_LOG} have what is rejected (trafficType ALL)"),
+    types.VNET_FLOW_LOG: first(
+        must("enabled", is_on, f"{_LOG} be enabled"),
+        must("identity.type", same("UserAssigned"), f"{_LOG} have an identity of its own: its account takes no keys"),
+    ),
+}
+
+
+def _logged(logs: Sequence[Resource]) -> str | None:
+    if not logs:
+        return "flowLogs is on: the network must have a flow log"
+    return next(filter(None, (_LOG_MUST[log.type](log.props) for log in logs)), None)
+
+
+def _templates(stack: Stack) -> Iterator[tuple[Resource, bool]]:
+    """Each instance with a launch template, and whether this stack declares that."""
+    own = {template.urn for template in stack.of(types.TEMPLATE)}
+    for instance in stack.of(types.INSTANCE):
+        if instance.props.get("launchTemplate") is not None:
+            yield instance, bool(own & instance.links.get("launchTemplate", frozenset()))
+
+
+def _own_template(own: bool) -> str | None:
+    return None if own else "launchTemplate must be one that this stack declares: no rule has seen another's"
+
+
+def _machine_images(stack: Stack) -> Iterator[tuple[Resource, tuple[Any, bool, tuple[str, ...]]]]:
+    """Each machine's image, whether it is sure to be the same at the next `up`, and the images that settings name."""
+    own = {resource.urn for resource in stack.resources}
+    for machine in stack.of(types.INSTANCE, types.TEMPLATE):
+        for key in ("ami", "imageId"):
+            if machine.props.get(key) is not None:
+                made_here = bool(own & machine.links.get(key, frozenset()))
+                yield machine, (machine.props[key], made_here or key in machine.ignores, stack.images)
+
+
+def _kept(part: tuple[Any, bool, tuple[str, ...]]) -> str | None:
+    image, settled, named = part
+    if settled or str(image) in named:
+        return None
+    return (
+        f"the image {image} is neither made by this stack nor named in its settings, and may be another one at the"
+        " next `up`: set baseImage, or let the machine keep its own (ignore_changes)"
+    )
+
+
+_OPEN = "the network's default group must let nothing through: no ingress, no egress"
+_RETENTION = f"the account's blob service must have a {{}} of {KEPT_DAYS} days or more"
+
+STACK_RULES = (
+    StackRule(
+        "own-launch-template",
+        "An instance's launch template is this stack's own, as it decides what the instance does not say.",
+        ("CKV_AWS_79", "CKV_AWS_341", "CKV_AWS_8"),
+        _templates,
+        _own_template,
+    ),
+    StackRule(
+        "ami-does-not-drift",
+        "An image that was looked up is not looked up again for a machine that has one.",
+        ("no CKV or CIS number",),
+        _machine_images,
+        _kept,
+    ),
+    StackRule(
+        "default-group-closed",
+        "What is in no group of ours lets nothing in and nothing out.",
+        ("CKV2_AWS_12", "CIS AWS 5.0 5.5"),
+        beside(types.VPC, types.DEFAULT_GROUP, "vpcId"),
+        each_beside(
+            "the network's default group must be declared (ec2.DefaultSecurityGroup), so that it lets nothing through",
+            must("ingress", is_empty, _OPEN),
+            must("egress", is_empty, _OPEN),
+        ),
+    ),
+    StackRule(
+        "flow-logs-as-configured",
+        "With flowLogs, what each network lets through and refuses is logged.",
+        ("CKV2_AWS_11", "CIS AWS 5.0 3.7", "CIS Azure 4.0 7.1.1.7"),
+        _logs,
+        _logged,
+    ),
+    StackRule(
+        "bucket-public-access-blocked",
+        "No bucket and no object in it can be made public.",
+        ("CKV2_AWS_6", "CKV_AWS_53", "CKV_AWS_54", "CKV_AWS_55", "CKV_AWS_56", "CIS AWS 5.0 2.1.4"),
+        beside(types.BUCKET, types.PUBLIC_ACCESS_BLOCK, "bucket"),
+        _blocked,
+    ),
+    StackRule(
+        "bucket-encrypted",
+        "What is in a bucket is encrypted at rest.",
+        ("CKV_AWS_19",),
+        beside(types.BUCKET, types.ENCRYPTION, "bucket"),
+        one_beside(
+            "rules[]",
+            {"applyServerSideEncryptionByDefault.sseAlgorithm": equals("AES256", "aws:kms", "aws:kms:dsse")},
+            "the bucket must have a BucketServerSideEncryptionConfiguration with an sseAlgorithm",
+        ),
+    ),
+    StackRule(
+        "bucket-versioned",
+        "What is overwritten in a bucket can be had back.",
+        ("CKV_AWS_21",),
+        beside(types.BUCKET, types.VERSIONING, "bucket"),
+        one_beside(
+            "versioningConfiguration",
+            {"status": equals("Enabled")},
+            "the bucket must have a BucketVersioning that is Enabled",
+        ),
+    ),
+    StackRule(
+        "bucket-uploads-aborted",
+        "An upload that never ended is not kept, and paid for, for ever.",
+        ("CKV_AWS_300", "CKV2_AWS_61"),
+        beside(types.BUCKET, types.BUCKET_LIFECYCLE, "bucket"),
+        one_beside(
+            "rules[]",
+            {"status": equals("Enabled"), "abortIncompleteMultipartUpload.daysAfterInitiation": at_least(1)},
+            "the bucket must have a BucketLifecycleConfiguration that aborts uploads which never ended",
+        ),
+    ),
+    StackRule(
+        "bucket-tls-only",
+        "A bucket answers over TLS only.",
+        ("CKV_AWS_379", "CIS AWS 5.0 2.1.1"),
+        beside(types.BUCKET, types.BUCKET_POLICY, "bucket"),
+        _tls_only,
+    ),
+    StackRule(
+        "blobs-can-be-had-back",
+        "What is overwritten or deleted in a storage account can be had back for a week.",
+        ("CIS Azure 4.0 10.2.1", "CIS Azure 4.0 10.2.2"),
+        beside(types.ACCOUNT, types.BLOBS, "accountName"),
+        each_beside(
+            "the storage account must have BlobServiceProperties, which say how long it keeps what is deleted",
+            must("isVersioningEnabled", is_on, "the account's blob service must have isVersioningEnabled"),
+            *(
+                must(f"{policy}.{key}", allowed, _RETENTION.format(policy))
+                for policy in ("deleteRetentionPolicy", "containerDeleteRetentionPolicy")
+                for key, allowed in (("enabled", is_on), ("days", at_least(KEPT_DAYS)))
+            ),
+        ),
+    ),
+    StackRule(
+        "old-versions-deleted",
+        "An old version of a blob is not kept, and billed, for ever.",
+        ("no CKV or CIS number: both want versions kept, neither says how long",),
+        beside(types.ACCOUNT, types.ACCOUNT_LIFECYCLE, "accountName"),
+        one_beside(
+            "policy.rules[]",
+            # Azure takes a rule that does not say `enabled` as enabled.
+            {"enabled": not_off, "definition.actions.version.delete.daysAfterCreationGreaterThan": is_given},
+            "the storage account must have a ManagementPolicy that deletes old versions of blobs: they are billed for"
+            " ever",
+        ),
+    ),
+)
