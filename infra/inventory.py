@@ -241,8 +241,12 @@ T = TypeVar("T")
 
 def to_json(cluster: Cluster) -> str:
     """The inventory as text: stable order, so that an unchanged cluster has an unchanged output."""
-    body = dataclasses.asdict(cluster)
-    return json.dumps({"schema": SCHEMA, "kind": cluster.kind, **body}, indent=2)
+    return json.dumps(to_object(cluster), indent=2)
+
+
+def to_object(cluster: Cluster) -> dict[str, Any]:
+    """The inventory as an object of JSON, to be part of another one."""
+    return {"schema": SCHEMA, "kind": cluster.kind, **dataclasses.asdict(cluster)}
 
 
 def from_json(text: str, *, source: str = "inventory") -> Cluster:
@@ -255,8 +259,14 @@ def from_json(text: str, *, source: str = "inventory") -> Cluster:
         raw = json.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and lists a thousand deep
         raise InventoryError(f"{source}: not JSON: {error}") from None
-    if not isinstance(raw, dict):
+    return from_object(raw, source=source)
+
+
+def from_object(found: object, *, source: str = "inventory") -> Cluster:
+    """Read an inventory that is an object of JSON already; otherwise as from_json."""
+    if not isinstance(found, dict):
         raise InventoryError(f"{source}: must be a JSON object with schema, kind and nodes")
+    raw = dict(found)
     _check_schema(raw.pop("schema", None), source)
     kind = raw.pop("kind", None)
     if kind == SshCluster.kind:
@@ -277,7 +287,7 @@ def _check_schema(schema: object, source: str) -> None:
 
 def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
     entries = raw.pop("nodes", None)
-    if not isinstance(entries, list) or not entries:
+    if not isinstance(entries, list | tuple) or not entries:
         raise InventoryError(f"{source}: nodes: must be a list of at least one node")
     nodes = []
     for index, entry in enumerate(entries):

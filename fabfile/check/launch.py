@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import threading
 import time
@@ -13,7 +12,7 @@ from fabfile.check.links import ENOUGH
 from fabfile.check.observations import TROUBLE
 from fabfile.check.session import Event, Running, Session
 from fabfile.launchers import VENV
-from infra.inventory import SshCluster, to_json
+from infra.inventory import SshCluster, to_object
 
 HELLO = 'printf \'{"rank": %s, "event": "hello", "hostname": "%s"}\\n\' "$PMI_RANK" "$(hostname)"'
 HELLO_S = 20
@@ -65,7 +64,7 @@ def _launch(
 ) -> Run:
     """One probe on all nodes, see node/probes/launch.py; `beats`: its ranks say every moment that they are alive."""
     name = f"check-{secrets.token_hex(4)}"
-    spec = {"id": name, "cluster": json.loads(to_json(cluster)), "seconds": seconds, "probe": probe}
+    spec = {"id": name, "cluster": to_object(cluster), "seconds": seconds, "probe": probe}
     run = Run()
     try:
         running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,8 @@ from fabfile.output import interrupted_later, next_command, say
 from fabfile.remote.deploy import Deployed, deploy, package
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
-from infra.inventory import Node, SshCluster, to_json
+from infra.inventory import Node, SshCluster
+from node.job.spec import JobSpec
 
 INTERRUPTED = 130
 _OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
@@ -175,25 +175,25 @@ def start(
     refuse(answers, queue=queue, prepare=prepare)
     folder = answers[cluster.head.name].folder
     taken = [] if before else mirror.folders(Head(fleet, folder), resolved.mirror)
-    spec = {
-        "name": resolved.name,
-        "job": resolved.text,
-        "runs": runs(cluster),
-        "code": folder,
-        "launcher": launcher,
-        "cluster": json.loads(to_json(dataclasses.replace(cluster, nodes=launch.nodes))),
-        "timeout": resolved.timeout,
-        "threads": resolved.threads,
-        "restarts": restarts,
-        "resume": before.id if before else "",
-        "mirrored": bool(before and before.mirrored),
-        "taken": taken,
-        "queue": queue,
-        "price_per_hour": launch.usd_per_hour,
-        "secrets": {name: value for name, value in os.environ.items() if name.startswith("WANDB_")},
-    }
+    spec = JobSpec(
+        name=resolved.name,
+        job=resolved.text,
+        runs=runs(cluster),
+        code=folder,
+        launcher=launcher,
+        cluster=dataclasses.replace(cluster, nodes=launch.nodes),
+        timeout=resolved.timeout,
+        threads=resolved.threads,
+        restarts=restarts,
+        resume=before.id if before else "",
+        mirrored=bool(before and before.mirrored),
+        taken=tuple(taken),
+        queue=queue,
+        price_per_hour=launch.usd_per_hour,
+    )
+    secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
     with interrupted_later():
-        answer = Head(fleet, folder).ask("create", told=spec)
+        answer = Head(fleet, folder).ask("create", told={**spec.to_record(), "secrets": secrets})
         if "refused" in answer:
             raise Exit(f"{answer['refused']}\nnext: fab jobs{_OR_QUEUE}", code=1)
         created.update(answer)

@@ -20,6 +20,7 @@ from node.job.diagnosis import Verdict, Watch
 from node.job.expiry import Expiry
 from node.job.keeper_connection import Link, Told
 from node.job.log import Log
+from node.job.spec import KeeperSpec
 
 KEEPERS = 25.0
 """Seconds for all nodes to answer."""
@@ -68,11 +69,17 @@ class Attempt:
     def _keepers(self) -> Verdict | None:
         """All nodes answer and hold their lease; else who does not."""
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
-        spec = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job, "lease": files.LEASE}
         code = f"{self._launch.code}/launch"
         for node in self._launch.nodes:
-            own = {"node": node.name, "memory_gb": node.memory_gb}
-            self._links[node.name] = Link(node.name, {**spec, **own}, code, self._events)
+            spec = KeeperSpec(
+                id=self._launch.id,
+                node=node.name,
+                run_dir=self._launch.run_dir,
+                job=job,
+                lease=files.LEASE,
+                memory_gb=node.memory_gb,
+            )
+            self._links[node.name] = Link(spec, code, self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
         while missing:

@@ -5,7 +5,7 @@ runs/ID/ on every node
     checkpoints/, heartbeat/, metrics.jsonl ...: the trainer's
     nodes/NODE/          rank-N.log and rank-N.json of the ranks of that node
 runs/ID/ on the head, too
-    spec.json            what was asked for: see fabfile/verbs/train.py
+    spec.json            what was asked for: see JobSpec in spec.py
     state.json           how it is: see STATES
     usage.jsonl          what its ranks used of their nodes: see usage.py
     log, log.START       every line of every rank: time, node, rank, text; rotated, see log.py

@@ -4,7 +4,7 @@ Runs as the systemd service ID-keeper.service with the head's SSH as its stdin a
 run in is bound to that service: when this program ends, of whatever, systemd kills them. It ends when the head says
 so, when the connection closes, and when the head has not been heard for the length of the lease.
 
-stdin    a line of JSON: {"id", "node", "memory_gb", "run_dir", "job", "lease"}; then words: beat, term, kill, end
+stdin    a line of JSON: a KeeperSpec; then words: beat, term, kill, end
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from node.job import cleanup, files, memory, usage
+from node.job.spec import KeeperSpec
 
 POLL = 0.2
 BEAT = 1.0
@@ -34,16 +35,14 @@ Event = dict[str, Any]
 
 
 def main(_argv: list[str]) -> int:
-    spec: Event = json.loads(sys.stdin.readline())
-    return Keeper(spec).run()
+    return Keeper(KeeperSpec(**json.loads(sys.stdin.readline()))).run()
 
 
 class Keeper:
-    def __init__(self, spec: Event) -> None:
-        self.id, self.node, self.lease = spec["id"], spec["node"], float(spec["lease"])
-        self.run_dir = files.absolute(spec["run_dir"])
-        self.folder = self.run_dir / "nodes" / self.node
-        self._job = spec["job"]
+    def __init__(self, spec: KeeperSpec) -> None:
+        self.spec, self.id = spec, spec.id
+        self.run_dir = files.absolute(spec.run_dir)
+        self.folder = self.run_dir / "nodes" / spec.node
         self._words: list[str] = []
         self._over = threading.Event()
         self._ranks: dict[int, Rank] = {}
@@ -53,7 +52,6 @@ class Keeper:
         self._began = self._measured = time.monotonic()
         self._notice: Event = {}
         self._starved = memory.Starved()
-        self._memory_gb = float(spec.get("memory_gb", 0.0))
 
     def run(self) -> int:
         others = cleanup.busy_with(self.id)
@@ -73,9 +71,9 @@ class Keeper:
         """The run directory, and in it nothing of an earlier attempt that could be taken for this one's."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self._job:
-            temporary = self.run_dir / f"job.toml.{self.node}"
-            temporary.write_text(self._job)
+        if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self.spec.job:
+            temporary = self.run_dir / f"job.toml.{self.spec.node}"
+            temporary.write_text(self.spec.job)
             temporary.replace(self.run_dir / "job.toml")
         (self.run_dir / "heartbeat").mkdir(exist_ok=True)
         record = json.dumps({"id": self.id, "state": "RUNNING"})
@@ -85,7 +83,7 @@ class Keeper:
     def _listen(self) -> None:
         """The head's words, until it has none any more."""
         rest = b""
-        while select.select([0], [], [], self.lease)[0]:
+        while select.select([0], [], [], self.spec.lease)[0]:
             data = os.read(0, 4096)
             if not data:
                 break
@@ -140,7 +138,7 @@ class Keeper:
         bad = event["event"] == "rank" and (event["state"] == "lost" or event.get("code"))
         if not bad or not self._starved.lately(time.monotonic()):
             return event
-        return {**event, "memory": memory.size(self._memory_gb) or "unknown"}
+        return {**event, "memory": memory.size(self.spec.memory_gb) or "unknown"}
 
     def _look_at_limits(self) -> None:
         """Tell when this node's hours are over and when its cloud takes it, and whenever that changes: in seconds, as

@@ -7,10 +7,12 @@ import queue
 import subprocess
 import threading
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from fabfile.launchers import SYSTEM_PYTHON
 from node.job import files
+from node.job.spec import KeeperSpec
 from node.scope import STRICT
 
 Event = dict[str, Any]
@@ -21,19 +23,19 @@ Told = tuple[str, Event | None]
 class Link:
     """One node's keeper, for one attempt."""
 
-    def __init__(self, node: str, spec: Event, code: str, events: queue.SimpleQueue[Told]) -> None:
-        self.node = node
+    def __init__(self, spec: KeeperSpec, code: str, events: queue.SimpleQueue[Told]) -> None:
+        self.node = spec.node
         self._events = events
         self.complaint = ""
         self._process = subprocess.Popen(
-            ["ssh", "-x", *STRICT, node, _command(spec["id"], code)],
+            ["ssh", "-x", *STRICT, spec.node, _command(spec.id, code)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
         )
-        self.say(json.dumps(spec))
+        self.say(json.dumps(asdict(spec)))
         threading.Thread(target=self._hear, daemon=True).start()
         threading.Thread(target=self._hear_errors, daemon=True).start()
 

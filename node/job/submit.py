@@ -1,7 +1,7 @@
 """Gives a job its number, its directory and its service; refuses nodes that another one has. Runs on the head.
 
-stdin: a line of JSON, see fabfile/verbs/train.py; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is how
-many bytes of its log a resumed job had before, so that nobody is shown them again.
+stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is
+how many bytes of its log a resumed job had before, so that nobody is shown them again.
 """
 
 from __future__ import annotations
@@ -11,34 +11,36 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
 from node.job import cleanup, files, job_table, log
 from node.job.files import Record
+from node.job.spec import JobSpec, from_record
 
 STOP_SECONDS = 20
 
 
 def main(argv: list[str]) -> int:
-    spec: Record = json.loads(sys.stdin.readline())
-    secrets = spec.pop("secrets")
-    runs = files.absolute(spec["runs"])
-    names = [node["name"] for node in spec["cluster"]["nodes"]]
+    asked: Record = json.loads(sys.stdin.readline())
+    secrets = asked.pop("secrets")
+    spec = from_record(asked)
+    runs = files.absolute(spec.runs)
     with job_table.alone(runs):
-        refused = _refused(runs, spec, names)
+        refused = _refused(runs, spec)
         if refused:
             print(json.dumps({"refused": refused}), flush=True)
             return 0
-        job = spec["resume"] or job_table.take(runs, spec["name"], spec["taken"])
+        job = spec.resume or job_table.take(runs, spec.name, spec.taken)
         run_dir = runs / job
         run_dir.mkdir(exist_ok=True)
         before = files.read(run_dir / "state.json")
         said_before = log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
-        (run_dir / "job.toml").write_text(spec["job"])
-        files.write(run_dir / "spec.json", {**spec, "id": job, "run_dir": str(run_dir)})
-        files.write(run_dir / "state.json", _pending(spec, job, names, before))
+        (run_dir / "job.toml").write_text(spec.job)
+        files.write(run_dir / "spec.json", replace(spec, id=job, run_dir=str(run_dir)).to_record())
+        files.write(run_dir / "state.json", _pending(spec, job, before))
         (run_dir / "secrets.json").unlink(missing_ok=True)  # where an earlier version kept them
         keep_secrets(job, secrets)
         try:
@@ -62,14 +64,16 @@ def keep_secrets(job: str, secrets: dict[str, str]) -> None:
         json.dump(secrets, output)
 
 
-def _refused(runs: Path, spec: Record, names: list[str]) -> str:
-    if spec["resume"]:
-        state = job_table.state_of(runs / spec["resume"])
-        if not state and not spec["mirrored"]:
-            return f"there is no job {spec['resume']}"
+def _refused(runs: Path, spec: JobSpec) -> str:
+    """Why the job cannot be made; empty: it can."""
+    names = spec.node_names
+    if spec.resume:
+        state = job_table.state_of(runs / spec.resume)
+        if not state and not spec.mirrored:
+            return f"there is no job {spec.resume}"
         if state and state["state"] not in files.OVER:
-            return f"{spec['resume']} is {state['state']} already"
-    if spec["queue"]:
+            return f"{spec.resume} is {state['state']} already"
+    if spec.queue:
         return ""
     for other in job_table.in_the_way(runs, set(names)):
         busy = [name for name in names if name in other["nodes"]]
@@ -79,35 +83,34 @@ def _refused(runs: Path, spec: Record, names: list[str]) -> str:
     return f"{names[0]}: busy with {others[0]}" if others else ""
 
 
-def _pending(spec: Record, job: str, names: list[str], before: Record) -> Record:
+def _pending(spec: JobSpec, job: str, before: Record) -> Record:
     return {
         "id": job,
         "state": "PENDING",
         "reason": "",
         "exit_code": None,
-        "nodes": names,
+        "nodes": spec.node_names,
         "created": time.time(),
         "started": before.get("started"),
         "ended": None,
         "paused": before.get("paused", 0.0),
         "ended_before": before.get("ended"),
         "attempt": before.get("attempt", 0),
-        "price_per_hour": spec["price_per_hour"],
-        "queued": spec["queue"],
+        "price_per_hour": spec.price_per_hour,
+        "queued": spec.queue,
     }
 
 
-def _start(spec: Record, job: str, run_dir: Path) -> None:
+def _start(spec: JobSpec, job: str, run_dir: Path) -> None:
     """The job's service. Whatever ends it, its last act is to look after what it left."""
-    code = f"{spec['code']}/launch"
     properties = [
         "KillMode=control-group",
         f"TimeoutStopSec={STOP_SECONDS}",
         "Nice=-5",
         "OOMScoreAdjust=-900",
-        f"ExecStopPost={SYSTEM_PYTHON} -I {code} aftermath {run_dir}",
+        f"ExecStopPost={SYSTEM_PYTHON} -I {spec.program} aftermath {run_dir}",
     ]
     options = [f"--property={item}" for item in properties]
     who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={files.unit_of(job)}.service"]
-    program = [SYSTEM_PYTHON, "-I", code, "supervise", str(run_dir)]
+    program = [SYSTEM_PYTHON, "-I", spec.program, "supervise", str(run_dir)]
     subprocess.run(["sudo", "-n", "systemd-run", "--quiet", "--collect", *who, *options, "--", *program], check=True)

@@ -15,12 +15,12 @@ from subprocess import TimeoutExpired, run
 from typing import Any
 
 from fabfile.launchers import SYSTEM_PYTHON, Launch
-from infra.inventory import SshCluster, from_json
 from node.job import files, job_table
 from node.job.attempt import Attempt
 from node.job.diagnosis import Verdict, signal_name
 from node.job.files import Record
 from node.job.log import Log
+from node.job.spec import of_job
 from node.scope import STRICT
 
 QUEUE_POLL = 0.5
@@ -33,20 +33,18 @@ SWEEP = 5.0
 class Supervisor:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
-        self.spec = files.read(run_dir / "spec.json")
-        cluster = from_json(json.dumps(self.spec["cluster"]))
-        assert isinstance(cluster, SshCluster)
-        self.log = Log(run_dir / "log", cluster.head.name)
+        self.spec = spec = of_job(run_dir)
+        self.log = Log(run_dir / "log", spec.cluster.head.name)
         self._now = False
         self.launch = Launch(
-            id=self.spec["id"],
-            nodes=cluster.nodes,
+            id=spec.id,
+            nodes=spec.cluster.nodes,
             run_dir=str(run_dir),
-            code=self.spec["code"],
-            interface=cluster.interface,
-            threads=int(self.spec.get("threads", 0)),
-            usd_per_hour=float(self.spec["price_per_hour"]),
-            resume=bool(self.spec["resume"]),
+            code=spec.code,
+            interface=spec.cluster.interface,
+            threads=spec.threads,
+            usd_per_hour=spec.price_per_hour,
+            resume=bool(spec.resume),
         )
 
     def run(self) -> None:
@@ -56,11 +54,11 @@ class Supervisor:
             return
         before = files.read(self.run_dir / "state.json")
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
-        restarts = int(self.spec["restarts"])
+        restarts = self.spec.restarts
         while True:
             state = self._running(launch)
             began = state["started"] + state.get("paused", 0.0)
-            attempt = Attempt(self.spec["launcher"], launch, float(self.spec["timeout"]), self.log, self.asked, began)
+            attempt = Attempt(self.spec.launcher, launch, self.spec.timeout, self.log, self.asked, began)
             verdict = attempt.run()
             out_of_reach = self._tell(verdict, attempt)
             nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach | attempt.expiry.taken)
@@ -97,7 +95,7 @@ class Supervisor:
     def _wait_for_nodes(self) -> bool:
         """In the order of numbers; False: stopped while it waited."""
         names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
-        while self.spec["queue"] and not self.asked():
+        while self.spec.queue and not self.asked():
             with job_table.alone(runs):
                 before = job_table.in_the_way(runs, names, self.launch.id)
                 if not before:
@@ -130,7 +128,7 @@ class Supervisor:
         if attempt.first_step:
             job_table.set_state(self.run_dir, first_step=attempt.first_step)
         # Their keepers have not said that all is gone: what is there to be reached says so now.
-        left = sweep(self.launch.id, attempt.unknown, f"{self.launch.code}/launch") if attempt.unknown else {}
+        left = sweep(self.launch.id, attempt.unknown, self.spec.program) if attempt.unknown else {}
         warn(self.log, {**attempt.left, **left})
         return set(left)
 
@@ -157,13 +155,13 @@ def aftermath(argv: list[str]) -> int:
     files.secrets_of(run_dir.name).unlink(missing_ok=True)
     if files.read(run_dir / "state.json")["state"] in files.OVER:
         return 0
-    spec = files.read(run_dir / "spec.json")
-    found = sweep(spec["id"], [node["name"] for node in spec["cluster"]["nodes"]], f"{spec['code']}/launch")
+    spec = of_job(run_dir)
+    found = sweep(spec.id, spec.node_names, spec.program)
     reason = f"its launcher on the head {_how()}"
-    log = Log(run_dir / "log", spec["cluster"]["nodes"][0]["name"])
+    log = Log(run_dir / "log", spec.cluster.head.name)
     log.say(f"error: {reason}")
     warn(log, found)
-    log.say(f"{spec['id']} FAILED: {reason}")
+    log.say(f"{spec.id} FAILED: {reason}")
     job_table.over(run_dir, "FAILED", reason, 1)
     return 0
 

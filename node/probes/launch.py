@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import Launch
-from infra.inventory import SshCluster, from_json
+from infra.inventory import SshCluster, from_object
 from node import launcher
 from node.job import cleanup
 
@@ -51,7 +51,7 @@ def main(_argv: list[str]) -> None:
 
 def launch_of(spec: Spec, program: str) -> Launch:
     """The launch of a probe on a cluster: that of a job with one rank a node, which has all of the node's cores."""
-    cluster = from_json(json.dumps(spec["cluster"]))
+    cluster = from_object(spec["cluster"])
     assert isinstance(cluster, SshCluster)
     nodes = tuple(replace(node, slots=1, cores_per_slot=node.slots * node.cores_per_slot) for node in cluster.nodes)
     probe = tuple(word.replace("{program}", program) for word in spec["probe"])

@@ -24,7 +24,7 @@ from fabfile.check.observations import NODE_FACTS, UNREACHED, Fact
 from fabfile.check.verdict import SHOWN, Problem, Verdict, judge, next_step, some, summary
 from fabfile.launchers import Found, Launch, mpirun, nodes_to_text
 from fabfile.remote.ended import WHY
-from infra.inventory import Node, SshCluster, to_json
+from infra.inventory import Node, SshCluster, to_object
 from node import scope
 from node.probes import launch, peers
 
@@ -496,7 +496,7 @@ def test_mpiruns_ssh_is_strict_and_puts_what_it_starts_in_a_leased_scope(tmp_pat
 def test_a_check_is_launched_as_training_is() -> None:
     """What it finds to work must be what a job uses: all but the program and the job's own folders is the same."""
     machines = replace(cluster(3), interface="eth7")
-    given = {"id": "check-1", "cluster": json.loads(to_json(machines)), "seconds": 20, "probe": ["sh", "{program}"]}
+    given = {"id": "check-1", "cluster": to_object(machines), "seconds": 20, "probe": ["sh", "{program}"]}
     checked = launch.launch_of(given, "/h/node.pyz")
     trained = Launch(id="check-1", nodes=machines.nodes, interface="eth7", run_dir="/h/runs/a-1", code="/h/code")
     found = Found(port="20001", interface="eth8", folder="/tmp/f")
@@ -521,7 +521,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 def test_a_check_has_one_rank_a_node_with_all_of_its_cores() -> None:
     machines = replace(cluster(2), nodes=tuple(replace(n, slots=2, cores_per_slot=8) for n in cluster(2).nodes))
-    given = {"id": "check-1", "cluster": json.loads(to_json(machines)), "seconds": 20, "probe": ["true"]}
+    given = {"id": "check-1", "cluster": to_object(machines), "seconds": 20, "probe": ["true"]}
     assert [(n.slots, n.cores_per_slot) for n in launch.launch_of(given, "/p").nodes] == [(1, 16), (1, 16)]
 
 

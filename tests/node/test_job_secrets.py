@@ -6,14 +6,16 @@ import json
 import os
 import stat
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fabfile.launchers import nodes_to_text
-from infra.inventory import Node
+from infra.inventory import Node, SshCluster
 from node.job import files, job_table, rank_wrapper, submit, supervisor
+from node.job.spec import JobSpec, from_record
 
 KEY = {"WANDB_API_KEY": "k" * 40}
 
@@ -34,6 +36,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
+
+
+def asked(folder: Path) -> JobSpec:
+    """As `fab train` asks for a job."""
+    cluster = SshCluster(name="yard", nodes=(Node(name="node1", private_ip="10.0.0.1", role="head"),))
+    runs = str(folder / "runs")
+    return JobSpec(name="demo", job="", launcher="mpirun", cluster=cluster, timeout=60.0, runs=runs, code="/code")
 
 
 def place(number: int) -> rank_wrapper.Place:
@@ -77,8 +86,7 @@ def test_they_go_with_the_job_s_service_whatever_ended_it(
     submit.keep_secrets("demo-2", KEY)
     run_dir = tmp_path / "runs" / "demo-1"
     run_dir.mkdir(parents=True)
-    spec = {"id": "demo-1", "code": "/code", "cluster": {"nodes": [{"name": "node1"}]}}
-    files.write(run_dir / "spec.json", spec)
+    files.write(run_dir / "spec.json", replace(asked(tmp_path), id="demo-1", run_dir=str(run_dir)).to_record())
     files.write(run_dir / "state.json", {"id": "demo-1", "state": state, "nodes": ["node1"], "created": 0})
     monkeypatch.setattr(supervisor, "sweep", lambda *_: {})
     supervisor.aftermath([str(run_dir)])
@@ -90,10 +98,7 @@ def test_a_service_that_does_not_start_leaves_none(kept: Path, tmp_path: Path, m
         assert (kept / "demo-1.json").exists()
         raise subprocess.CalledProcessError(1, "systemd-run")
 
-    spec = {
-        **{"runs": str(tmp_path / "runs"), "name": "demo", "resume": "", "queue": False, "taken": [], "job": ""},
-        **{"mirrored": False, "price_per_hour": 0.0, "cluster": {"nodes": [{"name": "node1"}]}, "secrets": KEY},
-    }
+    spec = {**asked(tmp_path).to_record(), "secrets": KEY}
     monkeypatch.setattr(submit, "_refused", lambda *_: "")
     monkeypatch.setattr(submit, "_start", refuse)
     monkeypatch.setattr("sys.stdin", _Line(json.dumps(spec)))
@@ -103,6 +108,12 @@ def test_a_service_that_does_not_start_leaves_none(kept: Path, tmp_path: Path, m
     found = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
     assert KEY["WANDB_API_KEY"] not in found
     assert job_table.number_of("demo-1") == 1
+
+
+def test_what_is_asked_for_comes_back_as_the_same_object(tmp_path: Path) -> None:
+    """Over a line of JSON to the head, and from spec.json in the supervisor and after it."""
+    spec = replace(asked(tmp_path), taken=("demo-1",), threads=3, restarts=2, queue=True, price_per_hour=1.5)
+    assert from_record(json.loads(json.dumps(spec.to_record()))) == spec
 
 
 class _Line:

@@ -34,6 +34,7 @@ from infra.inventory import Node, SshCluster
 from node.job import cleanup, files, job_table, keeper, log
 from node.job.diagnosis import GRACE, START, Verdict, Watch
 from node.job.expiry import Expiry
+from node.job.spec import KeeperSpec
 from training.metrics import progress, spent
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -360,7 +361,7 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     notice = tmp_path / "notice.json"
     monkeypatch.setattr(files, "LIMITS", record)
     monkeypatch.setattr(files, "NOTICE", notice)
-    holder = keeper.Keeper({"id": "job-1", "node": "node1", "run_dir": str(tmp_path), "job": "", "lease": 6})
+    holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job="", lease=6))
 
     def told() -> list[dict[str, Any]]:
         holder._look_at_limits()
