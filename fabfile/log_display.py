@@ -1,13 +1,23 @@
-"""How the lines of a followed job are shown: all, each Nth step, or the steps on one live line of a terminal."""
+"""A job's log on the screen: all lines, each Nth step, or the steps on one live line of a terminal; through lost
+connections, to the job's end."""
 
 from __future__ import annotations
 
 import re
 import sys
+import time
+from contextlib import closing
+from dataclasses import replace
 
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import Backend, Job, LogRequest, Unreachable
 from fabfile.output import hint, is_terminal, prefixed, say, width, write
 from fabfile.remote.openssh import MEET, STRANGER
 
+_AGAIN = 1.0
+_PATIENCE = 300.0
+"""Seconds without an answer after which following a job is given up."""
 _STEP = re.compile(r"step (\d+)/(\d+) loss ")
 _VALIDATION = " val "
 
@@ -55,3 +65,31 @@ class Shown:
         if self._drawn:
             self._drawn = False
             write("", over=True)
+
+
+def show(backend: Backend, request: LogRequest, every: int | None = 1) -> Job:
+    """Print a log's lines until the job is over, or, without `follow`, those that are there; the job as it is then.
+
+    A lost connection is made again, and no line is lost or shown twice. `every`: see Shown.
+    """
+    lost, now = 0.0, request
+    with closing(Shown(every)) as shown:
+        while True:
+            try:
+                for part in backend.logs(now):
+                    lost = 0.0
+                    for line in part.lines:
+                        shown.line(line.node, line.rank, line.text)
+                    if part.cursor is not None:
+                        since = request.since if part.cursor == request.cursor else 0.0
+                        now = replace(now, cursor=part.cursor, tail=-1, since=since)
+                    if part.job is not None:
+                        return part.job
+            except Unreachable as error:
+                if not lost:
+                    shown.warn(f"connection to {backend.host} lost, trying again: {error}")
+                lost = lost or time.monotonic()
+                if time.monotonic() - lost > _PATIENCE:
+                    again = f"next: fab logs {request.job} --follow"
+                    raise Exit(f"{backend.host}: {error}\n{again}", code=1) from None
+                time.sleep(_AGAIN)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from invoke.exceptions import Exit
 
-from fabfile import targets
+from fabfile import backends, targets
+from fabfile.backends.base import Backend, Job
 from fabfile.output import hint, say
 from fabfile.stacks import pulumi_cli
 
@@ -25,10 +25,9 @@ _GOES = re.compile(r"^\s*(node[0-9]+): (?:- delete|\+- replace)", re.MULTILINE)
 
 def say_of_destroy(stack: str) -> None:
     """Say what runs on the stack's nodes, and which runs their disks have. A head that does not answer is said, too."""
-    inventory = _inventory(stack)
-    if inventory:
-        jobs = jobs_of(stack, inventory)
-        _say(jobs or [], _names(inventory), runs_go=True)
+    backend = _backend(stack)
+    if backend:
+        _say(jobs_of(backend) or [], _names(backend), runs_go=True)
 
 
 def say_of_up(stack: str, cloud: str) -> None:
@@ -36,17 +35,17 @@ def say_of_up(stack: str, cloud: str) -> None:
 
     `cloud` is empty for a local stack. Says nothing where the cluster is not up, and where the head knows no jobs.
     """
-    inventory = _inventory(stack)
-    if not inventory:
+    backend = _backend(stack)
+    if not backend:
         return
-    jobs = jobs_of(stack, inventory)
+    jobs = jobs_of(backend)
     if jobs == []:
         return  # nothing can be lost: no need of a preview
     say("looking which nodes this `up` removes or replaces (a preview)")
     gone = nodes_that_go(stack, cloud)
     if gone:
         say(f"this `up` removes or replaces {', '.join(gone)}")
-        _say(jobs or [], gone, runs_go=_names(inventory)[0] in gone)
+        _say(jobs or [], gone, runs_go=_names(backend)[0] in gone)
 
 
 def nodes_that_go(stack: str, cloud: str) -> list[str]:
@@ -63,22 +62,18 @@ def nodes_that_go(stack: str, cloud: str) -> list[str]:
     return sorted({name for name, op in steps if _NODE.fullmatch(name) and ("delete" in op or "replace" in op)})
 
 
-def jobs_of(stack: str, inventory: str) -> list[dict[str, Any]] | None:
-    """The jobs that the head of an inventory knows; None, said in a line, where it does not answer in time."""
-    from fabfile.backends.ssh.head import Head, runs
-    from fabfile.remote.fleet import Fleet
-
+def jobs_of(backend: Backend) -> list[Job] | None:
+    """The jobs of a cluster; None, said in a line, where it does not answer in time."""
     reached = threading.Event()
-    answer: list[list[dict[str, Any]]] = []
+    answer: list[list[Job]] = []
     wrong: list[str] = []
 
     def ask() -> None:
         try:
-            cluster = targets.parse(inventory, f"stack {stack}")
-            with Fleet(cluster, timeout=CONNECT_S) as fleet:
-                fleet.connection(cluster.head)
+            with backend:
+                backend.reach()
                 reached.set()
-                answer.append(Head(fleet).ask("jobs", runs(cluster)))
+                answer.append(backend.jobs())
         except Exception as error:  # noqa: BLE001 (whatever is wrong with a node, it must not keep a destroy)
             wrong.append(_line(error))
         finally:
@@ -91,21 +86,30 @@ def jobs_of(stack: str, inventory: str) -> list[dict[str, Any]] | None:
     if answer:
         return answer[0]
     why = f"reached, but no answer within {limit:.0f} s" if limit else f"not reached within {CONNECT_S:.0f} s"
-    say(f"what runs on the nodes is not known: {wrong[0] if wrong else f'{_names(inventory)[0]}: {why}'}")
+    _say_unknown(wrong[0] if wrong else f"{backend.host}: {why}")
     return None
 
 
-def _inventory(stack: str) -> str:
-    """The stack's inventory as JSON text; empty where it is not up."""
+def _backend(stack: str) -> Backend | None:
+    """The backend of the stack's cluster; None where it is not up, and, said in a line, where it cannot be used."""
     try:
-        return pulumi_cli.stack_output(stack)
+        text = pulumi_cli.stack_output(stack)
     except Exit:
-        return ""
+        return None
+    try:
+        return backends.of(targets.parse(text, f"stack {stack}"), CONNECT_S)
+    except Exit as error:
+        _say_unknown(_line(error))
+        return None
 
 
-def _names(inventory: str) -> list[str]:
+def _names(backend: Backend) -> list[str]:
     """The nodes' names, the head's first."""
-    return [str(node["name"]) for node in json.loads(inventory)["nodes"]]
+    return [node.name for node in backend.nodes()]
+
+
+def _say_unknown(why: str) -> None:
+    say(f"what runs on the nodes is not known: {why}")
 
 
 def _line(error: Exception) -> str:
@@ -114,11 +118,12 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:200]
 
 
-def _say(every: list[dict[str, Any]], gone: Collection[str], *, runs_go: bool) -> None:
-    for job in every:
-        if job["state"] in ("RUNNING", "PENDING") and set(job["nodes"]) & set(gone):
-            say(f"job {job['id']} is {job['state']} on {', '.join(job['nodes'])}: it ends with them")
-    if runs_go and every:
-        names = ", ".join(job["id"] for job in every[-8:])
-        more = f" and {len(every) - 8} more" if len(every) > 8 else ""
+def _say(jobs: Sequence[Job], gone: Collection[str], *, runs_go: bool) -> None:
+    """The jobs that end when these nodes go, and with `runs_go` the run directories that go with the head's disk."""
+    for job in jobs:
+        if not job.state.is_final and set(job.nodes) & set(gone):
+            say(f"job {job.id} is {job.state} on {', '.join(job.nodes)}: it ends with them")
+    if runs_go and jobs:
+        names = ", ".join(job.id for job in jobs[-8:])
+        more = f" and {len(jobs) - 8} more" if len(jobs) > 8 else ""
         say(hint(f"runs on their disks go with them: {names}{more}  (fab fetch ID brings one here)"))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json as json_text
 import time
-from typing import Any
+from dataclasses import asdict
 
 from invoke.context import Context
 from invoke.tasks import task
 
-from fabfile.backends.ssh.head import Head, runs
+from fabfile import backends
+from fabfile.backends.base import Job
 from fabfile.output import duration, interruptible, next_command, say, table
-from fabfile.remote.fleet import Fleet
-from fabfile.targets import load
 
 _HEADING = ["JOB", "STATE", "NODES", "ATTEMPT", "AGE", "TOOK", "COST", "REASON"]
 _REASON = 60
@@ -23,36 +22,35 @@ _REASON = 60
 )
 def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
     """List the jobs: state, nodes, time, cost."""
-    cluster = load(stack, inventory)
-    with interruptible(), Fleet(cluster) as fleet:
-        every: list[dict[str, Any]] = Head(fleet).ask("jobs", runs(cluster))
+    backend = backends.connect(stack, inventory)
+    with interruptible(), backend:
+        every = backend.jobs()
     if json:
-        say(json_text.dumps(every, indent=2))
+        say(json_text.dumps([asdict(job) for job in every], indent=2))
         return
-    say(table([_HEADING, *(row(state, time.time()) for state in every)]))
-    running = [state["id"] for state in every if state["state"] in ("RUNNING", "PENDING")]
+    say(table([_HEADING, *(row(job, time.time()) for job in every)]))
+    running = [job.id for job in every if not job.state.is_final]
     say(next_command(f"fab logs {running[-1]} --follow" if running else "fab train JOB.toml"))
 
 
-def age(state: dict[str, Any], now: float) -> str:
-    """Since its first start; `2d (resumed 5m)` for a job that was gone on with."""
-    last = max(0.0, now - state["created"])
-    if not state["started"] or state["started"] >= state["created"]:
+def age(job: Job, now: float) -> str:
+    """Time since its first start; `2d (resumed 5m)` for a job that was resumed."""
+    last = max(0.0, now - job.created)
+    if not job.started or job.started >= job.created:
         return duration(last)
-    return f"{duration(now - state['started'])} (resumed {duration(last)})"
+    return f"{duration(now - job.started)} (resumed {duration(last)})"
 
 
-def row(state: dict[str, Any], now: float) -> list[str]:
-    started, ended = state["started"], state["ended"] or now
-    seconds = max(0.0, ended - started - state.get("paused", 0.0)) if started else 0.0
-    reason = str(state["reason"])
+def row(job: Job, now: float) -> list[str]:
+    """A job's line of the table."""
+    seconds = max(0.0, (job.ended or now) - job.started - job.paused) if job.started else 0.0
     return [
-        state["id"],
-        state["state"],
-        str(len(state["nodes"])),
-        str(state["attempt"]),
-        age(state, now),
-        duration(seconds) if started else "-",
-        f"${seconds / 3600 * state['price_per_hour']:.2f}",
-        (reason[: _REASON - 1] + "…" if len(reason) > _REASON else reason) or "-",
+        job.id,
+        job.state,
+        str(len(job.nodes)),
+        str(job.attempt),
+        age(job, now),
+        duration(seconds) if job.started else "-",
+        f"${seconds / 3600 * job.price_per_hour:.2f}",
+        (job.reason[: _REASON - 1] + "…" if len(job.reason) > _REASON else job.reason) or "-",
     ]

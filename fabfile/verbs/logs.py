@@ -1,21 +1,20 @@
-"""`fab logs`: what the ranks of a job say and have said."""
+"""`fab logs`: what the ranks of a job print and have printed."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.backends.ssh.follow import Wanted, follow
-from fabfile.backends.ssh.head import Head, state
+from fabfile import backends
+from fabfile.backends.base import Job, JobNode, LogRequest, find_job
 from fabfile.command_line import AtLeast
+from fabfile.log_display import show
 from fabfile.output import interruptible, next_command, say
-from fabfile.remote.fleet import Fleet
-from fabfile.targets import load
-from infra.inventory import SshCluster
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -42,36 +41,30 @@ def logs(
     inventory: str = "",
 ) -> None:
     """Show a job's log, each line with its node and rank; --follow stays with it."""
-    cluster = load(stack, inventory)
+    backend = backends.connect(stack, inventory)
     if rank not in ("", "-") and not rank.isdigit():
         raise Exit(f"--rank {rank}: must be a number, or - for the launcher's own lines", code=2)
     since_seconds = seconds(since)
-    with interruptible(), Fleet(cluster) as fleet:
-        head = Head(fleet)
-        found = state(head, job)
-        check_rank(rank, cluster, found)
-        last = show(head, Wanted(found["id"], rank, since_seconds, -1 if tail is None else tail, follow))
-    say(last)
+    with interruptible(), backend:
+        found = find_job(backend, job)
+        check_rank(rank, backend.nodes(), found)
+        now = show(backend, LogRequest(found.id, rank, since_seconds, -1 if tail is None else tail, follow))
+    if now.state.is_final:
+        say(next_command(f"fab fetch {now.id}"))
+    else:
+        say(next_command(f"fab logs {now.id} --follow   (stop: fab stop {now.id})"))
 
 
-def check_rank(rank: str, cluster: SshCluster, job: dict[str, Any]) -> None:
+def check_rank(rank: str, nodes: Sequence[JobNode], job: Job) -> None:
     """Exit 2 with the ranks that the job has, for another one."""
-    ranks = sum(node.slots for node in cluster.nodes if node.name in job["nodes"])
+    ranks = sum(node.ranks for node in nodes if node.name in job.nodes)
     if rank.isdigit() and ranks and int(rank) >= ranks:
         there = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"
-        raise Exit(f"--rank {rank}: {job['id']} has {there}, and - for the launcher's own lines", code=2)
-
-
-def show(head: Head, wanted: Wanted) -> str:
-    """Print them; the line with the next useful command."""
-    now = follow(head, wanted)
-    if now["state"] in ("RUNNING", "PENDING"):
-        return next_command(f"fab logs {wanted.job} --follow   (stop: fab stop {wanted.job})")
-    return next_command(f"fab fetch {wanted.job}")
+        raise Exit(f"--rank {rank}: {job.id} has {there}, and - for the launcher's own lines", code=2)
 
 
 def seconds(text: str) -> float:
-    """5m -> 300."""
+    """5m -> 300; 0 for an empty text."""
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if text and not match:
         raise Exit(f"--since {text}: must be a number with s, m, h or d after it, 5m say", code=2)

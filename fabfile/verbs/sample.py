@@ -1,23 +1,18 @@
-"""`fab sample`: text from a job's model, as the head makes it."""
+"""`fab sample`: text from a job's model, made where the job ran."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from typing import Annotated
 
-import paramiko
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.backends.ssh.head import Head, runs, state
+from fabfile import backends
+from fabfile.backends.base import Ended, SampleOptions, Unreachable, find_job
 from fabfile.command_line import AtLeast
-from fabfile.launchers import RUNTIME, VENV
 from fabfile.output import interruptible, write
-from fabfile.remote.command import Result
-from fabfile.remote.fleet import Fleet
-from fabfile.targets import load
 
 
 @task(
@@ -44,42 +39,16 @@ def sample(
     inventory: str = "",
 ) -> None:
     """Sample text from a job's best or newest model, token by token."""
-    cluster = load(stack, inventory)
-    options = {
-        "prompt": prompt,
-        "tokens": tokens,
-        "temperature": temperature,
-        "top-k": top_k,
-        "seed": seed,
-    }
-    with interruptible(), Fleet(cluster) as fleet:
-        head = Head(fleet)
-        job = state(head, job)["id"]
-        words = [f"--{name}={value}" for name, value in options.items()]
-        program = shlex.join([f"{VENV}/python", "-m", "training.sample", f"{runs(cluster)}/{job}", *words])
-        threads = max(node.cores_per_slot for node in cluster.nodes[:1])
-        environment = f"PYTHONPATH={head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
-        code = _show(head, f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}")
-    if code != 0:
-        raise Exit(code=code)
-
-
-_QUIET = 600.0
-"""Seconds without a token, the loading of the model included, after which it is given up."""
-
-
-def _show(head: Head, command: str) -> int:
-    """Its output as it comes; its exit code."""
-    code = 0
-    try:
-        for part in head.output(command, quiet=_QUIET):
-            if isinstance(part, Result):
-                if part.reason:
-                    raise Exit(part.reason, code=1)
+    backend = backends.connect(stack, inventory)
+    with interruptible(), backend:
+        id_ = find_job(backend, job).id
+        try:
+            for part in backend.sample(id_, SampleOptions(prompt, tokens, temperature, top_k, seed)):
+                if not isinstance(part, Ended):
+                    write(part)
+                    continue
                 write(part.stderr, file=sys.stderr)
-                code = part.exited
-            else:
-                write(part)
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        raise Exit(f"{head.node.name}: the connection was lost: {error}", code=1) from None
-    return code
+                if part.code != 0:
+                    raise Exit(code=part.code)
+        except Unreachable as error:
+            raise Exit(f"{backend.host}: the connection was lost: {error}", code=1) from None

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import launchers
-from fabfile.backends.ssh import mirror
-from fabfile.backends.ssh import resume as resuming
-from fabfile.backends.ssh.follow import Wanted, follow
-from fabfile.backends.ssh.head import Head, runs
-from fabfile.backends.ssh.resume import Before
+from fabfile import backends
+from fabfile import resume as resuming
+from fabfile.backends.base import Backend, Busy, Job, JobNode, LogRequest, State, Submission, Submitted
 from fabfile.command_line import AtLeast
-from fabfile.job_file import Resolved, known_jobs, resolve
-from fabfile.launchers import Found, Launch, LaunchError, plans
+from fabfile.job_file import known_jobs, resolve
+from fabfile.log_display import show
 from fabfile.output import interrupted_later, next_command, say
-from fabfile.remote.deploy import Deployed, deploy, package
-from fabfile.remote.fleet import Fleet
-from fabfile.targets import load
-from infra.inventory import Node, SshCluster
-from node.job.spec import JobSpec
 
 INTERRUPTED = 130
-_OR_QUEUE = "   (or wait for the nodes: fab train ... --queue)"
 
 
 @task(
@@ -67,169 +57,86 @@ def train(
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
-    created: dict[str, Any] = {}
-    with _ctrl_c_says_what_runs(created):
-        cluster = load(stack, inventory)
-        launcher = launcher or cluster.launcher
+    started: list[Submitted] = []
+    with _ctrl_c_says_what_runs(started):
+        backend = backends.connect(stack, inventory)
         if not (job or resume):
             raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
-        if not resume:
-            chosen = choose(cluster, nodes)
-            resolved = resolve(job, set_ or (), sum(node.slots for node in chosen), mirror.address(cluster))
-            launch = launch_of(cluster, chosen, resolved, f"{resolved.name}-N")
-            check(launcher, launch)
+        with backend:
+            submission = replace(
+                _resumed(backend, resume, job, set_ or (), nodes) if resume else _new(backend, job, set_ or (), nodes),
+                launcher=launcher,
+                queue=queue,
+                restarts=restarts,
+                prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
+            )
+            plan = backend.plan(submission)
             if dry_run:
-                say(dry(launcher, launch, resolved))
+                say(plan)
                 return
-        with Fleet(cluster) as fleet:
-            before = None
-            if resume:
-                before = resuming.before(Head(fleet), resume, job, set_ or ())
-                chosen = resuming.nodes(cluster, before, len(choose(cluster, nodes)) if nodes else 0)
-                resolved = resuming.settings(before, job, set_ or (), sum(node.slots for node in chosen))
-                launch = launch_of(cluster, chosen, resolved, before.id, resume=True)
-                check(launcher, launch)
-                if dry_run:
-                    say(dry(launcher, launch, resolved))
-                    return
-            prepare = shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())])
-            start(fleet, launcher, launch, resolved, created, prepare, before=before, queue=queue, restarts=restarts)
+            _start(backend, submission, started)
+            job = started[0].id
             if detach:
-                say(next_command(f"fab logs {created['id']} --follow   (stop: fab stop {created['id']})"))
+                say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
                 return
-            ended = follow(Head(fleet), Wanted(created["id"], offset=created["log"], every=every))
+            ended = show(backend, LogRequest(job, cursor=started[0].cursor), every)
     end(ended)
 
 
-def launch_of(
-    cluster: SshCluster, chosen: tuple[Node, ...], resolved: Resolved, name: str, *, resume: bool = False
-) -> Launch:
-    """The job on these nodes, under its id."""
-    return Launch(
-        id=name,
-        nodes=chosen,
-        run_dir=f"~/{runs(cluster)}/{name}",
-        code=f"~/.cache/trainyard/code/{package().hash}",
-        interface=cluster.interface,
-        usd_per_hour=round(cluster.hourly_usd * len(chosen) / len(cluster.nodes), 6),
-        threads=resolved.threads,
-        resume=resume,
-    )
+def _new(backend: Backend, job: str, overrides: Sequence[str], count: int | None) -> Submission:
+    """A job from its file."""
+    chosen = choose(backend, count)
+    resolved = resolve(job, overrides, sum(node.ranks for node in chosen), backend.mirror)
+    return Submission(job=resolved, nodes=len(chosen))
 
 
-def choose(cluster: SshCluster, count: int | None) -> tuple[Node, ...]:
-    """The first `count` nodes; the head is among them, as it starts the job."""
-    if count is not None and not 1 <= count <= len(cluster.nodes):
-        raise Exit(f"--nodes {count}: {cluster.name} has {len(cluster.nodes)}; leave it out for all of them", code=2)
-    return cluster.nodes[: count or len(cluster.nodes)]
+def _resumed(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:
+    """A job that was begun before, with its own settings; `job` is a file that was given beside --resume, or empty."""
+    begun = resuming.begun(backend, wanted, job, overrides)
+    there = backend.nodes()
+    chosen = there[: resuming.nodes(begun, len(there), len(choose(backend, count)) if count else 0)]
+    settings = resuming.settings(begun, job, overrides, sum(node.ranks for node in chosen))
+    return Submission(job=settings, nodes=len(chosen), begun=begun)
 
 
-def check(launcher: str, launch: Launch) -> None:
-    """What can be known to be wrong before anything is asked of a node."""
-    if launcher not in launchers.NAMES:
-        raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
+def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:
+    """The first `count` nodes, the head among them; None: all. Exit 2 for more than there are."""
+    there = backend.nodes()
+    if count is not None and not 1 <= count <= len(there):
+        raise Exit(f"--nodes {count}: {backend.name} has {len(there)}; leave it out for all of them", code=2)
+    return there[:count]
+
+
+def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> None:
+    """Prepare and submit; `started` gets the job also when Ctrl-C comes while it is being submitted."""
     try:
-        plans.plan(launcher, launch, Found())
-    except LaunchError as error:
-        raise Exit(str(error), code=2) from None
-
-
-def dry(launcher: str, launch: Launch, resolved: Resolved) -> str:
-    """Exactly what would run; what only the head can tell when it starts stands as a variable."""
-    plan = plans.plan(launcher, launch, Found())
-    return "\n".join(
-        [
-            launchers.shown(plan),
-            "",
-            "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
-            "# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);",
-            "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
-            "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
-            "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",
-            "",
-            f"# {launch.run_dir}/job.toml",
-            resolved.text.rstrip(),
-        ]
-    )
-
-
-def start(
-    fleet: Fleet,
-    launcher: str,
-    launch: Launch,
-    resolved: Resolved,
-    created: dict[str, Any],
-    prepare: str,
-    *,
-    before: Before | None,
-    queue: bool,
-    restarts: int,
-) -> None:
-    """The programs on the nodes, the job checked against their data, its number, its service. `created` gets {"id",
-    "log"}, also when Ctrl-C comes meanwhile; `log` is how many bytes of its log were there before.
-
-    `before` is the job to go on with, if any; `prepare` the command that makes the job's data.
-    """
-    cluster = fleet.cluster
-    answers = deploy(fleet, launch.nodes, resolved.text, launch.ranks)
-    refuse(answers, queue=queue, prepare=prepare)
-    folder = answers[cluster.head.name].folder
-    taken = [] if before else mirror.folders(Head(fleet, folder), resolved.mirror)
-    spec = JobSpec(
-        name=resolved.name,
-        job=resolved.text,
-        runs=runs(cluster),
-        code=folder,
-        launcher=launcher,
-        cluster=dataclasses.replace(cluster, nodes=launch.nodes),
-        timeout=resolved.timeout,
-        threads=resolved.threads,
-        restarts=restarts,
-        resume=before.id if before else "",
-        mirrored=bool(before and before.mirrored),
-        taken=tuple(taken),
-        queue=queue,
-        price_per_hour=launch.usd_per_hour,
-    )
-    secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
-    with interrupted_later():
-        answer = Head(fleet, folder).ask("create", told={**spec.to_record(), "secrets": secrets})
-        if "refused" in answer:
-            raise Exit(f"{answer['refused']}\nnext: fab jobs{_OR_QUEUE}", code=1)
-        created.update(answer)
-        names = ", ".join(node.name for node in launch.nodes)
-        say(f"{created['id']}: {launch.ranks} rank{'s' * (launch.ranks > 1)} on {names}")
-
-
-def refuse(answers: dict[str, Deployed], *, queue: bool, prepare: str) -> None:
-    """A job that the nodes' data do not fit, or nodes that another job has. `prepare` is the command for the data."""
-    for name, answer in answers.items():
-        if answer.problem:
-            mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""
-            raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}{mend}", code=2)
-    busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
-    if busy and not queue:
-        ids = ", ".join(sorted(set(busy.values())))
-        line = f"{', '.join(busy)}: busy with {ids}"
-        raise Exit(f"{line}\nnext: fab jobs{_OR_QUEUE}", code=1)
+        backend.prepare(submission)
+        with interrupted_later():
+            started.append(backend.submit(submission))
+            chosen = backend.nodes()[: submission.nodes]
+            ranks = sum(node.ranks for node in chosen)
+            names = ", ".join(node.name for node in chosen)
+            say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {names}")
+    except Busy as busy:
+        raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: fab train ... --queue)", code=1) from None
 
 
 @contextlib.contextmanager
-def _ctrl_c_says_what_runs(created: dict[str, Any]) -> Iterator[None]:
+def _ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
     """Ctrl-C ends the verb, not the job: it says that the job goes on, or that none was started."""
     try:
         yield
     except KeyboardInterrupt:
-        job = created.get("id")
-        line = f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
-        raise Exit(f"\n{line if job else 'interrupted: no job was started'}", code=INTERRUPTED) from None
+        line = "interrupted: no job was started"
+        if started:
+            job = started[0].id
+            line = f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
+        raise Exit(f"\n{line}", code=INTERRUPTED) from None
 
 
-def end(ended: dict[str, Any]) -> None:
+def end(job: Job) -> None:
     """What to do next; the job's exit code is the verb's."""
-    job = ended["id"]
-    if ended["state"] == "SUCCEEDED":
-        say(next_command(f"fab sample {job} --prompt ...   (files: fab fetch {job})"))
+    if job.state == State.SUCCEEDED:
+        say(next_command(f"fab sample {job.id} --prompt ...   (files: fab fetch {job.id})"))
         return
-    again = f"   (go on: fab train --resume {job})"
-    raise Exit(f"next: fab logs {job}{again}", code=ended["exit_code"] or 1)
+    raise Exit(f"next: fab logs {job.id}   (go on: fab train --resume {job.id})", code=job.exit_code or 1)

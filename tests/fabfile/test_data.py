@@ -21,9 +21,10 @@ import bucket_servers
 from bucket_servers import Server
 from gloo_ranks import tiny_tokens
 
+from fabfile import resume
 from fabfile.backends.ssh import mirror
-from fabfile.backends.ssh.head import Head
-from fabfile.remote.fleet import Fleet
+from fabfile.backends.ssh.backend import SshBackend
+from fabfile.job_file import resolve
 from fabfile.token_sets import token_set, upload
 from fabfile.verbs.data import data
 from infra.inventory import SshCluster, to_json
@@ -186,18 +187,19 @@ def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
     monkeypatch.setattr(mirror, "VENV", token_set.VENV)
     runs = bucket.place(f"{there.url.removesuffix('/sets/tiny')}/runs")
     runs.at("demo-7").write("run.json", b"{}")
-    url = mirror.address(nodes.cluster)
-    with Fleet(nodes.cluster) as fleet:
-        head = Head(fleet)
-        assert mirror.folders(head, url) == ["demo-7"]
-        assert mirror.has(head, url, "demo-7")
+    runs.at("demo-7").write("job.toml", resolve("smoke", [], 1).text.encode())
+    with SshBackend(nodes.cluster) as backend:
+        assert backend.mirrored(backend.mirror) == ["demo-7"]
+        assert resume.begun(backend, "demo-7", "", ()).mirrored
         assert "demo-7 is not one of yard's jobs: going on from s3://shelf/runs/demo-7" in capsys.readouterr().out
-        assert not mirror.has(head, url, "demo-8")
+        with pytest.raises(Exit, match="no job 'demo-8' on yard"):
+            resume.begun(backend, "demo-8", "", ())
         own = nodes.homes[0] / "runs/demo-7"
         own.mkdir(parents=True)
         (own / "state.json").write_text(json.dumps({"id": "demo-7", "state": "FAILED", "created": 0, "nodes": []}))
-        assert not mirror.has(head, url, "demo-7")  # its own directory comes first
-        assert mirror.folders(head, "s3://nobody/runs") == []
+        with pytest.raises(Exit, match=r"demo-7 has no job\.toml"):  # its own directory comes first
+            resume.begun(backend, "demo-7", "", ())
+        assert backend.mirrored("s3://nobody/runs") == []
     assert "warning: node1: the mirror cannot be asked" in capsys.readouterr().err
 
 

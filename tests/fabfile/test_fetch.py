@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -22,13 +21,15 @@ from hypothesis import strategies as st
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile.backends.ssh.untar import Refused, Stream, extract
+from fabfile import download
+from fabfile.backends.base import Refused
+from fabfile.backends.ssh.untar import Stream, extract
 from fabfile.remote.command import Result
 from fabfile.remote.filenames import refusal
+from fabfile.verbs.fetch import fetch
 from infra.inventory import to_json
 
 GIB = 1 << 30
-fetching = importlib.import_module("fabfile.verbs.fetch")  # the module: the package has the verb under its name
 
 
 def member(name: str, kind: bytes = tarfile.REGTYPE, **values: object) -> tarfile.TarInfo:
@@ -234,11 +235,13 @@ class HostileHead:
 case "$SSH_ORIGINAL_COMMAND" in
     *"find ."*) cat {folder}/list ;;
     *"tar --format"*) cat {folder}/tar ;;
-    *"launch jobs"*) echo '[{{"id": "demo-1", "started": 5.0}}]' ;;
+    *"launch jobs"*) cat {folder}/jobs ;;
     *) echo '{{"have": true}}'; echo '{{"folder": "/code", "busy": "", "problem": ""}}' ;;
 esac
 """)
         script.chmod(0o755)
+        job = {"id": "demo-1", "state": "FAILED", "nodes": ["node1"], "created": 5.0, "started": 5.0}
+        (folder / "jobs").write_text(json.dumps([job]))
         server = yard.start("127.0.0.2", sshd.free_port("127.0.0.2"), extra=f"ForceCommand {script}")
         self.inventory = folder / "nodes.json"
         self.inventory.write_text(to_json(yard.cluster(server.node("node1"))))
@@ -249,7 +252,7 @@ esac
         (self.folder / "tar").write_bytes(tar)
 
     def fetch(self, target: Path) -> None:
-        fetching.fetch.body(Context(), "demo-1", to=str(target), inventory=str(self.inventory))
+        fetch.body(Context(), "demo-1", to=str(target), inventory=str(self.inventory))
 
 
 @pytest.fixture
@@ -341,7 +344,7 @@ def test_nothing_is_kept_of_a_hostile_archive(what: str, head: HostileHead, tmp_
 def test_a_file_that_grows_without_end_is_stopped(
     head: HostileHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_GROWTH", 1000)
+    monkeypatch.setattr(download, "_GROWTH", 1000)
     head.has({"log": 1000}, archive((member("./log", size=2001), b"x" * 2001)))
     with pytest.raises(Exit, match="'log' has 2001 bytes, more than was announced"):
         head.fetch(tmp_path / "got")

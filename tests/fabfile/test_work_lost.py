@@ -11,22 +11,30 @@ from typing import Any
 import pytest
 from invoke.exceptions import Exit
 
+from fabfile import targets
+from fabfile.backends.base import Job
 from fabfile.backends.ssh import head
+from fabfile.backends.ssh.backend import SshBackend
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks import pulumi_cli, work_lost
 
-CLUSTER = {"nodes": [{"name": f"node{number}"} for number in (1, 2, 3)]}
-JOBS = [
-    {"id": "demo-1", "state": "SUCCEEDED", "nodes": ["node1", "node2", "node3"]},
-    {"id": "demo-2", "state": "RUNNING", "nodes": ["node1", "node2"]},
+RECORDS = [
+    {"id": "demo-1", "state": "SUCCEEDED", "nodes": ["node1", "node2", "node3"], "created": 1.0},
+    {"id": "demo-2", "state": "RUNNING", "nodes": ["node1", "node2"], "created": 2.0},
 ]
+JOBS = [Job.from_record(record) for record in RECORDS]
+
+
+def inventory_of(count: int) -> str:
+    nodes = [{"name": f"node{n}", "private_ip": f"127.0.0.{n}"} for n in range(1, count + 1)]
+    return json.dumps({"schema": 1, "kind": "ssh", "name": "yard", "ssh_user": "root", "nodes": nodes})
 
 
 @pytest.fixture
 def up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: json.dumps(CLUSTER))
-    monkeypatch.setattr(work_lost, "jobs_of", lambda _stack, _cluster: JOBS)
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: inventory_of(3))
+    monkeypatch.setattr(work_lost, "jobs_of", lambda _backend: JOBS)
 
 
 def test_a_destroy_names_the_job_that_runs_and_the_runs(up: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,45 +141,52 @@ def test_a_cluster_that_is_not_up_has_nothing_to_lose(
 
 
 @pytest.fixture
-def inventory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """An inventory in hand: nobody may ask the stack for it again."""
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SshBackend:
+    """A cluster in hand: nobody may ask the stack for its inventory again."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: pytest.fail("asked again"))
-    nodes = [{"name": f"node{n}", "private_ip": f"127.0.0.{n}"} for n in (1, 2)]
-    return json.dumps({"schema": 1, "kind": "ssh", "name": "yard", "ssh_user": "root", "nodes": nodes})
+    return SshBackend(targets.parse(inventory_of(2), "stack yard"))
 
 
 @pytest.mark.parametrize(("reached", "said"), [(False, "not reached"), (True, "reached, but no answer")])
 def test_a_head_that_does_not_answer_is_said_and_waited_for_briefly(
-    reached: bool, said: str, inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reached: bool, said: str, cluster: SshBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(work_lost, "CONNECT_S", 1.0)
     monkeypatch.setattr(work_lost, "ANSWER_S", 1.0)
     monkeypatch.setattr(Fleet, "connection", lambda *_: None if reached else time.sleep(30))
     monkeypatch.setattr(head, "deploy", lambda *_: time.sleep(30))
     began = time.monotonic()
-    assert work_lost.jobs_of("yard", inventory) is None
+    assert work_lost.jobs_of(cluster) is None
     assert time.monotonic() - began < 10
     assert f"what runs on the nodes is not known: node1: {said} within 1 s" in capsys.readouterr().out
 
 
 def test_the_time_of_a_slow_way_to_the_head_is_not_taken_from_its_answer(
-    inventory: str, monkeypatch: pytest.MonkeyPatch
+    cluster: SshBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work_lost, "CONNECT_S", 10.0)
     monkeypatch.setattr(work_lost, "ANSWER_S", 2.0)
     monkeypatch.setattr(Fleet, "connection", lambda *_: time.sleep(3))
     monkeypatch.setattr(head.Head, "__init__", lambda *_: None)
-    monkeypatch.setattr(head.Head, "ask", lambda *_: JOBS)
-    assert work_lost.jobs_of("yard", inventory) == JOBS
+    monkeypatch.setattr(head.Head, "ask", lambda *_: RECORDS)
+    assert work_lost.jobs_of(cluster) == JOBS
 
 
 def test_a_refusal_of_the_head_is_passed_on(
-    inventory: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: SshBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> Any:
         raise SshError("node1 (127.0.0.1:22): no SSH:\nclosed")
 
     monkeypatch.setattr(Fleet, "connection", refuse)
-    assert work_lost.jobs_of("yard", inventory) is None
+    assert work_lost.jobs_of(cluster) is None
     assert capsys.readouterr().out == "what runs on the nodes is not known: node1 (127.0.0.1:22): no SSH: closed\n"
+
+
+def test_an_inventory_that_cannot_be_used_keeps_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: '{"schema": 99}')
+    work_lost.say_of_destroy("yard")
+    assert capsys.readouterr().out.startswith("what runs on the nodes is not known: stack yard: schema 99 is newer")

@@ -1,4 +1,4 @@
-"""Jobs: who is to blame for a job's end, numbers and states, the wrapper around a rank, the log, the command line."""
+"""Jobs: who is to blame for a job's end, numbers and states, the wrapper around a rank, the log."""
 
 from __future__ import annotations
 
@@ -11,26 +11,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from invoke.context import Context
-from invoke.exceptions import Exit
 
-from fabfile.backends.ssh import follow as following
-from fabfile.backends.ssh.follow import Wanted
-from fabfile.backends.ssh.head import Head
-from fabfile.job_file import resolve
-from fabfile.launchers import Launch, nodes_to_text
-from fabfile.output import OutputClosed
-from fabfile.remote.deploy import Deployed
-from fabfile.verbs.jobs import row
-from fabfile.verbs.logs import check_rank, seconds
-from fabfile.verbs.train import choose, dry, refuse
-from infra.inventory import Node, SshCluster
+from fabfile.launchers import nodes_to_text
+from infra.inventory import Node
 from node.job import cleanup, files, job_table, keeper, log
 from node.job.diagnosis import GRACE, START, Verdict, Watch
 from node.job.expiry import Expiry
@@ -38,7 +26,6 @@ from node.job.spec import KeeperSpec
 from training.metrics import progress, spent
 
 ROOT = Path(__file__).resolve().parents[2]
-training_verb: Any = sys.modules["fabfile.verbs.train"]  # the name itself is the verb
 NODES = ["node1", "node2", "node3"]
 TIMEOUT = 10.0
 
@@ -450,153 +437,6 @@ def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, monkey
     assert [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "second"]
 
 
-# --- the command line ---
-
-
-@pytest.mark.parametrize(("text", "value"), [("", 0), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400)])
-def test_since(text: str, value: float) -> None:
-    assert seconds(text) == value
-
-
-@pytest.mark.parametrize("text", ["5", "m", "5 m", "-5m", "5w"])
-def test_since_that_makes_no_sense(text: str) -> None:
-    with pytest.raises(Exit, match="must be a number with") as error:
-        seconds(text)
-    assert error.value.code == 2
-
-
-def cluster() -> SshCluster:
-    nodes = [
-        Node(name=name, private_ip=f"10.0.0.{i}", role="head" if i == 1 else "worker")
-        for i, name in enumerate(NODES, 1)
-    ]
-    return SshCluster(name="test", nodes=tuple(nodes))
-
-
-def test_the_head_is_always_among_the_nodes() -> None:
-    assert [node.name for node in choose(cluster(), 2)] == ["node1", "node2"]
-    assert len(choose(cluster(), None)) == 3
-    for count in (0, 4):
-        with pytest.raises(Exit, match=f"--nodes {count}: test has 3; leave it out for all"):
-            choose(cluster(), count)
-
-
-def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
-    resolved = resolve("smoke", ["train.steps=7", "train.warmup=1"], 3)
-    assert resolved.name == "smoke" and "steps = 7" in resolved.text
-    for words, line in (
-        (["train.stepps=7"], "train.stepps: no such key"),
-        (["run.directory=/tmp/x"], "run.directory = /tmp/x"),
-    ):
-        with pytest.raises(Exit) as error:
-            resolve("smoke", words, 3)
-        assert error.value.code == 2 and str(error.value.message).startswith(line)
-        assert "\n" not in str(error.value.message)
-    with pytest.raises(Exit, match="for 99 ranks"):
-        resolve("smoke", [], 99)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [("demmo", "did you mean demo"), ("zebra", "the published ones are: demo, "), ("", "are: demo, ")],
-)
-def test_an_unknown_job_names_those_that_there_are(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Exit) as error:
-        resolve(given, [], 3)
-    assert error.value.code == 2 and said in str(error.value.message) and "\n" not in str(error.value.message)
-    (tmp_path / "demo").mkdir()  # a folder of that name is no job
-    assert resolve("demo", [], 3).name == "demo"
-
-
-def test_a_job_without_its_data_is_told_how_to_make_them() -> None:
-    lacking = {"node1": Deployed("/code", "", "error: /data/stdlib: no such folder")}
-    with pytest.raises(Exit) as error:
-        refuse(lacking, queue=False, prepare="fab prepare demo")
-    assert error.value.message == "node1: /data/stdlib: no such folder; run: fab prepare demo"
-
-
-def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
-    job = {"id": "demo-1", "nodes": ["node1", "node2"]}
-    for rank in ("", "-", "0", "1"):
-        check_rank(rank, cluster(), job)
-    with pytest.raises(Exit) as error:
-        check_rank("9", cluster(), job)
-    assert error.value.code == 2 and "demo-1 has ranks 0 to 1" in str(error.value.message)
-    check_rank("9", cluster(), {"id": "demo-1", "nodes": []})  # a damaged record says nothing
-
-
-def test_a_reader_that_goes_away_is_no_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`fab logs demo-1 | head` went on for ever, with a new connection each second."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    monkeypatch.setattr(following, "_events", lambda *_: iter([{"lines": [["0", "node1", "0", "step 1"]]}]))
-    monkeypatch.setattr(following, "apart", lambda events: events)
-    with os.fdopen(writing, "w") as closed, pytest.raises(OutputClosed):
-        monkeypatch.setattr("sys.stdout", closed)
-        following.follow(cast(Head, SimpleNamespace(node=SimpleNamespace(name="node1"))), Wanted("demo-1"))
-
-
-class _Interrupted:
-    """A head during whose answer somebody presses Ctrl-C."""
-
-    def __init__(self, fleet: Any, folder: str = "") -> None:
-        pass
-
-    def ask(self, *_argv: str, **_more: Any) -> dict[str, str]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return {"id": "smoke-7", "log": 0}
-
-
-@pytest.mark.parametrize(
-    ("when", "said"),
-    [
-        ("load", "\ninterrupted: no job was started"),
-        ("deploy", "\ninterrupted: no job was started"),
-        ("create", "\nsmoke-7 goes on without you\nnext: fab logs smoke-7 --follow   (stop: fab stop smoke-7)"),
-    ],
-)
-def test_ctrl_c_says_whether_a_job_was_started(
-    when: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def deployed(*_: object) -> dict[str, Deployed]:
-        if when == "deploy":
-            os.kill(os.getpid(), signal.SIGINT)
-        return {name: Deployed("/code", "", "") for name in NODES}
-
-    monkeypatch.setenv("HOME", str(tmp_path))
-
-    def loaded(*_: object) -> SshCluster:
-        if when == "load":
-            os.kill(os.getpid(), signal.SIGINT)
-        return cluster()
-
-    monkeypatch.setattr(training_verb, "load", loaded)
-    monkeypatch.setattr(training_verb, "deploy", deployed)
-    monkeypatch.setattr(training_verb, "Head", _Interrupted)
-    with pytest.raises(Exit) as error:
-        training_verb.train.body(Context(), "smoke")
-    assert (error.value.code, error.value.message) == (130, said)
-
-
-def test_the_mirror_is_the_cluster_s_bucket_unless_the_job_says_something_else() -> None:
-    bucket = "s3://shelf/runs"
-    assert resolve("demo", [], 3).mirror == ""
-    assert resolve("demo", [], 3, bucket).mirror == bucket
-    assert f'mirror = "{bucket}"' in resolve("demo", [], 3, bucket).text
-    assert resolve("demo", ["checkpoint.mirror=none"], 3, bucket).mirror == "none"
-    assert resolve("demo", ["checkpoint.mirror=abfs://a@b/c"], 3, bucket).mirror == "abfs://a@b/c"
-
-
-def test_a_dry_run_shows_hostfile_environment_command_and_job() -> None:
-    launch = Launch(id="smoke-N", nodes=cluster().nodes, run_dir="~/runs/smoke-N", code="~/code")
-    text = dry("mpirun", launch, resolve("smoke", [], 3))
-    for part in ("node3:1", "I_MPI_HYDRA_BOOTSTRAP=ssh", "mpirun -n 3 -ppn 1", "$MASTER_PORT", "[checkpoint]"):
-        assert part in text
-
-
 def test_a_line_of_a_job_has_the_money_where_the_nodes_have_a_price() -> None:
     line = {"step": 40, "loss": 3.2144, "lr": 5.9e-4, "tokens_per_s": 8192.0, "time": 1_000_000 + 1800.0}
     assert "$" not in progress(line, 200, 8192)
@@ -606,20 +446,6 @@ def test_a_line_of_a_job_has_the_money_where_the_nodes_have_a_price() -> None:
         for name, value in priced.items():
             patch.setenv(name, value)
         assert progress(line, 200, 8192) == "step 40/200 loss 3.214 lr 5.9e-04 8192 tok/s 1 s/step eta 3m $2.42"
-
-
-def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:
-    state = {
-        **{"id": "demo-3", "state": "FAILED", "reason": "r" * 80, "nodes": NODES, "attempt": 2},
-        **{"created": 1000.0, "started": 1000.0, "ended": 4600.0, "price_per_hour": 1.5},
-    }
-    assert row(state, 8200.0)[:7] == ["demo-3", "FAILED", "3", "2", "2h00m", "1h00m", "$1.50"]
-    assert len(row(state, 8200.0)[7]) == 60
-    assert json.dumps(row({**state, "started": None, "ended": None}, 8200.0)).count('"-"') == 1
-    resumed = {**state, "created": 7900.0}
-    assert row(resumed, 8200.0)[4] == "2h00m (resumed 5m)"
-    # Stopped for half an hour in between: that is neither its time nor its price.
-    assert row({**state, "paused": 1800.0}, 8200.0)[5:7] == ["30m", "$0.75"]
 
 
 def test_a_systemd_that_does_not_answer_for_a_moment_is_asked_again(

@@ -1,4 +1,4 @@
-"""What the cluster's bucket has of jobs: names that are taken, and jobs that a cluster before this one began."""
+"""What a bucket has of jobs, as the head sees it: names that are taken, and jobs that another cluster began."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import sys
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.ssh.head import Head, runs
+from fabfile.backends.base import NO_MIRROR
+from fabfile.backends.ssh.head import Head
 from fabfile.launchers import VENV
 from fabfile.output import say
-from infra.inventory import SshCluster
-
-_NO_MIRROR = ("", "none")
-
-
-def address(cluster: SshCluster) -> str:
-    """The folder in the cluster's bucket that has a folder for each of its jobs; empty: it has no bucket."""
-    return f"{cluster.data_url.rstrip('/')}/runs" if cluster.data_url else ""
 
 
 def folders(head: Head, url: str) -> list[str]:
-    """The jobs that the mirror has a folder of. One that cannot be asked is told of, and has none: a job whose name is
-    taken there is not mirrored, which its trainer sees for itself."""
-    if url in _NO_MIRROR:
+    """The ids of the jobs that have a folder in the mirror.
+
+    None, with a warning, where it does not answer: a job whose name is taken there is then not mirrored, which its
+    trainer notices.
+    """
+    if url in NO_MIRROR:
         return []
     program = f"{VENV}/python -m training.store list {shlex.quote(url)}"
     result = head.run(f"PYTHONPATH={head.folder} {program}")
@@ -40,13 +36,3 @@ def job_file(head: Head, url: str) -> str:
     if not result.ok:
         raise Exit(f"{head.node.name}: {result.why}", code=1)
     return result.stdout
-
-
-def has(head: Head, url: str, job: str) -> bool:
-    """Whether a job that this cluster knows nothing of can be gone on with from the mirror."""
-    if url in _NO_MIRROR or any(each["id"] == job for each in head.ask("jobs", runs(head.cluster))):
-        return False
-    if job not in folders(head, url):
-        return False
-    say(f"{job} is not one of {head.cluster.name}'s jobs: going on from {url}/{job}")
-    return True

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fabfile.backends.base import Refused
 from fabfile.remote.command import Result
 
 _BLOCK = 512
@@ -28,10 +29,6 @@ _KINDS = {
     b"6": "a FIFO",
     b"S": "a sparse file",
 }
-
-
-class Refused(Exception):
-    """What the head sent is not what was asked for: one line that names the member."""
 
 
 class Stream:

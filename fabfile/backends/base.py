@@ -1,0 +1,297 @@
+"""What the verbs ask of whoever runs jobs: our supervisor over SSH, Slurm, or Kubernetes' API.
+
+A verb talks to `Backend` and to nothing behind it. Options, messages, the job table, following a log, Ctrl-C and exit
+codes are the verb's; how a job is started and where its files lie are the backend's.
+
+Errors: a backend raises `Exit` with one line and the verb's exit code (1: it failed, 2: the user can mend it),
+`Unreachable` while a connection may come back, `Busy` where other jobs have the nodes, and `Refused` for files that it
+must not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from invoke.exceptions import Exit
+
+from fabfile.job_file import Resolved
+
+LATEST = "latest"
+"""Stands for the id of the newest job of a cluster."""
+NO_MIRROR = ("", "none")
+"""Values of `checkpoint.mirror` with which a job is kept in no bucket."""
+
+
+class Unreachable(Exception):
+    """The connection failed or was lost; the same request may succeed later. One line."""
+
+
+class Busy(Exception):
+    """The job cannot start as things are, most often because others have its nodes. One line."""
+
+
+class Refused(Exception):
+    """What was sent is not what was asked for, or there is no room for it: one line that names the file."""
+
+
+class State(StrEnum):
+    """The states of a job. From PENDING to RUNNING to one of the last three, which are final."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (State.PENDING, State.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job's record. Times are seconds of Unix time."""
+
+    id: str
+    state: State
+    nodes: tuple[str, ...]
+    """Names of its nodes; empty where its record is damaged."""
+    created: float
+    """When it was submitted, or resumed."""
+    started: float | None = None
+    """When its first attempt began; a resumed job keeps it."""
+    ended: float | None = None
+    reason: str = ""
+    """Why it failed or was cancelled: one line."""
+    exit_code: int | None = None
+    attempt: int = 0
+    paused: float = 0.0
+    """Seconds between its end and its being resumed, in all: neither its time nor its price."""
+    price_per_hour: float = 0.0
+    """US dollars, for all of its nodes."""
+    queued: bool = False
+    """Waits for nodes that another job has."""
+    ended_before: float | None = None
+    """When the attempt before it was resumed ended."""
+    first_step: float | None = None
+    """When the first step of the last attempt was done."""
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Job:
+        """A job from a mapping with these keys; others are ignored. ValueError for one that is missing or wrong."""
+        known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
+        try:
+            return cls(**{**known, "state": State(record["state"]), "nodes": tuple(record["nodes"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a job's record: {error}") from None
+
+
+@dataclass(frozen=True)
+class JobNode:
+    """A machine that ranks run on."""
+
+    name: str
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A job as it was begun: what a resumed one goes on with."""
+
+    id: str
+    text: str
+    """Its job.toml."""
+    nodes: int
+    """How many it was started on; 0: not known."""
+    mirrored: bool = False
+    """Only its mirror in a bucket knows of it: another cluster began it."""
+    succeeded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job to be started."""
+
+    job: Resolved
+    nodes: int
+    """How many, the first of `Backend.nodes()`."""
+    launcher: str = ""
+    """As `--launcher` says; empty: the cluster's own."""
+    begun: Begun | None = None
+    """The job to go on with; None: a new one."""
+    queue: bool = False
+    """Wait for nodes that another job has."""
+    restarts: int = 0
+    """How often to start again from the last checkpoint."""
+    prepare: str = "fab prepare JOB"
+    """The command that makes the job's data, for the message that they are missing."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that was started."""
+
+    id: str
+    cursor: int = 0
+    """Where its log goes on: what a resumed job said before is left out."""
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """Which lines of a job's log."""
+
+    job: str
+    rank: str = ""
+    """A rank's number, `-` for the launcher's own lines; empty: all."""
+    since: float = 0.0
+    """Seconds before now; 0: from the start."""
+    tail: int = -1
+    """Only so many of the lines that are there already; -1: all."""
+    follow: bool = True
+    """Go on until the job is over."""
+    cursor: int = 0
+    """Where to begin, as the backend counts; 0: at the log's start."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a rank printed."""
+
+    node: str
+    rank: str
+    """Its number, or `-` for the launcher."""
+    text: str
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """Some lines of a log as they come."""
+
+    lines: tuple[LogLine, ...] = ()
+    cursor: int | None = None
+    """Where to begin after these; None: as before."""
+    job: Job | None = None
+    """In the last part: the job as it is then."""
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a job, as it is listed."""
+
+    size: int
+    modified: int
+    """Seconds of Unix time."""
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """How text is made from a model."""
+
+    prompt: str
+    tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program that printed something ended."""
+
+    code: int
+    stderr: str = ""
+
+
+class Backend(Protocol):
+    """Runs the jobs of one cluster. Connections are opened at need; leaving the `with` block closes them."""
+
+    @property
+    def name(self) -> str:
+        """The cluster's name."""
+
+    @property
+    def host(self) -> str:
+        """What a message calls whatever answers: the head node, or the API server."""
+
+    @property
+    def mirror(self) -> str:
+        """The folder in the cluster's bucket with a folder for each of its jobs; empty: it has no bucket."""
+
+    def __enter__(self) -> Backend: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def reach(self) -> None:
+        """Open the connection, so that the next request pays for its answer alone."""
+
+    def nodes(self) -> tuple[JobNode, ...]:
+        """The machines for jobs, in the order in which a job takes them; without a connection."""
+
+    def plan(self, submission: Submission) -> str:
+        """Exactly what `submit` would run, as text, without a connection; Exit 2 for what cannot work."""
+
+    def prepare(self, submission: Submission) -> None:
+        """Bring the training code where it runs, and compare the job with the data there. May be interrupted.
+
+        Raises Exit 2 for data that do not fit the job, Busy for nodes that another job has.
+        """
+
+    def submit(self, submission: Submission) -> Submitted:
+        """Start a prepared job. Quick, as Ctrl-C waits for it. Raises Busy."""
+
+    def jobs(self) -> list[Job]:
+        """All jobs, the oldest first; one whose launcher has died is FAILED."""
+
+    def begun(self, job: str) -> Begun:
+        """How a job of `jobs()` was begun; `text` is empty where its job.toml is lost."""
+
+    def mirrored(self, url: str) -> list[str]:
+        """The ids of the jobs in a mirror; none, with a warning, where the mirror does not answer."""
+
+    def mirrored_job(self, url: str) -> str:
+        """The job.toml in a job's folder of a mirror; empty: there is none."""
+
+    def logs(self, request: LogRequest) -> Iterator[LogPart]:
+        """The log's parts as they come; the last has the job. Raises Unreachable: ask again from the last cursor."""
+
+    def stop(self, job: str, *, now: bool) -> None:
+        """Ask a job to end: after its step and a checkpoint, or `now`. Does not wait for it."""
+
+    def leftovers(self, job: str) -> dict[str, str]:
+        """What is still there of a job that is over, by node; ends it where it can."""
+
+    def files(self, job: str) -> Iterator[tuple[str, File | None]]:
+        """The names in a job's run directory, as they are said there (not to be trusted); None for a folder."""
+
+    def fetch(
+        self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
+    ) -> dict[str, int]:
+        """Write these files into a new folder: the size of each that was still there.
+
+        `limit` is how many bytes may be written; `progress` gets each number of bytes written. Raises Refused.
+        """
+
+    def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
+        """Text from a job's best or newest model as it is made; last, how the program ended."""
+
+
+def find(jobs: Sequence[Job], wanted: str) -> Job | None:
+    """The one of these jobs, ordered by number, that is meant by an id, a number or `latest`."""
+    if wanted == LATEST:
+        return jobs[-1] if jobs else None
+    numbered = [job for job in jobs if wanted.isdigit() and job.id.endswith(f"-{wanted}")]
+    return next((job for job in jobs if job.id == wanted), numbered[-1] if numbered else None)
+
+
+def find_job(backend: Backend, wanted: str) -> Job:
+    """A cluster's job by its id, its number or as `latest`; Exit 2 with the jobs that there are."""
+    jobs = backend.jobs()
+    found = find(jobs, wanted)
+    if found is None:
+        names = ", ".join(job.id for job in jobs[-8:]) or "none"
+        raise Exit(f"no job {wanted!r} on {backend.name}; there are: {names}", code=2)
+    return found

@@ -1,0 +1,150 @@
+"""Jobs on nodes reached over SSH: node/job/ supervises them on the head, mpirun or torchrun starts the ranks."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import (
+    Begun,
+    Ended,
+    File,
+    Job,
+    JobNode,
+    LogPart,
+    LogRequest,
+    SampleOptions,
+    Submission,
+    Submitted,
+)
+from fabfile.backends.ssh import files, mirror, start
+from fabfile.backends.ssh.head import Head, runs
+from fabfile.backends.ssh.logs import log_parts
+from fabfile.launchers import RUNTIME, VENV
+from fabfile.remote import node_program
+from fabfile.remote.command import Result
+from fabfile.remote.deploy import deploy
+from fabfile.remote.fleet import Fleet, apart
+from infra.inventory import SshCluster
+
+_LOOK_SECONDS = 30
+"""For a node to end what is left of a job and to say what still is."""
+_QUIET_SECONDS = 600.0
+"""Without a token, the loading of the model included, after which sampling is given up."""
+
+
+class SshBackend:
+    """The jobs of a cluster whose head is reached over SSH."""
+
+    def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
+        self.cluster = cluster
+        self.name, self.host = cluster.name, cluster.head.name
+        self.mirror = f"{cluster.data_url.rstrip('/')}/runs" if cluster.data_url else ""
+        self._timeout = timeout
+        self._opened: Fleet | None = None
+        self._reached: Head | None = None
+        self._folder = ""
+        """Where this checkout's programs are on the nodes, once they are there."""
+        self._taken: list[str] = []
+        """Ids that the bucket has from other clusters: the job in hand must not get one of them."""
+
+    def __enter__(self) -> SshBackend:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._opened:
+            self._opened.close()
+
+    # Not cached_property: in Python 3.11 its lock is one for all instances, and Ctrl-C may leave it taken.
+    @property
+    def _fleet(self) -> Fleet:
+        self._opened = self._opened or Fleet(self.cluster, self._timeout)
+        return self._opened
+
+    @property
+    def _head(self) -> Head:
+        self._reached = self._reached or Head(self._fleet, self._folder)
+        return self._reached
+
+    def reach(self) -> None:
+        self._fleet.connection(self.cluster.head)
+
+    def nodes(self) -> tuple[JobNode, ...]:
+        return tuple(JobNode(node.name, node.slots) for node in self.cluster.nodes)
+
+    def plan(self, submission: Submission) -> str:
+        return start.shown(self.cluster, submission)
+
+    def prepare(self, submission: Submission) -> None:
+        launch = start.launch_of(self.cluster, submission)
+        answers = deploy(self._fleet, launch.nodes, submission.job.text, launch.ranks)
+        start.refuse(answers, queue=submission.queue, prepare=submission.prepare)
+        self._folder = answers[self.host].folder
+        self._taken = [] if submission.begun else self.mirrored(submission.job.mirror)
+
+    def submit(self, submission: Submission) -> Submitted:
+        return start.create(self._head, submission, self._taken)
+
+    def jobs(self) -> list[Job]:
+        try:
+            return [Job.from_record(record) for record in self._head.ask("jobs", runs(self.cluster))]
+        except ValueError as error:
+            raise Exit(f"{self.host}: jobs: its answer cannot be read: {error}", code=1) from None
+
+    def begun(self, job: str) -> Begun:
+        own = self._head.ask("job", runs(self.cluster), job)
+        return Begun(job, own["job"], int(own["nodes"]))
+
+    def mirrored(self, url: str) -> list[str]:
+        return mirror.folders(self._head, url)
+
+    def mirrored_job(self, url: str) -> str:
+        return mirror.job_file(self._head, url)
+
+    def logs(self, request: LogRequest) -> Iterator[LogPart]:
+        return apart(log_parts(self._head, request))
+
+    def stop(self, job: str, *, now: bool) -> None:
+        """Written down on the head, where the job's supervisor looks: it counts also when nobody waits for it here."""
+        path = shlex.quote(f"{self._folder_of(job)}/stop.json")
+        text = shlex.quote(json.dumps({"how": "now" if now else "stop"}))
+        result = self._head.run(f"cd && printf %s {text} > {path}.new && mv {path}.new {path}")
+        if not result.ok:
+            raise Exit(f"{self.host}: {result.why}", code=1)
+
+    def leftovers(self, job: str) -> dict[str, str]:
+        found = {}
+        for name, result in node_program.run(self._fleet, "left", job, timeout=_LOOK_SECONDS).items():
+            there = json.loads(result.stdout)["left"] if result.ok else [f"not known: {result.why}"]
+            if there:
+                found[name] = "; ".join(there)
+        return found
+
+    def files(self, job: str) -> Iterator[tuple[str, File | None]]:
+        return files.listed(self._head, self._folder_of(job))
+
+    def fetch(
+        self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
+    ) -> dict[str, int]:
+        return files.take(self._head, self._folder_of(job), names, into, limit, progress)
+
+    def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
+        words = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items()]
+        program = shlex.join([f"{VENV}/python", "-m", "training.sample", self._folder_of(job), *words])
+        threads = self.cluster.head.cores_per_slot
+        environment = f"PYTHONPATH={self._head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
+        command = f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}"
+        for part in self._head.output(command, quiet=_QUIET_SECONDS):
+            if not isinstance(part, Result):
+                yield part
+            elif part.reason:
+                raise Exit(part.reason, code=1)
+            else:
+                yield Ended(part.exited, part.stderr)
+
+    def _folder_of(self, job: str) -> str:
+        return f"{runs(self.cluster)}/{job}"

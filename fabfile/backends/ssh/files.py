@@ -1,0 +1,85 @@
+"""A job's files on the head: their list, and their content as a tar archive."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from fabfile.backends.base import File, Refused
+from fabfile.backends.ssh.head import Head
+from fabfile.backends.ssh.untar import Stream, extract
+
+_LONGEST_LIST = 32 << 20
+_BATCH = 60_000
+"""Characters of names on one command line; Linux takes 128 KiB in one argument."""
+_QUIET = 120.0
+"""Seconds without a byte after which it is given up."""
+_LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
+"""What is being written just now, and what is of use to the running job alone."""
+
+
+def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
+    """The names in a job's folder, each with its file, or None for a folder. Refused for anything else."""
+    leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _LEFT_OUT)
+    command = rf"cd {shlex.quote(folder)} && find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
+    stream = Stream(head.output(command, quiet=_QUIET))
+    raw = bytearray()
+    while piece := stream.some(1 << 16):
+        raw += piece
+        if len(raw) > _LONGEST_LIST:
+            raise Refused(f"its list of files has more than {_LONGEST_LIST >> 20} MiB")
+    result = stream.result()
+    if result.exited != 0 and not raw:
+        raise Refused(f"its files cannot be listed: {result.why}")
+    for record in raw.decode(errors="surrogateescape").split("\0")[:-1]:
+        yield _entry(record)
+
+
+def _entry(record: str) -> tuple[str, File | None]:
+    """A name and its file; None for a folder."""
+    kind, _, rest = record.partition(" ")
+    size, _, rest = rest.partition(" ")
+    modified, _, name = rest.partition(" ")
+    if kind not in ("f", "d"):
+        raise Refused(f"{name!r} is neither a file nor a folder")
+    seconds = modified.partition(".")[0]
+    if not (size.isascii() and size.isdigit() and seconds.isascii() and seconds.isdigit() and len(size) < 20):
+        raise Refused(f"{name!r} is listed with the size {size!r} and the time {modified!r}")
+    return name, File(int(size), int(seconds)) if kind == "f" else None
+
+
+def take(
+    head: Head, folder: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
+) -> dict[str, int]:
+    """Write these files of a job's folder into a new one: the size of each that was still there.
+
+    At most `limit` bytes; `progress` gets each number of bytes written. Raises Refused and Unreachable.
+    """
+    taken: dict[str, int] = {}
+    for batch in _batches(names):
+        words = " ".join(shlex.quote(f"./{name}") for name in batch)
+        tar = "tar --format=gnu --hard-dereference --no-recursion --ignore-failed-read --warning=none"
+        stream = Stream(head.output(f"cd {shlex.quote(folder)} && exec {tar} -c -- {words}", quiet=_QUIET))
+        got = extract(stream, frozenset(batch), into, limit, progress)
+        limit -= sum(got.values())
+        taken |= got
+        result = stream.result()
+        if result.exited not in (0, 1):  # 1: a file, the log say, grew while it was read
+            raise Refused(f"tar: {result.why}")
+    return taken
+
+
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    """The names in groups that each fit on a command line."""
+    batch: list[str] = []
+    length = 0
+    for name in names:
+        quoted = len(shlex.quote(f"./{name}").encode()) + 1
+        if batch and length + quoted > _BATCH:
+            yield batch
+            batch, length = [], 0
+        batch.append(name)
+        length += quoted
+    if batch:
+        yield batch

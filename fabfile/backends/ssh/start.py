@@ -1,0 +1,103 @@
+"""A job's start over SSH: its plan for a launcher, what the nodes answer to it, and what the head gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from invoke.exceptions import Exit
+
+from fabfile import launchers
+from fabfile.backends.base import Busy, Submission, Submitted
+from fabfile.backends.ssh.head import Head, runs
+from fabfile.launchers import Found, Launch, LaunchError, plans
+from fabfile.remote.deploy import Deployed, package
+from infra.inventory import SshCluster
+from node.job.spec import JobSpec
+
+
+def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
+    """The job on its nodes; a new one has no number yet and is called `NAME-N`."""
+    begun = submission.begun
+    name = begun.id if begun else f"{submission.job.name}-N"
+    nodes = cluster.nodes[: submission.nodes]
+    return Launch(
+        id=name,
+        nodes=nodes,
+        run_dir=f"~/{runs(cluster)}/{name}",
+        code=f"~/.cache/trainyard/code/{package().hash}",
+        interface=cluster.interface,
+        usd_per_hour=round(cluster.hourly_usd * len(nodes) / len(cluster.nodes), 6),
+        threads=submission.job.threads,
+        resume=begun is not None,
+    )
+
+
+def shown(cluster: SshCluster, submission: Submission) -> str:
+    """Exactly what would run; what only the head can tell when it starts stands as a variable.
+
+    Exit 2 for a launcher that there is not, or that cannot start this job.
+    """
+    launcher, launch = submission.launcher or cluster.launcher, launch_of(cluster, submission)
+    if launcher not in launchers.NAMES:
+        raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
+    try:
+        plan = plans.plan(launcher, launch, Found())
+    except LaunchError as error:
+        raise Exit(str(error), code=2) from None
+    return "\n".join(
+        [
+            launchers.shown(plan),
+            "",
+            "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
+            "# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);",
+            "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
+            "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
+            "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",
+            "",
+            f"# {launch.run_dir}/job.toml",
+            submission.job.text.rstrip(),
+        ]
+    )
+
+
+def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
+    """Exit 2 for data on the nodes that do not fit the job, Busy for nodes that another job has.
+
+    `prepare` is the command that makes the data; with `queue` a job waits for its nodes.
+    """
+    for name, answer in answers.items():
+        if answer.problem:
+            mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""
+            raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}{mend}", code=2)
+    busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
+    if busy and not queue:
+        raise Busy(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
+
+
+def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
+    """Give the job its number, its directory and its service; `taken` are ids that it must not get. Raises Busy."""
+    job, begun, cluster = submission.job, submission.begun, head.cluster
+    launch = launch_of(cluster, submission)
+    spec = JobSpec(
+        name=job.name,
+        job=job.text,
+        runs=runs(cluster),
+        code=head.folder,
+        launcher=submission.launcher or cluster.launcher,
+        cluster=replace(cluster, nodes=launch.nodes),
+        timeout=job.timeout,
+        threads=job.threads,
+        restarts=submission.restarts,
+        resume=begun.id if begun else "",
+        mirrored=bool(begun and begun.mirrored),
+        taken=tuple(taken),
+        queue=submission.queue,
+        price_per_hour=launch.usd_per_hour,
+    )
+    secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+    answer = head.ask("create", stdin={**spec.to_record(), "secrets": secrets})
+    if "refused" in answer:
+        raise Busy(answer["refused"])
+    return Submitted(answer["id"], answer["log"])

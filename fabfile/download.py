@@ -1,0 +1,122 @@
+"""A job's files into a folder here, with the same care for every backend.
+
+Whoever sends them is not believed: the list is checked before a byte is taken. All of it goes to a folder of its own
+first, and is put in its place when it is complete.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from fabfile.backends.base import Backend, File, Refused
+from fabfile.output import gigabytes, say
+from fabfile.remote.filenames import refusal
+
+MOST_FILES = 100_000
+_SMALL = 1 << 20
+"""A file of fewer bytes is fetched again even when its size and time are those of ours: that is cheap, and sure."""
+_GROWTH = 1 << 30
+"""Bytes that logs and metrics may grow by between the list and the fetch."""
+_SPARE = 256 << 20
+"""Bytes that must stay free on this disk."""
+_PROGRESS_SECONDS = 10.0
+
+
+def download(backend: Backend, job: str, target: Path) -> None:
+    """Bring a job's files into a folder, new or changed ones only, and say how much that was. Raises Refused."""
+    listed = checked(backend.files(job))
+    there = _there(target, listed)
+    wanted = {name: file for name, file in listed.items() if file.size < _SMALL or there.get(name) != file}
+    announced = sum(file.size for file in wanted.values())
+    beside = target if target.exists() else target.parent  # on the same disk in any case
+    beside.mkdir(parents=True, exist_ok=True)
+    room = max(0, shutil.disk_usage(beside).free - _SPARE)
+    if announced > room:
+        raise Refused(f"it has {gigabytes(announced / 2**30)}, {beside} has room for {gigabytes(room / 2**30)}")
+    temporary = Path(tempfile.mkdtemp(dir=beside, prefix=".fetch-"))
+    try:
+        limit = min(announced + _GROWTH, room)
+        taken = backend.fetch(job, sorted(wanted), temporary, limit, Progress(announced))
+        new = _put(temporary, target, taken)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    for name in sorted(set(wanted) - set(taken)):
+        say(f"{name}: was gone before it was read")
+    size = sum(listed[name].size for name in listed if name not in taken) + sum(taken.values())
+    kept = f", {len(new)} of {len(listed)} files new or changed" if there else ""
+    say(f"{target}: {gigabytes(size / 2**30)}{kept}")
+
+
+def checked(listed: Iterable[tuple[str, File | None]]) -> dict[str, File]:
+    """The files of a list by name; Refused where a name could lead out of a folder, or stands for two things."""
+    files: dict[str, File] = {}
+    for name, file in listed:
+        why = refusal(name)
+        if why:
+            raise Refused(f"{name!r} {why}")
+        if name in files:
+            raise Refused(f"{name!r} is listed twice")
+        if file:
+            files[name] = file
+    if len(files) > MOST_FILES:
+        raise Refused(f"it has {len(files)} files; {MOST_FILES} are the most that are fetched")
+    for name in files:
+        for folder in Path(name).parents:
+            if str(folder) in files:
+                raise Refused(f"{str(folder)!r} is listed as a file and as a folder")
+    return files
+
+
+def _there(target: Path, listed: dict[str, File]) -> dict[str, File]:
+    """Those of the files that are in the target by now. A link on the way to one is never followed."""
+    found = {}
+    for name in listed:
+        path = target
+        for part in name.split("/"):
+            path = path / part
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:
+                break
+            last = path == target / name
+            if not (stat.S_ISREG(mode) if last else stat.S_ISDIR(mode)):
+                raise Refused(f"{path} is in the way: it is no {'plain file' if last else 'folder'}")
+            if last:
+                found[name] = File(path.lstat().st_size, int(path.lstat().st_mtime))
+    return found
+
+
+def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
+    """Put the fetched files in their place; the names of those that are new or have changed."""
+    if not target.exists():
+        temporary.chmod(0o755)
+        temporary.rename(target)
+        return list(taken)
+    new = []
+    for name in taken:
+        place = target / name
+        if place.exists() and filecmp.cmp(temporary / name, place, shallow=False):
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(place)
+        new.append(name)
+    return new
+
+
+class Progress:
+    """Says every few seconds how many of `total` bytes have come."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done, self._said = total, 0, time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if time.monotonic() - self._said > _PROGRESS_SECONDS:
+            self._said = time.monotonic()
+            say(f"{gigabytes(self._done / 2**30)} of {gigabytes(self._total / 2**30)}")

@@ -1,0 +1,112 @@
+"""`fab train --resume ID`: a job goes on with its own settings, whatever a file of its name says by now.
+
+Its job.toml is on the head; where the head has nothing of it (another cluster began it), it is in the job's mirror, the
+bucket's folder of the job. `section.key=value` changes it, and every change is said.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import NO_MIRROR, Backend, Begun, State, find_job
+from fabfile.job_file import Resolved, resolve
+from fabfile.output import say
+
+
+def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> Begun:
+    """The job of an id, a number or `latest`; Exit 2 where neither the cluster nor the mirror has it.
+
+    `job` is the file that was given with --resume: it counts only where the job's own file is nowhere to be had.
+    """
+    url = _mirror_of(backend.mirror, job, overrides)
+    if url not in NO_MIRROR and all(each.id != wanted for each in backend.jobs()) and wanted in backend.mirrored(url):
+        return _mirrored(backend, f"{url.rstrip('/')}/{wanted}", wanted, job)
+    found = find_job(backend, wanted)
+    own = backend.begun(found.id)
+    if not own.text:
+        raise Exit(f"{backend.host}: {own.id} has no job.toml: it cannot be gone on with", code=2)
+    return replace(own, succeeded=found.state == State.SUCCEEDED)
+
+
+def _mirrored(backend: Backend, url: str, wanted: str, job: str) -> Begun:
+    """A job that another cluster began, from its folder in a bucket."""
+    say(f"{wanted} is not one of {backend.name}'s jobs: going on from {url}")
+    text = backend.mirrored_job(url)
+    if not text and not job:
+        raise Exit(f"{url} has no job.toml: name the job: fab train JOB --resume {wanted}", code=2)
+    if not text:
+        say(f"{wanted}: its mirror has no job.toml; {job} is taken for it")
+    return Begun(wanted, text or resolve(job, (), 1).text, 0, mirrored=True)
+
+
+def nodes(begun: Begun, there: int, count: int) -> int:
+    """How many nodes it goes on with, of those that are there: `count`, else as many as it had; says which."""
+    chosen = min(there, count or begun.nodes or there)
+    if not count and 0 < begun.nodes != there:
+        had = f"{begun.nodes}, as it had" if chosen == begun.nodes else f"{chosen}; it had {begun.nodes}"
+        say(f"{begun.id}: nodes: {had} (--nodes N changes that)")
+    return chosen
+
+
+def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Resolved:
+    """The job's own settings with these overrides; says what they change, and which of a given file's do not count."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.toml"
+        file.write_text(begun.text, encoding="utf-8")
+        as_begun = resolve(str(file), (), ranks)
+        resolved = resolve(str(file), overrides, ranks)
+    changes = differences(as_begun.text, resolved.text)
+    for change in changes:
+        say(f"{begun.id}: {change}")
+    _refuse_a_finished_run(begun, as_begun, resolved)
+    if job:
+        _tell_of_file(begun, job, overrides, resolved, ranks)
+    return resolved
+
+
+def differences(old: str, new: str) -> list[str]:
+    """`train.steps: 60 -> 600` for each key of two job files that is not the same."""
+    first, second = _flat(old), _flat(new)
+    keys = [*first, *(key for key in second if key not in first)]
+    return [
+        f"{key}: {first.get(key, 'not set')} -> {second.get(key, 'not set')}"
+        for key in keys
+        if first.get(key) != second.get(key)
+    ]
+
+
+def _flat(text: str) -> dict[str, Any]:
+    tables: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)
+    return {f"{section}.{key}": value for section, values in tables.items() for key, value in values.items()}
+
+
+def _refuse_a_finished_run(begun: Begun, as_begun: Resolved, resolved: Resolved) -> None:
+    steps, more = (_flat(each.text)["train.steps"] for each in (as_begun, resolved))
+    if begun.succeeded and more <= steps:
+        raise Exit(
+            f"{begun.id} has done its {steps} steps; to go on, give it more:"
+            f" fab train --resume {begun.id} train.steps={2 * steps}",
+            code=2,
+        )
+
+
+def _tell_of_file(begun: Begun, job: str, overrides: Sequence[str], resolved: Resolved, ranks: int) -> None:
+    """A file that was given beside --resume is not what the job goes on with."""
+    other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text)
+    if other:
+        say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")
+
+
+def _mirror_of(own: str, job: str, overrides: Sequence[str]) -> str:
+    """The folder in a bucket where the job may be mirrored: that of an override, of the file, or the cluster's own."""
+    for override in reversed(overrides):
+        if override.startswith("checkpoint.mirror="):
+            return override.partition("=")[2].strip("\"'")
+    return resolve(job, (), 1, own).mirror if job else own
