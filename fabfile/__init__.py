@@ -2,7 +2,6 @@
 
 from fabfile.check import check
 from fabfile.program import take_over
-from fabfile.report import report
 from fabfile.verbs.bootstrap import bootstrap
 from fabfile.verbs.config import config
 from fabfile.verbs.cost import cost
@@ -13,6 +12,7 @@ from fabfile.verbs.images import images, prune
 from fabfile.verbs.jobs import jobs
 from fabfile.verbs.logs import logs
 from fabfile.verbs.prepare import prepare
+from fabfile.verbs.report import report
 from fabfile.verbs.sample import sample
 from fabfile.verbs.shell import run, ssh, ssh_config
 from fabfile.verbs.stack import audit, destroy, preview, recover, refresh, up

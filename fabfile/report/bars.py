@@ -1,35 +1,42 @@
-"""Bars: where the time went, stacked on one scale; and how fast each node was, side by side."""
+"""Bars: what the time of a run was spent on, and how fast each node was."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fabfile.report import numbers
 from fabfile.report.curves import COLOURS
-from fabfile.report.facts import PARTS, Run
-from fabfile.report.markup import Markup, element, join, table
-from fabfile.report.speeds import by_node, typical
+from fabfile.report.node_speed import by_node, typical
+from fabfile.report.run import PARTS, Run
 
-_NAMES = {
-    "compute": "computing",
-    "communication": "communication",
-    "data": "reading data",
-    "eval": "validation",
-    "checkpoint": "checkpoints",
-    "other": "other",
+NAMES = {
+    "compute": ("computing", "forward, backward, update"),
+    "communication": ("communication", "waiting for the other ranks, not hidden behind the backward pass"),
+    "data": ("reading data", ""),
+    "eval": ("validation", ""),
+    "checkpoint": ("checkpoints", "that training waited for; the writing itself is in the background"),
+    "other": ("other", "starting, restarts and steps lost to them, ending"),
 }
-_MEANS = {
-    "compute": "forward, backward, update",
-    "communication": "waiting for the other ranks, not hidden behind the backward pass",
-    "data": "",
-    "eval": "",
-    "checkpoint": "that training waited for; the writing itself is in the background",
-    "other": "starting, restarts and steps lost to them, ending",
-}
+"""What a part of the time is called, and what it is."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a run's time as a piece of its bar."""
+
+    part: str
+    seconds: float
+    share: float
+    """Of the run's time, from 0 to 1."""
+    text: str
+    """Written on the piece; empty where it has no room."""
+    fits_phone: bool
+    """Whether the text has room on a narrow screen as well."""
 
 
 def parts(run: Run) -> dict[str, float]:
-    """Seconds of the job by what they went to; what its steps do not account for is other."""
+    """Seconds of the job by what they were spent on; what its steps do not account for is other."""
     found = {name: run.totals.get(name, 0.0) for name in PARTS}
     rest = sum(seconds for name, seconds in run.totals.items() if name not in PARTS)
     if run.duration is not None:
@@ -37,56 +44,44 @@ def parts(run: Run) -> dict[str, float]:
     return {name: seconds for name, seconds in {**found, "other": rest}.items() if seconds > 0}
 
 
-def where_time_went(runs: Sequence[Run]) -> Markup:
-    """A bar for each run, all on the scale of the longest, and the figures below."""
+def time_bars(runs: Sequence[Run]) -> list[tuple[Run, float, list[Piece]]]:
+    """(run, width of its bar in per cent of the longest, its pieces); empty where no time is known."""
     found = [parts(run) for run in runs]
-    longest = max((sum(each.values()) for each in found), default=0.0)
+    longest = max((sum(one.values()) for one in found), default=0.0)
     if not longest:
-        return Markup("")
-    bars = [_stacked(run.id if len(runs) > 1 else "", each, longest) for run, each in zip(runs, found, strict=True)]
-    rows: list[list[object]] = []
-    for name in _NAMES:
-        if any(name in each for each in found):
-            key = join([element("i", class_=f"key {name}"), _NAMES[name]])
-            meaning = element("small", _MEANS[name]) if _MEANS[name] else ""
-            cells = [cell for each in found for cell in _cells(each, name)]
-            rows.append([join([key, meaning]), *cells])
-    heading: list[object] = [""]
-    for run in runs:
-        heading += [run.id if len(runs) > 1 else "time", "share"]
-    return join([*bars, table(heading, rows, "figures")])
+        return []
+    return [
+        (run, sum(one.values()) / longest * 100, [_piece(one, name, longest) for name in one])
+        for run, one in zip(runs, found, strict=True)
+    ]
 
 
-def _cells(each: Mapping[str, float], name: str) -> list[object]:
-    seconds = each.get(name, 0.0)
-    return [numbers.span(seconds), numbers.percent(seconds / (sum(each.values()) or 1))]
+def time_rows(bars: Sequence[tuple[Run, float, list[Piece]]]) -> list[tuple[str, list[str]]]:
+    """(part, cells) of every part that a run spent time on: each run's time and share."""
+    rows = []
+    for part in NAMES:
+        found = [next((piece for piece in pieces if piece.part == part), None) for _, _, pieces in bars]
+        if any(found):
+            both = [(piece.seconds, piece.share) if piece else (0.0, 0.0) for piece in found]
+            rows.append((part, [text for one in both for text in (numbers.span(one[0]), numbers.percent(one[1]))]))
+    return rows
 
 
-def _stacked(name: str, each: Mapping[str, float], longest: float) -> Markup:
-    whole = sum(each.values())
-    pieces = []
-    for part, seconds in each.items():
-        share = seconds / (whole or 1)
-        told = f"{_NAMES[part]}: {numbers.span(seconds)}, {numbers.percent(share)}"
-        text, room = f"{_NAMES[part]} {numbers.percent(share)}", share * whole / longest
-        fits, fits_phone = room > 0.01 * len(text) + 0.01, room > 0.025 * len(text) + 0.03
-        class_ = part if fits_phone else f"{part} long"
-        pieces.append(element("span", text if fits else "", class_=class_, title=told, style=f"flex-grow:{share:.5f}"))
-    label = element("div", element("b", name), " ", numbers.span(whole), class_="of") if name else ""
-    bar = element("div", *pieces, class_="stack", style=f"width:{whole / longest * 100:.2f}%")
-    return element("div", label, bar, class_="stacked")
+def _piece(of_run: dict[str, float], part: str, longest: float) -> Piece:
+    share = of_run[part] / sum(of_run.values())
+    text, room = f"{NAMES[part][0]} {numbers.percent(share)}", of_run[part] / longest
+    fits, fits_phone = room > 0.01 * len(text) + 0.01, room > 0.025 * len(text) + 0.03
+    return Piece(part, of_run[part], share, text if fits else "", fits_phone)
 
 
-def nodes(runs: Sequence[Run]) -> Markup:
-    """Each node's typical speed; several runs one below the other, on one scale."""
+def node_bars(runs: Sequence[Run]) -> list[tuple[str, str, float, str]]:
+    """(label, colour, width in per cent of the fastest, text) of each node's typical speed, on one scale."""
     speeds = [(run, name, typical(series)) for run in runs for name, series in by_node(run).items()]
     fastest = max((speed for _, _, speed in speeds), default=0.0)
-    rows = []
+    bars = []
     for run, name, speed in speeds:
         slower = 1 - speed / max(other for of, _, other in speeds if of is run)
-        label = f"{name} · {run.id}" if len(runs) > 1 else name
         text = f"{numbers.count(speed)} tokens/s" + (f", {numbers.percent(slower)} slower" if slower >= 0.02 else "")
-        colour = COLOURS[runs.index(run)]
-        bar = element("span", class_=colour, style=f"width:{speed / fastest * 100:.2f}%")
-        rows.append(element("li", element("b", label), element("span", bar, class_="bar"), element("em", text)))
-    return element("ul", *rows, class_="speeds") if rows else Markup("")
+        label = f"{name} · {run.id}" if len(runs) > 1 else name
+        bars.append((label, COLOURS[runs.index(run)], speed / fastest * 100, text))
+    return bars

@@ -1,65 +1,77 @@
-"""Which lines of one run, or of two, go into which chart."""
+"""Which lines of which runs go into which chart."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from fabfile.report import numbers
 from fabfile.report.chart import Chart, Line, Mark
-from fabfile.report.facts import Point, Run
-from fabfile.report.speeds import by_node
+from fabfile.report.node_speed import by_node
+from fabfile.report.run import Point, Run
 from node.run_data import number
 
 COLOURS = "abcdef"
 """Classes of the style sheet, one for each run of a page."""
 _STEEP = 0.02
-"""The part of a run that may be left out of the chart of the loss."""
+"""The first part of a run that may be left out of the chart of the loss."""
 _MOST_TICKS = 40
 _NAMED_NODES = 4
-"""So many nodes have their names in the chart; more would be a hedge."""
+"""With at most so many nodes their names are in the chart."""
+
+Points = Sequence[tuple[float, float]]
 
 
 class Axis:
-    """What runs are laid out along: steps, or tokens where two runs' steps are not of the same size."""
+    """The x axis: steps, or tokens where the runs' steps are of different sizes."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        batches = {number(run.config.get("train.global_batch_tokens")) for run in runs}
+        self.runs = runs
+        batches = {run.batch for run in runs}
         self.in_tokens = len(batches) > 1 and None not in batches
         self.name = "tokens" if self.in_tokens else "step"
 
     def of(self, run: Run, step: float) -> float:
-        batch = number(run.config.get("train.global_batch_tokens"))
-        return step * batch if self.in_tokens and batch else step
+        """The place of a run's step on this axis."""
+        return step * run.batch if self.in_tokens and run.batch else step
 
-    def laid(self, run: Run, points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        """Points of a run along steps, along this axis."""
-        return [(self.of(run, step), value) for step, value in points]
+    def line(self, index: int, points: Points, name: str = "", **more: Any) -> Line:
+        """A line of the page's run of this number, from (step, value); named after its run where there are several."""
+        run = self.runs[index]
+        placed = [(self.of(run, step), value) for step, value in points]
+        of = run.id if len(self.runs) > 1 else ""
+        return Line(name, placed, **{"colour": COLOURS[index]} | more, of=of, run=index, steps=points)
+
+
+def charts_of(runs: Sequence[Run]) -> list[Chart]:
+    """All charts of the page that have a point, in its order."""
+    every = [loss(runs), speed(runs), *_small_charts(runs), *(node_use(runs[0]) if len(runs) == 1 else [])]
+    return [chart for chart in every if any(line.points for line in chart.lines)]
 
 
 def loss(runs: Sequence[Run]) -> Chart:
+    """The training loss as lines, the validation loss as dots; ticks where checkpoints were made."""
     axis = Axis(runs)
     lines = []
-    for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
-        of = run.id if len(runs) > 1 else ""
-        steps = _values(run, lambda point: point.loss)
-        lines.append(Line("training", axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
-        steps = [(one.step, one.loss) for one in run.validations]
-        dots = axis.laid(run, steps)
-        lines.append(Line("validation", dots, colour if of else "b", dots=True, of=of, run=number_of, steps=steps))
-    notes = ["Ticks on the axis: checkpoints."] if _ticked(runs) else []
+    for index, run in enumerate(runs):
+        lines.append(axis.line(index, _values(run, lambda point: point.loss), "training"))
+        validations = [(one.step, one.loss) for one in run.validations]
+        colour = COLOURS[index] if len(runs) > 1 else "b"
+        lines.append(axis.line(index, validations, "validation", dots=True, colour=colour))
+    notes = ["Ticks on the axis: checkpoints."] if _has_ticks(runs) else []
     if any(run.width > 1 for run in runs):
         notes.append(f"Each point is the mean of {' and '.join(str(run.width) for run in runs)} steps.")
-    lines, cut = _settled(lines)
+    lines, cut = _without_steep_start(lines)
     if cut:
         notes.append(f"Not drawn, to show the rest: before {axis.name} {numbers.count(cut[0])}, up to {cut[1]:.3f}.")
     return Chart(
         title="Loss",
         unit="nats per token",
         lines=lines,
-        shown=numbers.fixed,
-        marks=_marks(runs, axis),
+        form=numbers.fixed,
+        marks=[*(_checkpoints(axis) if _has_ticks(runs) else []), *_restarts(axis)],
         x_name=axis.name,
         height=300,
         note=" ".join(notes),
@@ -67,11 +79,10 @@ def loss(runs: Sequence[Run]) -> Chart:
     )
 
 
-def _settled(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
-    """Without the steep first part of a long run, where the rest would be flat beneath it: the lines, and where what
-    is left out ends and how high it was."""
-    end = max((line.points[-1][0] for line in lines if line.points), default=0.0)
-    start = end * _STEEP
+def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
+    """A long run's steep start would make the rest of its loss flat: the lines without it, and (its end, its highest
+    value); None where nothing was left out."""
+    start = max((line.points[-1][0] for line in lines if line.points), default=0.0) * _STEEP
     early = [y for line in lines for x, y in line.points if x < start]
     rest = [y for line in lines for x, y in line.points if x >= start]
     if len(early) < _STEEP * 100 or not rest or max(early) - min(rest) < 2 * (max(rest) - min(rest)):
@@ -81,91 +92,73 @@ def _settled(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]
 
 
 def speed(runs: Sequence[Run]) -> Chart:
+    """Tokens per second of each run; of a single run also of each node."""
     axis = Axis(runs)
-    lines = []
-    for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
-        name, of = ("", run.id) if len(runs) > 1 else ("all nodes" if len(run.all_nodes) > 1 else "", "")
-        if len(runs) == 1:
-            nodes = by_node(run)
-            several = {name: series for name, series in nodes.items() if len(nodes) > 1}
-            lines += [
-                Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES) for name, series in several.items()
-            ]
-        steps = _values(run, lambda point: point.tokens_per_s)
-        lines.append(Line(name, axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
-    each = len(lines) > len(runs)
-    note = "A node's own speed is that of its computing alone, without waiting for the others." if each else ""
+    nodes = by_node(runs[0]) if len(runs) == 1 else {}
+    lines = [
+        Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES)
+        for name, series in nodes.items()
+        if len(nodes) > 1
+    ]
+    note = "A node's own speed is that of its computing alone, without waiting for the others." if lines else ""
+    name = "all nodes" if len(runs) == 1 and len(runs[0].all_nodes) > 1 else ""
+    for index, run in enumerate(runs):
+        lines.append(axis.line(index, _values(run, lambda point: point.tokens_per_s), name))
     return Chart(
         title="Speed",
         unit="tokens per second",
         lines=lines,
-        shown=numbers.count,
+        form=numbers.count,
         from_zero=True,
-        marks=_marks(runs, axis, only="restart"),
+        marks=_restarts(axis),
         x_name=axis.name,
         note=note,
     )
 
 
-def small_multiples(runs: Sequence[Run]) -> list[Chart]:
-    """The gradient norm and the learning rate."""
-    wanted: list[tuple[str, str, Callable[[Point], float | None]]] = [
-        ("Gradient norm", "before clipping", lambda point: point.grad_norm),
-        ("Learning rate", "", lambda point: point.lr),
-    ]
+def _small_charts(runs: Sequence[Run]) -> list[Chart]:
     axis = Axis(runs)
-    charts = []
-    for title, unit, value in wanted:
-        lines = []
-        for number_of, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
-            steps, of = _values(run, value), run.id if len(runs) > 1 else ""
-            lines.append(Line("", axis.laid(run, steps), colour, of=of, run=number_of, steps=steps))
-        charts.append(
-            Chart(
-                title=title,
-                unit=unit,
-                lines=lines,
-                shown=numbers.small if title == "Learning rate" else numbers.plain,
-                from_zero=True,
-                marks=_marks(runs, axis, only="restart"),
-                x_name=axis.name,
-                height=150,
-            )
+    wanted: list[tuple[str, str, Callable[[float | None], str], Callable[[Point], float | None]]] = [
+        ("Gradient norm", "before clipping", numbers.plain, lambda point: point.grad_norm),
+        ("Learning rate", "", numbers.small, lambda point: point.lr),
+    ]
+    return [
+        Chart(
+            title=title,
+            unit=unit,
+            lines=[axis.line(index, _values(run, value)) for index, run in enumerate(runs)],
+            form=form,
+            from_zero=True,
+            marks=_restarts(axis),
+            x_name=axis.name,
+            height=150,
         )
-    return charts
+        for title, unit, form, value in wanted
+    ]
 
 
-def use_of_nodes(run: Run) -> list[Chart]:
+def node_use(run: Run) -> list[Chart]:
     """Processors, memory and network of each node, along the minutes of the run."""
-    start = (
-        run.started if run.started is not None else min((rows[0][0] for rows in run.usage.values() if rows), default=0)
-    )
-    wanted = (("Processors", "cores busy", 1), ("Memory", "GiB", 2), ("Network", "MB per second", 3))
+    first = min((rows[0][0] for rows in run.usage.values() if rows), default=0.0)
+    start = first if run.started is None else run.started
     charts = []
-    for title, unit, column in wanted:
+    for column, (title, unit) in enumerate(
+        (("Processors", "cores busy"), ("Memory", "GiB"), ("Network", "MB per second")), start=1
+    ):
         lines = []
         for index, (node, rows) in enumerate(run.usage.items()):
             seconds = [(row[0] - start, value) for row in rows if (value := row[column]) is not None]
-            points = [(second / 60, value) for second, value in seconds]
+            minutes = [(second / 60, value) for second, value in seconds]
             colour = COLOURS[index] if len(run.usage) <= len(COLOURS) else "quiet"
-            lines.append(Line(node, points, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
+            lines.append(Line(node, minutes, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
         charts.append(
-            Chart(
-                title=title,
-                unit=unit,
-                lines=lines,
-                shown=numbers.plain,
-                from_zero=True,
-                x_name="minute",
-                height=150,
-                along_time=True,
-            )
+            Chart(title=title, unit=unit, lines=lines, from_zero=True, x_name="minute", height=150, along_time=True)
         )
     return charts
 
 
 def saved_steps(run: Run) -> list[float]:
-    """Where checkpoints were made: as often as the job says, after its last step, and whatever else is on the disk."""
+    """Where checkpoints were made: as often as the job says, after its last step, and those that are on the disk."""
     every = number(run.config.get("checkpoint.every"))
     last = run.last.step
     steps = {float(step) for step in run.on_disk}
@@ -176,29 +169,37 @@ def saved_steps(run: Run) -> list[float]:
     return sorted(steps)
 
 
-def _ticked(runs: Sequence[Run]) -> bool:
+def _has_ticks(runs: Sequence[Run]) -> bool:
     """Whether the checkpoints are so few that ticks tell them apart."""
     return 0 < max(len(saved_steps(run)) for run in runs) <= _MOST_TICKS
 
 
-def _marks(runs: Sequence[Run], axis: Axis, only: str = "") -> list[Mark]:
+def _checkpoints(axis: Axis) -> list[Mark]:
+    return [
+        _mark(axis, index, step, f"checkpoint of step {numbers.plain(step)}", "checkpoint")
+        for index, run in enumerate(axis.runs)
+        for step in saved_steps(run)
+    ]
+
+
+def _restarts(axis: Axis) -> list[Mark]:
     marks = []
-    for index, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
-        name = f"{run.id}: " if len(runs) > 1 else ""
-        if not only and _ticked(runs):
-            for step in saved_steps(run):
-                text = f"{name}checkpoint of step {numbers.plain(step)}"
-                marks.append(Mark(axis.of(run, step), text, "checkpoint", colour, run=index, step=step))
+    for index, run in enumerate(axis.runs):
         for before, after in pairwise(run.attempts):
             if after.after_step is not None:
                 lost = [node for node in before.nodes if node not in after.nodes]
                 without = f", without {', '.join(lost)}" if lost else ""
-                step = after.after_step
-                text = f"{name}restart after step {numbers.plain(step)}{without}"
-                marks.append(Mark(axis.of(run, step), text, "restart", colour, "restart", run=index, step=step))
+                text = f"restart after step {numbers.plain(after.after_step)}{without}"
+                marks.append(_mark(axis, index, after.after_step, text, "restart"))
     return marks
 
 
+def _mark(axis: Axis, index: int, step: float, text: str, kind: str) -> Mark:
+    run = axis.runs[index]
+    named = f"{run.id}: {text}" if len(axis.runs) > 1 else text
+    return Mark(axis.of(run, step), named, kind, COLOURS[index], run=index, step=step)
+
+
 def _values(run: Run, value: Callable[[Point], float | None]) -> list[tuple[float, float]]:
-    """(step, value) of all points that have one."""
+    """(step, value) of the points that have one."""
     return [(point.step, found) for point in run.points if (found := value(point)) is not None]

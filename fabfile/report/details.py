@@ -1,4 +1,4 @@
-"""The rest of the page: what it ran on, its exact configuration, what its log tells, how to do it again."""
+"""The later sections of the page: what a run ran on, its checkpoints, its log, its configuration as a file."""
 
 from __future__ import annotations
 
@@ -10,41 +10,31 @@ from fabfile.output import gigabytes
 from fabfile.report import numbers
 from fabfile.report.compare import versions
 from fabfile.report.curves import saved_steps
-from fabfile.report.facts import Machine, Run, dict_of
-from fabfile.report.markup import Markup, element, join, table
+from fabfile.report.parse import dict_of
+from fabfile.report.run import Machine, Run
+from node.run_data import number
 
 _FEATURES = ("amx", "avx512_bf16", "avx512")
+_SOFTWARE_FIRST = ("torch", "ipex", "accelerate", "oneccl_bind_pt", "impi", "tcmalloc", "python")
+_SYSTEM_LAST = ("os", "kernel", "cloud-init")
 
 
-def again(run: Run) -> Markup:
-    """The command that does the same, and the file that it needs, in the page itself."""
-    file = f"{run.id}.toml"
-    link = element("a", file, href="data:application/toml;charset=utf-8," + _encoded(run.job_toml), download=file)
-    first = join(["Save ", link, " (the configuration below), then:"])
-    return join([element("p", first) if run.job_toml else "", element("pre", run.command, class_="command")])
+def job_file_link(run: Run) -> str:
+    """The job file as a link that holds it: the page needs nothing but itself."""
+    return "data:application/toml;charset=utf-8," + quote(run.job_toml.encode("utf-8", "replace"), safe="")
 
 
-def _encoded(text: str) -> str:
-    return quote(text.encode("utf-8", "replace"), safe="")
-
-
-def configuration(run: Run) -> Markup:
-    if not run.job_toml:
-        return element("p", "There is no job.toml in its run directory.")
-    return element("pre", run.job_toml.strip())
-
-
-def checkpoints(run: Run) -> Markup:
-    """Where one was made, and which are still there."""
+def checkpoints(run: Run) -> str:
+    """How many checkpoints were made, and which are still there."""
     made = saved_steps(run)
     if not made:
-        return element("p", "None was made.")
+        return "None was made."
     every = run.config.get("checkpoint.every")
-    said = [f"{len(made)} made{f', one every {every} steps' if every else ''}."]
-    said.append(f"Still there: {_listed(run.on_disk)}." if run.on_disk else "None is there any more.")
+    sentences = [f"{len(made)} made{f', one every {every} steps' if every else ''}."]
+    sentences.append(f"Still there: {_listed(run.on_disk)}." if run.on_disk else "None is there any more.")
     if run.best_on_disk is not None:
-        said.append(f"The best model, by validation loss, is that of step {numbers.plain(run.best_on_disk)}.")
-    return element("p", " ".join(said))
+        sentences.append(f"The best model, by validation loss, is that of step {numbers.plain(run.best_on_disk)}.")
+    return " ".join(sentences)
 
 
 def _listed(steps: Sequence[float]) -> str:
@@ -52,21 +42,16 @@ def _listed(steps: Sequence[float]) -> str:
     return f"step {shown[0]}" if len(shown) == 1 else f"steps {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def machines(run: Run) -> Markup:
-    """One column for each node; of many nodes, those that are the same share one."""
+def machines(run: Run) -> tuple[list[str], list[list[str]]]:
+    """(names, rows of a property and its values): a column for each node; nodes that are alike share one."""
     groups: dict[str, list[Machine]] = {}
     for machine in run.machines:
-        groups.setdefault(repr((_facts(machine), machine.reason)), []).append(machine)
-    if not groups:
-        return element("p", "What its nodes were is not known here.")
-    each = [group for group in groups.values() if not group[0].reason]
-    facts = [_facts(group[0]) for group in each]
-    heading: list[object] = ["", *(_names(group) for group in each)]
-    names = list(dict.fromkeys(name for fact in facts for name in fact))
-    rows: list[list[object]] = [[name, *(fact.get(name, numbers.NOTHING) for fact in facts)] for name in names]
-    unknown = [machine for group in groups.values() for machine in group if machine.reason]
-    notes = [element("p", f"{machine.name}: {machine.reason}", class_="note") for machine in unknown]
-    return join([table(heading, rows) if rows else "", *notes])
+        if not machine.reason:
+            groups.setdefault(repr(_properties(machine)), []).append(machine)
+    properties = [_properties(group[0]) for group in groups.values()]
+    names = dict.fromkeys(name for one in properties for name in one)
+    rows = [[name, *(one.get(name, numbers.NOTHING) for one in properties)] for name in names]
+    return [_names(group) for group in groups.values()], rows
 
 
 def _names(group: list[Machine]) -> str:
@@ -74,21 +59,21 @@ def _names(group: list[Machine]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]} ({len(names)} alike)"
 
 
-def _facts(machine: Machine) -> dict[str, str]:
+def _properties(machine: Machine) -> dict[str, str]:
     ready = machine.ready
-    cpu = dict_of(ready, "cpu")
-    found = {"profile": ready.get("profile"), "collectives": ready.get("collectives"), "processor": _processor(cpu)}
-    found |= {"memory": gigabytes(memory) if (memory := _number(ready.get("memory_gb"))) else None}
+    memory = number(ready.get("memory_gb"))
+    found = {"profile": ready.get("profile"), "collectives": ready.get("collectives")}
+    found |= {"processor": _processor(dict_of(ready, "cpu")), "memory": gigabytes(memory) if memory else None}
     found |= dict(sorted(versions(ready).items(), key=lambda item: _order(item[0])))
     found["image"] = str(ready.get("image") or "")[:12]
     return {str(name): str(value) for name, value in found.items() if value}
 
 
 def _order(name: str) -> tuple[int, str]:
-    """What the training runs on first, then what the machine runs on."""
-    first = ("torch", "ipex", "accelerate", "oneccl_bind_pt", "impi", "tcmalloc", "python")
-    last = ("os", "kernel", "cloud-init")
-    return (first.index(name) if name in first else 50 + last.index(name) if name in last else 20, name)
+    """A sort key: the software that training runs on first, the system last."""
+    if name in _SOFTWARE_FIRST:
+        return _SOFTWARE_FIRST.index(name), name
+    return 50 + _SYSTEM_LAST.index(name) if name in _SYSTEM_LAST else 20, name
 
 
 def _processor(cpu: Mapping[str, object]) -> str:
@@ -97,35 +82,15 @@ def _processor(cpu: Mapping[str, object]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def samples(run: Run) -> Markup:
-    """Texts that were sampled from its model, the newest first."""
-    parts: list[object] = []
-    for model, text in reversed(run.samples):
-        parts.append(element("pre", text.strip("\n")))
-        parts.append(element("p", f"by the model of {model}", class_="note") if model else "")
-    return join(parts)
-
-
-def log(run: Run) -> Markup:
-    """Its lines that tell how it went, with the time since its start."""
-    if not run.notes:
-        return Markup("")
-    start = run.started if run.started is not None else run.notes[0][0]
-    rows = [
-        element("li", element("time", _since(when - start)), element("span", who, class_="who"), element("span", text))
-        for when, who, text in run.notes
-    ]
+def log(run: Run) -> list[tuple[str, str, str]]:
+    """(time since the start, who, text) of the log's important lines; where lines were left out, how many."""
+    start = run.started if run.started is not None else run.notes[0][0] if run.notes else 0.0
+    rows = [(_clock(when - start), who, text) for when, who, text in run.notes]
     if run.notes_left_out:
-        rows.insert(len(rows) // 2, element("li", "", element("span", f"… {run.notes_left_out} more lines …")))
-    return element("ol", *rows, class_="log")
+        rows.insert(len(rows) // 2, ("", "", f"… {run.notes_left_out} more lines …"))
+    return rows
 
 
-def _since(seconds: float) -> str:
-    """0:00:42"""
-    if not 0 <= seconds < 1e9:
-        return ""
-    return str(datetime.timedelta(seconds=int(seconds)))
+def _clock(seconds: float) -> str:
+    """0:00:42; empty for a time that cannot be right."""
+    return str(datetime.timedelta(seconds=int(seconds))) if 0 <= seconds < 1e9 else ""

@@ -23,7 +23,7 @@ def count(value: float | None) -> str:
 
 
 def plain(value: float | None) -> str:
-    """At most four digits after which nobody would ask, thousands apart: 12,345; 3.25; 0.71."""
+    """Whole from 100 on, else with two decimals; thousands apart: 12,345; 3.25; 0.71."""
     if value is None:
         return NOTHING
     if abs(value) >= 100 or value == int(value):
@@ -66,6 +66,7 @@ def span(seconds: float | None) -> str:
 
 
 def money(dollars: float | None) -> str:
+    """$1,234.50; "under $0.01" for less than half a cent."""
     if dollars is None:
         return "not known"
     if 0 < dollars < 0.005:
@@ -95,7 +96,7 @@ def change(before: float | None, after: float | None) -> str:
 
 
 def moment(unix: float | None) -> str:
-    """2025-11-21 09:08 UTC; a clock's nonsense is no reason to have no report."""
+    """2025-11-21 09:08 UTC; an en dash for a time that no clock can have meant."""
     if unix is None or not 0 <= unix < 1e11:
         return NOTHING
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -116,9 +117,9 @@ def axis(values: list[float]) -> list[str]:
 
 
 def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round values from `low` or below to `high` or above, about `wanted` intervals."""
+    """Round values in equal steps, about `wanted` of them, that enclose `low` and `high`."""
     size = max(abs(low), abs(high))
-    if high - low <= max(size * 1e-9, 1e-300):  # the same, as far as a double's digits can tell ticks apart
+    if high - low <= max(size * 1e-9, 1e-300):  # too close for a double to have ticks between them
         room = size * 0.1 if size > 1e-290 else 1.0
         low, high = low - room, high + room
     rough = (high - low) / wanted

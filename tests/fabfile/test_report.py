@@ -8,9 +8,11 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +24,10 @@ import sshd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabfile.report import bars, chart, compare, interactive, numbers, page, speeds
-from fabfile.report.facts import Machine, Run
-from fabfile.report.markup import element, escaped
-from fabfile.report.reading import run_of
+from fabfile.report import bars, chart, curves, node_speed, numbers, page
+from fabfile.report.chart_data import chart_data
+from fabfile.report.parse import run_of
+from fabfile.report.run import Machine, Run
 from infra.inventory import Node, SshCluster, to_json
 from node import run_data
 from node.job import job_table
@@ -138,7 +140,7 @@ def test_two_runs(run: Run, other: Run) -> None:
     assert "train.micro_batch" not in words.partition("nats per token")[0]
     assert re.search(r"tokens per second 9,\d{3} 1\d\.\d k \+\d+ %", words)
     assert "demo-2 validation" in words
-    assert "Nothing: configuration, nodes and versions are the same." in compare.differences([run, run])
+    assert "Nothing: configuration, nodes and versions are the same." in said(page.render([run, run]))
 
 
 def test_two_runs_of_different_batches_are_drawn_over_tokens(tmp_path: Path, run: Run) -> None:
@@ -172,9 +174,9 @@ def test_time_between_an_end_and_going_on_is_not_the_jobs(tmp_path: Path) -> Non
 
 
 def test_a_nodes_speed_is_its_share_over_its_computing(run: Run) -> None:
-    found = {name: speeds.typical(series) for name, series in speeds.by_node(run).items()}
+    found = {name: node_speed.typical(series) for name, series in node_speed.by_node(run).items()}
     assert found["node1"] / found["node2"] == pytest.approx(1.12, rel=0.03)
-    assert speeds.by_node(run)["node3"][-1][0] == 100  # lost after that step
+    assert node_speed.by_node(run)["node3"][-1][0] == 100  # lost after that step
     assert sum(found.values()) == pytest.approx(12288 / 0.95, rel=0.05)
 
 
@@ -182,9 +184,9 @@ def test_several_ranks_of_a_node_are_one_speed(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "two", run_folder.metrics(30, ranks=6))
     spec = {"cluster": {"nodes": [{"name": f"node{i}", "slots": 2} for i in (1, 2, 3)]}}
     (folder / "spec.json").write_text(json.dumps(spec))
-    assert list(speeds.by_node(read(folder))) == ["node1", "node2", "node3"]
+    assert list(node_speed.by_node(read(folder))) == ["node1", "node2", "node3"]
     (folder / "spec.json").unlink()  # six ranks on three nodes, nobody knows how: no speeds rather than wrong ones
-    assert speeds.by_node(read(folder)) == {}
+    assert node_speed.by_node(read(folder)) == {}
 
 
 def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
 
 
 def test_the_data_of_the_charts_hold_every_point(run: Run, other: Run) -> None:
-    data = interactive.data([run, other], page.charts_of([run, other]))
+    data = chart_data([run, other], curves.charts_of([run, other]))
     assert [unit for unit, _ in data["units"]] == ["step", "time", "tokens"]
     first = data["runs"][0]
     assert first["step"][-1] == 200 and first["tokens"][-1] == 200 * 12288
@@ -267,10 +269,9 @@ def test_what_the_nodes_were_used_for_and_what_was_sampled(tmp_path: Path) -> No
     assert_only_own_scripts(text, Page(text))
 
 
-def test_elements_escape_by_construction() -> None:
-    assert element("td", "<b>", class_='"x"') == '<td class="&quot;x&quot;">&lt;b&gt;</td>'
-    assert element("p", escaped("a & b")) == "<p>a &amp; b</p>"
-    assert escaped("\x1b[31m\u202e") == "\ufffd[31m\ufffd"
+def test_hidden_characters_are_shown(run: Run) -> None:
+    text = page.render([replace(run, state="FAILED", reason="\x1b[31m\u202e & <b>")])
+    assert '<p class="reason">\ufffd[31m\ufffd &amp; &lt;b&gt;</p>' in text
 
 
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
@@ -421,8 +422,7 @@ def test_an_axis_is_in_one_unit() -> None:
 
 def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
     lines = [chart.Line(f"line{i}", [(0, 1.0), (10, 2.0 + i / 1000)], "a") for i in range(5)]
-    text = chart.draw(chart.Chart(title="t", unit="u", lines=lines))
-    tops = [float(top) for top in re.findall(r'class="end a" style="top:([\d.]+)%', text)]
+    tops = [top for top, _, _ in chart.Drawing(chart.Chart(title="t", unit="u", lines=lines)).names()]
     assert len(tops) == 5
     assert all(below - above > 14 for above, below in pairwise(tops))
     assert tops[0] > 0
@@ -456,7 +456,7 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     (folder / "state.json").write_text(json.dumps({**over, "state": "RUNNING", "ended": None}))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     program = (
-        "import sys; from fabfile.program import run; sys.modules['fabfile.report'].REFRESH = 1; "
+        "import sys; from fabfile.program import run; sys.modules['fabfile.verbs.report'].REFRESH = 1; "
         "sys.exit(run(sys.argv[1:]))"
     )
     argv = [sys.executable, "-c", program, "report", "runs/demo-1", "--watch"]
@@ -497,3 +497,22 @@ def test_over_ssh(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.strip()) == (2, "no run 'demo-7' on node1; there are: demo-1")
     finally:
         yard.stop()
+
+
+def test_the_templates_are_part_of_the_installed_package(tmp_path: Path) -> None:
+    """In the editable installation they are in the checkout; `pip install .` must copy them."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.split("\0"):
+        if name.startswith(("infra/", "fabfile/", "node/", "pyproject.toml", "README.md")) and (ROOT / name).exists():
+            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "source" / name)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", tmp_path / "installed", tmp_path / "source"], check=True, timeout=120)
+    program = (
+        "from fabfile.report import page; from fabfile.report.parse import run_of; "
+        "print(page.__file__); print(page.render([run_of({'id': 'demo-1'})]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed")) and "demo-1 has done no step yet" in done.stdout

@@ -1,8 +1,7 @@
-"""A run's facts: what its report is made of, and what follows from them."""
+"""What is known of a run: the records that its report is made from, and what follows from them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,12 +9,14 @@ from typing import Any
 from node.run_data import number
 
 PARTS = ("compute", "communication", "data", "eval", "checkpoint")
-"""What the trainer's seconds are called; whatever else there is counts as other."""
+"""Names of the trainer's seconds; all other seconds of a job count as other."""
+Usage = tuple[float, float | None, float | None, float | None]
+"""(Unix time, cores busy, GiB of memory, MB/s of network) of a node."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """A step, or several of a long run."""
+    """One step, or the mean of several steps of a long run."""
 
     step: float
     steps: int = 1
@@ -31,6 +32,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Validation:
+    """The validation loss, in nats per token, after a step."""
+
     step: float
     loss: float
     bits_per_byte: float | None = None
@@ -43,12 +46,12 @@ class Attempt:
     time: float
     nodes: tuple[str, ...]
     after_step: float | None = None
-    """The step whose checkpoint it went on from; None: it began, or did no step."""
+    """The step of the checkpoint that it went on from; None for the first start and for one that did no step."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A node, as its ready.json tells of it; `reason`: why there is none."""
+    """A node with its ready.json; `reason` says why there is none."""
 
     name: str
     ready: Mapping[str, Any]
@@ -57,22 +60,24 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
+    """A run of a job. Times are Unix seconds; None is what is not known."""
+
     id: str
     state: str = "UNKNOWN"
     reason: str = ""
     nodes: tuple[str, ...] = ()
-    """At the end; lost ones are not among them."""
+    """Those it had at the end, without lost ones."""
     all_nodes: tuple[str, ...] = ()
     slots: Mapping[str, int]
     """Ranks of each node."""
     started: float | None = None
     ended: float | None = None
-    """None: it goes on."""
+    """None while it goes on."""
     now: float = 0.0
     paused: float = 0.0
-    """Seconds between its end and its being gone on with."""
+    """Seconds between its ends and its being resumed."""
     hourly_usd: float | None = None
-    """Of its nodes together."""
+    """Of all its nodes together."""
     job_toml: str = ""
     config: Mapping[str, Any]
     """section.key -> value."""
@@ -80,64 +85,67 @@ class Run:
     validations: tuple[Validation, ...] = ()
     best: Validation | None = None
     totals: Mapping[str, float]
+    """Seconds by what they were spent on, see PARTS."""
     width: int = 1
-    """Steps that a point stands for."""
+    """How many steps a point stands for."""
     skipped: int = 0
     """Lines of metrics that could not be read."""
     attempts: tuple[Attempt, ...] = ()
     notes: tuple[tuple[float, str, str], ...] = ()
-    """When, who, what: the lines of the log that tell how it went."""
+    """(time, who, text): the lines of the log that say how the run went."""
     notes_left_out: int = 0
     on_disk: tuple[int, ...] = ()
+    """Steps whose checkpoints are still there."""
     best_on_disk: float | None = None
     precision: str = ""
-    usage: Mapping[str, Sequence[tuple[float, float | None, float | None, float | None]]] = field(default_factory=dict)
-    """Node -> (Unix time, cores busy, GiB of memory, MB/s of network)."""
+    usage: Mapping[str, Sequence[Usage]] = field(default_factory=dict)
     samples: tuple[tuple[str, str], ...] = ()
     """(model, text) of what was sampled from it, the newest last."""
     command: str = ""
+    """The command line that does the run again."""
     machines: tuple[Machine, ...] = ()
 
     @property
     def duration(self) -> float | None:
+        """Seconds that it has run, without its pauses."""
         if self.started is None:
             return None
         return max(0.0, (self.now if self.ended is None else self.ended) - self.started - self.paused)
 
     @property
     def cost(self) -> float | None:
+        """US dollars until now."""
         return None if self.duration is None or self.hourly_usd is None else self.duration / 3600 * self.hourly_usd
 
     @property
     def ranks(self) -> int | None:
+        """How many ranks it began with."""
         known = len(self.points[0].rank_seconds) if self.points else 0
         return known or sum(self.slots.get(node, 1) for node in self.all_nodes) or None
 
     @property
     def last(self) -> Point:
+        """The newest point; step 0 before the first."""
         return self.points[-1] if self.points else Point(0)
 
     @property
     def steps(self) -> float | None:
-        """How many there are to be."""
+        """How many steps the job asks for."""
         return number(self.config.get("train.steps"))
 
     @property
+    def batch(self) -> float | None:
+        """Tokens of a step."""
+        return number(self.config.get("train.global_batch_tokens"))
+
+    @property
     def tokens(self) -> float | None:
-        batch = number(self.config.get("train.global_batch_tokens"))
-        return self.last.tokens if self.last.tokens is not None or batch is None else self.last.step * batch
+        """Tokens trained on until now."""
+        if self.last.tokens is not None or self.batch is None:
+            return self.last.tokens
+        return self.last.step * self.batch
 
-
-def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = record.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
-    found = record.get(key)
-    return found if isinstance(found, list) else []
-
-
-def shown(value: object) -> str:
-    """A value of the configuration, as TOML has it."""
-    return value if isinstance(value, str) and value else json.dumps(value, default=str)
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(0, len(self.attempts) - 1)

@@ -1,4 +1,4 @@
-"""From what a head told of a run to its facts. Nothing told is believed to be there, or of the type it should be."""
+"""Makes a Run of the answer of node/run_data.py. Values that are missing or of a wrong type are left out."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fabfile.report.facts import Attempt, Machine, Point, Run, Validation, dict_of, list_of
+from fabfile.report.run import Attempt, Machine, Point, Run, Usage, Validation
 from node.job.files import OVER
 from node.run_data import number
 
 
 def run_of(
-    told: Mapping[str, Any],
+    answer: Mapping[str, Any],
     machines: Sequence[Machine] = (),
     slots: Mapping[str, int] | None = None,
     node_usd: float | None = None,
 ) -> Run:
-    """`told` is what node/run_data.py says of a run; `node_usd` is what a node costs an hour."""
-    state, spec, log = dict_of(told, "state"), dict_of(told, "spec"), dict_of(told, "log")
-    metrics, disk = dict_of(told, "metrics"), dict_of(told, "checkpoints")
+    """The run of an answer. `slots` are the ranks by node, where the cluster is known; `node_usd`: a node's price per
+    hour."""
+    state, spec, log = dict_of(answer, "state"), dict_of(answer, "spec"), dict_of(answer, "log")
+    metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
     points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
     attempts = _attempts(log, points)
     asked = dict_of(spec, "cluster").get("nodes")
@@ -31,12 +32,12 @@ def run_of(
     name, reason = str(state.get("state") or "UNKNOWN"), str(state.get("reason") or "")
     over = name in OVER or name == "UNKNOWN"
     last = first_number(log.get("last"), points[-1].time if points else None)
-    # A folder that was fetched tells how it was then.
-    now = first_number(told.get("now") if told.get("from_head") else None, last, told.get("now"))
+    # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
+    now = first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now"))
     best = _validations([metrics.get("best")])
-    job_toml = str(told.get("job_toml") or "")
+    job_toml = str(answer.get("job_toml") or "")
     return Run(
-        id=str(told.get("id")),
+        id=str(answer.get("id")),
         state=name,
         reason=reason,
         nodes=nodes,
@@ -61,23 +62,24 @@ def run_of(
         on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),
-        usage=_usage(dict_of(told, "usage")),
+        usage=_usage(dict_of(answer, "usage")),
         samples=tuple(
-            (str(one.get("model") or ""), str(one["text"])) for one in _dicts(told.get("samples")) if one.get("text")
+            (str(one.get("model") or ""), str(one["text"])) for one in _dicts(answer.get("samples")) if one.get("text")
         ),
-        command=_command(spec, told, names_in(asked) or nodes),
+        command=_command(spec, answer, names_in(asked) or nodes),
         machines=tuple(machine for machine in machines if machine.name in ever or not ever),
     )
 
 
 def names_in(value: object) -> tuple[str, ...]:
-    """Names of nodes, from a list of names or of records with one each."""
+    """Names of nodes, from a list of names or of records with a name."""
     entries = value if isinstance(value, list) else []
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
     return tuple(name for name in names if isinstance(name, str))
 
 
 def first_number(*values: object) -> float | None:
+    """The first of the values that is a number."""
     return next((found for value in values if (found := number(value)) is not None), None)
 
 
@@ -100,8 +102,10 @@ def _validations(entries: object) -> tuple[Validation, ...]:
 
 
 def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
-    """From `attempt 2: 2 ranks on node1, node3`. It went on from the last step before it that is still in the metrics:
-    what it did again has replaced the rest."""
+    """From lines such as `attempt 2: 2 ranks on node1, node3`.
+
+    It went on from the last earlier step that is still in the metrics: steps that were done again replaced theirs.
+    """
     found: list[Attempt] = []
     for row in _rows(log.get("attempts")):
         when, text = number(row[0]) or 0.0, row[3]
@@ -113,15 +117,15 @@ def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt,
 
 
 def _paused(log: Mapping[str, Any]) -> float:
-    """From each end to the attempt that went on from it."""
+    """Seconds from each end to the attempt that resumed the job."""
     starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
     ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
     return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
 
 
-def _usage(told: Mapping[str, Any]) -> dict[str, list[tuple[float, float | None, float | None, float | None]]]:
-    found: dict[str, list[tuple[float, float | None, float | None, float | None]]] = {}
-    for node, rows in told.items():
+def _usage(answer: Mapping[str, Any]) -> dict[str, list[Usage]]:
+    found: dict[str, list[Usage]] = {}
+    for node, rows in answer.items():
         for row in rows if isinstance(rows, list) else []:
             values = [number(value) for value in row] if isinstance(row, list) and len(row) == 4 else [None]
             if values[0] is not None:
@@ -152,7 +156,7 @@ def _slots(value: object) -> dict[str, int]:
 
 
 def _seen_slots(disk: Mapping[str, Any]) -> dict[str, int]:
-    """From the newest checkpoint, which lists the node of every rank."""
+    """Ranks by node, from the newest checkpoint, which lists the node of every rank."""
     ranks = dict_of(disk, "newest").get("ranks")
     return dict(Counter(name for name in ranks if isinstance(name, str))) if isinstance(ranks, list) else {}
 
@@ -161,7 +165,7 @@ def _flat(job_toml: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(job_toml)
     except tomllib.TOMLDecodeError:
-        return {}  # the text is shown all the same
+        return {}  # the page shows the text as it is
     return {
         f"{section}.{key}": value
         for section, values in tables.items()
@@ -170,9 +174,21 @@ def _flat(job_toml: str) -> dict[str, Any]:
     }
 
 
-def _command(spec: Mapping[str, Any], told: Mapping[str, Any], nodes: Sequence[str]) -> str:
-    """What does the same again: the resolved job, which the page offers as a file, on as many nodes."""
+def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence[str]) -> str:
+    """The command that runs the job again on as many nodes; the page offers its job file for download."""
     launcher = spec.get("launcher")
     other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
-    words = ["fab", "train", f"{told.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
+    words = ["fab", "train", f"{answer.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
     return shlex.join(words)
+
+
+def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A mapping of a record; empty where there is none."""
+    found = record.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    """A list of a record; empty where there is none."""
+    found = record.get(key)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,89 @@
+"""`fab report`: one HTML page about a run, or about several side by side, that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile import targets
+from fabfile.output import interruptible, say
+from fabfile.report import load, page
+from fabfile.report.run import Run
+
+MOST = 6
+"""Runs on one page: for each there is a colour that can be told from the others."""
+REFRESH = 15
+"""Seconds after which --watch writes the page again, and a browser reads it again."""
+
+
+@task(
+    positional=["id", "more"],
+    help={
+        "id": "the run: its name, its number, latest, or a folder that was fetched",
+        "more": "more runs, to compare with",
+        "out": "the file to write; default: report-ID.html",
+        "watch": "write it again and again until the runs are over; the page reads itself anew",
+        "stack": "the stack",
+        "inventory": "an inventory file instead of a stack",
+    },
+)
+def report(
+    _c: Context,
+    id: str,
+    more: Sequence[str] | None = None,
+    out: str = "",
+    watch: bool = False,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Write a page about a run: losses, speed, where the time went, cost, configuration; several runs are compared."""
+    wanted = [id, *(more or ())]
+    if len(wanted) > MOST:
+        raise Exit(f"{len(wanted)} runs: at most {MOST} on one page", code=2)
+    with interruptible():
+        path = _written(wanted, stack, inventory, out, watch=watch)
+        if not watch:
+            say(f"next: open {path} in a browser")
+
+
+def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: bool) -> Path:
+    """Write the page, with `watch` until the runs are over; returns its path."""
+    announced = False
+    while True:
+        runs = _runs(wanted, stack, inventory)
+        path = Path(out or f"report-{'-and-'.join(run.id for run in runs)}.html").expanduser()
+        under_way = [run.id for run in runs if run.ended is None]
+        write(path, page.render(runs, refresh=REFRESH if watch and under_way else 0))
+        if not (watch and under_way):
+            say(f"written: {path} ({path.stat().st_size / 1000:.0f} kB; needs nothing but itself)")
+            return path
+        if not announced:
+            say(f"open {path} in a browser: it follows {', '.join(under_way)} (Ctrl-C ends that)")
+        announced = True
+        time.sleep(REFRESH)
+
+
+def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:
+    """In the order asked for. A name with a slash is a folder here; the cluster is asked for the others."""
+    found = {name: load.from_folder(Path(name).expanduser()) for name in wanted if os.sep in name}
+    remote = [name for name in dict.fromkeys(wanted) if name not in found]
+    if remote:
+        found |= zip(remote, load.from_cluster(targets.load(stack, inventory), remote), strict=True)
+    return [found[name] for name in wanted]
+
+
+def write(path: Path, text: str) -> None:
+    """Write the file whole or not at all; Exit 2 where it cannot be written."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise Exit(f"{path}: {error.strerror}", code=2) from None
