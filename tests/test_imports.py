@@ -54,6 +54,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The verbs reach Pulumi only through its command and its outputs.
     "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory", "node"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
+    "fabfile.report": ("fabfile", "invoke", "infra.inventory", "node", "jinja2"),
     # The program that runs on nodes, see fabfile/remote/node_program.py.
     "node": ("node", "fabfile.launchers", "infra.inventory"),
     "node.probes": ("node", "fabfile.launchers", "infra.inventory", "torch"),
