@@ -19,8 +19,8 @@ import yaml
 
 from infra import user_data
 from infra.config import cloud_settings, stack_file
-from infra.config.settings import COLLECTIVES, PROFILES, Local, Settings
-from infra.config.values import choice
+from infra.config.keys import choice
+from infra.config.settings import Local, Settings
 from infra.errors import UsageError, told
 
 STACK = "local"
@@ -38,15 +38,15 @@ def settings_of(asked: dict[str, Any]) -> Settings:
         cluster="local",
         nodes=len(asked["nodes"]),
         cidr=ipaddress.IPv4Network(raw["cidr"]),
-        profile=choice(raw, "profile", PROFILES),
-        collectives=choice(raw, "collectives", COLLECTIVES),
+        profile=choice(raw, "profile"),
+        collectives=choice(raw, "collectives"),
         public_key="",
         public_key_file=Path(),
         image="bake",
         max_hours=0,
         idle_minutes=0,
         local=Local(cpus=1, memory_mb=1024),
-        cloud=cloud_settings.read(raw, "local", STACK),
+        cloud=cloud_settings.read(raw, STACK, in_cloud=False),
     )
 
 

@@ -27,7 +27,7 @@ def main() -> int:
     args = parser.parse_args()
     try:
         settings = load(args.stack, stack_file.read(args.stack))
-        if settings.cluster == "local":
+        if not settings.facts.name:
             owner.check(args.stack, audit.claim_of(args.stack, "", json.loads(args.state)).ids)
         clusters.of(settings).check(settings)
         account.cheap(settings)

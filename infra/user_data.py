@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from infra import cloud_config
-from infra.config.settings import CLUSTERS, Settings
+from infra.config.kinds import CLUSTERS
+from infra.config.settings import Settings
 from infra.errors import UsageError
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"

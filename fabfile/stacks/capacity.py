@@ -127,8 +127,8 @@ def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[s
     reasons = {entry.why for entry in found}
     if reasons & {_ROOM, _SPOT, _OFFER}:
         lines.append(_offers(stack, told))
-        where = "zone" if told["cloud"] == "aws" else "region"
-        lines.append(f"  elsewhere: pulumi config set {where} ... --stack {stack}, then fab up (nodes are made anew)")
+        elsewhere = f"pulumi config set {told['offered_by']} ... --stack {stack}"
+        lines.append(f"  elsewhere: {elsewhere}, then fab up (nodes are made anew)")
         lines.append("  or later: fab up again takes up where it ended; or fewer nodes, or another instanceType")
     if _SPOT in reasons:
         lines.append(f"  or on demand: pulumi config set spot false --stack {stack}")
@@ -139,7 +139,7 @@ def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[s
 
 
 def _offers(stack: str, told: Mapping[str, Any]) -> str:
-    what = "zones" if told["cloud"] == "aws" else "regions"
+    what = f"{told['offered_by']}s"
     try:
         found = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.account", stack, "--offers")))
     except Exit as error:

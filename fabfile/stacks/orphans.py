@@ -19,7 +19,8 @@ _DATA_KINDS = ("bucket", "storage account")
 _MAY_READ = "::may-read"
 """Azure: the operator's right to list what is kept; without it the audit could not say what that is."""
 _GROUP_KIND = "resource group"
-_CLOUD_TYPES = ("aws:", "azure-native:", "pulumi:providers:aws", "pulumi:providers:azure-native")
+_LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi-python")
+"""Of what a local stack has in Pulumi's state: dynamic resources alone."""
 _GROUP_TYPE = "azure-native:resources:ResourceGroup"
 
 Thing = dict[str, Any]
@@ -37,7 +38,7 @@ def about(stack: str) -> dict[str, Any]:
         told = pulumi_cli.about(stack)
     except Exit as error:
         if pulumi_cli.has_pulumi() and any(
-            entry["type"].startswith(_CLOUD_TYPES) for entry in pulumi_cli.exported(stack)
+            not entry["type"].startswith(_LOCAL_TYPES) for entry in pulumi_cli.exported(stack)
         ):
             message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
             raise Exit(message, code=pulumi_cli.USAGE) from None

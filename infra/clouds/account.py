@@ -18,19 +18,17 @@ from infra.clouds import sdk
 from infra.clouds.finding import Finding, to_json
 from infra.config import stack_file
 from infra.config.settings import Settings, load
-from infra.config.values import set_key
+from infra.config.values import ADDRESS_ECHO, set_key
 from infra.errors import OperationError, UsageError, told
 
-ECHO = "https://checkip.amazonaws.com"
-"""Amazon's echo of a caller's public IPv4 address; TRAINYARD_ADDRESS_ECHO names another."""
 ECHO_S = 10.0
 
 
 def of(settings: Settings) -> ModuleType:
     """The account's module of the stack's cloud: check(settings), offers(settings), cheap(settings)."""
-    if settings.cluster == "local":
+    if not settings.facts.name:
         raise UsageError(f"stack {settings.stack} is of kind local: that needs no account")
-    return sdk.load(f"infra.clouds.{settings.cluster.partition('-')[0]}.account")
+    return sdk.load(f"infra.clouds.{settings.facts.name}.account")
 
 
 def check(settings: Settings) -> list[Finding]:
@@ -41,9 +39,9 @@ def check(settings: Settings) -> list[Finding]:
 
 def address(settings: Settings) -> Finding:
     """Whether SSH is opened to where the operator is seen to come from."""
-    echo = os.environ.get("TRAINYARD_ADDRESS_ECHO", ECHO)
+    echo = os.environ.get("TRAINYARD_ADDRESS_ECHO", ADDRESS_ECHO)
     allowed = settings.cloud.admin_cidr
-    look = f"curl -s {ECHO}, and compare with adminCidr = {allowed}"
+    look = f"curl -s {ADDRESS_ECHO}, and compare with adminCidr = {allowed}"
     try:
         with urllib.request.urlopen(echo, timeout=ECHO_S) as answer:
             mine = ipaddress.IPv4Address(answer.read(100).decode().strip())
@@ -62,7 +60,7 @@ def cheap(settings: Settings) -> None:
 
     Without credentials, or without an answer, it says nothing: `up` itself says that better.
     """
-    if settings.cluster == "local":
+    if not settings.facts.name:
         return
     account = of(settings)
     try:

@@ -22,8 +22,9 @@ from infra.clouds import sdk
 from infra.clouds.live_resource import Thing, to_json
 from infra.clouds.local import orphans as local
 from infra.config import stack_file
-from infra.config.settings import CLUSTERS, Settings, check_stack, load
-from infra.config.values import choice
+from infra.config.keys import choice
+from infra.config.kinds import CLUSTERS
+from infra.config.settings import Settings, check_stack, load
 from infra.errors import OperationError, UsageError, told
 from infra.state import stack_record
 from infra.state.ownership import Claim, Location
@@ -40,12 +41,12 @@ def cloud_settings(stack: str) -> Settings | None:
         return None
     try:
         raw = stack_file.read(stack)
-        cluster = choice(raw, "cluster", CLUSTERS)
+        cluster = choice(raw, "cluster")
     except UsageError:
         if not _is_here(stack):
             raise
         return None
-    return None if cluster == "local" else load(stack, raw)
+    return load(stack, raw) if CLUSTERS[cluster].name else None
 
 
 def _is_here(stack: str) -> bool:
@@ -98,7 +99,7 @@ def _need_root() -> None:
 
 def _leftovers(settings: Settings) -> ModuleType:
     """Of the stack's cloud: find(settings, claim=...) and sweep(settings, known, delete_data=..., claim=...)."""
-    return sdk.load(f"infra.clouds.{settings.cluster.partition('-')[0]}.orphans")
+    return sdk.load(f"infra.clouds.{settings.facts.name}.orphans")
 
 
 def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:

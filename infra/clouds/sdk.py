@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from infra.config.kinds import CLOUDS
 from infra.errors import UsageError
 
-_EXTRAS = {"pulumi_aws": "aws", "boto3": "aws", "botocore": "aws", "pulumi_azure_native": "azure", "azure": "azure"}
+_EXTRAS = {package: cloud.name for cloud in CLOUDS.values() for package in cloud.packages}
 """What a cloud's module imports -> the extra that installs it."""
 
 

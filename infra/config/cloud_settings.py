@@ -1,4 +1,4 @@
-"""What the clusters of the clouds have in common: the part of infra.config.settings that `local` does without."""
+"""What only the clusters in a cloud have: the part of infra.config.settings that `local` does without."""
 
 from __future__ import annotations
 
@@ -7,30 +7,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from infra.config.values import SettingsError, boolean, choice, integer, set_key
+from infra.config.keys import KEYS, boolean, choice, integer, text
+from infra.config.values import ADDRESS_ECHO, SettingsError, set_key
 
 MIN_ADMIN_PREFIX = 16
 """The largest network that SSH is opened to: a university's, not a provider's."""
-_WORD = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9]*([._-][A-Za-z0-9]+){1,3}")
-_BASE = re.compile(r"ami-[0-9a-f]{8,17}|[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}")
-_RESERVATION = re.compile(r"cr-[0-9a-f]{17}|none")
-_NEEDED = {
-    "owner": (
-        re.compile(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}"),
-        "your name, as the tag of all that is made: letters, digits and .@_-",
-    ),
-    "alertEmail": (
-        re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+"),
-        "the address that the budget's alarm goes to",
-    ),
-}
-_EXAMPLES = {
-    "adminCidr": '"$(curl -s https://checkip.amazonaws.com)/32"',
-    "owner": "you",
-    "alertEmail": "you@example.org",
-}
-"""What has no default in a cloud, as it is set."""
 
 
 @dataclass(frozen=True)
@@ -64,54 +45,51 @@ class Cloud:
     """Whether nodes of an older image are replaced; they are left alone otherwise."""
 
 
-def read(raw: Mapping[str, str], cluster: str, stack: str) -> Cloud:
-    """Validate the keys of the clouds. Raises SettingsError for the first that cannot be used."""
+def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
+    """Validate the keys of the clouds. Raises SettingsError for the first that cannot be used.
+
+    What every cluster in a cloud must set may be empty for one that is not `in_cloud`.
+    """
     return Cloud(
-        region=_word(raw, "region", _WORD, "a region's name in small letters, such as us-east-1 or eastus"),
-        zone=_word(raw, "zone", _WORD, "an AWS zone's id such as use1-az4, or an Azure zone's number"),
-        instance_type=_word(raw, "instanceType", _TYPE, "an instance type such as m7i.8xlarge or Standard_D32s_v6"),
+        region=text(raw, "region"),
+        zone=text(raw, "zone"),
+        instance_type=text(raw, "instanceType"),
         spot=boolean(raw, "spot"),
-        disk_gb=integer(raw, "diskGb", 30, 16 * 1024),
-        base_image=_word(raw, "baseImage", _BASE, "an image: ami-... on AWS, publisher:offer:sku:version on Azure"),
-        public_nodes=choice(raw, "publicNodes", ("head", "all")),
-        admin_cidr=_admin(raw["adminCidr"], cluster, stack),
-        owner=_needed(raw, "owner", cluster, stack),
-        alert_email=_needed(raw, "alertEmail", cluster, stack),
-        budget_usd=integer(raw, "budgetUsd", 1, 10_000_000),
+        disk_gb=integer(raw, "diskGb"),
+        base_image=text(raw, "baseImage"),
+        public_nodes=choice(raw, "publicNodes"),
+        admin_cidr=_admin(raw["adminCidr"], stack, in_cloud=in_cloud),
+        owner=_needed(raw, "owner", stack, in_cloud=in_cloud),
+        alert_email=_needed(raw, "alertEmail", stack, in_cloud=in_cloud),
+        budget_usd=integer(raw, "budgetUsd"),
         keep_data=boolean(raw, "keepData"),
         flow_logs=boolean(raw, "flowLogs"),
         monitoring=boolean(raw, "monitoring"),
-        capacity_reservation=_word(raw, "capacityReservation", _RESERVATION, "cr-... or none, on AWS"),
+        capacity_reservation=text(raw, "capacityReservation"),
         replace_nodes=boolean(raw, "replaceNodes"),
     )
 
 
-def _word(raw: Mapping[str, str], key: str, form: re.Pattern[str], allowed: str) -> str:
-    if raw[key] and not form.fullmatch(raw[key]):
-        raise SettingsError(key, raw[key], f"{allowed}; or empty, for the cluster's default")
+def _needed(raw: Mapping[str, str], key: str, stack: str, *, in_cloud: bool) -> str:
+    if not (re.fullmatch(KEYS[key].form, raw[key]) or (raw[key] == "" and not in_cloud)):
+        raise SettingsError(key, raw[key], _with_command(key, KEYS[key].allowed, KEYS[key].example, stack))
     return raw[key]
 
 
-def _needed(raw: Mapping[str, str], key: str, cluster: str, stack: str) -> str:
-    form, allowed = _NEEDED[key]
-    if not (form.fullmatch(raw[key]) or (raw[key] == "" and cluster == "local")):
-        raise SettingsError(key, raw[key], _with_command(allowed, key, stack))
-    return raw[key]
-
-
-def _admin(text: str, cluster: str, stack: str) -> ipaddress.IPv4Network | None:
+def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
     """Where SSH may come from. The whole world is refused, in every way it can be written."""
-    if not text and cluster == "local":
+    if not given and not in_cloud:
         return None
     try:
-        network = ipaddress.IPv4Network(text)
+        network = ipaddress.IPv4Network(given)
         allowed = f"a network of /{MIN_ADMIN_PREFIX} or smaller: SSH is for you alone"
     except ValueError:
-        network, allowed = None, "your own public address as an IPv4 network, 203.0.113.7/32 say; never everybody's"
+        network, allowed = None, KEYS["adminCidr"].allowed
     if network is None or network.prefixlen < MIN_ADMIN_PREFIX:
-        raise SettingsError("adminCidr", text, _with_command(allowed, "adminCidr", stack))
+        own = f'"$(curl -s {ADDRESS_ECHO})/32"'
+        raise SettingsError("adminCidr", given, _with_command("adminCidr", allowed, own, stack))
     return network
 
 
-def _with_command(allowed: str, key: str, stack: str) -> str:
-    return f"{allowed}; set it: {set_key(key, _EXAMPLES[key], stack)}"
+def _with_command(key: str, allowed: str, value: str, stack: str) -> str:
+    return f"{allowed}; set it: {set_key(key, value, stack)}"

@@ -15,12 +15,11 @@ import sys
 import yaml
 
 from infra.config import stack_file
-from infra.config.settings import KEYS, load
+from infra.config.keys import KEYS
+from infra.config.settings import load
 from infra.config.values import SettingsError
 from infra.errors import UsageError, told
 
-_LATER = {"adminCidr": "203.0.113.7/32", "owner": "you", "alertEmail": "you@example.org"}
-"""What a cloud's stack must have and has no default for: not being set yet, it must not keep another key from being."""
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
 """What YAML takes as text without quotes, as the base loader reads it."""
 
@@ -37,9 +36,9 @@ def listing(stack: str) -> list[dict[str, object]]:
 def set_value(stack: str, key: str, value: str) -> None:
     """Write one key. Raises UsageError, and writes nothing, for a key or a value that the settings do not take."""
     raw = {**stack_file.read(stack), key: value}
-    for name, example in _LATER.items():
-        if name != key and not raw.get(name):
-            raw[name] = example
+    for name, declared in KEYS.items():  # one that a cloud's stack needs, and lacks yet, must not stop another key
+        if declared.example and name != key and not raw.get(name):
+            raw[name] = declared.example
     load(stack, raw, reads_key=key == "publicKey")  # a key file may be made, or the key set, after this one
     path = stack_file.path_of(stack)
     before = path.read_text(encoding="utf-8")

@@ -1,9 +1,8 @@
 """The user's configuration, validated once into frozen dataclasses.
 
-The keys, their types, defaults and descriptions stand in Pulumi.yaml; what they may be stands here. A bad
-value is a SettingsError that names the key, the value and what is allowed. Only the standard library is
-imported: the pre-flight, the Pulumi program and the tests all read settings the same way. What only the clouds have
-is in infra.config.cloud_settings.
+The keys are declared in infra.config.keys. A bad value is a SettingsError that names the key, the value and what is
+allowed. Only the standard library is imported: the pre-flight, the Pulumi program and the tests all read settings the
+same way. What only clusters in a cloud have is in infra.config.cloud_settings.
 """
 
 from __future__ import annotations
@@ -16,26 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.config import cloud_settings
-from infra.config.values import SettingsError, choice, integer
+from infra.config.keys import KEYS, choice, integer
+from infra.config.kinds import CLUSTERS, CloudFacts
+from infra.config.values import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
-CLUSTERS = ("local", "aws-xeon", "azure-xeon")
-PROFILES = ("native", "ipex")
-COLLECTIVES = ("gloo", "ccl")
-MAX_NODES = 64
 FIRST_HOST = 10
 """The head has the tenth address of the network: clouds keep the first ones, we keep the first for the bridge."""
 
 PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-_IMAGES = {
-    "local": (re.compile(r"[0-9a-f]{16}"), "16 hexadecimal digits; fab images"),
-    "aws-xeon": (re.compile(r"ami-[0-9a-f]{8,17}"), "ami-..."),
-    "azure-xeon": (
-        re.compile(r"/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/[A-Za-z0-9._/-]+/versions/[0-9]+\.[0-9]+\.[0-9]+"),
-        "/subscriptions/.../versions/1.0.0",
-    ),
-}
 _KEY_TYPES = (
     "ssh-ed25519",
     "ssh-rsa",
@@ -87,28 +76,15 @@ class Settings:
         return str(self.cidr[FIRST_HOST + index])
 
     @property
+    def facts(self) -> CloudFacts:
+        """Of where its machines come from; without a name for those of this machine."""
+        return CLUSTERS[self.cluster]
+
+    @property
     def identity_file(self) -> Path | None:
         """The private key beside the public one; None where it lives elsewhere (an agent, a token)."""
         private = self.public_key_file.with_suffix("")
         return private if self.public_key_file.suffix == ".pub" and private.is_file() else None
-
-
-KEYS = (
-    *("cluster", "nodes", "cpus", "memoryMb", "cidr", "profile", "collectives", "publicKey", "image"),
-    *("maxHours", "idleMinutes", "region", "zone", "instanceType", "spot", "diskGb", "baseImage", "publicNodes"),
-    *(
-        "adminCidr",
-        "owner",
-        "alertEmail",
-        "budgetUsd",
-        "keepData",
-        "flowLogs",
-        "monitoring",
-        "capacityReservation",
-        "replaceNodes",
-    ),
-)
-"""Every key that Pulumi.yaml declares, in its order."""
 
 
 def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Settings:
@@ -124,27 +100,24 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
     missing = [key for key in KEYS if key not in raw]
     if missing:
         raise SettingsError(missing[0], "", "set: it has no default in Pulumi.yaml")
-    cluster = choice(raw, "cluster", CLUSTERS)
-    nodes = integer(raw, "nodes", 1, MAX_NODES)
-    local = Local(
-        cpus=integer(raw, "cpus", 1, 1024),
-        memory_mb=integer(raw, "memoryMb", 256, 16 * 1024 * 1024),
-    )
+    cluster = choice(raw, "cluster")
+    in_cloud = bool(CLUSTERS[cluster].name)
+    nodes = integer(raw, "nodes")
     key_file = _path(raw["publicKey"]) if reads_key else Path(raw["publicKey"])
     return Settings(
         stack=stack,
         cluster=cluster,
         nodes=nodes,
         cidr=_network(raw["cidr"], nodes),
-        profile=choice(raw, "profile", PROFILES),
+        profile=choice(raw, "profile"),
         collectives=_collectives(raw),
         public_key=_public_key(key_file) if reads_key else "",
         public_key_file=key_file,
         image=_image(raw["image"], cluster),
-        max_hours=_limit(raw, "maxHours", 24 * 31, cluster),
-        idle_minutes=integer(raw, "idleMinutes", 0, 24 * 60),
-        local=local,
-        cloud=cloud_settings.read(raw, cluster, stack),
+        max_hours=integer(raw, "maxHours", in_cloud=in_cloud),
+        idle_minutes=integer(raw, "idleMinutes"),
+        local=Local(cpus=integer(raw, "cpus"), memory_mb=integer(raw, "memoryMb")),
+        cloud=cloud_settings.read(raw, stack, in_cloud=in_cloud),
     )
 
 
@@ -155,7 +128,7 @@ def check_stack(stack: str) -> None:
 
 
 def _collectives(raw: Mapping[str, str]) -> str:
-    chosen = choice(raw, "collectives", COLLECTIVES)
+    chosen = choice(raw, "collectives")
     if chosen == "ccl" and raw["profile"] == "native":
         raise SettingsError(
             "collectives", chosen, "gloo with profile native: oneCCL's binding is built for ipex's torch"
@@ -229,11 +202,7 @@ def _is_key_body(kind: str, body: str) -> bool:
 
 
 def _image(text: str, cluster: str) -> str:
-    form, allowed = _IMAGES[cluster]
-    if text != "bake" and not form.fullmatch(text):
-        raise SettingsError("image", text, f"'bake', or the id of a baked image ({allowed})")
+    facts = CLUSTERS[cluster]
+    if text != "bake" and not facts.image.fullmatch(text):
+        raise SettingsError("image", text, f"'bake', or the id of a baked image ({facts.image_form})")
     return text
-
-
-def _limit(raw: Mapping[str, str], key: str, most: int, cluster: str) -> int:
-    return integer(raw, key, 0 if cluster == "local" else 1, most)

@@ -1,6 +1,7 @@
 """What the operator's verbs must know of a stack before anything else: `python -m infra.config.summary STACK`.
 
-Prints JSON {cluster, cloud, type, place, keep_data}. Exit code 2 and one line for a stack's file that cannot be used.
+Prints JSON {cluster, cloud, type, offered_by, place, keep_data}. Exit code 2 and one line for a file that cannot be
+used. `offered_by` is the key, zone or region, that decides whether the machine type is offered.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from infra.errors import UsageError, told
 def of(settings: Settings) -> dict[str, Any]:
     return {
         "cluster": settings.cluster,
-        "cloud": settings.cluster.partition("-")[0] if settings.cluster != "local" else "",
+        "cloud": settings.facts.name,
         "type": settings.cloud.instance_type or "the default type",
+        "offered_by": settings.facts.offered_by,
         "place": settings.cloud.zone or settings.cloud.region or "the default region",
         "keep_data": settings.cloud.keep_data,
     }

@@ -1,15 +1,13 @@
-"""One value of the configuration: how it is refused, and the small checks that several keys share."""
+"""One value of the configuration: how it is refused, and the command that sets it."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Mapping
 
 from infra.errors import UsageError
 
 KEY_TYPES = ("ssh-ed25519", "ssh-rsa")
 """Of an operator's key: no cloud takes another."""
-_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+ADDRESS_ECHO = "https://checkip.amazonaws.com"
+"""Answers with the caller's public IPv4 address."""
 
 
 class SettingsError(UsageError):
@@ -25,23 +23,6 @@ def shown(value: object) -> str:
     """A value as it is shown in an error: on one line, and not endless."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def integer(raw: Mapping[str, str], key: str, least: int, most: int) -> int:
-    text = raw[key].strip()
-    if not (_INTEGER.fullmatch(text) and text.isascii() and least <= int(text) <= most):
-        raise SettingsError(key, raw[key], f"a whole number from {least} to {most}")
-    return int(text)
-
-
-def choice(raw: Mapping[str, str], key: str, allowed: tuple[str, ...]) -> str:
-    if raw[key] not in allowed:
-        raise SettingsError(key, raw[key], f"one of {', '.join(allowed)}")
-    return raw[key]
-
-
-def boolean(raw: Mapping[str, str], key: str) -> bool:
-    return choice(raw, key, ("true", "false")) == "true"
 
 
 def check_key_type(public_key: str, cloud: str) -> None:

@@ -7,15 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from infra.clouds import sdk
+from infra.config import kinds
 from infra.errors import OperationError
-from infra.prices import aws_offers, azure_retail, rewrite
+from infra.prices import rewrite
 from infra.prices.rewrite import Key, Wanted
 from infra.prices.table import TABLE
 
 Ask = Callable[[str, Sequence[str]], dict[str, set[float]]]
 """(region, skus) -> what is found of each."""
-CLOUDS: dict[str, Ask] = {"aws": aws_offers.prices, "azure": azure_retail.prices}
-SOURCES = {"aws": "aws-offer", "azure": "azure-retail"}
+_LISTS = {cloud: sdk.load(f"infra.clouds.{cloud}.price_list") for cloud in kinds.CLOUDS}
+CLOUDS: dict[str, Ask] = {cloud: module.prices for cloud, module in _LISTS.items()}
+SOURCES: dict[str, str] = {cloud: module.SOURCE for cloud, module in _LISTS.items()}
 
 
 @dataclass

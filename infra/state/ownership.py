@@ -20,7 +20,7 @@ class Location:
     """One place in a cloud where a stack has been."""
 
     cloud: str
-    """aws or azure."""
+    """Its name, as in infra.config.kinds."""
     region: str
     account: str
     """The AWS account, or the Azure subscription; empty: the one that the credentials are for."""

@@ -15,7 +15,6 @@ A provider's random resource would not do: it is unknown at the first preview, a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -100,9 +99,8 @@ def _here(props: Mapping[str, Any]) -> list[Location]:
     cloud, region = props["cloud"], props["region"]
     if not cloud:
         return []
-    account: str = sdk.load(f"infra.clouds.{cloud}.credentials").account(region)
-    profile = os.environ.get("AWS_PROFILE", "") if cloud == "aws" else ""
-    return [Location(cloud, region, account, profile)]
+    here: Location = sdk.load(f"infra.clouds.{cloud}.credentials").location(region)
+    return [here]
 
 
 class StackId(Resource, module="trainyard", name="StackId"):
@@ -113,7 +111,7 @@ class StackId(Resource, module="trainyard", name="StackId"):
         inputs = {
             "stack": settings.stack,
             "stack_id": settings.stack_id,
-            "cloud": settings.cluster.partition("-")[0] if region else "",
+            "cloud": settings.facts.name if region else "",
             "region": region,
             "locations": None,
         }

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from project import Project
 
 from infra.clouds.local import paths
-from infra.config.settings import KEYS
+from infra.config.keys import KEYS
 
 PREFLIGHT = """
 import contextlib, io, json, sys

@@ -25,7 +25,7 @@ AZURE = (
     'Code="OperationNotAllowed" Message="Operation could not be completed as it results in exceeding approved '
     'standardDSv6Family Cores quota. Additional details - Deployment Model: Resource Manager, Location: eastus"'
 )
-TOLD = {"cloud": "aws", "type": "m7i.8xlarge", "place": "use1-az6"}
+TOLD = {"cloud": "aws", "offered_by": "zone", "type": "m7i.8xlarge", "place": "use1-az6"}
 
 
 def event(message: str, name: str = "node2", severity: str = "error") -> str:

@@ -19,9 +19,10 @@ import http_server
 import pytest
 from http_server import Answer, Asked
 
+from infra.clouds.aws import price_list as aws_list
+from infra.clouds.azure import price_list as azure_list
 from infra.errors import OperationError, UsageError
-from infra.prices import aws_offers as prices_aws
-from infra.prices import azure_retail, refresh, rewrite, table
+from infra.prices import refresh, rewrite, table
 
 TODAY = "2027-02-03"
 REGIONS = {"aws": ("us-east-1", "us-west-2", "eu-west-1"), "azure": ("eastus", "westeurope", "westus3")}
@@ -249,7 +250,7 @@ def providers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Asked]]:
 
 
 def point(monkeypatch: pytest.MonkeyPatch, **urls: str) -> None:
-    of: dict[str, Callable[..., dict[str, set[float]]]] = {"aws": prices_aws.prices, "azure": azure_retail.prices}
+    of: dict[str, Callable[..., dict[str, set[float]]]] = {"aws": aws_list.prices, "azure": azure_list.prices}
     clouds = {
         cloud: functools.partial(of[cloud], base=f"{url}/offers" if cloud == "aws" else url)
         for cloud, url in urls.items()

@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from sample_inputs import public_key
 
-from infra.config.settings import KEYS, ROOT, load
+from infra.config.keys import KEYS
+from infra.config.settings import ROOT, load
 from infra.config.values import SettingsError
 
 PRIVATE_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk=\n-----END OPENSSH PRIVATE KEY-----\n"

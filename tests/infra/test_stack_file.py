@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.config import stack_file
-from infra.config.settings import KEYS
+from infra.config.keys import KEYS
 from infra.config.values import SettingsError
 from infra.errors import UsageError
 

@@ -6,7 +6,7 @@ import re
 
 from hypothesis import strategies as st
 
-from infra.config.settings import CLUSTERS, COLLECTIVES, PROFILES
+from infra.config.keys import KEYS
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 """Any text that a file can hold: control characters, line ends, right-to-left marks, emoji."""
@@ -86,13 +86,13 @@ CIDR = st.one_of(
 )
 
 BAD: dict[str, st.SearchStrategy[object]] = {
-    "cluster": _choice(CLUSTERS),
+    "cluster": _choice(KEYS["cluster"].choices),
     "nodes": _number(1, 64),
     "cpus": _number(1, 1024),
     "memoryMb": _number(256, 16 * 1024 * 1024),
     "cidr": CIDR,
-    "profile": _choice(PROFILES),
-    "collectives": _choice(COLLECTIVES),
+    "profile": _choice(KEYS["profile"].choices),
+    "collectives": _choice(KEYS["collectives"].choices),
     # No text is the path of a key here: every file that is there is something else.
     "publicKey": STRANGE
     | TEXT

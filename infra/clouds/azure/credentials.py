@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from infra.clouds.azure.rest import subscription
+from infra.state.ownership import Location
 
 
-def account(region: str) -> str:
-    """Its id, the same in every region. UsageError where none is chosen."""
-    return subscription()
+def location(region: str) -> Location:
+    """Raises UsageError where no subscription is chosen."""
+    return Location("azure", region, subscription())

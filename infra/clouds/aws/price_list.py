@@ -17,6 +17,8 @@ import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
+SOURCE = "aws-offer"
+"""What the table of prices calls it."""
 BASE = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws"
 TIMEOUT = 60.0
 """Seconds without a byte."""

@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+SOURCE = "azure-retail"
+"""What the table of prices calls it."""
 BASE = "https://prices.azure.com/api/retail/prices"
 TIMEOUT = 60.0
 """Seconds without a byte."""

@@ -1,0 +1,65 @@
+"""The clouds and the kinds of cluster, a row each: what shared code must know of them without loading an SDK.
+
+A new cloud is a row here and a folder infra/clouds/<name>; a new kind of cluster is a row and a module infra/clusters/.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloudFacts:
+    """Where machines come from. The texts are for messages."""
+
+    name: str = ""
+    """Of its folder infra/clouds/<name> and of the extra in pyproject.toml; empty: this machine."""
+    title: str = ""
+    packages: tuple[str, ...] = ()
+    """The top-level packages of its SDK."""
+    image: re.Pattern[str]
+    """The id of a golden image."""
+    image_form: str
+    region: str = ""
+    """One of its regions."""
+    zone: str = ""
+    """What its zones are called by."""
+    instance_type: str = ""
+    """One of its machine types."""
+    base_image: str = ""
+    """A regular expression for the images that golden ones are baked from."""
+    base_image_form: str = ""
+    offered_by: str = "region"
+    """The key that decides whether a machine type is offered: its zone or its region."""
+
+
+LOCAL = CloudFacts(image=re.compile(r"[0-9a-f]{16}"), image_form="16 hexadecimal digits; fab images")
+AWS = CloudFacts(
+    name="aws",
+    title="AWS",
+    packages=("pulumi_aws", "boto3", "botocore"),
+    image=re.compile(r"ami-[0-9a-f]{8,17}"),
+    image_form="ami-...",
+    region="us-east-1",
+    zone="an AWS zone's id such as use1-az4",
+    instance_type="m7i.8xlarge",
+    base_image=r"ami-[0-9a-f]{8,17}",
+    base_image_form="ami-...",
+    offered_by="zone",
+)
+AZURE = CloudFacts(
+    name="azure",
+    title="Azure",
+    packages=("pulumi_azure_native", "azure"),
+    image=re.compile(r"/subscriptions/[^/\s]+/resourceGroups/[^/\s]+/[A-Za-z0-9._/-]+/versions/[0-9]+\.[0-9]+\.[0-9]+"),
+    image_form="/subscriptions/.../versions/1.0.0",
+    region="eastus",
+    zone="an Azure zone's number",
+    instance_type="Standard_D32s_v6",
+    base_image=r"[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}",
+    base_image_form="publisher:offer:sku:version",
+)
+CLOUDS = {facts.name: facts for facts in (AWS, AZURE)}
+CLUSTERS = {"local": LOCAL, "aws-xeon": AWS, "azure-xeon": AZURE}
+"""Kind of cluster -> where its machines come from."""
