@@ -1,7 +1,7 @@
-"""The manifest of a token set: what the files beside it must be, to the byte. The standard library only.
+"""Manifests: size and checksum of the files beside them. Imports the standard library only.
 
-It carries a checksum of itself and has one way of being written, so that no edit of it passes for the original.
-It is published last, under its final name only when all else is on disk: a folder without one is not whole.
+A manifest contains a checksum of itself and has one way of being written, so that every edit is noticed. It is written
+last, when all files are on disk: a folder without one is not complete.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 FORMAT = 1
 NAME = "manifest.json"
-RANKS = "vocab.tiktoken"  # prepare always puts one there
-WORK = ".prepare"  # the folder of an unfinished prepare, inside the token set's
-DOWNLOAD = ".download"  # that of an unfinished download
+RANKS = "vocab.tiktoken"  # prepare always writes one
+WORK = ".prepare"  # folder of an unfinished prepare, inside the token set's
+DOWNLOAD = ".download"  # folder of an unfinished download
 SPLITS = ("train", "val")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
 GPT2_VOCABULARY = 50257
@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class TokenError(ValueError):
-    """A token set that cannot be used; the message is one line for the user."""
+    """An invalid manifest or token set; the message is one line for the user."""
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -35,14 +35,14 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def render(content: Mapping[str, Any]) -> str:
-    """The text of a manifest (or of another record): sorted, with a checksum over everything else in it."""
+    """The text of a manifest or of another record: sorted JSON with a checksum over the rest of it."""
     body = {key: value for key, value in content.items() if key != "checksum"}
     digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "checksum": digest}, sort_keys=True, indent=1) + "\n"
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """What `render` wrote to this file; a TokenError for one that was torn or edited."""
+    """Read what `render` wrote; TokenError for a torn or edited file."""
     try:
         return parse_bytes(path.read_bytes(), str(path))
     except OSError as error:
@@ -50,7 +50,7 @@ def parse(path: Path) -> dict[str, Any]:
 
 
 def parse_bytes(raw: bytes, where: str) -> dict[str, Any]:
-    """The same of a manifest that is somewhere else; `where` names it in errors."""
+    """`parse` for the content of a file; `where` names it in errors."""
     try:
         text = raw.decode()
         content = json.loads(text)
@@ -62,7 +62,7 @@ def parse_bytes(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Bytes and SHA-256 of each file beside a manifest, that of a token set or of a checkpoint, by its name."""
+    """Size in bytes (None: unknown) and SHA-256 by file name, from the manifest of a token set or a checkpoint."""
     try:
         if "splits" in content:
             item, encoding = ITEM_SIZE[content["dtype"]], content["encoding"]
@@ -85,7 +85,7 @@ def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
 
 
 def is_plain(name: object) -> bool:
-    """Whether this is the name of a file in a folder itself: no path, not hidden, only characters that can be seen."""
+    """Whether this is a plain file name: no path, not hidden, only visible characters."""
     if not isinstance(name, str) or not 0 < len(name.encode(errors="surrogatepass")) <= 255 or name.startswith("."):
         return False
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -93,7 +93,7 @@ def is_plain(name: object) -> bool:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """A file of the folder; a TokenError for a link that leads out of it."""
+    """The path of a file of the folder; TokenError for a link that leads out of it."""
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise TokenError(f"{path}: is a link that leads out of the folder")
@@ -101,7 +101,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def publish(path: Path, text: str) -> None:
-    """Puts the text under this name whole or not at all, on disk when this returns."""
+    """Write a file atomically; it is on disk when this returns."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
@@ -112,7 +112,7 @@ def publish(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A rename is on disk only when the folder that holds the name is."""
+    """Sync a folder: only then a rename in it is on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -126,7 +126,7 @@ def checksum(path: Path) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The folder's manifest; for a bare nanoGPT folder, what can be said of it. Sizes are always checked."""
+    """The manifest of a token set, or one made up for nanoGPT's bare files. Sizes are checked. TokenError."""
     if not folder.is_dir():
         raise TokenError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / NAME).exists():
@@ -163,7 +163,7 @@ def check(folder: Path, content: dict[str, Any]) -> None:
 
 
 def verify(folder: Path, content: Mapping[str, Any]) -> None:
-    """Reads every file that the manifest names and compares its checksum."""
+    """Read every file of a token set and compare its checksum; TokenError for the first that differs."""
     files = {split["file"]: split["sha256"] for split in content["splits"].values() if "sha256" in split}
     if "ranks" in content["encoding"]:
         files[content["encoding"]["ranks"]] = content["encoding"]["sha256"]
@@ -174,7 +174,7 @@ def verify(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def bare(folder: Path) -> dict[str, Any]:
-    """nanoGPT's own folder: uint16 without a header, GPT-2's vocabulary, and nothing that could be verified."""
+    """A manifest for nanoGPT's bare files: uint16 without a header, GPT-2's vocabulary, no checksums."""
     if (folder / RANKS).exists():
         raise TokenError(f"{folder}: the {NAME} that belongs to its {RANKS} is missing")
     if (folder / "meta.pkl").exists():

@@ -118,9 +118,9 @@ def test_the_division_is_as_large_as_asked_and_never_empty(fraction: float, seed
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), min_size=40, max_size=400).map("".join), st.sampled_from(sorted(PATTERNS)))
 def test_passages_have_the_tokens_of_the_whole(learned: Vocabulary, monkeypatch: Any, whole: str, pattern: str) -> None:
-    monkeypatch.setattr(readers, "WHOLE", 60)
+    monkeypatch.setattr(readers, "LONGEST", 60)
     monkeypatch.setattr(readers, "PASSAGE", 40)
-    monkeypatch.setattr(readers, "FAIR", readers.SAFE)
+    monkeypatch.setattr(readers, "NEARLY", readers.EXACT)
     encoding = Vocabulary("x", learned.ranks, PATTERNS[pattern], learned.separator).encoding()
     parts = list(passages(io.StringIO(whole, newline="")))
     assert "".join(part for part, _ in parts) == whole

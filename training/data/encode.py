@@ -1,7 +1,7 @@
-"""Documents to tokens on all cores, in order and in bounded memory.
+"""Encode documents on all cores, in order and in bounded memory.
 
-Threads are enough: tiktoken gives up Python's lock while it works, and one copy of its tables serves all of them.
-What a batch is depends on the documents alone, so the output is the same whatever the number of workers.
+Threads are enough: tiktoken releases the interpreter lock while it works, and they share one copy of its tables.
+Batches depend on the documents alone, so the output is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import tiktoken
 from training.data.readers import Document
 from training.data.tokenizer import to_array
 
-BATCH = 1 << 18  # bytes of text: far more than handing over costs, and little to hold for each worker
+BATCH = 1 << 18  # bytes of text: large against the cost of handing it over, small in memory
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
 
 
 class Unit(NamedTuple):
-    """A document, or a passage of a long one, with the split that it goes to."""
+    """A document, or a passage of a long one, and its split."""
 
     text: bytes
     split: str
@@ -37,7 +37,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class Part:
-    """What a batch adds to one split."""
+    """What a batch adds to a split."""
 
     tokens: npt.NDArray[Any]
     documents: int
@@ -53,39 +53,41 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Division:
-    """Which documents are for validation: one, drawn by the seed, of each 1/fraction in a row."""
+    """Which documents are for validation: of each 1/fraction consecutive ones, one drawn by the seed."""
 
     fraction: float
     seed: int
     stretch: float
-    """Of the first of these rows: shorter where the corpus is, so that a small one has a validation document too."""
+    """Length of the first of these groups: at most the corpus, so that a small one has a validation document too."""
 
     @classmethod
     def of(cls, fraction: float, seed: int, count: Callable[[int], int]) -> Division:
-        """`count(limit)` says how many units the corpus has, looking no further than the limit."""
+        """`count(limit)` returns the number of units of the corpus, at most `limit`."""
         if not fraction:
             return cls(0.0, seed, 0.0)
         return cls(fraction, seed, min(1 / fraction, count(ceil(1 / fraction))))
 
     def split(self, index: int) -> str:
+        """The split of a unit by its number in the corpus: train or val."""
         if not self.fraction:
             return "train"
-        rows = {int(index * self.fraction), int((index + 1) * self.fraction)}
-        return "val" if any(self.drawn(row) == index for row in rows) else "train"
+        groups = {int(index * self.fraction), int((index + 1) * self.fraction)}
+        return "val" if any(self.drawn(group) == index for group in groups) else "train"
 
-    def drawn(self, row: int) -> int:
-        draw = uniform(self.seed, "division", row)
-        return int((row + draw) / self.fraction) if row else int(draw * self.stretch)
+    def drawn(self, group: int) -> int:
+        """The unit of this group that is for validation."""
+        draw = uniform(self.seed, "division", group)
+        return int((group + draw) / self.fraction) if group else int(draw * self.stretch)
 
 
 def uniform(seed: int, purpose: str, number: int) -> float:
-    """In [0, 1), the same everywhere."""
+    """A number in [0, 1) that depends on the arguments alone."""
     digest = hashlib.blake2b(f"{seed} {purpose} {number}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def units(documents: Iterable[Document], division: Division) -> Iterator[Unit]:
-    """Where a long document is divided between the splits, each of its parts is closed like a document."""
+    """Documents with their splits. A long document that is divided between the splits ends in each of them."""
     for index, document in enumerate(documents):
         split = division.split(index)
         closes = document.ends or division.split(index + 1) != split
@@ -93,6 +95,7 @@ def units(documents: Iterable[Document], division: Division) -> Iterator[Unit]:
 
 
 def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
+    """Units in lists of about BATCH bytes of text."""
     batch: list[Unit] = []
     size = 0
     for unit in stream:
@@ -106,6 +109,7 @@ def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
 
 
 def encode_batch(encoding: tiktoken.Encoding, dtype: str, batch: list[Unit]) -> Encoded:
+    """The tokens of a batch by split, as numbers of `dtype`."""
     by_split: dict[str, list[Unit]] = {}
     for unit in batch:
         by_split.setdefault(unit.split, []).append(unit)
@@ -119,7 +123,7 @@ def encode_batch(encoding: tiktoken.Encoding, dtype: str, batch: list[Unit]) -> 
 
 
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Done], workers: int) -> Generator[Done, None, None]:
-    """`map` over a pool that never reads further ahead than the workers need. Stops them when it is closed."""
+    """`map` over a pool of threads that reads only as far ahead as the workers need. Closing it stops them."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
     waiting: deque[Future[Done]] = deque()
     try:

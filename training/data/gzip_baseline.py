@@ -1,4 +1,4 @@
-"""What a common compressor needs for the validation text: a mark for a model's bits per byte.
+"""Bits per byte of gzip on the validation text: a baseline for a model's.
 
 python -m training.data.gzip_baseline DIR    ->  {"gzip -1": 2.53, "gzip -9": 2.08}
 """
@@ -18,13 +18,13 @@ LEVELS = (1, 9)
 
 
 def bits_per_byte(data: bytes, level: int) -> float:
-    """Bits that gzip at this level needs for a byte of the data."""
+    """Bits per byte of the data, compressed by gzip at this level."""
     compressor = zlib.compressobj(level, zlib.DEFLATED, 31)  # 31: gzip's own format, header and trailer
     return 8 * (len(compressor.compress(data)) + len(compressor.flush())) / len(data)
 
 
 def baselines(folder: Path) -> dict[str, float]:
-    """The marks of a token set's validation split; TokenError for a set that is not whole."""
+    """gzip's bits per byte on a token set's validation split, by level. TokenError for an invalid set."""
     found = token_set.open(folder)
     encoding = tokenizer.load(found.encoding, folder)
     data = tokenizer.decode(encoding, (int(token) for token in found.val)).encode()
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         print(json.dumps(baselines(parser.parse_args(arguments).folder)))
     except token_set.TokenError as error:
-        print(f"marks: {error}", file=sys.stderr)
+        print(f"gzip_baseline: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub: `hf:NAME` or `hf:NAME:CONFIG`, by the `datasets` library."""
+"""Read a data set of the Hugging Face hub, `hf:NAME` or `hf:NAME:CONFIG`, with the `datasets` library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from training.data.readers import Document, Reading, SourceError, column_text, row
 from training.data.sources import Facts
 
-ROWS = 256  # read in one go
+ROWS = 256  # read at a time
 
 
 @dataclass
@@ -20,10 +20,11 @@ class HubSource:
     split: str = "train"
     revision: str = ""
     stream: bool = False
-    """Read over the network as it goes, instead of downloading all of it first."""
+    """Read over the network instead of downloading all of it first."""
 
     @cached_property
     def data(self) -> Any:
+        """The `datasets` object; SourceError if it cannot be loaded."""
         try:
             import datasets
         except ImportError as error:
@@ -34,7 +35,7 @@ class HubSource:
             return datasets.load_dataset(
                 name, config or None, split=self.split, revision=self.revision or None, streaming=self.stream
             )
-        except Exception as error:  # whatever its back-ends raise: it is said, not hidden
+        except Exception as error:  # its back-ends raise anything
             raise SourceError(f"{self.argument}: {first_line(error)}") from error
 
     def facts(self) -> Facts:
@@ -57,7 +58,7 @@ class HubSource:
                     yield from row(column_text(value, where, reading), each, where, reading)
         except (SourceError, GeneratorExit):
             raise
-        except Exception as error:  # a connection that breaks in the middle, in any library's words
+        except Exception as error:  # a broken connection, from any library
             raise SourceError(f"{self.argument}: after {done} rows: {first_line(error)}") from error
 
 

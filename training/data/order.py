@@ -1,15 +1,16 @@
-"""The order of the data: which windows a step trains on, from the seed and the step alone.
+"""The order of the data: which windows a step trains on, computed from the seed and the step.
 
-The tokens of a split are cut into windows of `block` tokens (each read with the one after it, the target of its
-last). An epoch is every window once, in an order of its own. Nothing here knows of ranks: a step's windows are one
-list, and each rank takes its contiguous share of it, so any number of ranks trains on the same data in the same order,
-and the step alone is the position to go on from.
+The tokens of a split are cut into windows of `block` tokens, each read with the token after it, the target of its last.
+An epoch is every window once, in an order of its own. The order does not depend on the ranks: a step's windows are one
+list of which each rank trains on a contiguous share, so any number of ranks trains on the same data in the same order,
+and the step is all that a resumed run needs to know.
 
-The order is a permutation that is computed, not stored: a Feistel network over the numbers below the square that just
-holds all windows, walked until it lands on a window. A batch costs the same in a set of 1e10 windows as in a small one.
+The order is a permutation that is computed, not stored: a Feistel network over the numbers below the smallest square
+that holds all windows, applied until the result is a window. A batch costs the same in a set of 1e10 windows as in a
+small one.
 
-A remainder shorter than a window is left out of an epoch. Each epoch begins at another offset within that remainder:
-other tokens are left out, and other window boundaries are seen, from epoch to epoch.
+A remainder shorter than a window is left out of an epoch. Each epoch starts at another offset within that remainder, so
+other tokens are left out and the windows have other boundaries.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-ROUNDS = 10  # with 6, neighbours stayed neighbours more often than by chance (sets of 16 to 400 windows); from 8 on not
+ROUNDS = 10  # with 6, neighbours stayed neighbours more often than by chance (16 to 400 windows); from 8 on not
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 
 
 class OrderError(ValueError):
-    """A split that has no window, or a batch that cannot be shared; the message is one line for the user."""
+    """A split without a window, or a batch that cannot be divided; the message is one line for the user."""
 
 
 def windows(tokens: int, block: int) -> int:
-    """Windows of one epoch."""
+    """Number of windows of an epoch; OrderError if there is none."""
     count = (tokens - 1) // block if block > 0 else 0
     if count < 1:
         raise OrderError(f"{tokens} tokens hold no window of {block} and the token after it")
@@ -41,7 +42,7 @@ def windows(tokens: int, block: int) -> int:
 
 
 def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: int) -> Array:
-    """Where the windows of this step begin: `global_batch` offsets into the split, int64."""
+    """Where the windows of a step begin: `global_batch` offsets into the split, int64."""
     count = windows(tokens, block)
     if global_batch < 1 or step < 0:
         raise OrderError(f"a batch of {global_batch} windows at step {step}: a batch has at least 1, steps begin at 0")
@@ -73,22 +74,23 @@ def share(starts: Array, rank: int, world_size: int) -> Array:
 
 
 def evaluation_windows(tokens: int, block: int, count: int) -> Array:
-    """At most `count` windows that do not overlap, spread evenly over the split: the same at every evaluation."""
+    """Where at most `count` windows begin that do not overlap, spread evenly over the split: the same ones every
+    time."""
     there = windows(tokens, block)
     count = min(count, there)
     return np.arange(count, dtype=np.int64) * there // count * block
 
 
 def crops(split: Array, starts: Array, block: int) -> Array:
-    """The tokens of these windows, each with the one after it: int64, (windows, block + 1)."""
-    taken = np.empty((len(starts), block + 1), dtype=np.int64)
-    for row, start in zip(taken, starts.tolist(), strict=True):
+    """The tokens of the windows that begin at `starts`, and the token after each: int64 (windows, block + 1)."""
+    tokens: Array = np.empty((len(starts), block + 1), dtype=np.int64)
+    for row, start in zip(tokens, starts.tolist(), strict=True):
         row[:] = split[start : start + block + 1]
-    return taken
+    return tokens
 
 
 def permuted(index: Array, count: int, key: Array) -> Array:
-    """Each index's place in its epoch's order. `index` and `key` (of its epoch) are uint64, index < count."""
+    """The place of each index in its epoch's order. `index` and `key` (of the epoch) are uint64, index < count."""
     side = np.uint64(root(count))
     place = feistel(index, side, key)
     outside = np.flatnonzero(place >= count)
@@ -123,5 +125,5 @@ def root(count: int) -> int:
 
 
 def folded(seed: int) -> int:
-    """Any whole number as 64 bits; neighbouring seeds have nothing in common."""
+    """Any whole number hashed to 64 bits, so that neighbouring seeds give unrelated orders."""
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "little")

@@ -1,10 +1,10 @@
-"""Text to a token set: train.bin, val.bin and a manifest, by tiktoken on all cores.
+"""Make a token set of text: train.bin, val.bin and a manifest, with tiktoken on all cores.
 
     python -m training.data.prepare --out data/code --train-vocab 1024 /usr/lib/python3.11
     python -m training.data.prepare --out data/openwebtext hf:Skylion007/openwebtext
 
-The same text, settings and seed give the same bytes, whatever the number of workers. Memory does not grow with the
-corpus. Killed at any moment, the same command goes on where it was, and what it left does not open as a token set.
+The same text, settings and seed give the same bytes for any number of workers. Memory does not grow with the corpus.
+Killed at any moment, the same command continues; an unfinished set does not open as a token set.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    """Prepare the token set. Raises SourceError, VocabularyError, TokenError for what the user has to change."""
     found = corpus(
         options.sources,
         text_key=options.text_key,
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     with closing(PrepareJournal(options.out, {**settings, **resume_conditions(found)})) as work:
         if work.occupied() and not options.overwrite:
             check_existing(options.out, found, settings)
-            work.clear()  # killed between the manifest and this
+            work.clear()  # a kill came after the manifest and before this
             return 0
         division = division_of(found, options)
         work.begin()
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def resume_conditions(found: Corpus) -> dict[str, Any]:
-    """What else must be the same for unfinished work to be gone on with."""
+    """What must be the same, beside the settings, to continue unfinished work."""
     return {
         "source": found.facts.times,
         "text_key": found.reading.text_key,
@@ -96,21 +97,23 @@ def resume_conditions(found: Corpus) -> dict[str, Any]:
 
 
 def given_vocabulary(options: argparse.Namespace) -> Vocabulary | None:
-    """None: it is still to be trained."""
+    """The vocabulary that the options name; None: it is to be trained."""
     if options.train_vocab is not None:
         if options.train_vocab < vocabulary.SMALLEST:
-            vocabulary.train([], options.train_vocab)  # says why not
+            vocabulary.train([], options.train_vocab)  # raises the error
         return None
     found = vocabulary.read(options.ranks, options.pattern) if options.ranks else vocabulary.named(options.encoding)
-    found.encoding()  # a pattern that is none is said before anything is written
+    found.encoding()  # an invalid pattern fails before anything is written
     return found
 
 
 def identity(known: Vocabulary) -> dict[str, Any]:
+    """What identifies a vocabulary in the settings."""
     return {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
 
 
 def division_of(found: Corpus, options: argparse.Namespace) -> Division:
+    """The division into splits; SourceError for a corpus without text, or of a single document."""
     there = found.count(2)
     if not there:
         left_out = found.reading.skipped.count
@@ -130,7 +133,7 @@ def train_vocabulary(found: Corpus, division: Division, options: argparse.Namesp
 
 
 def sample(found: Corpus, division: Division, options: argparse.Namespace) -> Iterator[str]:
-    """Text to learn a vocabulary from, from all over the corpus where its size is known. Never validation text."""
+    """Training text to learn a vocabulary from; spread over the whole corpus if its size is known."""
     limit = options.vocab_sample * 1_000_000
     share = limit / found.facts.bytes if found.facts.bytes else 1.0
     taken = 0
@@ -180,7 +183,7 @@ def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings
 
 
 def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> None:
-    """A set is there. It must be the one that is asked for, as `make` would decide it."""
+    """TokenError if the set that is there was made of other input or settings, or before the input changed."""
     content = manifest.read(folder)
     source = {**content["source"], "arguments": [], "skipped": 0}
     same = source == {**found.describe(), "arguments": [], "skipped": 0} and content.get("settings") == settings

@@ -1,12 +1,12 @@
-"""A token set in the making: what is written so far, in a folder of its own inside the set's, and how to go on from it.
+"""An unfinished token set: the files written so far, in a folder inside the set's, and how to continue after a kill.
 
-    DIR/.prepare/journal.json     the settings, and how far train.bin and val.bin were on disk when it was last written
+    DIR/.prepare/journal.json     the settings, and the lengths up to which train.bin and val.bin are on disk
     DIR/.prepare/{train,val}.bin  may be longer than the journal says, never shorter
     DIR/.prepare/vocab.tiktoken
 
-Killed at any moment, the next run with the same settings and the same input cuts the files to what the journal says,
-checks them against its checksums and goes on there. When all is there, the files get their final names and the manifest
-is published last; only then does the folder go.
+After a kill, the next run with the same settings and input cuts the files to these lengths, verifies their checksums
+and continues there. At the end the files are renamed to their final names, the manifest is written last, and the folder
+is removed.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from training.data.vocabulary import Vocabulary
 from training.data.vocabulary import read as read_ranks
 from training.manifest import ITEM_SIZE, NAME, RANKS, SPLITS, WORK, TokenError
 
-COMMIT = 5.0  # seconds of work that a kill may cost
+COMMIT = 5.0  # seconds of work that a kill may lose
 FILES = (*(f"{split}.bin" for split in SPLITS), RANKS)
 
 
 class PrepareJournal:
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Takes the folder for this process alone, until `close`."""
+        """Lock the folder until `close`. TokenError if it cannot be made or another process has it."""
         self.folder, self.settings = folder, dict(settings)
         self.work = folder / WORK
         self.files: dict[str, BinaryIO] = {}
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         self.journal: dict[str, Any] = {}
         self.note = ""
-        """What became of earlier work, for the user."""
+        """A line for the user on what happened to earlier work."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -56,23 +56,24 @@ class PrepareJournal:
 
     def close(self) -> None:
         for file in self.files.values():
-            with suppress(OSError):  # a full disk, said already; what the journal does not count is cut off anyway
+            with suppress(OSError):  # a full disk, reported already
                 file.close()
         os.close(self.lock)
 
     def occupied(self) -> bool:
-        """Whether there is a token set of any kind, which is not ours to write over."""
+        """Whether the folder has a token set of any kind, which must not be overwritten."""
         there = any((self.folder / name).exists() for name in (NAME, *FILES))
         return there and ((self.folder / NAME).exists() or not self.work.exists())
 
     def begin(self) -> None:
-        """Opens the files where the work goes on, or at nothing. A set that is there goes: ask `occupied` first."""
+        """Open the files to continue earlier work, or empty. Removes a set that is there: check `occupied` first."""
         if self.occupied() or not self.resume():
             self.restart()
         for split in SPLITS:
             self.files[split] = (self.work / f"{split}.bin").open("ab")
 
     def resume(self) -> bool:
+        """Read the journal and cut the files; False if there is nothing that can be continued."""
         if not self.work.exists():
             return False
         try:
@@ -95,13 +96,13 @@ class PrepareJournal:
         return True
 
     def undo_renames(self) -> None:
-        """Files that had their final names already when the process was killed, before the manifest."""
+        """Move files back that had their final names already when the process was killed."""
         for name in FILES:
             if (self.folder / name).exists() and not (self.work / name).exists():
                 (self.folder / name).rename(self.work / name)
 
     def cut(self, split: str, facts: Mapping[str, Any]) -> Any:
-        """The file as it was when the journal was written; its digest so far."""
+        """Cut a file to the length in the journal; returns its SHA-256 so far. TokenError if it was altered."""
         path = self.work / f"{split}.bin"
         size = facts["tokens"] * ITEM_SIZE[self.settings["dtype"]]
         digest, left = hashlib.sha256(), size
@@ -115,7 +116,8 @@ class PrepareJournal:
         return digest
 
     def restart(self) -> None:
-        # The journal is there before anything of an older set goes: at no moment does the folder look whole.
+        """Start with empty files."""
+        # The journal is written before files of an older set are removed: the folder never looks like a complete set.
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         empty = {"tokens": 0, "documents": 0, "bytes_of_text": 0}
         self.journal = {"settings": self.settings, "units": 0, "cost": 0, "vocabulary": None}
@@ -135,7 +137,7 @@ class PrepareJournal:
         return int(self.journal["units"])
 
     def vocabulary(self) -> Vocabulary | None:
-        """The one that was trained before the kill."""
+        """The vocabulary that was trained before the kill; None if there is none."""
         learned = self.journal["vocabulary"]
         return replace(read_ranks(self.work / RANKS), name=learned["name"]) if learned else None
 
@@ -145,6 +147,7 @@ class PrepareJournal:
         self.write_journal()
 
     def append(self, encoded: Encoded) -> None:
+        """Write a batch's tokens; every COMMIT seconds they are synced and the journal is written."""
         for split, part in encoded.parts.items():
             data = part.tokens.tobytes()
             self.files[split].write(data)
@@ -169,12 +172,12 @@ class PrepareJournal:
         manifest.publish(self.work / "journal.json", manifest.render({**self.journal, "splits": self.splits()}))
 
     def splits(self) -> dict[str, Any]:
-        """For the manifest and the journal: what each file is, up to here."""
+        """Name, checksum and counts of each split's file so far, as in the manifest."""
         own = {split: {"file": f"{split}.bin", "sha256": self.digests[split].hexdigest()} for split in SPLITS}
         return {split: {**self.journal["splits"][split], **own[split]} for split in SPLITS}
 
     def finish(self, content: Mapping[str, Any]) -> None:
-        """Everything under its final name, the manifest last."""
+        """Rename everything to its final name and write the manifest last."""
         self.commit()
         for name in FILES:
             (self.work / name).replace(self.folder / name)

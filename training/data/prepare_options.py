@@ -1,4 +1,4 @@
-"""What `python -m training.data.prepare` can be told."""
+"""The command line of `python -m training.data.prepare`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One file to documents: plain text, JSON lines, parquet. Memory is bounded by a document, never by the file.
+"""Read the documents of a file: plain text, JSON lines, parquet. Memory is bounded by a document, not by the file.
 
-A document longer than WHOLE comes as passages, cut where the tokens on both sides are the same as without the cut:
-between a letter or digit and the white space after it, which no pattern of tiktoken's encodings reaches across.
+A document longer than LONGEST is read as passages, cut where the cut does not change the tokens: between a letter or
+digit and the white space after it, which no pattern of tiktoken's encodings crosses.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-WHOLE = 1 << 20  # characters: a longer document comes as passages
-PASSAGE = 1 << 16  # characters of a passage, a little more where there is no white space
-LINE = 1 << 28  # bytes: no document is that long on one line; a file without line ends might be
-SAFE = re.compile(r"[^\W_](?=[ \t\r\n])")
-FAIR = re.compile(r"\S(?=\s)")  # for text without a letter before white space: at worst one token differs
-LONE = re.compile("[\ud800-\udfff]")  # half a surrogate pair: no character
+LONGEST = 1 << 20  # characters: a longer document is read as passages
+PASSAGE = 1 << 16  # characters of a passage, or a little more without white space
+LINE = 1 << 28  # bytes: a longer line is an error, not a document
+EXACT = re.compile(r"[^\W_](?=[ \t\r\n])")
+NEARLY = re.compile(r"\S(?=\s)")  # where no letter precedes white space: at most one token differs
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which is no character
 INVALID = ("stop", "skip", "replace")
 
 
@@ -29,13 +29,13 @@ class SourceError(ValueError):
 
 class Document(NamedTuple):
     text: bytes  # UTF-8
-    ends: bool  # False: a passage, and the next one goes on with the same document
-    cost: int  # bytes of the source that were read for it
+    ends: bool  # False: the next passage continues the document
+    cost: int  # bytes of the source read for it
 
 
 @dataclass
 class Skipped:
-    """Documents that the last reading left out: how many, and which came first."""
+    """Documents that the last reading left out: their number, and where the first was."""
 
     count: int = 0
     first: str = ""
@@ -43,14 +43,15 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read, and what was left out."""
+    """How to read documents, and what was left out."""
 
     text_key: str = "text"
     invalid: str = "stop"
-    """What to do with text that is not UTF-8: stop, skip the document, or put U+FFFD there."""
+    """What to do with text that is not UTF-8: stop, skip the document, or replace with U+FFFD."""
     skipped: Skipped = field(default_factory=Skipped)
 
     def refuse(self, where: str, reason: str) -> None:
+        """Count a document that is skipped, or raise SourceError."""
         if self.invalid != "skip":
             raise SourceError(
                 f"{where}: not UTF-8 ({reason}); "
@@ -61,6 +62,7 @@ class Reading:
 
 
 def read(path: Path, reading: Reading) -> Iterator[Document]:
+    """The documents of a file, by its suffix. SourceError for a file that cannot be read."""
     kinds = {".jsonl": json_lines, ".ndjson": json_lines, ".parquet": parquet}
     try:
         if not path.is_file():
@@ -87,10 +89,10 @@ def plain(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def broken(path: Path) -> str:
-    """Why the file is not UTF-8: asked before the first passage of it is given away."""
+    """Why the file is not UTF-8, empty if it is: checked before its first passage is yielded."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            while file.read(WHOLE):
+            while file.read(LONGEST):
                 pass
     except UnicodeDecodeError as error:
         return error.reason
@@ -128,7 +130,7 @@ def parquet(path: Path, reading: Reading) -> Iterator[Document]:
         raise SourceError(f"{path}: reading parquet needs the package pyarrow: pip install pyarrow") from error
     size, done = path.stat().st_size, 0
     try:
-        # a small buffer per column and few rows at a time, or a row group of any size would be held whole
+        # A small buffer per column and few rows at a time: otherwise a row group of any size is in memory at once.
         with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             if reading.text_key not in file.schema_arrow.names:
                 raise SourceError(f'{path}: no column "{reading.text_key}" (--text-key names another)')
@@ -150,16 +152,16 @@ def column_text(value: Any, where: str, reading: Reading) -> str:
 
 
 def row(text: str, cost: int, where: str, reading: Reading) -> Iterator[Document]:
-    """A text that came from a row of something, whole or as passages."""
+    """The document of one row, or its passages."""
     try:
         raw = text.encode()
     except UnicodeEncodeError:  # from JSON's \\ud800, or from a byte that is not UTF-8 (surrogateescape)
         if reading.invalid != "replace":
             reading.refuse(where, "a byte or half a character that stands alone")
             return
-        text = LONE.sub("\ufffd", text)
+        text = SURROGATE.sub("\ufffd", text)
         raw = text.encode()
-    if len(text) <= WHOLE:
+    if len(text) <= LONGEST:
         yield Document(raw, True, cost)
         return
     for passage, ends in passages(io.StringIO(text, newline="")):
@@ -168,9 +170,9 @@ def row(text: str, cost: int, where: str, reading: Reading) -> Iterator[Document
 
 
 def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
-    """The text of the file, whole or in passages; True with the last."""
-    text, at = file.read(WHOLE + 1), 0
-    if len(text) <= WHOLE:
+    """The text of the file in one piece or in passages; True with the last."""
+    text, at = file.read(LONGEST + 1), 0
+    if len(text) <= LONGEST:
         yield text, True
         return
     while True:
@@ -178,7 +180,7 @@ def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
             end = cut(text, at + PASSAGE)
             yield text[at:end], False
             at = end
-        more = file.read(WHOLE)
+        more = file.read(LONGEST)
         if not more:
             yield text[at:], True
             return
@@ -186,8 +188,8 @@ def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
 
 
 def cut(text: str, at: int) -> int:
-    """The first place from `at` on, within half a passage, where a cut changes no token."""
-    for pattern in (SAFE, FAIR):
+    """The first place from `at` on, within half a passage, where a cut does not change the tokens."""
+    for pattern in (EXACT, NEARLY):
         found = pattern.search(text, at, at + PASSAGE // 2)
         if found:
             return found.end()

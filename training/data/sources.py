@@ -1,7 +1,7 @@
-"""Where the text comes from: files, folders, globs, and data sets of the Hugging Face hub, as one stream of documents.
+"""The sources of text, files, folders, globs and data sets of the Hugging Face hub, as one stream of documents.
 
-The stream is the same each time it is read: folders are walked in the order of their names, and nothing is held but the
-folder that is being walked. That is what lets a killed prepare go on where it was.
+The stream is the same each time it is read, so that a killed prepare can continue: folders are walked in the order of
+names, with one folder in memory at a time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from training.data.readers import Document, Reading, SourceError, read
 
 __all__ = ["Corpus", "Document", "Reading", "SourceError", "corpus"]
 
-# What a folder is searched for. A file that is named, itself or by a glob, is read whatever it is called.
+# The files of a folder that are read. A file given by its name or by a glob is read whatever its suffix.
 SUFFIXES = (".jsonl", ".md", ".ndjson", ".parquet", ".py", ".txt")
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a look at a source says before it is read."""
+    """Facts of a source without reading its files."""
 
     files: int = 0
     bytes: int = 0
-    newest: int = 0  # modification time, ns
+    newest: int = 0  # latest modification time, ns
     names: str = ""  # checksum over names and sizes
-    times: str = ""  # and over modification times too
+    times: str = ""  # checksum over paths, sizes and modification times
 
 
 class Source(Protocol):
@@ -67,7 +67,7 @@ class Files:
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
             files, size, newest = files + 1, size + status.st_size, max(newest, status.st_mtime_ns)
-            # relative to the argument: the same corpus elsewhere is the same corpus
+            # relative to the argument: a corpus in another place is the same corpus
             name = os.path.relpath(path, self.argument) if Path(self.argument).is_dir() else path.name
             names.update(f"{name}\0{status.st_size}\0".encode("utf-8", "surrogateescape"))
             times.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
@@ -100,7 +100,7 @@ class Corpus:
     sources: Sequence[Source]
     reading: Reading
     facts: Facts
-    """As they were when the corpus was first looked at."""
+    """The facts when the corpus was opened."""
 
     def documents(self) -> Iterator[Document]:
         self.reading.skipped.count, self.reading.skipped.first = 0, ""
@@ -110,14 +110,15 @@ class Corpus:
                     yield document
 
     def count(self, limit: int) -> int:
-        """Documents and passages, looking no further than the limit."""
+        """The number of documents and passages, at most `limit`."""
         return sum(1 for _ in islice(self.documents(), limit))
 
     def changed(self) -> bool:
+        """Whether names, sizes or times have changed since the corpus was opened."""
         return look(self.sources) != self.facts
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest: no times, so that the same corpus gives the same manifest anywhere."""
+        """The corpus in the manifest; without times, so that the same corpus gives the same manifest anywhere."""
         return {
             "arguments": [source.argument for source in self.sources],
             "files": self.facts.files,
@@ -129,7 +130,7 @@ class Corpus:
 
 
 def look(sources: Sequence[Source]) -> Facts:
-    """Of all sources together. The checksums change with every change of names, sizes or times."""
+    """The facts of all sources together."""
     each = [source.facts() for source in sources]
     return Facts(
         sum(facts.files for facts in each),
@@ -149,7 +150,7 @@ def corpus(
     revision: str = "",
     stream: bool = False,
 ) -> Corpus:
-    """The sources of these arguments. Names that lead nowhere are a SourceError here, before anything is read."""
+    """Open the sources that the arguments name; SourceError for one that does not exist."""
     sources: list[Source] = []
     for argument in arguments:
         if argument.startswith("hf:"):

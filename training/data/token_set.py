@@ -1,6 +1,6 @@
 """A token set: train.bin and val.bin (little-endian uint16 or uint32, no header: nanoGPT's layout) and a manifest.
 
-python -m training.data.token_set DIR      says what is in it and verifies every checksum
+python -m training.data.token_set DIR      print what is in it and verify every checksum
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from training.manifest import TokenError, dtype_for
 __all__ = ["TokenError", "TokenSet", "dtype_for", "open", "write"]
 
 Array: TypeAlias = npt.NDArray[Any]
-CHUNK = 1 << 22  # tokens looked at in one go
+CHUNK = 1 << 22  # tokens checked at a time
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TokenSet:
     path: Path
     manifest: dict[str, Any]
     train: Array
-    """Memory-mapped, read-only: a set larger than the memory costs no more than one that is not."""
+    """Memory-mapped, read-only: the set may be larger than the memory."""
     val: Array
 
     @property
@@ -40,17 +40,17 @@ class TokenSet:
 
     @property
     def encoding(self) -> dict[str, Any]:
-        """Of the manifest; `training.data.tokenizer.load` makes an encoder of it."""
+        """The manifest's entry, for `training.data.tokenizer.load`."""
         return dict(self.manifest["encoding"])
 
     def bytes_per_token(self, split: str) -> float | None:
-        """UTF-8 bytes of text behind each token of the split, for bits per byte. None where nobody counted them."""
+        """Mean UTF-8 bytes of text per token of a split; None if the manifest does not have them."""
         facts = self.manifest["splits"][split]
         return facts["bytes_of_text"] / facts["tokens"] if facts.get("bytes_of_text") and facts["tokens"] else None
 
 
 def open(folder: str | Path, *, verify: bool = False) -> TokenSet:
-    """The set in this folder. Sizes and the manifest are always checked, every byte of the rest with `verify`."""
+    """Open a token set. The manifest and file sizes are always checked, all checksums with `verify`. TokenError."""
     folder = Path(folder)
     content = manifest.read(folder)
     if verify:
@@ -73,7 +73,7 @@ def mapped(folder: Path, content: Mapping[str, Any], split: str) -> Array:
 
 
 def in_range(folder: Path, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """A bare set has no checksums; a token beyond the vocabulary still shows that it is another one's."""
+    """Check that no token is beyond the vocabulary: all that can be verified of a set without checksums."""
     for split, array in arrays.items():
         for start in range(0, len(array), CHUNK):
             largest = int(array[start : start + CHUNK].max())
@@ -97,7 +97,7 @@ def write(
     encoding: Mapping[str, Any],
     text_bytes: Mapping[str, int] | None = None,
 ) -> TokenSet:
-    """Makes a set of tokens that are already there, in memory. `training.data.prepare` is for everything larger."""
+    """Write a token set from tokens in memory; training.data.prepare is for larger ones."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     dtype = dtype_for(vocab_size)

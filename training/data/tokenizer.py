@@ -1,4 +1,4 @@
-"""Text to tokens and back, by the encoding that a token set's manifest names."""
+"""Encode and decode text with the encoding that a token set's manifest names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLICE = 1 << 16  # characters
 
 
 def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
-    """The encoder of `manifest["encoding"]`, whose rank file, if it names one, is in this folder."""
+    """The encoding of `manifest["encoding"]`; its rank file, if it has one, is in this folder. VocabularyError."""
     if "ranks" not in encoding:
         return vocabulary.named(encoding["name"]).encoding()
     path = Path(folder) / encoding["ranks"]
@@ -34,21 +34,21 @@ def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
 
 
 def separator(encoding: tiktoken.Encoding) -> int:
-    """The token between documents: what a text begins after, and where a sample may end."""
+    """The token between documents."""
     return int(encoding.encode_single_token(SEPARATOR))
 
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
-    """Everything in the text is text: also what looks like the separator."""
+    """The tokens of a text. A separator in the text is encoded as text."""
     tokens: list[int] = to_array(encoding, [(text, False)]).tolist()
     return tokens
 
 
 def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> Array:
-    """The tokens of several texts, one after the other, with a separator behind those with True: uint32.
+    """The tokens of several texts one after the other, uint32, with a separator after each text that has True.
 
-    All of them in one call, joined by the separator, at which tiktoken begins anew: a call for each costs more than it
-    does, where documents are short. What looks like the separator without being it goes by itself.
+    The texts are joined by the separator, at which tiktoken splits, and encoded in one call: a call for each short
+    document costs more than the encoding. A text that contains the separator is encoded by itself.
     """
     joined: list[str] = []
     arrays: list[Array] = []
@@ -63,12 +63,13 @@ def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> 
 
 
 def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
+    """The tokens of a text, uint32; `special` are the separators in it that are not text."""
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
-    except ValueError:  # the pattern's engine has a limit, which the better part of a million spaces in a row exceeds
+    except ValueError:  # the pattern's engine has a limit: nearly a million spaces in a row exceed it
         if len(text) <= SLICE:
             raise
-        if special:  # the separators are where to begin, then
+        if special:  # split at the separators first
             parts = [encode_part(encoding, part, set()) for part in text.split(SEPARATOR)]
             end = np.array([separator(encoding)], dtype=np.uint32)
             return np.concatenate([array for part in parts for array in (part, end)][:-1])
@@ -78,7 +79,7 @@ def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ar
 
 
 def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
-    """Text as the tokens come. A character that is split over tokens comes with its last; no half of one is shown."""
+    """Text as the tokens arrive. A character that spans several tokens is yielded with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
         try:
@@ -94,4 +95,5 @@ def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def decode(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> str:
+    """The text of the tokens."""
     return "".join(stream(encoding, tokens))

@@ -1,10 +1,11 @@
-"""Vocabularies: tiktoken's own, any .tiktoken rank file, or one that is trained on the corpus.
+"""Vocabularies: tiktoken's published ones, any .tiktoken rank file, or one trained on the corpus.
 
-A rank file has a line for each token, its bytes in base64 and its number. It says nothing of how text is cut into words
-first (the pattern) nor of the separator between documents; the published files are known by their checksum, any other
-has GPT-2's pattern unless told, and a separator after its last token.
+A rank file has a line for each token, its bytes in base64 and its number. It does not contain the pattern that splits
+text into words, nor the separator between documents. Published files are recognised by their checksum; any other has
+GPT-2's pattern unless one is given, and its separator is the number after its last token.
 
-    python -m training.data.vocabulary missing NAME      as JSON: [URL, FILE] of what is neither kept here nor in reach
+    python -m training.data.vocabulary missing NAME      as JSON: [URL, FILE] of files that are not here and cannot be
+                                                         fetched
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ FILES = {
     "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
     **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
 }
-"""On HOST, as tiktoken_ext.openai_public has them."""
+"""Paths on HOST, from tiktoken_ext.openai_public."""
 REACH_TIMEOUT = 10.0
-"""Seconds in which HOST must answer to be in reach."""
+"""Seconds in which HOST must answer."""
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
 
-PATTERNS = {  # as tiktoken has them, but for GPT-2's possessive quantifiers: the same words, found 1.15 times as fast
+PATTERNS = {  # tiktoken's, but GPT-2's without possessive quantifiers: the same words, 1.15 times as fast
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s",
     "cl100k": r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$"
     r"|\s*[\r\n]|\s+(?!\S)|\s",
@@ -54,7 +55,7 @@ PUBLISHED = {  # SHA-256 of the rank file: name, pattern, number of the separato
 
 
 class VocabularyError(ValueError):
-    """A vocabulary that cannot be had or used; the message is one line for the user."""
+    """A vocabulary that cannot be fetched or used; the message is one line for the user."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """One more than the largest number: what a model needs."""
+        """One more than the largest token."""
         return max(self.separator, *self.ranks.values()) + 1
 
     def encoding(self) -> tiktoken.Encoding:
+        """tiktoken's object; VocabularyError for an invalid pattern."""
         try:
             return tiktoken.Encoding(
                 self.name,
@@ -91,7 +93,7 @@ class Vocabulary:
 
 
 def named(name: str) -> Vocabulary:
-    """One of tiktoken's own. Its ranks are downloaded once and kept."""
+    """One of tiktoken's published vocabularies, downloaded once. VocabularyError if it cannot be fetched."""
     if name not in NAMES:
         raise VocabularyError(f"encoding {name!r}: not one of {', '.join(NAMES)} (--ranks takes any rank file)")
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(cache_folder()))
@@ -110,13 +112,13 @@ def named(name: str) -> Vocabulary:
 
 
 def cache_folder() -> Path:
-    """The folder of tiktoken's downloads. Its own choice is that for temporary files, which a reboot empties."""
+    """The folder of tiktoken's downloads. Its default is the temporary folder, which a reboot empties."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
 
 
 def missing(name: str) -> list[tuple[str, str]]:
-    """(URL, file) of each of an encoding's files that this machine has not and cannot fetch; none of an unknown one."""
+    """(URL, file) of an encoding's files that are not on this machine and cannot be fetched; none of an unknown one."""
     urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
     # tiktoken.load names them so
     files = {url: cache_folder() / hashlib.sha1(url.encode()).hexdigest() for url in urls}
@@ -137,7 +139,7 @@ def pattern_of(name: str) -> str:
 
 
 def read(path: Path, pattern: str = "") -> Vocabulary:
-    """A rank file; `pattern` is a name of PATTERNS or a regular expression."""
+    """Read a rank file; `pattern` is a name of PATTERNS or a regular expression. VocabularyError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -149,7 +151,7 @@ def read(path: Path, pattern: str = "") -> Vocabulary:
 
 
 def complete(pattern: str) -> str:
-    """tiktoken drops what its pattern does not match: after somebody's own, any character is a word by itself."""
+    """tiktoken drops text that the pattern does not match: any other character becomes a word by itself."""
     pattern = PATTERNS.get(pattern, pattern)
     return pattern if pattern in PATTERNS.values() or pattern.endswith(REST) else pattern + REST
 
@@ -170,7 +172,7 @@ def parsed(raw: bytes, path: Path) -> dict[bytes, int]:
 
 
 def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
-    """Only what every text can be encoded with, and decoded again."""
+    """VocabularyError unless every text can be encoded and decoded again."""
     ranks = vocabulary.ranks
     missing = next((byte for byte in range(BYTES) if bytes([byte]) not in ranks), None)
     if missing is not None:
@@ -184,7 +186,7 @@ def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
 
 
 def train(texts: Iterable[str], size: int) -> Vocabulary:
-    """A byte-level BPE of `size` tokens in all: the bytes, the merges learned from the texts, the separator."""
+    """Train a byte-level BPE of `size` tokens: the bytes, the merges learned from the texts, the separator."""
     if size < SMALLEST:
         raise VocabularyError(f"--train-vocab {size}: at least {SMALLEST} (every byte, one more token, the separator)")
     try:
@@ -199,7 +201,7 @@ def train(texts: Iterable[str], size: int) -> Vocabulary:
     tokenizer.train_from_iterator(texts, trainer)
     ranks = {bytes([byte]): byte for byte in range(BYTES)}
     learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    for token, _ in learned:  # in the order of their merging
+    for token, _ in learned:  # in the order of the merges
         ranks.setdefault(bytes(byte_of(character) for character in token), len(ranks))
     if len(ranks) < size - 1:
         raise VocabularyError(f"--train-vocab {size}: the text is too little for more than {len(ranks) + 1}")
@@ -207,7 +209,7 @@ def train(texts: Iterable[str], size: int) -> Vocabulary:
 
 
 def byte_of(character: str) -> int:
-    """The byte that a byte-level BPE writes as this character: printable ones as themselves, the others from 256 on."""
+    """The byte that `tokenizers` writes as this character: printable ones as themselves, the others from 256 on."""
     code = ord(character)
     return code if code < BYTES else UNPRINTABLE[code - BYTES]
 

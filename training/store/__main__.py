@@ -1,12 +1,12 @@
-"""Token sets and checkpoints in a bucket: put there, brought to a node, listed. Runs on the node.
+"""Upload, download and list token sets and checkpoints in a bucket. Runs on a node.
 
     python -m training.store push URL FOLDER [--overwrite]
     python -m training.store pull URL FOLDER
-    python -m training.store list URL             the folders there, and which of them are whole
-    python -m training.store read URL FILE        a small text file of that folder; nothing where it is not there
+    python -m training.store list URL             the folders there, and which are complete
+    python -m training.store read URL FILE        a small text file; prints nothing if it does not exist
 
 URL: s3://BUCKET/..., abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/..., file:///...; see training.store.bucket. Killed
-at any moment, the same command again goes on where it was. Exit codes: 0 done, 1 failed, 2 wrong arguments.
+at any moment, the same command continues. Exit codes: 0 done, 1 failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.store import bucket, download, transfer
 from training.store.bucket import StoreError
 
 SMALL = 1 << 20
-"""Bytes of a file that `read` shows at most."""
+"""Largest number of bytes that `read` prints."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["push", "pull", "list", "read"])
     parser.add_argument("url", metavar="URL")
     parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?")
-    parser.add_argument("--overwrite", action="store_true", help="send also what seems to be there")
+    parser.add_argument("--overwrite", action="store_true", help="send also what is there already")
     args = parser.parse_args(argv)
     if (args.folder is None) != (args.command == "list"):
         parser.error("push and pull take a FOLDER, read takes a FILE, list takes none")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> str:
-    """What to say of it."""
+    """Run the command; returns what to print."""
     place = bucket.place(args.url)
     if args.command == "list":
         with bucket.plain_errors(place.url):
@@ -57,8 +57,8 @@ def _run(args: argparse.Namespace) -> str:
 
 
 def listing(place: bucket.Place) -> list[str]:
-    """A line for each folder: its name, and `whole` where it is one of files and all of them are there. The place
-    itself is `.`."""
+    """A line for each folder: its name, and `whole` if it has a manifest and all files of it. The place itself is
+    `.`"""
     lines = [
         f"{name}\t{'whole' if transfer.complete_manifest(place.at(name)) else ''}".rstrip() for name in place.folders()
     ]

@@ -20,8 +20,8 @@ from typing import Any
 
 SCHEMES = ("s3", "abfs", "file")
 SETTINGS = Path("/etc/trainyard.env")
-"""What this machine was told when it was made; not there on a machine of no cluster."""
-_CONNECT, _READ = 10, 60  # seconds without an answer, after which it counts as none
+"""The cluster's settings on a node; not there on other machines."""
+_CONNECT, _READ = 10, 60  # timeouts in seconds
 _NO_CREDENTIALS = {
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "MetadataRetrievalError"),
     *("ClientAuthenticationError", "CredentialUnavailableError"),
@@ -34,48 +34,52 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StoreError(RuntimeError):
-    """What cannot be put into a bucket or taken from it: one line with the plain reason."""
+    """An upload or download that failed: one line with the reason."""
 
     def __init__(self, text: str, code: int = 1) -> None:
-        """`code`: 2 where what was asked for makes no sense, 1 where it failed."""
+        """`code` is the exit code: 2 for a wrong request, 1 for a failure."""
         super().__init__(text)
         self.code = code
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder there. Nothing of it is cached: every look is a new one."""
+    """A folder in a bucket. Nothing is cached: every call asks the bucket."""
 
     url: str
     _fs: Any
     _path: str
 
     def at(self, name: str) -> Place:
+        """A folder in this one."""
         return replace(self, url=f"{self.url}/{name}", _path=f"{self._path}/{name}")
 
     def files(self) -> dict[str, int]:
-        """Bytes of each file in it, not of those in folders below; empty where there is no such folder."""
+        """Size in bytes by file name, without folders below; empty if the folder does not exist."""
         return {_name(entry): int(entry["size"]) for entry in self._entries() if entry["type"] == "file"}
 
     def folders(self) -> list[str]:
+        """Names of the folders in this one, sorted."""
         return sorted(_name(entry) for entry in self._entries() if entry["type"] == "directory")
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
-        """The bytes of a file, or of a range of it; None where it is not there."""
+        """The bytes of a file, or of the range [start, end) of it; None if it does not exist."""
         try:
             return bytes(self._fs.cat_file(f"{self._path}/{name}", start=start, end=end))
         except FileNotFoundError:
             return None
 
     def write(self, name: str, data: bytes) -> None:
+        """Write a small file in one request."""
         self._fs.pipe_file(f"{self._path}/{name}", data)
 
     def upload(self, name: str, source: Path, sent: Callable[[int], None]) -> None:
-        """A file, in parts that the library sends at once; under its name only when it is whole."""
+        """Upload a file, in parts at the same time; it has its name only when it is complete. `sent` gets byte
+        counts."""
         self._fs.put_file(str(source), f"{self._path}/{name}", callback=_counting(sent))
 
     def remove(self, name: str) -> None:
-        """One that is not there is no error."""
+        """Remove a file; no error if it does not exist."""
         try:
             self._fs.rm_file(f"{self._path}/{name}")
         except FileNotFoundError:
@@ -93,16 +97,16 @@ class Place:
             entries: list[dict[str, Any]] = self._fs.ls(self._path, detail=True)
         except FileNotFoundError:
             return []
-        # A bucket lists the folder itself, too, where somebody made an object of its name.
+        # A bucket also lists the folder itself if there is an object of its name.
         return [entry for entry in entries if entry["name"].rstrip("/").startswith(self._path.rstrip("/") + "/")]
 
 
 def place(url: str) -> Place:
-    """The place of a URL; a StoreError for one that is none."""
+    """The folder of a URL; StoreError for a URL that is not valid here."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in SCHEMES or not rest.strip("/"):
         raise StoreError(f"{url}: not an address; allowed: s3://, abfs:// or file://, a bucket and a folder", 2)
-    import fsspec  # only here: what has no bucket does without
+    import fsspec  # only here: a machine without a bucket does not need it
 
     url = url.rstrip("/")
     with plain_errors(url):
@@ -117,12 +121,12 @@ def place(url: str) -> Place:
 
 @contextmanager
 def plain_errors(url: str) -> Iterator[None]:
-    """Whatever a cloud's library raises becomes one line that says what it means."""
+    """Turn every exception of a cloud's library into a StoreError with one plain line."""
     try:
         yield
     except StoreError:
         raise
-    except Exception as error:  # of four libraries, whose exceptions have no class in common
+    except Exception as error:  # four libraries, whose exceptions have no common class
         raise StoreError(f"{url}: {_reason(error)}") from error
 
 
@@ -152,7 +156,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """Never anonymous, and nobody waited for without end."""
+    """fsspec's options: with credentials, timeouts and retries."""
     if scheme == "s3":
         retries = {"max_attempts": 3, "mode": "standard"}
         return {
@@ -162,31 +166,30 @@ def _options(scheme: str) -> dict[str, Any]:
             "config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": _READ, "retries": retries},
         }
     if scheme == "abfs":
-        # Azure's library asks for the machine's only identity, or for the one that AZURE_CLIENT_ID names.
+        # Azure's library uses the machine's only identity, or the one that AZURE_CLIENT_ID names.
         return {"anon": False, "use_listings_cache": False, "connection_timeout": _CONNECT, "read_timeout": _READ}
     return {"auto_mkdir": True}
 
 
 def region() -> str | None:
-    """AWS's region of this machine, where its cluster's bucket is, too; None leaves it to AWS's library (us-east-1).
+    """AWS's region of this machine and of its cluster's bucket; None leaves it to AWS's library (us-east-1).
 
-    AWS_REGION and AWS_DEFAULT_REGION go first. AWS's library for Python reads only the latter, and asks no machine
-    where it is.
+    AWS_REGION and AWS_DEFAULT_REGION come first. AWS's library reads only the latter, and not the instance metadata.
     """
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if os.environ.get(name):
             return os.environ[name]
     lines = SETTINGS.read_text().splitlines() if SETTINGS.exists() else []
-    told = dict(line.split("=", 1) for line in lines if "=" in line)
-    return told.get("TRAINYARD_REGION") or None
+    settings = dict(line.split("=", 1) for line in lines if "=" in line)
+    return settings.get("TRAINYARD_REGION") or None
 
 
 def _identity() -> None:
-    """Asks once for what every request to Azure's storage will ask for: its library would take minutes over a no."""
-    logging.getLogger("azure").addHandler(logging.NullHandler())  # a no is said by us, in one line
+    """Ask once for the token that every request to Azure's storage needs: its library takes minutes to fail."""
+    logging.getLogger("azure").addHandler(logging.NullHandler())  # we report the error, in one line
     logging.getLogger("azure").propagate = False
     if any(f"AZURE_STORAGE_{name}" in os.environ for name in ("CONNECTION_STRING", "SAS_TOKEN", "ACCOUNT_KEY")):
-        return  # as for a server that is not Azure's
+        return  # for a server that is not Azure's
     from azure.identity import DefaultAzureCredential
 
     with DefaultAzureCredential() as credential:
@@ -197,7 +200,7 @@ def _counting(sent: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
     class Counting(Callback):  # type: ignore[misc]
-        """Some libraries say how much more, some how much in all."""
+        """Some libraries report how much more was sent, others how much in all."""
 
         def relative_update(self, inc: int = 1) -> None:
             super().relative_update(inc)

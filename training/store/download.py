@@ -1,7 +1,7 @@
-"""A folder from a bucket: verified, resumable, and whole or not there.
+"""Download a folder with a manifest from a bucket: resumable and verified.
 
-What comes is in DIR/.download until all of it is there; a file that is torn goes on where it was, by ranges of which
-several are under way at once. The manifest gets its name last.
+Files are in DIR/.download until all are complete; a partial file is continued, by several range requests at a time.
+They are renamed at the end, the manifest last: a folder without one is not complete.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from training.store.transfer import (
 PIECE = 8 * 2**20
 """Bytes of one request."""
 LONGEST = 64 * 2**20
-"""Bytes that a manifest may have."""
+"""Largest size of a manifest, in bytes."""
 AT_ONCE = 8
-"""Requests under way; so many pieces are in memory."""
+"""Requests at a time; as many pieces are in memory."""
 
 
 def pull(place: Place, folder: Path, *, progress: TransferProgress | None = None) -> Moved:
-    """Brings a folder from the bucket, over whatever is there under that name; verified when this returns."""
+    """Download a folder; files of the same names are replaced unless their checksums are right already. Verified when
+    this returns. StoreError for what failed, AlteredError for a folder that is not what its manifest says."""
     progress = progress or NoProgress()
     with plain_errors(place.url):
         text = place.read(NAME)
@@ -66,7 +67,7 @@ def pull(place: Place, folder: Path, *, progress: TransferProgress | None = None
 def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: TransferProgress) -> Moved:
     work = folder / manifest.DOWNLOAD
     if work.exists() and (not (work / NAME).exists() or (work / NAME).read_bytes() != text):
-        shutil.rmtree(work)  # of another set, or another version of this one
+        shutil.rmtree(work)  # of another folder, or another version of this one
     kept = {name for name, each in listed.items() if _is_complete(folder / name, each)}
     wanted = [name for name in listed if name not in kept]
     total = sum(each["bytes"] for each in listed.values())
@@ -85,11 +86,11 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Tra
 
 
 def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> int:
-    """One file, on from where an earlier attempt came to; how much of that was of no use."""
+    """Download a file, continuing an earlier attempt; returns how many bytes of that had to be dropped."""
     had = _length(target)
     if had <= listed["bytes"] and _appended(place, name, target, listed, progress) == listed["sha256"]:
         return 0
-    if had:  # what was left of the earlier attempt may have been torn: once more, all of it
+    if had:  # the earlier attempt's part may be damaged: all of it again
         target.unlink()
         if _appended(place, name, target, listed, progress) == listed["sha256"]:
             return min(had, int(listed["bytes"]))
@@ -98,17 +99,17 @@ def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], pro
 
 
 def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> str:
-    """The rest of a file behind what is there; the checksum of the whole."""
+    """Append the rest of a file; returns the checksum of all of it."""
     digest = hashlib.sha256()
     if target.is_symlink():
-        target.unlink()  # what comes from the bucket is never written through a link
+        target.unlink()  # never write through a link
     with target.open("ab+") as file:
         file.seek(0)
         while chunk := file.read(PIECE):
             digest.update(chunk)
         for piece in _pieces(place, name, file.tell(), listed["bytes"]):
             file.write(piece)
-            file.flush()  # a kill costs what is in memory, not what has come
+            file.flush()  # a kill loses only what is in memory
             digest.update(piece)
             progress.moved(len(piece))
         os.fsync(file.fileno())
@@ -116,7 +117,7 @@ def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], 
 
 
 def _pieces(place: Place, name: str, start: int, size: int) -> Iterator[bytes]:
-    """A file's ranges in order, several of them under way at once."""
+    """The ranges of a file in order, with several requests at a time."""
     under_way: deque[tuple[int, Future[bytes | None]]] = deque()
     starts = iter(range(start, size, PIECE))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -132,14 +133,14 @@ def _pieces(place: Place, name: str, start: int, size: int) -> Iterator[bytes]:
                 length, request = under_way.popleft()
                 piece = request.result()
                 if piece is None or len(piece) != length:
-                    raise StoreError(f"{place.url}/{name}: it became another while it was read")
+                    raise StoreError(f"{place.url}/{name}: it changed while it was read")
                 yield piece
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
-    """Everything under its final name, the manifest last."""
+    """Rename everything to its final name, the manifest last."""
     if _bytes(folder / NAME) != text:
         (folder / NAME).unlink(missing_ok=True)
         for name in names:
@@ -156,7 +157,7 @@ def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """The folder for this process alone."""
+    """Lock the folder for this process; StoreError if another has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,8 +1,8 @@
-"""Checkpoints to the bucket in the background, as the trainer sees it: handed over, and not thought of again.
+"""The mirror of a run, the trainer's side: checkpoints are handed to a process that uploads them in the background.
 
-What is handed over is linked aside, so that it may go from the run directory at any time; mirror_process.py, a process
-of its own, sends it. Of several that wait, the newest is sent. One that fails is said with the reason, and the training
-goes on: at the next checkpoint there is another attempt, and at the end a last one.
+A checkpoint is hard-linked into a folder of the mirror's, so that the run directory may drop it at any time;
+mirror_process.py uploads it. If several wait, only the newest is sent. A failure is reported with its reason and the
+training continues: the next attempt is at the next checkpoint, the last one at the end of the job.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from training.store.mirror_process import STAGING
 Kind = Literal["checkpoints", "best"]
 
 STALL_TIMEOUT = 90.0
-"""Seconds without a byte moved, after which the end of a job waits no longer for its mirror."""
+"""Seconds without progress, after which the end of a job no longer waits for the mirror."""
 _POLL = 0.5
 
 
 class Mirror:
     def __init__(self, url: str, run: Path, keep: int, *, resume: bool, say: Callable[[str], None]) -> None:
-        """`url` is the run's own folder in the bucket, `keep` how many whole checkpoints stay there."""
+        """`url` is the run's folder in the bucket, `keep` how many complete checkpoints stay there."""
         self.url = url
         self._staging, self._say = run / STAGING, say
         self._argv = [*_program(), "serve", url, str(run), "--keep", str(keep), *(["--resume"] if resume else [])]
         self._changed = threading.Condition()
         self._waiting: dict[str, Path] = {}
-        """The newest of each kind that is not in the bucket yet."""
+        """By kind, the newest folder that is not in the bucket yet."""
         self._under_way: dict[str, Any] = {}
         self._failed: set[Path] = set()
-        """Of those that wait: tried, and to be tried again at the next opportunity."""
-        self._heard = time.monotonic()
+        """Waiting folders whose last attempt failed; tried again with the next offer."""
+        self._last_message = time.monotonic()
         self._process: subprocess.Popen[str] | None = None
-        shutil.rmtree(self._staging / "to", ignore_errors=True)  # a former process' leavings
+        shutil.rmtree(self._staging / "to", ignore_errors=True)  # of a process before this one
 
     def offer(self, kind: Kind, step: int, folder: Path) -> None:
-        """A checkpoint, whole on disk, to be sent when its turn comes. Takes the time of a few links."""
+        """Queue a complete checkpoint; returns as soon as it is linked."""
         aside = self._staging / "to" / kind / f"step-{step:06d}"
         try:
             _link(folder, aside)
@@ -61,15 +61,15 @@ class Mirror:
             self._next()
 
     def finish(self, beat: Callable[[], None]) -> None:
-        """At the job's end: until all is in the bucket, or nothing moves any more. `beat` is called meanwhile."""
+        """Wait until everything is in the bucket, or nothing has moved for STALL_TIMEOUT. Calls `beat` meanwhile."""
         with self._changed:
             self._failed.clear()  # a last attempt
-            self._heard = time.monotonic()
+            self._last_message = time.monotonic()
             self._next()
             while self._under_way:
                 self._changed.wait(_POLL)
                 beat()
-                if time.monotonic() - self._heard > STALL_TIMEOUT:
+                if time.monotonic() - self._last_message > STALL_TIMEOUT:
                     self._say(f"warning: {self.url} does not get on: the last checkpoint is on the nodes alone")
                     break
             process, self._process = self._process, None
@@ -79,7 +79,7 @@ class Mirror:
         shutil.rmtree(self._staging / "to", ignore_errors=True)
 
     def _next(self) -> None:
-        """With the lock held: the next order, if nothing is under way."""
+        """Start the next upload unless one is in progress. Called with the lock held."""
         if self._under_way:
             return
         for kind, folder in self._waiting.items():
@@ -89,19 +89,19 @@ class Mirror:
 
     def _order(self, order: dict[str, Any]) -> None:
         self._under_way = {**order, "folder": Path(order["folder"])}
-        self._heard = time.monotonic()
+        self._last_message = time.monotonic()
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # what went wrong is told on stdout, in one line
+                stderr=subprocess.DEVNULL,  # errors come on stdout, one line each
                 text=True,
                 env=_environment(),
             )
             threading.Thread(target=self._listen, args=(self._process,), name="mirror", daemon=True).start()
         assert self._process.stdin
-        with suppress(BrokenPipeError):  # it is gone: the thread that listens tells of it
+        with suppress(BrokenPipeError):  # the process ended: the listening thread reports it
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
 
@@ -110,7 +110,7 @@ class Mirror:
         for line in process.stdout:
             event = json.loads(line)
             with self._changed:
-                self._heard = time.monotonic()
+                self._last_message = time.monotonic()
                 if "kind" in event:
                     self._done(event["problem"])
         with self._changed:
@@ -118,7 +118,7 @@ class Mirror:
                 self._done(f"its process ended with exit code {process.wait()}")
 
     def _done(self, problem: str) -> None:
-        """With the lock held."""
+        """End the upload in progress. Called with the lock held."""
         kind, folder = self._under_way["kind"], self._under_way["folder"]
         self._under_way = {}
         if problem:
@@ -134,8 +134,8 @@ class Mirror:
 
 
 def fetch(url: str, run: Path) -> str:
-    """The newest whole checkpoint of the mirror, and the best model, into a run directory that has none; why not, or
-    nothing. Its lines are those of the job."""
+    """Fetch the newest complete checkpoint and the best model from the mirror into a run directory that has none.
+    Returns the reason of a failure, or nothing. Prints the process's lines."""
     done = subprocess.run(
         [*_program(), "fetch", url, str(run)],
         stdin=subprocess.DEVNULL,
@@ -152,7 +152,7 @@ def fetch(url: str, run: Path) -> str:
 
 
 def _link(folder: Path, aside: Path) -> None:
-    """The same files under another name; copies, where the file system knows no links."""
+    """Hard-link the files of a folder into another one, or copy them if the file system has no links."""
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     for path in folder.iterdir():
@@ -167,7 +167,7 @@ def _program() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The same code as this, wherever it was started; and no rank of anything."""
+    """The environment in which the process finds this very code."""
     here = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -1,15 +1,15 @@
-"""The mirror's own process: sends a run's checkpoints to the bucket, beside the training and apart from it.
+"""The mirror's process: uploads a run's checkpoints to the bucket while the training goes on.
 
     python -m training.store.mirror_process serve URL RUN --keep K [--resume]   started by mirror.py; speaks JSON
-    python -m training.store.mirror_process fetch URL RUN        the newest whole checkpoint and the best model
+    python -m training.store.mirror_process fetch URL RUN        the newest complete checkpoint and the best model
 
-    URL/run.json                     whose folder it is: a run never touches another one's of the same name
-    URL/job.toml                     the job as it was started last: what `--resume` on another cluster goes on with
-    URL/checkpoints/step-000050/     as on disk, the manifest last; at least two whole ones stay
-    URL/best/step-000040/            the best model; the one before goes when it is whole
+    URL/run.json                     which run the folder belongs to: another run of the same name does not touch it
+    URL/job.toml                     the job as it was last started, for `--resume` on another cluster
+    URL/checkpoints/step-000050/     as on disk, the manifest last; at least two complete ones stay
+    URL/best/step-000040/            the best model; the one before is removed when it is complete
 
-A process of its own, of low priority, so that the training shares nothing with it but the disk. It ends with the
-trainer, whose end closes its stdin.
+It has a low priority and shares nothing with the training but the disk. It ends when the trainer ends, which closes its
+stdin.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from training.store.bucket import Place, StoreError
 CLAIM = "run.json"
 """In the bucket."""
 JOB = "job.toml"
-"""In both."""
+"""In the bucket and in the run directory."""
 LOCAL_CLAIM = "mirror.json"
-"""In the run directory: the same, as this run knows it."""
+"""In the run directory: the claim as this run made it."""
 STAGING = ".mirror"
-"""In the run directory: what is on its way, to the bucket or from it."""
+"""In the run directory: files on the way to the bucket or from it."""
 BEST_KEPT = 1
 _NICENESS = 15
 _REPORT_EVERY = 1.0
@@ -66,9 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(url: str, run: Path, keep: int, resume: bool) -> None:
-    """Line by line: {"kind", "folder"} comes, {"kind", "folder", "problem"} goes when it is in the bucket or is not;
-    meanwhile {"moved": bytes}."""
-    with contextlib.suppress(OSError):  # not allowed everywhere, and only a kindness
+    """Read orders {"kind", "folder"} from stdin, one a line, and answer each on stdout with {"kind", "folder",
+    "problem"}; an empty problem means that it is in the bucket. Meanwhile {"moved": bytes}."""
+    with contextlib.suppress(OSError):  # not allowed everywhere
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     place = None
     for order in _orders():
@@ -82,7 +82,8 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> None:
 
 
 def _orders() -> Any:
-    """The trainer's orders. Once it is gone, nothing more is sent: its successor may be at work already."""
+    """The trainer's orders. When the trainer has ended, the process exits at once: the run may have been started
+    again."""
     waiting: list[dict[str, Any]] = []
     there = threading.Condition()
 
@@ -102,14 +103,15 @@ def _orders() -> Any:
 
 
 def send(place: Place, kind: str, folder: Path, keep: int) -> None:
-    """One checkpoint; when it is whole there, the older ones that are more than enough go."""
+    """Upload one checkpoint, then remove the oldest ones beyond `keep`."""
     transfer.push(folder, place.at(kind).at(folder.name), trusted=True, progress=_ReportBytes())
     with bucket.plain_errors(place.url):
         prune(place.at(kind), folder.name, BEST_KEPT if kind == "best" else keep)
 
 
 def prune(place: Place, newest: str, keep: int) -> None:
-    """Of the steps up to the newest, so many that are whole stay. A step's manifest goes first: no half looks whole."""
+    """Keep so many complete steps up to the newest. A removed step's manifest goes first, so that no half looks
+    complete."""
     names = [name for name in by_step(place.folders()) if _step(name) <= _step(newest)]
     kept = 0
     for name in names:
@@ -122,7 +124,7 @@ def prune(place: Place, newest: str, keep: int) -> None:
 
 
 def claim(place: Place, run: Path, resume: bool) -> Place:
-    """The run's folder in the bucket, marked as its own; a StoreError where it is another run's."""
+    """Mark the run's folder in the bucket as this run's; StoreError if it belongs to another run."""
     own = _token(_bytes(run / LOCAL_CLAIM))
     with bucket.plain_errors(place.url):
         there = _token(place.read(CLAIM))
@@ -139,7 +141,7 @@ def claim(place: Place, run: Path, resume: bool) -> Place:
 
 
 def fetch(place: Place, run: Path) -> None:
-    """What the bucket has of a run whose own directory has nothing whole."""
+    """Fetch a run's newest checkpoint and best model from its mirror, if there are any."""
     with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
             place.check()
@@ -153,8 +155,8 @@ def fetch(place: Place, run: Path) -> None:
 
 
 def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -> str:
-    """Brings the newest step that is whole: into the target folder, or as the target `itself`. Its name; empty: there
-    is none. One that turns out to be altered is told of, and the one before is taken."""
+    """Download the newest complete step into the target folder, or as the target `itself`. Returns its name, empty if
+    there is none. An altered one gets a warning, and the one before is used."""
     with bucket.plain_errors(place.url):
         names = by_step(place.folders())
     for name in names:
@@ -170,7 +172,7 @@ def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = Fa
         final = target if itself else target / name
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
-            shutil.rmtree(final)  # it is not whole, or it would not be fetched
+            shutil.rmtree(final)  # damaged: otherwise nothing would be fetched
         coming.rename(final)
         manifest.sync_folder(final.parent)
         return name
@@ -178,7 +180,7 @@ def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = Fa
 
 
 def by_step(names: Sequence[str]) -> list[str]:
-    """The steps' folders, newest first."""
+    """The names of steps' folders, newest first."""
     return sorted((name for name in names if _step(name) >= 0), key=_step, reverse=True)
 
 
@@ -191,7 +193,7 @@ def _token(raw: bytes | None) -> str:
     try:
         return str(json.loads(raw or b"{}").get("token", ""))
     except (ValueError, AttributeError):
-        return "unreadable"  # nobody's: it is not taken for one's own
+        return "unreadable"  # equal to no run's token
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -203,7 +205,7 @@ def report(event: dict[str, Any]) -> None:
 
 
 class _ReportBytes:
-    """That something moves, now and then."""
+    """Reports the bytes moved so far, at most once a second."""
 
     def __init__(self) -> None:
         self._bytes, self._reported, self._lock = 0, time.monotonic(), threading.Lock()

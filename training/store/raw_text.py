@@ -1,12 +1,12 @@
-"""The text that a token set was made from, into a bucket beside it, as gzipped JSON lines. Runs on the head.
+"""Upload the text of a token set to the bucket, as gzipped JSON lines. Runs on the head node.
 
     python -m training.store.raw_text URL/raw --tokens URL SOURCE... [--text-key KEY] [--invalid stop|skip|replace]
 
-The documents are those of training.data.prepare, in its order, in pieces of 128 MB of text that need neither disk nor
-much memory: {"text": ...} a line; with "goes_on": true it is a passage, which the next line goes on with.
-manifest.json, which names every piece with its size and checksum, comes last; until then manifest.json.sending says
-what has arrived, and the same command, killed and started again, goes on behind it. `training.store pull URL/raw
-FOLDER` brings it back, verified. Exit codes: 0 done, 1 failed, 2 what was asked for makes no sense.
+The documents are those that training.data.prepare reads, in its order, in pieces of 128 MB of text: {"text": ...} a
+line; with "goes_on": true the next line continues the document. manifest.json, with every piece's size and checksum, is
+sent last; until then manifest.json.sending lists what has arrived, and the same command, killed and started again,
+continues after it. `training.store pull URL/raw FOLDER` downloads it, verified. Exit codes: 0 done, 1 failed, 2 wrong
+arguments.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from training.store.transfer import SENDING
 PIECE = 128 * 1000 * 1000
 """Bytes of text in one file."""
 AT_ONCE = 3
-"""Pieces that are packed and sent at once; so many are in memory."""
+"""Pieces that are packed and sent at a time; as many are in memory."""
 
 Listed = dict[str, dict[str, Any]]
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(found: Corpus, tokens: Place) -> None:
-    """Raise StoreError where the token set in the bucket says that it was made from another text."""
+    """StoreError if the manifest of the token set in the bucket names another text."""
     with plain_errors(tokens.url):
         text = tokens.read(NAME)
     source = json.loads(text).get("source", {}) if text else {}
@@ -79,7 +79,7 @@ def summary(content: dict[str, Any], url: str) -> str:
 
 
 def push(found: Corpus, place: Place) -> dict[str, Any]:
-    """Send what is not there yet; the manifest. Raises StoreError, SourceError."""
+    """Upload what is not there yet; returns the manifest. Raises StoreError, SourceError."""
     with plain_errors(place.url):
         place.check()
         done = _already_sent(place, found)
@@ -99,7 +99,7 @@ def push(found: Corpus, place: Place) -> dict[str, Any]:
 
 
 def _already_sent(place: Place, found: Corpus) -> Listed:
-    """The pieces that an earlier push of this very text has sent, without a gap."""
+    """The pieces that an earlier push of the same text has sent, up to the first missing one."""
     text = place.read(SENDING)
     place.remove(NAME)
     if text is None:
@@ -124,7 +124,7 @@ def _record(done: Listed, found: Corpus) -> bytes:
 
 
 def _send_rest(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each further piece with what is known of it, in order, once it has arrived."""
+    """Upload the other pieces; yields name and facts of each, in order, when it has arrived."""
     rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
     under_way: deque[Future[tuple[str, dict[str, Any]]]] = deque()
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -137,7 +137,7 @@ def _send_rest(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str,
 
 
 def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
-    """JSON lines of about PIECE bytes of text, and those bytes."""
+    """JSON lines with about PIECE bytes of text, and the number of those bytes."""
     lines: list[bytes] = []
     size = 0
     for document in documents:
@@ -152,7 +152,7 @@ def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
 
 
 def _send(place: Place, name: str, lines: list[bytes], size: int) -> tuple[str, dict[str, Any]]:
-    packed = gzip.compress(b"".join(lines), mtime=0)  # the same text is the same bytes
+    packed = gzip.compress(b"".join(lines), mtime=0)  # the same text gives the same bytes
     place.write(name, packed)
     digest = hashlib.sha256(packed).hexdigest()
     return name, {"bytes": len(packed), "sha256": digest, "lines": len(lines), "bytes_of_text": size}

@@ -1,8 +1,8 @@
-"""A folder with a manifest, on its way to a bucket; training.store.download is the way back.
+"""Upload a folder with a manifest to a bucket; training.store.download is the way back.
 
-There it lies as on disk, so that any other tool reads it: train.bin, val.bin, vocab.tiktoken, manifest.json; or a
-checkpoint's files. There, as here, a folder without a manifest.json is not whole: it comes last. While files are sent,
-manifest.json.sending says of what: the same push, killed and started again, keeps the files that are there already.
+The files are the same as on disk, for other tools to read: train.bin, val.bin, vocab.tiktoken, manifest.json, or those
+of a checkpoint. The manifest is sent last: a folder without one is not complete. While files are sent, a copy of it is
+there as manifest.json.sending: the same push, killed and started again, keeps the files that have arrived.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any, Protocol
 
 from training import manifest
 from training.manifest import NAME
+from training.progress import Progress
 from training.store.bucket import Place, StoreError, plain_errors
 
 SENDING = NAME + ".sending"
 FILES = 3
-"""Files sent at once, each in several parts."""
+"""Files sent at a time, each in several parts."""
 
 Listed = Mapping[str, Mapping[str, Any]]
 
@@ -30,7 +31,7 @@ class AlteredError(StoreError):
 
 
 class TransferProgress(Protocol):
-    """How a transfer tells how far it is: bytes moved, out of so many."""
+    """Receives a transfer's progress: the total and what was there already, then bytes as they are moved."""
 
     def start(self, total: int, done: int) -> None: ...
     def moved(self, count: int) -> None: ...
@@ -46,15 +47,15 @@ class NoProgress:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a transfer came to, in bytes."""
+    """The result of a transfer, in bytes."""
 
     moved: int
     kept: int
-    """What was there already."""
+    """Bytes that were there already."""
 
 
 def complete_manifest(place: Place) -> bytes | None:
-    """The manifest of a folder in the bucket if all that it names is there, by size; None: not whole."""
+    """The manifest of a folder in the bucket if all files that it names are there in their size, else None."""
     text = place.read(NAME)
     if text is None:
         return None
@@ -73,8 +74,8 @@ def push(
     trusted: bool = False,
     progress: TransferProgress | None = None,
 ) -> Moved:
-    """Sends a whole folder. `overwrite` sends what seems to be there as well; `trusted`: it was written just now, by
-    this job, and need not be read once more before it is sent."""
+    """Upload a folder. `overwrite` sends also what is there already; `trusted` skips verifying the checksums first, for
+    files that this job has just written. StoreError for what failed."""
     progress = progress or NoProgress()
     text, listed = read_source(folder, trusted)
     total = sum(each["bytes"] for each in listed.values())
@@ -100,7 +101,8 @@ def push(
 
 
 def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
-    """A folder's manifest, as it is or, of nanoGPT's bare files, made now; and what it lists, verified."""
+    """A folder's manifest, made now for nanoGPT's bare files, and the files that it lists, verified unless
+    `trusted`."""
     try:
         if not (folder / NAME).exists() and (folder / "train.bin").exists():
             content = _manifest_of_bare(folder)
@@ -121,14 +123,14 @@ def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
 
 
 def _already_sent(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
-    """What an earlier push of this very folder has sent; empty: there was none."""
+    """Sizes of the files that an earlier push of the same manifest has sent; empty if there was none."""
     if place.read(SENDING) != text:
         return {}
     return {name: size for name, size in place.files().items() if name in listed}
 
 
 def _clear(place: Place, listed: Listed) -> None:
-    """Nothing of another set stays that could be taken for a part of this one; its manifest goes first."""
+    """Remove files of another set that could be taken for files of this one, its manifest first."""
     place.remove(NAME)
     place.remove(SENDING)
     there = place.files()
@@ -138,13 +140,13 @@ def _clear(place: Place, listed: Listed) -> None:
 
 
 def missing_files(listed: Listed, there: Mapping[str, int]) -> list[str]:
-    """Files that are not there, or not in their size (where the manifest says it)."""
+    """Names of listed files that are missing or have another size."""
     return [name for name, each in listed.items() if name not in there or each["bytes"] not in (None, there[name])]
 
 
 def _manifest_of_bare(folder: Path) -> dict[str, Any]:
-    """A manifest with checksums for nanoGPT's files, whose tokens are looked at, as nothing else vouches for them."""
-    from training.data import token_set  # numpy only here
+    """A manifest with checksums for nanoGPT's files; their tokens are checked, as there are no checksums yet."""
+    from training.data import token_set  # needs numpy
 
     content = token_set.open(folder, verify=True).manifest
     for split in content["splits"].values():
@@ -167,14 +169,13 @@ def checksum_of(path: Path) -> str:
 
 
 class ProgressLines:
-    """Progress from several threads as lines of text."""
+    """Shows progress that several threads report."""
 
     def __init__(self, label: str) -> None:
-        self._label, self._lock, self._progress = label, threading.Lock(), None
+        self._label, self._lock = label, threading.Lock()
+        self._progress: Progress | None = None
 
     def start(self, total: int, done: int) -> None:
-        from training.progress import Progress
-
         self._progress = Progress(total, done, label=self._label)
 
     def moved(self, count: int) -> None:
