@@ -16,11 +16,14 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
 from training.metrics import check_wandb
 from training.models import ARCHITECTURES
+
+if TYPE_CHECKING:
+    from training.data.token_set import TokenSet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +197,18 @@ def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
             )
 
 
+def open_data(job: Job) -> TokenSet:
+    """The job's token set; JobError if it cannot be opened or does not fit the model. Needs numpy, unlike the rest."""
+    from training.data import token_set
+
+    try:
+        data = token_set.open(Path(job.data.path))
+    except (OSError, ValueError) as error:
+        raise JobError(f"data.path = {job.data.path}: {error}") from None
+    check_data(job, data.vocab_size, {"train": len(data.train), "val": len(data.val)})
+    return data
+
+
 def _is_mirror(value: str) -> bool:
     return value in ("", "none") or value.startswith(("s3://", "abfs://", "file://"))
 
@@ -255,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = load(args.job, args.overrides)
         check_ranks(job, args.ranks)
         if not args.without_data:
-            _open_data(job)
+            open_data(job)
         if args.wandb:
             check_wandb()
     except JobError as error:
@@ -263,17 +278,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(_describe(job, args.ranks))
     return 0
-
-
-def _open_data(job: Job) -> None:
-    """Check the token set as every rank will. Needs numpy, which is why it is imported here."""
-    from training.data import token_set as tokens
-
-    try:
-        data = tokens.open(Path(job.data.path))
-    except (OSError, ValueError) as error:
-        raise JobError(f"data.path = {job.data.path}: {error}") from None
-    check_data(job, data.manifest["vocab_size"], {"train": len(data.train), "val": len(data.val)})
 
 
 if __name__ == "__main__":

@@ -17,10 +17,9 @@ from training import parallel as parallelism
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
-from training.data import order, token_set
+from training.data import order
 from training.heartbeat import Heartbeat, Phase
 from training.job import Job
-from training.keys import JobError
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
 from training.stepper import Stepper
@@ -44,7 +43,7 @@ class Loop:
         run.mkdir(parents=True, exist_ok=True)
         self.heart = Heartbeat(run, ranks.rank, ranks.node)
         self._beat(0, "load")
-        self.data = _open_data(job)
+        self.data = jobs.open_data(job)
         shared = shares_disk_with_first(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
         self.state = states.fresh(job, self.data, ranks.device)
@@ -273,12 +272,3 @@ class Loop:
 
 def _say(line: str) -> None:
     print(line, flush=True)
-
-
-def _open_data(job: Job) -> token_set.TokenSet:
-    try:
-        data = token_set.open(Path(job.data.path))
-    except (OSError, ValueError) as error:
-        raise JobError(f"data.path = {job.data.path}: {error}") from None
-    jobs.check_data(job, data.vocab_size, {"train": len(data.train), "val": len(data.val)})
-    return data

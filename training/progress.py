@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import TextIO
 
@@ -11,26 +12,33 @@ REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
 
 
 class Progress:
+    """Several threads may advance it."""
+
     def __init__(
-        self, total: int, done: int = 0, out: TextIO | None = None, quiet: bool = False, label: str = "prepare"
+        self, total: int = 0, done: int = 0, out: TextIO | None = None, quiet: bool = False, label: str = "prepare"
     ) -> None:
-        """`total` and `done` in bytes of the source; a total of 0 is unknown."""
         self.label = label
-        self.total, self.done, self.first = total, done, done
         self.text = 0
+        self._lock = threading.Lock()
+        self.start(total, done)
         self.out = out or sys.stderr
         self.quiet = quiet
         self.bar = self.out.isatty()
         self.began = self.shown = time.monotonic()
 
-    def advance(self, cost: int, text: int) -> None:
-        """Add `cost` bytes of the source and `text` bytes of text, and show the progress if it is time."""
-        self.done += cost
-        self.text += text
-        now = time.monotonic()
-        if now - self.shown >= (REDRAW if self.bar else LINE):
-            self.shown = now
-            self.show()
+    def start(self, total: int, done: int) -> None:
+        """`total` and `done` in bytes of the source; a total of 0 is unknown."""
+        self.total, self.done, self.first = total, done, done
+
+    def advance(self, cost: int, text: int | None = None) -> None:
+        """Add `cost` bytes of the source and `text` bytes of text (None: as many), and show it if it is time."""
+        with self._lock:
+            self.done += cost
+            self.text += cost if text is None else text
+            now = time.monotonic()
+            if now - self.shown >= (REDRAW if self.bar else LINE):
+                self.shown = now
+                self.show()
 
     def show(self) -> None:
         if self.quiet:

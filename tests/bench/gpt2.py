@@ -18,11 +18,12 @@ VOCABULARY = 50257
 def made_up_tokens(folder: Path, count: int = 400_000) -> Path:
     import numpy as np
 
-    from training.data import token_set
+    sys.path.append(str(ROOT / "tests" / "support"))
+    import token_files
 
     random = np.random.default_rng(0)
     train, val = random.integers(0, VOCABULARY, count), random.integers(0, VOCABULARY, 5000)
-    token_set.write(folder, train=train, val=val, vocab_size=VOCABULARY, encoding={"name": "gpt2"})
+    token_files.write(folder, train=train, val=val, vocab_size=VOCABULARY, encoding={"name": "gpt2"})
     return folder
 
 

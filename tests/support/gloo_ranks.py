@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from training.data import token_set
+import token_files
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["training.train", "training.loop", "torch._dynamo", "torch.utils.tensorboard"])
@@ -50,7 +49,7 @@ def tiny_tokens(folder: Path) -> Path:
     random = np.random.default_rng(0)
     text = np.tile(random.integers(0, 64, 50), 400)
     counts = {"train": 4 * len(text), "val": 8000}
-    token_set.write(folder, train=text, val=text[:2000], vocab_size=64, encoding={"name": "gpt2"}, text_bytes=counts)
+    token_files.write(folder, train=text, val=text[:2000], vocab_size=64, encoding={"name": "gpt2"}, text_bytes=counts)
     return folder
 
 

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import token_files
 import torch
 from gloo_ranks import losses, start, wait_for
 
@@ -235,7 +236,7 @@ def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, data: Pa
     assert "error: model.n_embd = 64; allowed: 32, as in this run's checkpoints" in group.output()
     other = token_set.open(data)
     changed = other.train[:-1].copy()
-    token_set.write(tmp_path / "other", train=changed, val=other.val, vocab_size=64, encoding={"name": "gpt2"})
+    token_files.write(tmp_path / "other", train=changed, val=other.val, vocab_size=64, encoding={"name": "gpt2"})
     group = start(job, run, 1, [f"data.path={tmp_path / 'other'}"])
     assert group.wait() == [2]
     assert "not the tokens that this run's checkpoints were trained on" in group.output()

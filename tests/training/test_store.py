@@ -12,6 +12,7 @@ from pathlib import Path
 import bucket_servers
 import numpy as np
 import pytest
+import token_files
 from bucket_servers import Server
 from gloo_ranks import wait_for
 
@@ -45,7 +46,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / manifest.RANKS).write_bytes(b"aGVsbG8= 0\n" * 50)
     encoding = {"name": "own", "ranks": manifest.RANKS, "sha256": manifest.checksum(folder / manifest.RANKS)}
     text = np.random.default_rng(1).integers(0, 64, 30_000)
-    token_set.write(folder, train=text, val=text[:2000], vocab_size=64, encoding=encoding)
+    token_files.write(folder, train=text, val=text[:2000], vocab_size=64, encoding=encoding)
     return folder
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.data import token_set, tokenizer
+from training.manifest import TokenError
 
 LEVELS = (1, 9)
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", metavar="DIR", type=Path, help="a token set")
     try:
         print(json.dumps(baselines(parser.parse_args(arguments).folder)))
-    except token_set.TokenError as error:
+    except TokenError as error:
         print(f"gzip_baseline: {error}", file=sys.stderr)
         return 2
     return 0

@@ -30,7 +30,7 @@ MASK = (1 << 64) - 1
 
 
 class OrderError(ValueError):
-    """A split without a window, or a batch that cannot be divided; the message is one line for the user."""
+    """A split without a window, or a batch without one; the message is one line for the user."""
 
 
 def windows(tokens: int, block: int) -> int:
@@ -60,17 +60,9 @@ def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: i
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
     """A number for each of `count` windows of a step from its window `first` on, the same whatever rank asks."""
     key = mixed(np.array([folded(seed) ^ step], dtype=np.uint64))
-    places = np.arange(first, first + count, dtype=np.uint64)
+    places: Array = np.arange(first, first + count, dtype=np.uint64)
     seeds: list[int] = mixed(key ^ mixed(places)).tolist()
     return seeds
-
-
-def share(starts: Array, rank: int, world_size: int) -> Array:
-    """The rank's part of a step's windows: contiguous, and the same size on every rank."""
-    if len(starts) % world_size or not 0 <= rank < world_size:
-        raise OrderError(f"{len(starts)} windows do not divide among {world_size} ranks (rank {rank})")
-    each = len(starts) // world_size
-    return starts[rank * each : (rank + 1) * each]
 
 
 def evaluation_windows(tokens: int, block: int, count: int) -> Array:

@@ -6,8 +6,6 @@ python -m training.data.token_set DIR      print what is in it and verify every 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training import manifest
-from training.manifest import TokenError, dtype_for
-
-__all__ = ["TokenError", "TokenSet", "dtype_for", "open", "write"]
+from training.manifest import TokenError
 
 Array: TypeAlias = npt.NDArray[Any]
 CHUNK = 1 << 22  # tokens checked at a time
@@ -86,55 +82,6 @@ def in_range(folder: Path, content: Mapping[str, Any], arrays: Mapping[str, Arra
 
 def little_endian(dtype: str) -> str:
     return f"<u{manifest.ITEM_SIZE[dtype]}"
-
-
-def write(
-    folder: str | Path,
-    *,
-    train: Sequence[int] | Array,
-    val: Sequence[int] | Array,
-    vocab_size: int,
-    encoding: Mapping[str, Any],
-    text_bytes: Mapping[str, int] | None = None,
-) -> TokenSet:
-    """Write a token set from tokens in memory; training.data.prepare is for larger ones."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    dtype = dtype_for(vocab_size)
-    splits: dict[str, Any] = {}
-    (folder / manifest.NAME).unlink(missing_ok=True)
-    for split, tokens in (("train", train), ("val", val)):
-        whole = np.asarray(tokens, dtype=np.int64)
-        if len(whole) and not 0 <= whole.min() <= whole.max() < vocab_size:
-            raise TokenError(f"{folder}: a token of {split} is beyond the vocabulary of {vocab_size}")
-        data = whole.astype(little_endian(dtype)).tobytes()
-        write_file(folder / f"{split}.bin", data)
-        splits[split] = {
-            "file": f"{split}.bin",
-            "tokens": len(whole),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "bytes_of_text": (text_bytes or {}).get(split, 0),
-            "documents": 0,
-        }
-    content = {
-        "format": manifest.FORMAT,
-        "dtype": dtype,
-        "vocab_size": vocab_size,
-        "encoding": dict(encoding),
-        "splits": splits,
-        "source": {"arguments": []},
-    }
-    manifest.publish(folder / manifest.NAME, manifest.render(content))
-    return open(folder)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

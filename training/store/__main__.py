@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.progress import Progress
 from training.store import bucket, download, transfer
 from training.store.bucket import StoreError
 
@@ -50,9 +51,9 @@ def _run(args: argparse.Namespace) -> str:
         with bucket.plain_errors(place.url):
             return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
     if args.command == "push":
-        done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=transfer.ProgressLines("sent"))
+        done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=Progress(label="sent"))
         return f"{place.url}: whole; {_megabytes(done)}"
-    done = download.pull(place, args.folder, progress=transfer.ProgressLines("fetched"))
+    done = download.pull(place, args.folder, progress=Progress(label="fetched"))
     return f"{args.folder}: whole, checksums verified; {_megabytes(done)}"
 
 

@@ -199,7 +199,7 @@ def _identity() -> None:
 def _counting(sent: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
-    class Counting(Callback):  # type: ignore[misc]
+    class Counting(Callback):
         """Some libraries report how much more was sent, others how much in all."""
 
         def relative_update(self, inc: int = 1) -> None:

@@ -19,14 +19,13 @@ from typing import Any
 
 from training import manifest
 from training.manifest import NAME
+from training.progress import Progress
 from training.store.bucket import Place, StoreError, plain_errors
 from training.store.transfer import (
     SENDING,
     AlteredError,
     Listed,
     Moved,
-    NoProgress,
-    TransferProgress,
     checksum_of,
     missing_files,
 )
@@ -39,10 +38,10 @@ AT_ONCE = 8
 """Requests at a time; as many pieces are in memory."""
 
 
-def pull(place: Place, folder: Path, *, progress: TransferProgress | None = None) -> Moved:
+def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Moved:
     """Download a folder; files of the same names are replaced unless their checksums are right already. Verified when
     this returns. StoreError for what failed, AlteredError for a folder that is not what its manifest says."""
-    progress = progress or NoProgress()
+    progress = progress or Progress(quiet=True)
     with plain_errors(place.url):
         text = place.read(NAME)
         if text is not None and len(text) > LONGEST:
@@ -64,7 +63,7 @@ def pull(place: Place, folder: Path, *, progress: TransferProgress | None = None
             )
 
 
-def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: TransferProgress) -> Moved:
+def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Progress) -> Moved:
     work = folder / manifest.DOWNLOAD
     if work.exists() and (not (work / NAME).exists() or (work / NAME).read_bytes() != text):
         shutil.rmtree(work)  # of another folder, or another version of this one
@@ -85,7 +84,7 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Tra
     return Moved(total - there + again, there - again)
 
 
-def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> int:
+def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
     """Download a file, continuing an earlier attempt; returns how many bytes of that had to be dropped."""
     had = _length(target)
     if had <= listed["bytes"] and _appended(place, name, target, listed, progress) == listed["sha256"]:
@@ -98,7 +97,7 @@ def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], pro
     raise AlteredError(f"{place.url}/{name}: altered: its checksum does not match the manifest's")
 
 
-def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: TransferProgress) -> str:
+def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> str:
     """Append the rest of a file; returns the checksum of all of it."""
     digest = hashlib.sha256()
     if target.is_symlink():
@@ -111,7 +110,7 @@ def _appended(place: Place, name: str, target: Path, listed: Mapping[str, Any], 
             file.write(piece)
             file.flush()  # a kill loses only what is in memory
             digest.update(piece)
-            progress.moved(len(piece))
+            progress.advance(len(piece))
         os.fsync(file.fileno())
     return digest.hexdigest()
 

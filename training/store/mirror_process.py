@@ -22,12 +22,12 @@ import secrets
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from training import manifest
+from training.progress import Progress
 from training.store import bucket, download, transfer
 from training.store.bucket import Place, StoreError
 
@@ -41,7 +41,6 @@ STAGING = ".mirror"
 """In the run directory: files on the way to the bucket or from it."""
 BEST_KEPT = 1
 _NICENESS = 15
-_REPORT_EVERY = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -165,7 +164,7 @@ def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = Fa
                 continue
         coming = staging / f"from-{target.name}" / name
         try:
-            download.pull(place.at(name), coming, progress=transfer.ProgressLines("fetched"))
+            download.pull(place.at(name), coming, progress=Progress(label="fetched"))
         except transfer.AlteredError as error:
             print(f"warning: skipped {name} of the mirror: {error}", flush=True)
             continue
@@ -204,21 +203,11 @@ def report(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
-class _ReportBytes:
-    """Reports the bytes moved so far, at most once a second."""
+class _ReportBytes(Progress):
+    """Reports to the trainer, every few seconds, that bytes are moving."""
 
-    def __init__(self) -> None:
-        self._bytes, self._reported, self._lock = 0, time.monotonic(), threading.Lock()
-
-    def start(self, total: int, done: int) -> None:
-        return
-
-    def moved(self, count: int) -> None:
-        with self._lock:
-            self._bytes += count
-            if time.monotonic() - self._reported > _REPORT_EVERY:
-                self._reported = time.monotonic()
-                report({"moved": self._bytes})
+    def show(self) -> None:
+        report({"moved": self.done})
 
 
 if __name__ == "__main__":

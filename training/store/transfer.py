@@ -7,12 +7,11 @@ there as manifest.json.sending: the same push, killed and started again, keeps t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from training import manifest
 from training.manifest import NAME
@@ -28,21 +27,6 @@ Listed = Mapping[str, Mapping[str, Any]]
 
 class AlteredError(StoreError):
     """A folder in the bucket that is not what its manifest says."""
-
-
-class TransferProgress(Protocol):
-    """Receives a transfer's progress: the total and what was there already, then bytes as they are moved."""
-
-    def start(self, total: int, done: int) -> None: ...
-    def moved(self, count: int) -> None: ...
-
-
-class NoProgress:
-    def start(self, total: int, done: int) -> None:
-        return
-
-    def moved(self, count: int) -> None:
-        return
 
 
 @dataclass(frozen=True)
@@ -72,11 +56,11 @@ def push(
     *,
     overwrite: bool = False,
     trusted: bool = False,
-    progress: TransferProgress | None = None,
+    progress: Progress | None = None,
 ) -> Moved:
     """Upload a folder. `overwrite` sends also what is there already; `trusted` skips verifying the checksums first, for
     files that this job has just written. StoreError for what failed."""
-    progress = progress or NoProgress()
+    progress = progress or Progress(quiet=True)
     text, listed = read_source(folder, trusted)
     total = sum(each["bytes"] for each in listed.values())
     with plain_errors(place.url):
@@ -91,7 +75,7 @@ def push(
         kept = total - sum(listed[name]["bytes"] for name in send)
         progress.start(total, kept)
         with ThreadPoolExecutor(FILES) as pool:
-            for done in [pool.submit(place.upload, name, folder / name, progress.moved) for name in send]:
+            for done in [pool.submit(place.upload, name, folder / name, progress.advance) for name in send]:
                 done.result()
         if missing := missing_files(listed, place.files()):
             raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
@@ -166,19 +150,3 @@ def checksum_of(path: Path) -> str:
         return manifest.checksum(path)
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}", 2) from None
-
-
-class ProgressLines:
-    """Shows progress that several threads report."""
-
-    def __init__(self, label: str) -> None:
-        self._label, self._lock = label, threading.Lock()
-        self._progress: Progress | None = None
-
-    def start(self, total: int, done: int) -> None:
-        self._progress = Progress(total, done, label=self._label)
-
-    def moved(self, count: int) -> None:
-        with self._lock:
-            if self._progress is not None:
-                self._progress.advance(count, count)

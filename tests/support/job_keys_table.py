@@ -1,6 +1,6 @@
 """Print the README's table of a job file's keys, made from their declarations.
 
-python -m training.reference
+PYTHONPATH=. python tests/support/job_keys_table.py
 """
 
 from __future__ import annotations
