@@ -34,6 +34,7 @@ OLD = 14 * 86400
 
 
 def main(_argv: list[str]) -> None:
+    """Install the package if it is missing, then check the job against this node's data."""
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
     folder = CODE / asked["hash"]
     have = folder.is_dir()

@@ -33,6 +33,7 @@ Record = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
+    """Print the runs with these names or numbers; `latest` is the newest."""
     runs = Path.home() / argv[0]
     there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     told: list[Record] = []
@@ -65,6 +66,7 @@ def collect(run: Path) -> Record:
 
 
 def text(path: Path) -> str:
+    """A file's text, whatever its bytes are; empty: there is none."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
@@ -75,6 +77,7 @@ def record(path: Path) -> Record:
 
 
 def parsed(line: str) -> Record | None:
+    """The object of a line of JSON; None for anything else."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -125,6 +128,7 @@ def metrics(path: Path) -> Record:
 
 
 def raw_lines(path: Path) -> Iterator[str]:
+    """The lines of a file; none where there is no file."""
     if path.exists():
         with path.open(encoding="utf-8", errors="replace") as file:
             yield from file
@@ -139,11 +143,13 @@ def lines_of(path: Path) -> Iterator[Record]:
 
 
 def ranks(line: Record) -> int:
+    """How many ranks a line of metrics tells the seconds of."""
     found = line.get("rank_seconds")
     return len(found) if isinstance(found, list) else 0
 
 
 def seconds_of(line: Record) -> dict[str, float]:
+    """Phase -> seconds of a step."""
     found = line.get("seconds")
     items = found.items() if isinstance(found, dict) else ()
     return {str(name): value for name, raw in items if (value := number(raw)) is not None}
@@ -173,6 +179,7 @@ def merged(group: list[Record]) -> Record:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is known; None: nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -22,6 +22,7 @@ END = "# END trainyard nodes"
 
 
 def targets(root: Path, home: Path) -> dict[str, Path]:
+    """The files that have a part of ours, by what they are for."""
     return {
         "hosts": root / "etc/hosts",
         "known_hosts": root / "etc/ssh/ssh_known_hosts",
@@ -45,14 +46,17 @@ def facts(root: Path, home: Path) -> dict[str, str]:
 
 
 def current(root: Path, home: Path) -> dict[str, str]:
+    """Our part of each file, as it is now."""
     return {name: block_of(read(path)) for name, path in targets(root, home).items()}
 
 
 def digest(blocks: dict[str, str]) -> str:
+    """SHA-256 over our parts of all files, in hexadecimal."""
     return hashlib.sha256(json.dumps(blocks, sort_keys=True).encode()).hexdigest()
 
 
 def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) -> None:
+    """Put our parts into the files; `names` are the nodes' names, which must not mean the loopback."""
     paths = targets(root, home)
     for name, path in paths.items():
         old = read(path)
@@ -66,6 +70,7 @@ def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) ->
 
 
 def read(path: Path) -> str:
+    """A file's text; empty: there is none."""
     return path.read_text() if path.exists() else ""
 
 
@@ -77,11 +82,13 @@ def block_of(text: str) -> str:
 
 
 def without_block(text: str) -> str:
+    """The text without our lines."""
     block = block_of(text)
     return text.replace(block, "", 1) if block else text
 
 
 def with_newline(text: str) -> str:
+    """The text with a line end at its end."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
@@ -115,6 +122,7 @@ def write(path: Path, text: str, like: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
+    """`facts`, or `install JSON` with {"blocks": file -> our part, "names": of the nodes}."""
     root = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
     user = pwd.getpwuid(int(os.environ.get("SUDO_UID", os.getuid())))
     home = root / user.pw_dir.lstrip("/")

@@ -57,6 +57,7 @@ def record(name: str) -> Any:
 
 
 def of_this_boot(path: Path) -> bool:
+    """Whether a file was written since this boot began."""
     return not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns
 
 
@@ -99,6 +100,7 @@ def notice() -> str:
 
 
 def last_step() -> str:
+    """The bootstrap's last step in this boot; empty: none yet."""
     path = STATE / "progress.jsonl"
     if not path.exists() or not of_this_boot(path):
         return ""
@@ -107,6 +109,7 @@ def last_step() -> str:
 
 
 def memory_used(shared: bool) -> float:
+    """Bytes in use; `shared`: by this container alone."""
     if not shared:
         info = meminfo()
         return info["MemTotal"] - info["MemAvailable"]
@@ -134,6 +137,7 @@ def processes() -> float:
 
 
 def meminfo() -> dict[str, float]:
+    """Bytes, by the kernel's names for them."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines}
 

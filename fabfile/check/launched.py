@@ -30,6 +30,7 @@ def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdi
 
 
 def mpirun(cluster: SshCluster, run: Run) -> Verdict:
+    """Whether every node said its name."""
     names = [node.name for node in cluster.nodes]
     said = {names[event["rank"]]: event["hostname"] for event in run.of("hello")}
     silent = [name for name in names if name not in said]
@@ -48,6 +49,7 @@ def mpirun(cluster: SshCluster, run: Run) -> Verdict:
 
 
 def network(cluster: SshCluster, run: Run) -> Verdict:
+    """What the links and the all-reduce tell."""
     names = [node.name for node in cluster.nodes]
     results = run.of("result")
     if not results:
@@ -114,6 +116,7 @@ def named(text: str, cluster: SshCluster) -> str:
 
 
 def left_over(run: Run) -> list[Problem]:
+    """A warning for each node that could not be cleaned up."""
     return [
         Problem(
             "warn", f"{name} could not be cleaned up ({why}): its systemd ends the rest by itself", f"fab ssh {name}"

@@ -52,6 +52,7 @@ class Launch:
 
     @property
     def ranks(self) -> int:
+        """How many ranks there are on all nodes."""
         return sum(node.slots for node in self.nodes)
 
     def on(self, nodes: tuple[Node, ...], attempt: int) -> Launch:

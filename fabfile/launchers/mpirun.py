@@ -18,6 +18,7 @@ _TREE = 16
 
 
 def plan(launch: Launch, found: Found) -> Plan:
+    """The plan for any number of nodes."""
     return Plan(argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.nodes))
 
 
@@ -42,6 +43,7 @@ def environment(launch: Launch, found: Found) -> dict[str, str]:
 
 
 def argv(launch: Launch, found: Found) -> list[str]:
+    """mpirun's command line: its options, the ranks' environment, the program."""
     words = ["mpirun", "-n", str(launch.ranks)]
     slots = {node.slots for node in launch.nodes}
     if len(slots) == 1:  # else the hostfile alone says how many

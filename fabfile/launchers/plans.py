@@ -8,4 +8,5 @@ _PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan}
 
 
 def plan(launcher: str, launch: Launch, found: Found) -> Plan:
+    """The plan of the launcher of this name."""
     return _PLANS[launcher](launch, found)

@@ -33,6 +33,8 @@ Asked = Callable[[], str]
 
 
 class Attempt:
+    """One attempt, from its keepers' start to the end of its last process."""
+
     def __init__(self, name: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
         """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
         self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began

@@ -22,6 +22,7 @@ def topology() -> list[Core]:
 
 
 def parse(text: str) -> list[Core]:
+    """The first thread of each physical core, from what `lscpu -p=CPU,CORE,NODE` prints."""
     first: dict[int, Core] = {}
     for line in text.splitlines():
         if not line.startswith("#"):

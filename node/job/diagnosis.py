@@ -30,6 +30,8 @@ class Verdict:
 
 @dataclass
 class Rank:
+    """What is known of one rank."""
+
     node: str
     started: float = 0.0
     """0: not yet."""
@@ -91,6 +93,7 @@ class Watch:
         self._sign(now)
 
     def mpirun_ended(self, code: int, now: float) -> None:
+        """The launcher has ended; a negative code is the signal that killed it."""
         self.mpirun, self._mpirun_ended = code, now
         if code != 0:
             self._sign(now)
@@ -116,6 +119,7 @@ class Watch:
         return all(rank.step >= 0 for rank in self.ranks)
 
     def name(self, number: int) -> str:
+        """`rank 1 on node2`."""
         return f"rank {number} on {self.ranks[number].node}"
 
     def _rank(self, rank: Rank, event: Mapping[str, Any], now: float) -> None:
@@ -192,6 +196,7 @@ class Watch:
 
 
 def signal_name(number: int) -> str:
+    """SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

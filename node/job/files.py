@@ -44,6 +44,7 @@ Record = dict[str, Any]
 
 
 def absolute(run_dir: str) -> Path:
+    """A job's directory; a relative one is in the home."""
     return Path.home() / run_dir
 
 
@@ -53,6 +54,7 @@ def unit_of(job: str) -> str:
 
 
 def secrets_of(job: str) -> Path:
+    """The file with a job's secrets."""
     return SECRETS / f"{job}.json"
 
 

@@ -47,6 +47,7 @@ def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
 
 
 def number_of(job: str) -> int:
+    """The number at the end of a job's id; 0: there is none."""
     number = job.rpartition("-")[2]
     return int(number) if number.isdigit() else 0
 
@@ -102,12 +103,14 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
 
 
 def set_state(run_dir: Path, **changes: object) -> Record:
+    """Change a job's record; the record as it is then."""
     state = {**files.read(run_dir / "state.json"), **changes}
     files.write(run_dir / "state.json", state)
     return state
 
 
 def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
+    """Record a job's end."""
     return set_state(run_dir, state=state, reason=reason, exit_code=code, ended=time.time())
 
 

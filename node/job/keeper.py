@@ -35,10 +35,13 @@ Event = dict[str, Any]
 
 
 def main(_argv: list[str]) -> int:
+    """Keep one node's part of a job until its end."""
     return Keeper(KeeperSpec(**json.loads(sys.stdin.readline()))).run()
 
 
 class Keeper:
+    """One node's part of an attempt."""
+
     def __init__(self, spec: KeeperSpec) -> None:
         self.spec, self.id = spec, spec.id
         self.run_dir = files.absolute(spec.run_dir)
@@ -54,6 +57,7 @@ class Keeper:
         self._starved = memory.Starved()
 
     def run(self) -> int:
+        """Until the head ends it; exit code 1 where another job has the node."""
         others = cleanup.busy_with(self.id)
         if others:
             tell({"event": "refused", "reason": f"busy with {others[0]}"})
@@ -278,4 +282,5 @@ def _state(pid: int) -> str:
 
 
 def tell(event: Event) -> None:
+    """Print an event as a line of JSON."""
     print(json.dumps(event), flush=True)

@@ -72,6 +72,7 @@ class Log:
         self.add(time.time(), self._node, HEAD, text)
 
     def add(self, when: float, node: str, rank: str, text: str) -> None:
+        """Write a line; `when` in seconds of Unix time."""
         with self._lock:
             self._kept.append(f"{when:.3f} {node} {rank} {text}\n".encode())
             try:
@@ -246,6 +247,7 @@ def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def tell(event: dict[str, Any]) -> None:
+    """Print a line of JSON; end the program when nobody reads it any more."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:

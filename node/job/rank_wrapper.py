@@ -156,6 +156,7 @@ class Log:
             self.line(_text(rest))
 
     def line(self, text: str) -> None:
+        """Write one line with its time."""
         if text.strip():
             self._last = text
         if text.startswith("error: ") and not self._error:

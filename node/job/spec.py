@@ -49,6 +49,7 @@ class JobSpec:
 
     @property
     def node_names(self) -> list[str]:
+        """In the inventory's order, the head first."""
         return [node.name for node in self.cluster.nodes]
 
     @property

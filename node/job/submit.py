@@ -23,6 +23,7 @@ STOP_SECONDS = 20
 
 
 def main(argv: list[str]) -> int:
+    """Make the job that stdin asks for, or say why not."""
     asked: Record = json.loads(sys.stdin.readline())
     secrets = asked.pop("secrets")
     spec = from_record(asked)

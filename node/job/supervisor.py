@@ -31,6 +31,8 @@ SWEEP = 5.0
 
 
 class Supervisor:
+    """The program of a job's service."""
+
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.spec = spec = of_job(run_dir)
@@ -48,6 +50,7 @@ class Supervisor:
         )
 
     def run(self) -> None:
+        """Wait for the nodes, then make attempts until the job has ended; its end is in state.json."""
         signal.signal(signal.SIGTERM, self._terminated)
         if not self._wait_for_nodes():
             self._over("CANCELLED", "stopped before it started", 1)
@@ -139,11 +142,13 @@ class Supervisor:
 
 
 def warn(log: Log, left: dict[str, list[str]]) -> None:
+    """Say in the job's log what could not be ended, by node."""
     for node, what in left.items():
         log.say(f"warning: left on {node}: {'; '.join(what)}")
 
 
 def main(argv: list[str]) -> int:
+    """`supervise RUN_DIR`."""
     Supervisor(Path(argv[0])).run()
     return 0
 

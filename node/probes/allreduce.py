@@ -50,6 +50,7 @@ class Beat:
 
 
 def main(argv: list[str]) -> None:
+    """Measure with the other ranks; print the result on rank 0."""
     timeout, budget, enough = map(float, argv)
     place = Place(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes; idle threads would only disturb the clock

@@ -28,6 +28,7 @@ STEP_S = 15
 
 
 def main(_argv: list[str]) -> None:
+    """Print every fact of this node."""
     spec = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_stdin, daemon=True).start()
     say("record", record())
@@ -53,6 +54,7 @@ def record() -> dict[str, Any]:
 
 
 def os_name() -> str:
+    """Such as `Debian GNU/Linux 12 (bookworm)`."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
     except OSError:
@@ -75,6 +77,7 @@ def cpu() -> dict[str, Any]:
 
 
 def disk(path: str) -> dict[str, Any]:
+    """Space in GiB and the share of free inodes at a path, or the error."""
     try:
         usage, inodes = shutil.disk_usage(path), os.statvfs(path)
     except OSError as error:
@@ -145,6 +148,7 @@ def in_runtime(command: str) -> subprocess.CompletedProcess[str]:
 
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell command, for STEP_S at most."""
     try:
         return subprocess.run(
             ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STEP_S, check=False
@@ -154,4 +158,5 @@ def shell(command: str) -> subprocess.CompletedProcess[str]:
 
 
 def last_line(text: str) -> str:
+    """The last line of a text."""
     return text.strip().rpartition("\n")[2]

@@ -33,6 +33,7 @@ Spec = dict[str, Any]
 
 
 def main(_argv: list[str]) -> None:
+    """Run the probe that stdin asks for to its end."""
     spec: Spec = json.loads(sys.stdin.readline())
     launch, unit = launch_of(spec, sys.argv[0]), f"trainyard-{spec['id']}"
     with tempfile.TemporaryDirectory(prefix="trainyard-check-") as folder:

@@ -32,6 +32,7 @@ Peer = dict[str, str]
 
 
 def main(_argv: list[str]) -> None:
+    """Print what this node finds of the others, then keep its port open until stdin ends."""
     spec = json.loads(sys.stdin.readline())
     operator = threading.Thread(target=end_with_stdin, daemon=True)
     operator.start()
@@ -77,6 +78,7 @@ def names(peers: list[Peer]) -> dict[str, str]:
 
 
 def resolve(peer: Peer) -> str:
+    """What is wrong with a peer's name and address here; empty: nothing."""
     try:
         addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(peer["name"], None)})
     except OSError:
@@ -113,6 +115,7 @@ def listen(ip: str, ports: list[int], token: str) -> int:
 
 
 def answer(server: socket.socket, token: str) -> None:
+    """Send the token to whoever connects."""
     while True:
         client, _ = server.accept()
         with client:
@@ -153,6 +156,7 @@ def ssh(peer: Peer) -> str:
 
 
 def ssh_once(name: str) -> str:
+    """Why a login to this node fails; empty: it works."""
     strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", f"ConnectTimeout={SSH_S}"]
     # N^2 handshakes: the default's post-quantum exchange takes most of a handshake's time. Only the order changes.
     strict.append("KexAlgorithms=^curve25519-sha256")
