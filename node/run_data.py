@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from node.job import job_table
+from node.job.log import parts
 
 LIMIT = 1500
 NOTES = 40
@@ -184,20 +185,13 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def log_files(path: Path) -> list[Path]:
-    """The files of a job's log, the oldest first: rotated ones have the number of bytes before them in their name."""
-    numbered = {file: file.name.removeprefix(f"{path.name}.") for file in path.parent.glob(f"{path.name}.*")}
-    rotated = [file for file, number in numbered.items() if number.isdigit()]
-    return [*sorted(rotated, key=lambda file: int(numbered[file])), path]
-
-
 def log(path: Path) -> Record:
     """Of `time node rank text` lines: when the first and the last were, and the ones that tell how the run went."""
     notes: list[list[Any]] = []
     ends: list[float] = []
     first = last = None
     said: set[str] = set()
-    for raw in (line for part in log_files(path) for line in raw_lines(part)):
+    for raw in (line for part in parts(path) for line in raw_lines(part.path)):
         words = raw.rstrip("\n").split(" ", 3)
         try:
             when = number(float(words[0]))

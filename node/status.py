@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from node import memory
+
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
 STATE = ROOT / "var/lib/trainyard"
 BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> None:
         "load": os.getloadavg()[0],
         "shared": shared,
         "memory_used_gb": round(memory_used(shared) / GIB, 3),
-        "memory_total_gb": None if shared else round(meminfo()["MemTotal"] / GIB, 3),
+        "memory_total_gb": None if shared else round(memory.meminfo()["MemTotal"] / GIB, 3),
         "disk_free_gb": round(disk.free / GIB, 1),
         "disk_total_gb": round(disk.total / GIB, 1),
         "up_seconds": int(up_seconds()),
@@ -111,7 +113,7 @@ def last_step() -> str:
 def memory_used(shared: bool) -> float:
     """Bytes in use; `shared`: by this container alone."""
     if not shared:
-        info = meminfo()
+        info = memory.meminfo()
         return info["MemTotal"] - info["MemAvailable"]
     for folder, usage, cache in (
         ("/sys/fs/cgroup", "memory.current", "inactive_file"),
@@ -121,25 +123,7 @@ def memory_used(shared: bool) -> float:
         if os.access(path, os.R_OK):
             stat = dict(line.split() for line in (path.parent / "memory.stat").read_text().splitlines())
             return int(path.read_text()) - int(stat[cache])  # what the kernel gives back first is not in use
-    return processes()
-
-
-def processes() -> float:
-    """Private memory of all processes; what they share is not counted."""
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/statm"):
-        try:
-            _, resident, file_backed = path.read_text().split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
-        total += (int(resident) - int(file_backed)) * os.sysconf("SC_PAGE_SIZE")
-    return total
-
-
-def meminfo() -> dict[str, float]:
-    """Bytes, by the kernel's names for them."""
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): float(words[1]) * 1024 for words in lines}
+    return memory.private()
 
 
 def up_seconds() -> float:

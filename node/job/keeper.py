@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from node.job import cleanup, files, memory, usage
+from node import memory
+from node.job import cleanup, files, usage
 from node.job.spec import KeeperSpec
 
 POLL = 0.2
@@ -138,7 +139,7 @@ class Keeper:
             tell({"event": "usage", **used})
 
     def _with_cause(self, event: Event) -> Event:
-        """A rank's bad end with the node's memory, when that has just run out."""
+        """A rank's bad end with the node's when that has just run out."""
         bad = event["event"] == "rank" and (event["state"] == "lost" or event.get("code"))
         if not bad or not self._starved.lately(time.monotonic()):
             return event

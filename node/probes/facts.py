@@ -13,16 +13,17 @@ import shutil
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import RUNTIME as RUNTIME_FILE
+from node.memory import meminfo, private
 from node.probes import end_with_stdin, say
 
 VENV = Path("/opt/trainyard/venv/bin")
 RUNTIME = Path(RUNTIME_FILE)
 RECORDS = Path("/var/lib/trainyard")
+_GIB = 1 << 30
 STEP_S = 15
 """The longest that any one program started here may take."""
 
@@ -91,25 +92,12 @@ def disk(path: str) -> dict[str, Any]:
 def memory(promised: float) -> dict[str, Any]:
     """In GiB. A node that shares its machine is told the machine's memory: there the inventory's figure is the limit,
     and what its own processes have to themselves is in use."""
-    values = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        key, _, rest = line.partition(":")
-        values[key] = int(rest.split()[0]) / 2**20
-    total, available = values["MemTotal"], values["MemAvailable"]
+    info = meminfo()
+    total, available = info["MemTotal"] / _GIB, info["MemAvailable"] / _GIB
     if promised and Path("/run/systemd/container").exists():
         total = min(total, promised)
-        available = min(available, total - private())
+        available = min(available, total - private() / _GIB)
     return {"total_gb": total, "available_gb": available}
-
-
-def private() -> float:
-    """Memory of this node's processes, in GiB, without what they share."""
-    pages = 0
-    for path in Path("/proc").glob("[0-9]*/statm"):
-        with suppress(OSError):  # it ended meanwhile
-            _, resident, shared = path.read_text().split()[:3]
-            pages += int(resident) - int(shared)
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def tcmalloc() -> dict[str, Any]:

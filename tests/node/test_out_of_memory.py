@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.job import memory
+from node import memory
 from node.job.diagnosis import Verdict, Watch
 
 UNIFIED, FIRST = "sys/fs/cgroup", "sys/fs/cgroup/memory"

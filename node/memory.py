@@ -1,10 +1,12 @@
-"""Whether this node has run out of memory: the kernel counts what it has killed for that.
+"""This node's memory: how much there is and in use, and whether it has run out (the kernel counts what it kills then).
 
 A node that is a container has a limit of its own, and its control group's count; any other has the machine's.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
@@ -46,11 +48,26 @@ def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
     return f"{total:.1f}".removesuffix(".0") + " GiB" if total >= 1 else f"{total * 1024:.0f} MiB"
 
 
+def meminfo(root: Path = ROOT) -> dict[str, int]:
+    """/proc/meminfo in bytes, by the kernel's names. In a container it is the machine's."""
+    lines = (line.split() for line in _text(root / "proc/meminfo").splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+
+
+def private() -> int:
+    """Bytes that the processes seen from here have to themselves; what they share with others is not counted."""
+    pages = 0
+    for path in Path("/proc").glob("[0-9]*/statm"):
+        with suppress(OSError):  # it ended meanwhile
+            _, resident, shared = path.read_text().split()[:3]
+            pages += int(resident) - int(shared)
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _limit(root: Path) -> int:
     """Bytes; 0: not known."""
     if not _is_container(root):
-        lines = _text(root / "proc/meminfo").splitlines()
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemTotal:")), 0)
+        return meminfo(root).get("MemTotal", 0)
     groups = root / "sys/fs/cgroup"
     for path in (groups / "memory.max", groups / "memory/memory.limit_in_bytes"):
         text = _text(path).strip()
