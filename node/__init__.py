@@ -7,4 +7,4 @@ python3 of the node's distribution.
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""Of these files, for whoever sends them to a node."""
+"""The folder of these files, to read the ones that are sent to a node."""

@@ -9,7 +9,7 @@
 state=${TRAINYARD_PREFIX:-}/var/lib/trainyard
 booted=${TRAINYARD_PREFIX:-}/run/systemd/inaccessible/reg # made by this boot's init before anything else, and never touched again
 
-this_boot() { # a record from before a reboot says nothing about now
+this_boot() { # a record from before a reboot does not count
     [[ -e $1 && ! (-e $booted && $1 -ot $booted) ]]
 }
 
@@ -52,10 +52,10 @@ if ! over; then
     until over; do
         steps
         read -r -t 0.3
-        (($? > 128)) || exit 0 # not a timeout: nobody listens any more
+        (($? > 128)) || exit 0 # not a timeout: the reader is gone
     done
     steps # those between the last look and the record
-fi # else all is over already, and the record alone tells it
+fi # else the boot is over already, and its record says everything
 if text=$(<"$file"); then
     echo "$word ${text//$'\n'/ }"
 else

@@ -82,7 +82,7 @@ def is_in_use(folder: Path) -> bool:
 
 
 def check(folder: Path, job: str, ranks: int, wandb: bool) -> str:
-    """The job against the data that this node has, by the trainer's own eyes."""
+    """The job against the data that this node has, by the trainer's own rules."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(job)
         file.flush()

@@ -41,7 +41,7 @@ def killed(root: Path = ROOT) -> int:
 
 
 def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
-    """How much memory the node may use, such as `2 GiB`; where it cannot tell, `known_gb`; empty: nobody knows."""
+    """How much memory the node may use, such as `2 GiB`; where the kernel does not say, `known_gb`; empty: unknown."""
     total = float(_limit(root)) / _GIB or known_gb
     if not total:
         return ""
@@ -90,4 +90,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""  # this kernel has no such file, or shows it to nobody
+        return ""  # this kernel has no such file, or does not show it

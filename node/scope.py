@@ -50,7 +50,7 @@ def interface(address: str) -> str:
 
 
 def free_port(address: str) -> int:
-    """A port that nobody listens on at this address."""
+    """A free TCP port at this address."""
     for port in random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
             try:

@@ -64,7 +64,7 @@ def of_this_boot(path: Path) -> bool:
 
 
 def is_bare() -> bool:
-    """Whether nobody has made this machine a node, nor is about to; boot.sh decides it for `fab wait` as well."""
+    """Whether no bootstrap was put here nor is on its way; boot.sh decides it, as it does for `fab wait`."""
     script = pkgutil.get_data("node", "boot.sh")
     return subprocess.run(["bash", "--norc", "-s", "bare"], input=script, check=False).returncode == 0
 
@@ -94,7 +94,7 @@ def limits(path: Path) -> dict[str, Any] | None:
 
 
 def notice() -> str:
-    """That the cloud is about to take this node, and when; empty: it is not."""
+    """When and why the cloud takes this node; empty: it does not."""
     try:
         return str(json.loads((ROOT / "run/trainyard/notice.json").read_text())["why"])
     except FileNotFoundError:

@@ -116,7 +116,7 @@ def _wait(running: Running, seconds: float) -> None:
 
 
 def clean(sessions: Mapping[str, Session], unit: str) -> dict[str, str]:
-    """Kill what is left of the job on every node, and see that it is gone; the nodes where that failed."""
+    """Kill what still runs of the probe on every node, and check that it is gone; the nodes where that failed."""
     # A scope that is gone already is no error: that is the good case.
     command = (
         f"sudo -n systemctl kill --signal=SIGKILL {unit}.scope 2>/dev/null; "

@@ -49,7 +49,7 @@ def mpirun(cluster: SshCluster, run: Run) -> Verdict:
 
 
 def network(cluster: SshCluster, run: Run) -> Verdict:
-    """What the links and the all-reduce tell."""
+    """The verdict on the links and the all-reduce."""
     names = [node.name for node in cluster.nodes]
     results = run.of("result")
     if not results:
@@ -87,7 +87,7 @@ def slow_links(names: Sequence[str], links: Sequence[Sequence[float | None]]) ->
 
 
 def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
-    """Who is to blame for a test without a result: whoever fell silent, else the link that was being used."""
+    """Why there is no result: a rank that fell silent, else the link that was being used."""
     phases = {int(event["rank"]): event["phase"] for event in run.events if "phase" in event}
     if run.silent:
         quiet = some((names[rank] for rank in run.silent), between=", ")

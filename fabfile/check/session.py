@@ -99,7 +99,7 @@ class Running:
             raise ProbeError(self.complaint() or f"ended with exit code {code}")
 
     def complaint(self) -> str:
-        """What it said of its trouble: ssh's own word, else the last line (a traceback's is what it is about)."""
+        """Why it failed, in its own words: ssh's line, else the last line, which in a traceback is the error."""
         lines = [line.strip() for line in self.noise.splitlines() if line.strip()]
         return next((line for line in lines if line.startswith("ssh:")), lines[-1] if lines else "")[:200]
 

@@ -46,7 +46,7 @@ class Launch:
     threads: int = 0
     """For computing, of each rank; 0: a node's cores divided among its ranks."""
     usd_per_hour: float = 0.0
-    """For all of its nodes; 0: they cost nothing, or nobody knows what."""
+    """For all of its nodes; 0: they cost nothing, or the price is unknown."""
     resume: bool = False
     """A job that was begun before, perhaps on another cluster: its mirror may have what its nodes do not."""
 
@@ -62,14 +62,14 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What only the head can tell, when the job starts."""
+    """What only the head knows, when the job starts."""
 
     port: str = "$MASTER_PORT"
     """A free one."""
     interface: str = "$INTERFACE"
     """That of the route to the other nodes."""
     began: str = "$BEGAN"
-    """Since when the job has cost what it costs, in seconds of Unix time: its start, and its pauses left out."""
+    """When the job's cost began to count, in seconds of Unix time: its start, moved by its pauses."""
     folder: str = "$FOLDER"
     """Where this attempt's hostfile and SSH command lie."""
 
@@ -96,7 +96,7 @@ class Plan:
 
 
 def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
-    """What every rank is told. Its node adds what only it knows: see node/job/rank_wrapper.py."""
+    """The environment of every rank. Each node adds its own part: see node/job/rank_wrapper.py."""
     environment = {
         "TRAINYARD_JOB": launch.id,
         "TRAINYARD_NODES": nodes_to_text(launch.nodes),
@@ -130,13 +130,13 @@ def rank_argv(launch: Launch) -> list[str]:
 
 
 def nodes_to_text(nodes: Sequence[Node]) -> str:
-    """What every rank is told of the nodes, as JSON for one word of a command line; the head first."""
+    """The nodes for the ranks' environment, the head first, as JSON in one word."""
     told = ("name", "private_ip", "slots", "cores_per_slot")
     return json.dumps([{key: getattr(node, key) for key in told} for node in nodes], separators=(",", ":"))
 
 
 def nodes_from_text(text: str) -> tuple[Node, ...]:
-    """The nodes again, with what `nodes_to_text` told of them."""
+    """The nodes again, with the fields that `nodes_to_text` writes."""
     return tuple(Node(**entry) for entry in json.loads(text))
 
 

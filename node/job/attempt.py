@@ -29,14 +29,14 @@ END = 8.0
 POLL = 0.1
 
 Asked = Callable[[], str]
-"""What somebody wants of the job by now: "", "stop" (with a checkpoint) or "now"."""
+"""What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
 
 
 class Attempt:
     """One attempt, from its keepers' start to the end of its last process."""
 
     def __init__(self, name: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
-        """`began`: since when the job has cost what it costs, in seconds of Unix time, pauses left out."""
+        """`began`: when the job's cost began to count, in seconds of Unix time, moved by its pauses."""
         self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
@@ -57,7 +57,7 @@ class Attempt:
         """Nodes that have not said whether all is gone."""
 
     def run(self) -> Verdict:
-        """To its end, and to the end of all of its processes."""
+        """Run it to its end, and until all of its processes have ended."""
         try:
             with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
                 verdict = self._keepers()
@@ -69,7 +69,7 @@ class Attempt:
         return verdict
 
     def _keepers(self) -> Verdict | None:
-        """All nodes answer and hold their lease; else who does not."""
+        """Start a keeper on every node; None: all answer, else which does not."""
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
         for node in self._launch.nodes:
@@ -166,7 +166,7 @@ class Attempt:
         return Verdict(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
 
     def _end(self) -> None:
-        """Everything of this attempt, on every node that can be reached, and a look that it is so."""
+        """End this attempt on every node that can be reached, and learn from each whether all of it is gone."""
         self._say("end")
         waiting, deadline = set(self._links) - set(self._watch.gone), time.monotonic() + END
         while waiting and time.monotonic() < deadline:
@@ -196,7 +196,7 @@ class Attempt:
             link.say(word)
 
     def _heard(self) -> list[Told]:
-        """What has come, or comes within a moment."""
+        """The events that have come, or come within POLL."""
         told: list[Told] = []
         with suppress(queue.Empty):
             told.append(self._events.get(timeout=POLL))
@@ -208,7 +208,7 @@ class Attempt:
         return self._links[node].complaint or "its keeper ended"
 
     def _hear_mpirun(self, mpirun: subprocess.Popen[bytes]) -> None:
-        """What mpirun itself has to say. The ranks' lines go another way."""
+        """Log what mpirun itself prints. The ranks' lines come from the keepers."""
         assert mpirun.stdout
         for raw in mpirun.stdout:
             line = raw.decode(errors="replace").strip()

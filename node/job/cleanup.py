@@ -1,5 +1,8 @@
-"""What is left of a job on this node, and its end. Two looks that do not know of each other: systemd's scope, and the
-environment of every process, which says what job it belongs to wherever it may have gone."""
+"""Kills what still runs of a job on this node, and checks that it is gone.
+
+Two independent checks: systemd's scope, and the environment of every process, which names its job even where a process
+has left the scope.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ MARK = "TRAINYARD_JOB"
 
 
 def main(argv: list[str]) -> int:
-    """`left ID`: kill what is there of it, and say what could not be killed."""
+    """`left ID`: kill the job's processes on this node; print which were found and which could not be killed."""
     job = argv[0]
     found = processes(job)
     kill(job)
@@ -29,13 +32,13 @@ def kill(job: str) -> None:
 
 
 def kill_scope(unit: str) -> None:
-    """Kill a systemd scope as a whole. That there is none any more is the good case."""
+    """Kill a systemd scope as a whole. It is no error that there is none any more."""
     kill = ["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", f"{unit}.scope"]
     subprocess.run(kill, capture_output=True, check=False)
 
 
 def wait(job: str, seconds: float) -> list[str]:
-    """Until nothing is there any more; else what is."""
+    """Wait until none of the job's processes runs here; after `seconds` the ones that still do."""
     deadline = time.monotonic() + seconds
     while True:
         found = processes(job)

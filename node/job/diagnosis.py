@@ -1,4 +1,7 @@
-"""From what the nodes tell to a verdict: who ended the attempt, and why. Pure: no connection, no clock of its own."""
+"""From the keepers' events to a verdict on an attempt: which rank or node ended it, and why.
+
+No connection and no clock of its own: callers pass the time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from node.job.files import LEASE
 
 GRACE = 1.5
-"""Seconds from the first sign of a failure to the verdict: the one who is to blame may be heard after its victims."""
+"""Seconds from the first sign of a failure to the verdict: the cause may be reported after its consequences."""
 START = 300.0
 """Seconds from a rank's start to its first heartbeat: libraries from a cold disk, and a checkpoint of gigabytes."""
 SLACK = 5.0
@@ -115,7 +118,7 @@ class Watch:
         return self._silent(now)
 
     def all_beat(self) -> bool:
-        """Whether every rank has told of itself."""
+        """Whether every rank has sent a heartbeat."""
         return all(rank.step >= 0 for rank in self.ranks)
 
     def name(self, number: int) -> str:
@@ -156,7 +159,7 @@ class Watch:
         return START if rank.step < 0 else self.timeout + SLACK
 
     def _blame(self) -> Verdict:
-        """Whoever was stopped, cut off or killed, rather than those who complain about it."""
+        """The verdict of a failure: stopped, cut off or killed ranks count before those that failed because of them."""
         for number, rank in enumerate(self.ranks):
             if rank.stopped:
                 return Verdict(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")

@@ -1,7 +1,7 @@
 """A node of the job that is about to end: the job is warned of it, and stopped in time for a checkpoint.
 
 Two things end a node: its hours (see bootstrap/limits.py), and its cloud, which takes a Spot node back, reboots or
-moves it, and says so seconds to minutes before (see bootstrap/notice.py). The end itself is no affair of the job's.
+moves it, and says so seconds to minutes before (see bootstrap/notice.py). The job does not end the node itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class End:
 
     node: str
     at: float
-    """By the clock of whoever asks."""
+    """On the caller's clock."""
     why: str
     by_cloud: bool
 
@@ -33,7 +33,7 @@ class Expiry:
         self._ends: dict[tuple[str, bool], End] = {}
         self._warned: set[End] = set()
         self.cause: End | None = None
-        """Because of what the job was to stop."""
+        """The end that the job was stopped for; None: none."""
 
     def told(self, node: str, at: float) -> None:
         """A node has said when its hours are over. It may say another time later, and is believed."""
@@ -58,7 +58,7 @@ class Expiry:
         return {end.node for end in self._ends.values() if end.by_cloud}
 
     def asked(self, now: float, say: Callable[[str], None]) -> str:
-        """`stop` when a node is about to end, else empty; says so beforehand, once."""
+        """`stop` when a node is about to end, else empty. Warns through `say` once before."""
         if not self._ends:
             return ""
         end = min(self._ends.values(), key=lambda end: end.at)

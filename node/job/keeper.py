@@ -1,4 +1,4 @@
-"""On every node of a job: holds the node's lease, and tells the head how its ranks are.
+"""On every node of a job: watches the node's ranks for the head, and ends them when the head is gone.
 
 Runs as the systemd service ID-keeper.service with the head's SSH as its stdin and stdout. The scope that the ranks
 run in is bound to that service: when this program ends, of whatever, systemd kills them. It ends when the head says
@@ -73,7 +73,7 @@ class Keeper:
         return 0
 
     def _prepare(self) -> None:
-        """The run directory, and in it nothing of an earlier attempt that could be taken for this one's."""
+        """Make the run directory, without an earlier attempt's records of this node's ranks."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self.spec.job:
@@ -86,7 +86,7 @@ class Keeper:
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
 
     def _listen(self) -> None:
-        """The head's words, until it has none any more."""
+        """Take the head's words until it sends no more, or none for the length of the lease."""
         rest = b""
         while select.select([0], [], [], self.spec.lease)[0]:
             data = os.read(0, 4096)
@@ -97,7 +97,7 @@ class Keeper:
             if b"end" in words:
                 self._over.set()
                 return
-        # Nobody hears how it goes on, and telling might block: the ranks end now, and this program with them.
+        # Without the head nothing can be reported, and writing might block: end the ranks now, and this program.
         cleanup.kill(self.id)
         os._exit(3)
 
@@ -146,8 +146,8 @@ class Keeper:
         return {**event, "memory": memory.size(self.spec.memory_gb) or "unknown"}
 
     def _look_at_limits(self) -> None:
-        """Tell when this node's hours are over and when its cloud takes it, and whenever that changes: in seconds, as
-        clocks differ."""
+        """Report when this node's hours are over and when its cloud takes it, whenever that changes: in seconds from
+        now, as the nodes' clocks differ."""
         deadline = files.read(files.LIMITS).get("deadline")
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
@@ -159,14 +159,14 @@ class Keeper:
             tell({"event": "notice", "in": left, "why": notice.get("why", "")})
 
     def _end(self) -> None:
-        """Kill what is left, send the last lines, and see that nothing is there any more."""
+        """Kill the ranks, send their last lines, and check that none of their processes is there any more."""
         cleanup.kill(self.id)
         self._look()
         tell({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
 
 
 class Rank:
-    """One rank of this node, as its wrapper and its heartbeat tell of it."""
+    """One rank of this node, as its wrapper's record and its heartbeat describe it."""
 
     def __init__(self, number: int, path: Path, run_dir: Path) -> None:
         self.number, self.path = number, path
@@ -177,7 +177,7 @@ class Rank:
         self._over = False
 
     def news(self) -> list[Event]:
-        """Everything new: its lines first, so that its last word is there before its end."""
+        """What is new of it: its lines first, so that the last one is sent before its end."""
         record = files.read(self.path) or self._record
         events: list[Event] = [
             {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
@@ -196,7 +196,7 @@ class Rank:
         return events
 
     def step(self) -> Event | None:
-        """Where it is, and how long ago it said so; by this node's own clock, on which both times are."""
+        """Its step and the age of its heartbeat in seconds: both times are of this node's clock."""
         beat = files.read(self._heartbeat)
         if not beat or beat["pid"] != self._record.get("pid"):  # of an earlier attempt
             return None

@@ -40,7 +40,7 @@ class Link:
         threading.Thread(target=self._hear_errors, daemon=True).start()
 
     def say(self, word: str) -> None:
-        """A word to the keeper. That it cannot be reached any more is heard at the other end of the connection."""
+        """Send a word to the keeper. A broken connection is no error here: its event comes from the reading thread."""
         assert self._process.stdin
         with suppress(OSError, ValueError):
             self._process.stdin.write(word + "\n")
@@ -74,7 +74,7 @@ class Link:
 def _command(job: str, code: str) -> str:
     """The keeper as a service: whatever ends it, systemd ends the scope that is bound to it, and the record goes.
 
-    A rank that takes all of a node's time or memory must not be taken for a node that is gone.
+    Its priority is high: a rank that takes all of a node's processor or memory must not make the node look dead.
     """
     unit = f"{files.unit_of(job)}-keeper"
     return (

@@ -68,7 +68,7 @@ class Log:
         self._kept: list[bytes] = []
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Write a line of the launcher's own."""
         self.add(time.time(), self._node, HEAD, text)
 
     def add(self, when: float, node: str, rank: str, text: str) -> None:
@@ -85,7 +85,7 @@ class Log:
                 return  # the next line tries again
 
     def flush(self, seconds: float) -> None:
-        """At the end there is no next line."""
+        """Write the lines that a full disk has held up: at the end no next line will."""
         deadline = time.monotonic() + seconds
         while self._kept and time.monotonic() < deadline:
             self.say("lines were late, as the disk was full")
@@ -136,12 +136,12 @@ def main(argv: list[str]) -> int:
         if over and offset >= end(path, whole_lines=True):
             tell({"state": state, "offset": offset})
             return 0
-        tell({"offset": offset})  # and nobody to hear it ends this program
+        tell({"offset": offset})  # which ends this program when its reader is gone
         time.sleep(POLL)
 
 
 class Wanted:
-    """Which lines somebody wants to see."""
+    """Which lines of the log are to be shown."""
 
     def __init__(self, rank: str, since: float) -> None:
         self._rank, self._since = rank, since

@@ -1,4 +1,4 @@
-"""Around each rank: gives it what only its node knows, keeps its lines, and remembers how it ended.
+"""Runs one rank: completes its environment on its node, writes its lines to a file, and records how it ended.
 
     mpirun ... python3 launch rank -- python -u -m training.train job.toml
 
@@ -117,7 +117,7 @@ def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def secrets(place: Place, environment: Mapping[str, str]) -> dict[str, str]:
-    """Rank 0's alone, which runs on the head, where they are."""
+    """The job's secrets for rank 0, which runs on the head where they lie; none for the others."""
     return files.read(files.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
 

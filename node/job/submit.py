@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def keep_secrets(job: str, secrets: dict[str, str]) -> None:
-    """Where rank 0 finds them and nobody else: in memory, for their owner's eyes, until the job is over."""
+    """Write the job's secrets to a file in memory that only its owner, and so rank 0, can read; gone with the job."""
     file = files.secrets_of(job)
     file.unlink(missing_ok=True)  # a resumed job's own
     if not secrets:
@@ -103,7 +103,7 @@ def _pending(spec: JobSpec, job: str, before: Record) -> Record:
 
 
 def _start(spec: JobSpec, job: str, run_dir: Path) -> None:
-    """The job's service. Whatever ends it, its last act is to look after what it left."""
+    """Start the job's service. However it ends, systemd then runs `aftermath`."""
     properties = [
         "KillMode=control-group",
         f"TimeoutStopSec={STOP_SECONDS}",

@@ -87,7 +87,7 @@ class Supervisor:
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
 
     def asked(self) -> str:
-        """What somebody wants: "", "stop" or "now"."""
+        """What the user asked for: "", "stop" or "now"."""
         if self._now:
             return "now"
         return str(files.read(self.run_dir / "stop.json").get("how", ""))
@@ -96,7 +96,7 @@ class Supervisor:
         self._now = True
 
     def _wait_for_nodes(self) -> bool:
-        """In the order of numbers; False: stopped while it waited."""
+        """Wait until no job with a lower number has one of the nodes; False: stopped meanwhile."""
         names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
         while self.spec.queue and not self.asked():
             with job_table.alone(runs):
@@ -125,7 +125,7 @@ class Supervisor:
         )
 
     def _tell(self, verdict: Verdict, attempt: Attempt) -> set[str]:
-        """Put down how the attempt ended; the nodes that another one has to do without."""
+        """Record how the attempt ended; returns the nodes that another attempt has to do without."""
         if verdict.code:
             self.log.say(f"error: {verdict.reason}")
         if attempt.first_step:
@@ -181,7 +181,7 @@ def _how() -> str:
 
 
 def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
-    """End what is there of a job on all nodes at once; what could not be ended, by node."""
+    """Kill what still runs of a job on all nodes at once; by node what could not be killed."""
 
     def one(node: str) -> list[str]:
         argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} left {job}"]

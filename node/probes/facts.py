@@ -90,8 +90,8 @@ def disk(path: str) -> dict[str, Any]:
 
 
 def memory(promised: float) -> dict[str, Any]:
-    """In GiB. A node that shares its machine is told the machine's memory: there the inventory's figure is the limit,
-    and what its own processes have to themselves is in use."""
+    """In GiB. In a container the kernel shows the machine's memory: there the inventory's figure is the limit, and its
+    own processes' private memory is what is in use."""
     info = meminfo()
     total, available = info["MemTotal"] / _GIB, info["MemAvailable"] / _GIB
     if promised and Path("/run/systemd/container").exists():
