@@ -1,8 +1,8 @@
 """The operator's verbs. `fab --list` is their table of contents; one file per noun."""
 
-from fabfile.check import check
 from fabfile.program import take_over
 from fabfile.verbs.bootstrap import bootstrap
+from fabfile.verbs.check import check
 from fabfile.verbs.config import config
 from fabfile.verbs.cost import cost
 from fabfile.verbs.data import data

@@ -68,7 +68,7 @@ def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> l
     """What stays: in a cloud only what is still there after a minute."""
     end = time.monotonic() + (SETTLE_S if told["cloud"] else 0)
     while (found := find(stack, of_state, told)) and time.monotonic() < end and not all(map(_stays, found)):
-        say(f"audit: {len(found)} things are still there; looking again in {SETTLE_POLL_S:.0f} s")
+        say(f"audit: {len(found)} resources are still there; looking again in {SETTLE_POLL_S:.0f} s")
         time.sleep(SETTLE_POLL_S)
     return found
 

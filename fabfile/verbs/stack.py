@@ -150,7 +150,7 @@ def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
 
 @task(help=HELP_YES)
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
-    """After a killed `up`: free the lock of a dead holder, repair the state, remove what is nobody's."""
+    """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
     stack = stack or pulumi_cli.default_stack()
     must_be_answerable(yes)
     told = orphans.about(stack)
@@ -168,7 +168,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     of_state = orphans.known(stack, told)
     swept = orphans.sweep(stack, of_state, told)
     orphans.show(swept, prices=bool(told["cloud"]))
-    say(f"removed {len(swept)} things that were nobody's" if swept else "nothing was left over")
+    say(f"removed {len(swept)} resources that are in no state" if swept else "nothing was left over")
     _say_what_stays(stack, of_state, told)
     say(next_command("fab up, or fab destroy"))
 

@@ -1,4 +1,4 @@
-"""`fab check`: the judgements on made-up facts, the probes on this machine, the strictness of what is launched."""
+"""`fab check`: the judgements on made-up facts, the probes on this machine, the strictness of what is network_rules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fabfile.check import launched
-from fabfile.check.alone import differing
-from fabfile.check.judge import JUDGES, verdict
+from fabfile.check import network_rules
 from fabfile.check.launch import Run
-from fabfile.check.links import BAD, SLOW, blame, rate, slow
+from fabfile.check.network_rules import BAD, SLOW, blame, rate, slow
+from fabfile.check.node_rules import differing
 from fabfile.check.observations import NODE_FACTS, UNREACHED, Fact
+from fabfile.check.preflight import JUDGES, verdict
 from fabfile.check.verdict import SHOWN, Problem, Verdict, judge, next_step, some, summary
 from fabfile.launchers import Found, Launch, mpirun, nodes_to_text
 from fabfile.remote.ended import WHY
@@ -240,7 +240,7 @@ def test_one_slow_link_is_named_and_no_other(links: list[list[float | None]], da
     links[sender][receiver] = part * 1e9
     assert list(slow(links)) == [(sender, receiver)]
     assert blame(links, names) == [f"n{sender} -> n{receiver}"]
-    (problem,) = launched.slow_links(names, links)
+    (problem,) = network_rules.slow_links(names, links)
     assert (f"slow: n{sender} -> n{receiver}: ") in problem.text
     assert problem.level == "fail" or part * 1e9 >= BAD * 0.5e9
 
@@ -318,27 +318,27 @@ def result(**change: Any) -> dict[str, Any]:
 
 def test_every_node_that_does_not_say_its_name_is_named() -> None:
     run = Run(events=[{"event": "hello", "rank": 0, "hostname": "node1"}], failed="not ready in time")
-    one = launched.mpirun(cluster(), run)
+    one = network_rules.mpirun(cluster(), run)
     assert (one.level, one.found) == ("fail", "node2, node3 did not answer to mpirun (not ready in time)")
 
 
 def test_a_good_network_passes() -> None:
-    one = launched.network(cluster(), Run(events=[result()]))
+    one = network_rules.network(cluster(), Run(events=[result()]))
     assert one.level == "pass"
     assert one.found == "6 links 1.0 GB/s to 1.0 GB/s; all-reduce of 16 MiB 300 MB/s (bus 400 MB/s), values right"
 
 
 def test_wrong_sums_fail() -> None:
-    assert launched.network(cluster(), Run(events=[result(wrong=3)])).level == "fail"
+    assert network_rules.network(cluster(), Run(events=[result(wrong=3)])).level == "fail"
 
 
 def test_links_left_out_are_counted() -> None:
     links = [[None, 1e9, None], [1e9, None, None], [None, None, None]]
-    assert "2 of 6 links measured" in launched.network(cluster(), Run(events=[result(links=links)])).found
+    assert "2 of 6 links measured" in network_rules.network(cluster(), Run(events=[result(links=links)])).found
 
 
 def test_one_node_has_no_links() -> None:
-    one = launched.network(cluster(1), Run(events=[result(links=[[None]])]))
+    one = network_rules.network(cluster(1), Run(events=[result(links=[[None]])]))
     assert one.level == "pass"
     assert "no links to measure" in one.found
 
@@ -349,7 +349,7 @@ def test_a_silent_rank_is_named_and_not_the_ones_that_complain() -> None:
         {"event": "alive", "rank": 0, "phase": "link node1 -> node2"},
         {"event": "error", "rank": 2, "phase": "waiting for the next link", "error": "Connection closed by peer"},
     ]
-    one = launched.network(cluster(), Run(events=events, failed="a rank is silent", silent=[1]))
+    one = network_rules.network(cluster(), Run(events=events, failed="a rank is silent", silent=[1]))
     assert one.level == "fail"
     assert one.found.startswith("node2 stopped answering during: link node1 -> node2")
     assert "node3" not in one.found
@@ -360,12 +360,12 @@ def test_without_a_silent_rank_the_error_is_told_with_names_for_addresses() -> N
         {"event": "error", "rank": 2, "phase": "waiting for the next link", "error": "closed"},
         {"event": "error", "rank": 0, "phase": "link node1 -> node2", "error": "timed out: 10.0.0.2:4711"},
     ]
-    one = launched.network(cluster(), Run(events=errors, failed="a rank failed"))
+    one = network_rules.network(cluster(), Run(events=errors, failed="a rank failed"))
     assert one.found == "node1 in link node1 -> node2: timed out: node2:4711"
 
 
 def test_left_overs_are_a_warning() -> None:
-    one = launched.network(cluster(), Run(events=[result()], left_over={"node2": "no answer"}))
+    one = network_rules.network(cluster(), Run(events=[result()], left_over={"node2": "no answer"}))
     assert one.level == "warn"
     assert "node2 could not be cleaned up" in one.found
 
@@ -381,21 +381,21 @@ def facts(**change: Any) -> dict[str, Fact]:
 
 
 def test_nothing_is_launched_where_it_cannot_work() -> None:
-    assert launched.blocked("mpirun", cluster(), facts()) is None
+    assert network_rules.blocked("mpirun", cluster(), facts()) is None
     bare = Fact("launch", values={"node1": {"missing": []}, "node2": {"missing": ["torch", "mpirun"]}})
-    one = launched.blocked("mpirun", cluster(), facts(launch=bare))
+    one = network_rules.blocked("mpirun", cluster(), facts(launch=bare))
     assert one and (one.level, one.found) == ("fail", "node2 has no torch, no mpirun")
     cut = Fact("ssh", values={"node1": {"wrong": {"node3": "refused"}}, "node2": {"wrong": {}}})
-    one = launched.blocked("mpirun", cluster(), facts(ssh=cut))
+    one = network_rules.blocked("mpirun", cluster(), facts(ssh=cut))
     assert one and (one.level, one.found) == ("warn", "not tried: SSH between the nodes is broken")
-    one = launched.blocked("mpirun", cluster(), facts(reach=Fact("reach", missing={"node3": "no answer"})))
+    one = network_rules.blocked("mpirun", cluster(), facts(reach=Fact("reach", missing={"node3": "no answer"})))
     assert one and (one.level, one.found) == ("warn", "not tried without node3")
 
 
 def test_a_node_that_is_cut_off_before_anything_started_is_named() -> None:
     run = Run(failed="silent for 20 s", left_over={"node3": "no answer in 10 s"})
-    assert launched.network(cluster(), run).found.startswith("node3 stopped answering before the start")
-    assert launched.mpirun(cluster(), run).mend == "fab ssh node3"
+    assert network_rules.network(cluster(), run).found.startswith("node3 stopped answering before the start")
+    assert network_rules.mpirun(cluster(), run).mend == "fab ssh node3"
 
 
 # --- probes ---

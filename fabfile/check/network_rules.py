@@ -1,15 +1,24 @@
-"""From what came of a program on all nodes to a verdict. Pure: no connection, no clock."""
+"""What the programs on all nodes show: whether mpirun works, and which link or node is slow. Pure: no connection."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from fabfile.check.alone import AGAIN
-from fabfile.check.launch import GLOO_S, Run
-from fabfile.check.links import BAD, blame, measured, rate, slow, spread
+from fabfile.check.launch import ENOUGH, GLOO_S, Run
+from fabfile.check.node_rules import AGAIN
 from fabfile.check.observations import Fact
 from fabfile.check.verdict import Problem, Verdict, judge, some
 from infra.inventory import SshCluster
+
+SLOW = 0.4
+"""A link below this part of the best one is slow."""
+BAD = 0.1
+"""Below this part it fails the check: every collective then runs at that link's speed."""
+
+Links = Sequence[Sequence[float | None]]
+"""Bytes per second from each rank (row) to each rank (column); None: not measured."""
+Pair = tuple[int, int]
 
 
 def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdict | None:
@@ -104,11 +113,11 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
     # A rank that only waited for its turn has nothing to say about the cause.
     told = [event for event in errors if "waiting" not in event["phase"]] or errors
     event = told[0]
-    text = f"{names[event['rank']]} in {event['phase']}: {named(event['error'], cluster)}"
+    text = f"{names[event['rank']]} in {event['phase']}: {with_names(event['error'], cluster)}"
     return Problem("fail", text[:300], f"open all TCP ports between the nodes (gloo waits {GLOO_S} s), then fab check")
 
 
-def named(text: str, cluster: SshCluster) -> str:
+def with_names(text: str, cluster: SshCluster) -> str:
     """An error with the nodes' names for their addresses."""
     for node in sorted(cluster.nodes, key=lambda node: -len(node.private_ip)):
         text = text.replace(node.private_ip, node.name)
@@ -123,3 +132,74 @@ def left_over(run: Run) -> list[Problem]:
         )
         for name, why in sorted(run.left_over.items())
     ]
+
+
+def measured(links: Links) -> dict[Pair, float]:
+    """Bytes per second by (sender, receiver), for the links that were measured."""
+    return {
+        (sender, receiver): value
+        for sender, row in enumerate(links)
+        for receiver, value in enumerate(row)
+        if sender != receiver and value is not None
+    }
+
+
+def slow(links: Links) -> dict[Pair, float]:
+    """The slow links, slowest first."""
+    found = measured(links)
+    limit = min(SLOW * max(found.values(), default=0.0), ENOUGH)
+    return dict(sorted(((pair, v) for pair, v in found.items() if v < limit), key=lambda item: item[1]))
+
+
+def blame(links: Links, names: Sequence[str]) -> list[str]:
+    """What to blame for the slow links, the slowest first: a node where one explains several links, else the link.
+
+    A node that all slow links share is to blame. Otherwise blame the node that is slow to, or from, most peers, and
+    name the links that it does not explain beside it.
+    """
+    left = list(slow(links))
+    shared = set.intersection(*({s, r} for s, r in left)) if left else set()
+    if len(left) > 1 and len(shared) == 1:  # two shared: it is one link in both directions
+        return [named(shared.pop(), left, names)]
+    texts = []
+    while left:
+        node = most_to_blame(left, measured(links))
+        part = [left[0]] if node is None else [pair for pair in left if node in pair]
+        texts.append(f"{names[part[0][0]]} -> {names[part[0][1]]}" if node is None else named(node, part, names))
+        left = [pair for pair in left if pair not in part]
+    return texts
+
+
+def most_to_blame(pairs: Sequence[Pair], all_pairs: Iterable[Pair]) -> int | None:
+    """The node in most of these pairs, if these are most of what it sends or most of what it receives."""
+    all_listed = list(all_pairs)
+    counts = Counter(node for pair in pairs for node in pair)
+    for node, _ in counts.most_common():
+        for side in (0, 1):
+            its = sum(pair[side] == node for pair in pairs)
+            if its > 1 and 2 * its > sum(pair[side] == node for pair in all_listed):
+                return node
+    return None
+
+
+def named(node: int, pairs: Sequence[Pair], names: Sequence[str]) -> str:
+    """`node2 sending (to node1, node3)`."""
+    sends, receives = any(s == node for s, _ in pairs), any(r == node for _, r in pairs)
+    way, toward = ("", "to and from") if sends and receives else (" sending", "to") if sends else (" receiving", "from")
+    others = sorted({other for pair in pairs for other in pair} - {node})
+    return f"{names[node]}{way} ({toward} {some((names[other] for other in others), between=', ')})"
+
+
+def rate(bytes_per_second: float) -> str:
+    """12.3 MB/s, 1.4 GB/s: three digits that mean something."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if bytes_per_second >= size:
+            value = bytes_per_second / size
+            return f"{value:.0f} {unit}/s" if value >= 100 else f"{value:.1f} {unit}/s"
+    return f"{bytes_per_second:.0f} B/s"
+
+
+def spread(values: Iterable[float]) -> str:
+    """`1.2 GB/s to 1.9 GB/s`."""
+    listed = sorted(values)
+    return f"{rate(listed[0])} to {rate(listed[-1])}" if listed else "none measured"

@@ -1,15 +1,16 @@
-"""From what the nodes said to one verdict per fact. Pure: no connection, no clock."""
+"""The pre-flight of a cluster: every fact about its nodes is asked once and judged, then mpirun and the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fabfile.check import alone, among
-from fabfile.check.observations import UNREACHED, Fact
+from fabfile.check import launch, network_rules, node_rules
+from fabfile.check.observations import UNREACHED, Fact, Gathering
 from fabfile.check.verdict import Problem, Verdict, judge, some
 from fabfile.remote import ended
+from fabfile.remote.fleet import Fleet
 from infra.inventory import SshCluster
 
 Values = Mapping[str, Any]
@@ -26,7 +27,7 @@ class Judge:
 
 
 def verdict(cluster: SshCluster, fact: Fact) -> Verdict:
-    """The line for one fact; a node that did not tell it is a problem too, unless `reach` has named it."""
+    """The line for one fact; a node without the fact is a problem too, unless `reach` has named it."""
     by = JUDGES[fact.name]
     if not fact.values and fact.name != "reach":
         return Verdict(by.check, "warn", f"not tried: {next(iter(fact.missing.values()), 'no node')}", "fab status")
@@ -60,7 +61,7 @@ def _good_clock(values: Values, where: str) -> str:
 
 
 def _good_versions(values: Values, where: str) -> str:
-    have = alone.flat(next(iter(values.values())))
+    have = node_rules.flat(next(iter(values.values())))
     listed = [f"{key} {have[key]}" for key in ("python", "torch", "profile", "kernel") if key in have]
     image = f", image {have['image'][:12]}" if "image" in have else ""
     return f"{', '.join(listed)}{image} on {where}"
@@ -80,7 +81,11 @@ def _good_tcmalloc(values: Values, where: str) -> str:
 
 
 def _good_bf16(values: Values, where: str) -> str:
-    return f"computed by {alone.kind(next(iter(values.values())))} on {where}"
+    return f"computed by {node_rules.kind(next(iter(values.values())))} on {where}"
+
+
+def _good_names(_values: Values, where: str) -> str:
+    return f"names and addresses of all nodes agree on {where}"
 
 
 def _good_ssh(values: Values, where: str) -> str:
@@ -94,14 +99,32 @@ def _good_ports(values: Values, where: str) -> str:
 
 JUDGES = {
     "reach": Judge("reach", lambda _values, where: f"SSH from here to {where}, host keys verified"),
-    "clock": Judge("clock", _good_clock, among.clock),
-    "record": Judge("versions", _good_versions, alone.versions),
-    "disk": Judge("disk", _good_disk, alone.disk),
-    "memory": Judge("memory", _good_memory, alone.memory),
-    "tcmalloc": Judge("tcmalloc", _good_tcmalloc, alone.tcmalloc),
-    "cpu": Judge("bf16", _good_bf16, alone.bf16),
-    "names": Judge("names", lambda _values, where: f"names and addresses of all nodes agree on {where}", among.names),
-    "ports": Judge("ports", _good_ports, among.ports),
-    "ssh": Judge("ssh", _good_ssh, among.ssh),
+    "clock": Judge("clock", _good_clock, node_rules.clock),
+    "record": Judge("versions", _good_versions, node_rules.versions),
+    "disk": Judge("disk", _good_disk, node_rules.disk),
+    "memory": Judge("memory", _good_memory, node_rules.memory),
+    "tcmalloc": Judge("tcmalloc", _good_tcmalloc, node_rules.tcmalloc),
+    "cpu": Judge("bf16", _good_bf16, node_rules.bf16),
+    "names": Judge("names", _good_names, node_rules.names),
+    "ports": Judge("ports", _good_ports, node_rules.ports),
+    "ssh": Judge("ssh", _good_ssh, node_rules.ssh),
 }
 """What gets a line of its own; `launch` is part of mpirun's."""
+
+
+def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, None]:
+    """Each check's verdict as soon as it is known."""
+    gathering = Gathering(cluster, fleet)
+    facts: dict[str, Fact] = {}
+    for fact in gathering.facts():
+        facts[fact.name] = fact
+        if fact.name in JUDGES:
+            yield verdict(cluster, fact)
+    for name, run, judged in (
+        ("mpirun", launch.hello, network_rules.mpirun),
+        ("all-reduce", launch.network, network_rules.network),
+    ):
+        one = network_rules.blocked(name, cluster, facts) or judged(cluster, run(cluster, gathering.sessions))
+        yield one
+        if one.level == "fail":
+            break  # what mpirun cannot start has no network to measure

@@ -1,0 +1,65 @@
+"""`fab check`: is this cluster fit for a job? One line per finding, and the way to mend what is not."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile import output, targets
+from fabfile.check import account as account_of
+from fabfile.check.preflight import verdicts_of
+from fabfile.check.verdict import Verdict, next_step, summary
+from fabfile.remote.fleet import Fleet
+
+COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
+
+
+@task(
+    help={
+        "stack": "the stack to check",
+        "inventory": "a file with nodes of your own, instead of a stack",
+        "account": "the cloud's account instead of the nodes: before there are any",
+    }
+)
+def check(_c: Context, stack: str = "", inventory: str = "", account: bool = False) -> None:
+    """Pre-flight: SSH, versions, clocks, disks, ports and every link's bandwidth, with the way to mend each."""
+    started = time.monotonic()
+    if account:
+        if inventory:
+            raise Exit("--account is of a stack in a cloud, not of an inventory", code=2)
+        verdicts = _told(account_of.verdicts(stack))
+        # Their mends name the stack themselves, or are commands of the cloud's own.
+        _finish(
+            verdicts, started, f"next: {next_step(verdicts)}" if _fails(verdicts) else output.next_command("fab up")
+        )
+        return
+    cluster = targets.load(stack, inventory)
+    with output.interruptible(), Fleet(cluster) as fleet, contextlib.closing(verdicts_of(cluster, fleet)) as found:
+        verdicts = _told(found)
+    _finish(verdicts, started, output.next_command(next_step(verdicts)))
+
+
+def _told(found: Iterable[Verdict]) -> list[Verdict]:
+    """Each verdict's line as soon as it is known; all of them."""
+    verdicts = []
+    for one in found:
+        verdicts.append(one)
+        output.say(output.colour(one.level, COLOURS[one.level]) + output.hint(one.line()[len(one.level) :]))
+    return verdicts
+
+
+def _fails(verdicts: list[Verdict]) -> bool:
+    return any(one.level == "fail" for one in verdicts)
+
+
+def _finish(verdicts: list[Verdict], started: float, following: str) -> None:
+    """The count, and what comes next; Exit 1 for a failure."""
+    output.say(summary(verdicts, time.monotonic() - started))
+    output.say(following)
+    if _fails(verdicts):
+        raise Exit(code=1)
