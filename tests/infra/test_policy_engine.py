@@ -11,10 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from planted_violations import OWN, copy_of, edited
+from planted_violations import OWN
 from sample_inputs import without_stack
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,35 @@ SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
 Preview = Callable[..., subprocess.CompletedProcess[str]]
 
 pytestmark = pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi here: its engine loads the pack")
+
+
+COPIED = ("infra", "bootstrap", "stacks", "tests", "Pulumi.yaml")
+"""What of a checkout the program and the policies need, and the tests that run them."""
+
+
+def copy_of(root: Path, into: Path) -> Path:
+    for name in COPIED:
+        if (root / name).is_dir():
+            shutil.copytree(root / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(root / name, into / name)
+    return into
+
+
+@contextmanager
+def edited(copy: Path, edits: list[list[str]]) -> Iterator[None]:
+    """The copy with each text replaced, which must stand in its file just once; then as it was."""
+    before = {name: (copy / name).read_text() for name, _, _ in edits}
+    try:
+        for name, old, new in edits:
+            text = (copy / name).read_text()
+            if text.count(old) != 1:
+                raise LookupError(f"{name}: {old!r} stands there {text.count(old)} times")
+            (copy / name).write_text(text.replace(old, new))
+        yield
+    finally:
+        for name, text in before.items():
+            (copy / name).write_text(text)
 
 
 @pytest.fixture(scope="module")

@@ -1,75 +1,71 @@
-"""Runs the real program from a copy of the checkout, once for each planted violation, and judges what it declares.
+"""What the real program declares, and changes to that which a policy rule must find.
 
-    python tests/support/planted_violations.py COPY < plants.json   # [{"cluster", "keys", "edits": [[file, old, new]]}]
+    resources = declared("aws-xeon", {"nodes": "2", "publicKey": ...})     # the program, run under the recorder
+    change("template", {"metadataOptions.httpTokens": "optional"})(resources)
 
-Prints, for each plant, what was found: {rule: [what, ...]}, or {"error": ...}. A process of its own, so that the
-copy's modules are imported and not the checkout's; one process for all, as a cloud's SDK takes its time to import.
+A change names resources by a pattern for their logical names. A path is property names and list indices with dots
+between, and goes on inside of a policy document given as JSON text. A change that meets no resource, or changes none,
+fails.
 """
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
-import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-COPIED = ("infra", "bootstrap", "stacks", "tests", "Pulumi.yaml")
-"""What of a checkout the program and the policies need, and the tests that run them."""
+import program_recorder
+
+from infra.config import stack_file
+from infra.policy import pack
+from infra.policy.rule import Resource
+
 KINDS = {"aws-xeon": ("aws_mocks", "Amazon"), "azure-xeon": ("azure_mocks", "Azure")}
 """What answers for a cluster's providers: module and class."""
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
-MODULES = ("infra", "program_recorder", "sample_inputs", *(module for module, _ in KINDS.values()))
+GONE = object()
+"""As a new value: the property or the item is taken out."""
+
+Resources = Sequence[Resource]
+Change = Callable[[Resources], list[Resource]]
 
 
-def copy_of(root: Path, into: Path) -> Path:
-    for name in COPIED:
-        if (root / name).is_dir():
-            shutil.copytree(root / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(root / name, into / name)
-    return into
+def settings(cluster: str, keys: Mapping[str, str]) -> dict[str, str]:
+    return {**stack_file.read(cluster), **OWN, **keys}
 
 
-@contextmanager
-def edited(copy: Path, edits: list[list[str]]) -> Iterator[None]:
-    """The copy with each text replaced, which must stand in its file just once; then as it was."""
-    before = {name: (copy / name).read_text() for name, _, _ in edits}
-    try:
-        for name, old, new in edits:
-            text = (copy / name).read_text()
-            if text.count(old) != 1:
-                raise LookupError(f"{name}: {old!r} stands there {text.count(old)} times")
-            (copy / name).write_text(text.replace(old, new))
-        yield
-    finally:
-        for name, text in before.items():
-            (copy / name).write_text(text)
+def declared(cluster: str, keys: Mapping[str, str]) -> list[Resource]:
+    """What the program declares with these keys, as the pack takes it; logical names serve as URNs."""
+    ran = program_recorder.run(settings(cluster, keys), _providers(cluster), stack=cluster).declared
+    return [
+        Resource(
+            type=one.type,
+            name=one.name,
+            props=one.inputs,
+            urn=one.name,
+            provider=ran[one.provider].inputs if one.provider else {},
+            links=one.property_needs,
+            ignores=one.ignore_changes,
+        )
+        for one in ran.values()
+    ]
 
 
-def found(cluster: str, keys: dict[str, str]) -> dict[str, list[str]]:
-    """What the pack has to say of what the program declares."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in MODULES:
-            del sys.modules[name]
-    recorder, stack_file, pack = (
-        importlib.import_module(name) for name in ("program_recorder", "infra.config.stack_file", "infra.policy.pack")
-    )
-    assert Path(pack.__file__).is_relative_to(sys.path[0]), "the copy's own modules"
-    raw = {**stack_file.read(cluster), **OWN, **keys}
-    ran = recorder.run(raw, _providers(cluster), stack=cluster)
-    all_: dict[str, list[str]] = {}
-    for finding in pack.judge(pack.stack(resources(ran.declared), raw)):
+def found(cluster: str, keys: Mapping[str, str], resources: Resources) -> dict[str, list[str]]:
+    """What the pack finds in the resources: rule -> `<resource>: <message>`."""
+    by_rule: dict[str, list[str]] = {}
+    for finding in pack.judge(pack.stack(resources, settings(cluster, keys))):
         decided = "" if finding.decided else "undecided: "
-        all_.setdefault(finding.rule, []).append(f"{finding.resource.name}: {decided}{finding.what}")
-    return all_
+        by_rule.setdefault(finding.rule, []).append(f"{finding.resource.name}: {decided}{finding.what}")
+    return by_rule
 
 
 def _providers(cluster: str) -> Any:
-    """The cluster's kind, with ids in the form that the clouds give them: rules read those."""
+    """The cluster's stand-in for its providers, with ids in the form that the clouds give them: rules read those."""
     module, kind = KINDS[cluster]
 
     class Real(getattr(importlib.import_module(module), kind)):  # type: ignore[misc]
@@ -84,36 +80,64 @@ def _providers(cluster: str) -> Any:
     return Real()
 
 
-def resources(declared: dict[str, Any]) -> list[Any]:
-    """The recorder's records as the pack takes them; logical names are as good as URNs, as they are unique."""
-    resource = importlib.import_module("infra.policy.rule").Resource
-    return [
-        resource(
-            type=one.type,
-            name=one.name,
-            props=one.inputs,
-            urn=one.name,
-            provider=declared[one.provider].inputs if one.provider else {},
-            links=one.property_needs,
-            ignores=one.ignore_changes,
-        )
-        for one in declared.values()
-    ]
+# --- changes ---
 
 
-def main(copy: Path) -> None:
-    sys.dont_write_bytecode = True  # an edit within the second, of the same length, would not be seen
-    sys.path[:0] = [str(copy), str(copy / "tests" / "support")]
-    results: list[Any] = []
-    for plant in json.load(sys.stdin):
-        try:
-            with edited(copy, plant["edits"]):
-                results.append(found(plant["cluster"], plant["keys"]))
-        except Exception as error:  # noqa: BLE001 (told to the test, which fails by it)
-            results.append({"error": [f"{type(error).__name__}: {error}"]})
-    sys.stdout = sys.__stdout__
-    print(json.dumps(results))
+def each(name: str, edit: Callable[[Resource], Resource]) -> Change:
+    """Every resource whose name matches, edited; each of them must be another one then."""
+
+    def apply(resources: Resources) -> list[Resource]:
+        matched = {one.name: edit(one) for one in resources if re.fullmatch(name, one.name)}
+        assert matched, f"no resource is called {name}"
+        assert not any(one == matched.get(one.name) for one in resources), f"{name}: it is so already"
+        return [matched.get(one.name, one) for one in resources]
+
+    return apply
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+def change(name: str, values: Mapping[str, Any]) -> Change:
+    """Other values at paths of the properties: a value, GONE, or a function of what is there."""
+
+    def edit(resource: Resource) -> Resource:
+        props: Any = copy.deepcopy(dict(resource.props))
+        for path, value in values.items():
+            props = _put(props, path.split("."), value)
+        return replace(resource, props=props)
+
+    return each(name, edit)
+
+
+def _put(at: Any, steps: Sequence[str], value: Any) -> Any:
+    """`at` with another value at the end of the steps."""
+    if not steps:
+        return value(at) if callable(value) else value
+    if isinstance(at, str):
+        return json.dumps(_put(json.loads(at), steps, value))
+    key: Any = int(steps[0]) if isinstance(at, list) else steps[0]
+    if len(steps) == 1 and value is GONE:
+        del at[key]
+    else:
+        at[key] = _put(at[key] if isinstance(at, list) else at.get(key), steps[1:], value)
+    return at
+
+
+def without(name: str) -> Change:
+    """The resource is not declared."""
+
+    def apply(resources: Resources) -> list[Resource]:
+        rest = [one for one in resources if one.name != name]
+        assert len(rest) == len(resources) - 1, f"no resource is called {name}"
+        return rest
+
+    return apply
+
+
+def unlinked(name: str, key: str, value: Any) -> Change:
+    """A property is a value of its own, and comes from no other resource."""
+
+    def edit(resource: Resource) -> Resource:
+        links = {other: of for other, of in resource.links.items() if other != key}
+        assert links != resource.links, f"{name}.{key} comes from no resource"
+        return replace(resource, links=links, props={**resource.props, key: value})
+
+    return each(name, edit)
