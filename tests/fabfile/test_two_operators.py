@@ -28,7 +28,7 @@ from fabfile.verbs import stack
 from infra.clouds import audit
 from infra.clouds.aws import removal
 from infra.clouds.azure import orphans as azure_leftovers
-from infra.clouds.azure.rest import Rest
+from infra.clouds.azure.arm import Arm
 from infra.clouds.live_resource import Thing
 from infra.config import stack_file
 from infra.config.settings import Settings, load
@@ -296,7 +296,7 @@ def test_on_azure_the_second_ones_verbs_leave_the_firsts_cluster_alone(
     with azure_subscription.azure() as (endpoint, cloud):
         monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
         monkeypatch.setattr(
-            azure_leftovers, "Rest", lambda subscription: Rest(subscription, endpoint=endpoint, who=Who(), wait=0)
+            azure_leftovers, "Arm", lambda subscription: Arm(subscription, endpoint=endpoint, who=Who(), wait=0)
         )
         for one in (ADA, BOB):
             _fill(cloud, one)
@@ -335,7 +335,7 @@ def test_on_azure_another_subscription_is_looked_at_as_well(
     asked: list[str] = []
     other = "99999999-2222-3333-4444-555555555555"
 
-    def listed(rest: Rest, _claim: object) -> list[Thing]:
+    def listed(rest: Arm, _claim: object) -> list[Thing]:
         asked.append(rest.subscription)
         return []
 
@@ -344,7 +344,7 @@ def test_on_azure_another_subscription_is_looked_at_as_well(
     bob.up({}, BOB, Location("azure", "eastus", other), Location("azure", "westeurope", SUBSCRIPTION))
     monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
     monkeypatch.setattr(
-        azure_leftovers, "Rest", lambda subscription: Rest(subscription, endpoint="http://127.0.0.1:9", who=Who())
+        azure_leftovers, "Arm", lambda subscription: Arm(subscription, endpoint="http://127.0.0.1:9", who=Who())
     )
     monkeypatch.setattr(azure_leftovers.listing, "find", listed)
     assert own(bob) == []

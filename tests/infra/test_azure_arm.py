@@ -16,7 +16,7 @@ from azure.core.credentials import AccessToken
 from azure_arm import MACHINE, Machine, serve
 from http_server import Answer, Asked
 
-from infra.clouds.azure import arm, image, run_command
+from infra.clouds.azure import arm, credentials, image, run_command, running_machine
 from infra.clouds.azure.budget import MonthProvider
 from infra.clouds.azure.builder_stop import StopError, StopProvider
 from infra.clouds.azure.run_command import CommandError, CommandProvider
@@ -39,7 +39,7 @@ def vm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     machine = Machine()
     with serve(machine) as address:
         monkeypatch.setattr(arm, "ENDPOINT", address)
-        monkeypatch.setattr(arm, "WAIT", 0.01)
+        monkeypatch.setattr(running_machine, "WAIT", 0.01)
         monkeypatch.setattr(arm, "credential", Token)
         yield machine
 
@@ -93,7 +93,7 @@ def test_a_builder_that_cannot_be_stopped_is_told_with_the_command(
 ) -> None:
     vm.view |= {"executionState": "Failed", "exitCode": 1}
     refused = arm.ArmError("POST: 403 AuthorizationFailed")
-    monkeypatch.setattr(arm.Arm, "deallocate", lambda self, machine: (_ for _ in ()).throw(refused))
+    monkeypatch.setattr(running_machine.RunningMachine, "deallocate", lambda self: (_ for _ in ()).throw(refused))
     with pytest.raises(CommandError, match=re.escape(f"az vm deallocate --ids {MACHINE}")):
         CommandProvider().create(props(builder=True))
 
@@ -121,7 +121,7 @@ def test_a_command_that_never_ends_is_given_up(vm: Machine, monkeypatch: pytest.
 
 def test_an_answer_that_is_busy_is_asked_again(vm: Machine) -> None:
     vm.broken = 2
-    assert arm.Arm().power(MACHINE) == "running"
+    assert running_machine.RunningMachine(MACHINE).power() == "running"
 
 
 def test_only_another_machine_is_asked_again() -> None:
@@ -177,7 +177,7 @@ def test_the_account_is_the_one_of_pulumis_provider(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert type(arm.credential()).__name__ == kind
+    assert type(credentials.credential()).__name__ == kind
 
 
 # --- the gate's script, on files of a test's own ---

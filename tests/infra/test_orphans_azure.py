@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
 import azure_subscription
+import http_server
 import pytest
 from azure_subscription import SUBSCRIPTION, Cloud, Who
+from http_server import Answer, Asked
 
 from infra.clouds.azure import access, orphans
-from infra.clouds.azure.arm import ArmError
-from infra.clouds.azure.rest import Rest, subscription
+from infra.clouds.azure.arm import Arm, ArmError
+from infra.clouds.azure.credentials import subscription
 from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.errors import OperationError, UsageError
@@ -31,11 +34,11 @@ def settings(good: dict[str, str]) -> Settings:
 
 
 @pytest.fixture
-def place() -> Iterator[tuple[Rest, Cloud]]:
+def place() -> Iterator[tuple[Arm, Cloud]]:
     with azure_subscription.azure() as (endpoint, cloud):
-        rest = Rest(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)  # type: ignore[arg-type]
+        arm = Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)  # type: ignore[arg-type]
         fill(cloud, endpoint)
-        yield rest, cloud
+        yield arm, cloud
 
 
 def fill(cloud: Cloud, endpoint: str) -> None:
@@ -96,40 +99,40 @@ def assign(cloud: Cloud, logical: str, scope: str, role: str) -> str:
     )
 
 
-def test_what_has_no_tag_is_found_by_its_name(place: tuple[Rest, Cloud], settings: Settings) -> None:
+def test_what_has_no_tag_is_found_by_its_name(place: tuple[Arm, Cloud], settings: Settings) -> None:
     """Others' rights are not: on the subscription, on another group, on ours by somebody's own hand."""
-    rest, cloud = place
+    arm, cloud = place
     assign(cloud, "may-read", "", "/roleDefinitions/of-azures")
     assign(cloud, "may-end", "resourceGroups/trainyard-yard-2", "/roleDefinitions/of-azures")
     assign(cloud, "by-hand", GROUP, "/roleDefinitions/of-azures")
     untagged = ("role assignment", "role definition", "budget")
-    found = {(thing.kind, thing.what) for thing in orphans.find(settings, rest) if thing.kind in untagged}
+    found = {(thing.kind, thing.what) for thing in orphans.find(settings, arm) if thing.kind in untagged}
     rights = {("role assignment", what) for what in ("may-end", "may-store", "may-read")}
     assert found == {*rights, ("role definition", "trainyard-yard-role"), ("budget", "trainyard-yard-budget")}
 
 
-def test_a_role_that_has_outlived_its_group_is_swept(place: tuple[Rest, Cloud], settings: Settings) -> None:
+def test_a_role_that_has_outlived_its_group_is_swept(place: tuple[Arm, Cloud], settings: Settings) -> None:
     """Its name is the next one's, and Azure would refuse that one."""
-    rest, cloud = place
+    arm, cloud = place
     cloud.delete(f"{azure_subscription.ROOT}/{GROUP}".lower())
-    orphans.sweep(settings, [], rest=rest)
+    orphans.sweep(settings, [], arm=arm)
     assert not [name for name in cloud.things if "roledefinitions" in name]
-    assert orphans.find(settings, rest) == []
+    assert orphans.find(settings, arm) == []
 
 
-def test_a_role_is_known_by_the_groups_name_for_it(place: tuple[Rest, Cloud], settings: Settings) -> None:
+def test_a_role_is_known_by_the_groups_name_for_it(place: tuple[Arm, Cloud], settings: Settings) -> None:
     """Pulumi's state has it under the scope that it was declared for, Azure under the subscription."""
-    rest, _cloud = place
+    arm, _cloud = place
     called = access.role_guid(SUBSCRIPTION, "yard")
     known = f"{azure_subscription.ROOT}/{GROUP}/providers/Microsoft.Authorization/roleDefinitions/{called}"
-    swept = orphans.sweep(settings, [known], rest=rest)
+    swept = orphans.sweep(settings, [known], arm=arm)
     assert "role definition" not in {thing.kind for thing in swept}
 
 
-def test_rights_that_may_not_be_listed_are_told(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
+def test_rights_that_may_not_be_listed_are_told(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
     cloud.forbids.add("roleassignments")
-    (unseen,) = [thing for thing in orphans.find(settings, rest) if thing.unseen]
+    (unseen,) = [thing for thing in orphans.find(settings, arm) if thing.unseen]
     assert unseen.kind == "role assignment" and "403 AuthorizationFailed" in unseen.what
 
 
@@ -146,9 +149,9 @@ def test_an_az_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         subscription()
 
 
-def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
-    found = orphans.find(settings, rest)
+def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
+    found = orphans.find(settings, arm)
     expected = {name for name in cloud.things if "yard-2" not in name and "runcommands" not in name}
     assert {thing.id or thing.owner for thing in found} == expected
     assert [thing.kind for thing in found][-1] == "resource group"
@@ -156,12 +159,12 @@ def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Rest, Clou
 
 
 def test_what_it_costs_is_by_what_azure_bills(
-    place: tuple[Rest, Cloud], settings: Settings, monkeypatch: pytest.MonkeyPatch
+    place: tuple[Arm, Cloud], settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rest, _ = place
+    arm, _ = place
     known = {"Standard_D32s_v6": 1.5}
     monkeypatch.setattr("infra.clouds.azure.listing._price", lambda _item, sku, count=1: known.get(sku))
-    prices = {thing.what: thing.usd_per_hour for thing in orphans.find(settings, rest) if thing.kind == "machine"}
+    prices = {thing.what: thing.usd_per_hour for thing in orphans.find(settings, arm) if thing.kind == "machine"}
     # Shut down from inside it is `stopped`, and still billed; only a deallocated one is not.
     assert prices == {
         "node1 Standard_D32s_v6 running": 1.5,
@@ -170,28 +173,28 @@ def test_what_it_costs_is_by_what_azure_bills(
     }
 
 
-def test_a_busy_azure_is_asked_again(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
-    calm = orphans.find(settings, rest)
+def test_a_busy_azure_is_asked_again(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
+    calm = orphans.find(settings, arm)
     cloud.busy = 3
-    assert orphans.find(settings, rest) == calm and cloud.busy == 0
+    assert orphans.find(settings, arm) == calm and cloud.busy == 0
 
 
-def test_a_sweep_leaves_what_the_state_knows(place: tuple[Rest, Cloud], settings: Settings) -> None:
+def test_a_sweep_leaves_what_the_state_knows(place: tuple[Arm, Cloud], settings: Settings) -> None:
     """By id, in whatever capitals; a disk is known with its machine; the group stays, as it is not empty."""
-    rest, cloud = place
+    arm, cloud = place
     declared = {name: thing for name, thing in cloud.things.items() if "disks" not in name}
     known = {thing["id"].upper() for name, thing in declared.items() if "node2" not in name}
-    swept = orphans.sweep(settings, known, rest=rest)
+    swept = orphans.sweep(settings, known, arm=arm)
     assert sorted(thing.what.split()[0] for thing in swept) == ["node2", "node2", "node2-os"]
     assert not [name for name in cloud.things if "node2" in name.rpartition("/")[2]]
     assert f"{azure_subscription.ROOT}/{COMPUTE}/disks/node1-os".lower() in cloud.things
 
 
-def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
-    orphans.sweep(settings, [], rest=rest)
-    assert orphans.find(settings, rest) == []
+def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
+    orphans.sweep(settings, [], arm=arm)
+    assert orphans.find(settings, arm) == []
     assert len([name for name in cloud.things if "yard-2" in name]) == 2 == len(cloud.things)
     gone = [line.rpartition("/providers/")[2] for line in cloud.asked if line.startswith("DELETE")]
     order = [
@@ -205,58 +208,97 @@ def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(place: tuple[Rest
     order += ["storageaccounts/", "roledefinitions/"]
     places = [next(index for index, line in enumerate(gone) if part in line) for part in order]
     assert places == sorted(places)
-    assert orphans.sweep(settings, [], rest=rest) == []
+    assert orphans.sweep(settings, [], arm=arm) == []
 
 
-def test_data_goes_only_when_asked_for(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
+def test_data_goes_only_when_asked_for(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
     cloud.blobs = {f"train-{index}.bin": 1_000_000_000 for index in range(5)}
-    orphans.sweep(settings, [], rest=rest)
-    account, *rights, group = orphans.find(settings, rest)
+    orphans.sweep(settings, [], arm=arm)
+    account, *rights, group = orphans.find(settings, arm)
     assert (account.kind, account.holds) == (
         "storage account",
         "5 blobs (older versions and deleted ones counted), 5 GB",
     )
     assert {right.what for right in rights} == {"may-store", "may-read"}, "whoever keeps data may read it"
     assert group.kind == "resource group"
-    orphans.sweep(settings, [], delete_data=True, rest=rest)
-    assert orphans.find(settings, rest) == []
+    orphans.sweep(settings, [], delete_data=True, arm=arm)
+    assert orphans.find(settings, arm) == []
 
 
-def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
+def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
     cloud.deleted = {"step-100.pt": 1_500_000_000}
-    (account,) = [thing for thing in orphans.find(settings, rest) if thing.kind == "storage account"]
+    (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
     assert account.holds == "1 blobs (older versions and deleted ones counted), 1.5 GB"
     assert account.usd_per_hour
-    orphans.sweep(settings, [], delete_data=True, rest=rest)  # it goes with its account
-    assert orphans.find(settings, rest) == []
+    orphans.sweep(settings, [], delete_data=True, arm=arm)  # it goes with its account
+    assert orphans.find(settings, arm) == []
 
 
-def test_another_stacks_machine_in_our_group_is_seen_and_left(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
+def test_another_stacks_machine_in_our_group_is_seen_and_left(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
     cloud.add(f"{COMPUTE}/disks/theirs", "yard-2", sku={"name": "Premium_LRS"}, properties={"diskSizeGB": 32})
-    orphans.sweep(settings, [], rest=rest)
-    assert [thing.what.split()[0] for thing in orphans.find(settings, rest)] == ["theirs", "trainyard-yard"]
+    orphans.sweep(settings, [], arm=arm)
+    assert [thing.what.split()[0] for thing in orphans.find(settings, arm)] == ["theirs", "trainyard-yard"]
 
 
 def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
-    place: tuple[Rest, Cloud], settings: Settings
+    place: tuple[Arm, Cloud], settings: Settings
 ) -> None:
-    rest, cloud = place
+    arm, cloud = place
     cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
     with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted: in use"):
-        orphans.sweep(settings, [], rest=rest)
-    assert [thing.kind for thing in orphans.find(settings, rest)] == ["network", "resource group"]
+        orphans.sweep(settings, [], arm=arm)
+    assert [thing.kind for thing in orphans.find(settings, arm)] == ["network", "resource group"]
 
 
-def test_a_token_goes_to_no_other_host(place: tuple[Rest, Cloud]) -> None:
-    with pytest.raises(ArmError, match="not a link of"):
-        place[0]._own("https://management.azure.example/operations/1")
+ELSEWHERE = "https://management.azure.example/operations/1"
 
 
-def test_contents_that_cannot_be_read_count_as_data(place: tuple[Rest, Cloud], settings: Settings) -> None:
-    rest, cloud = place
+@pytest.mark.parametrize("header", ["", "Azure-AsyncOperation", "Location"])
+def test_a_token_goes_to_no_other_host(header: str) -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "DELETE":
+            return Answer(202, headers={header: ELSEWHERE})
+        return Answer(body=json.dumps({"value": [], "nextLink": ELSEWHERE}).encode())
+
+    with http_server.serve(answer) as server:
+        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
+        with pytest.raises(ArmError, match="not a link of"):
+            arm.delete("/x", "2024-05-01") if header else arm.every("/x", "2024-05-01")
+        assert len(server.asked) == 1
+
+
+def test_a_deletion_that_never_ends_is_given_up(place: tuple[Arm, Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
+    arm, cloud = place
+    monkeypatch.setattr("infra.clouds.azure.arm.DELETING_S", 0.2)
+    monkeypatch.setattr(cloud, "operations", Endless())
+    with pytest.raises(ArmError, match=r"^DELETE .*natGateways/yard: not done within 0 s$"):
+        arm.delete(f"{azure_subscription.ROOT}/{NETWORK}/natGateways/yard", "2024-05-01")
+
+
+class Endless(dict[str, tuple[str, int]]):
+    """Deletions that are looked at again and again."""
+
+    def __getitem__(self, name: str) -> tuple[str, int]:
+        return super().__getitem__(name)[0], 9
+
+
+def test_what_a_location_pointed_to_may_go_with_the_resource() -> None:
+    def answer(asked: Asked) -> Answer:
+        if asked.method == "DELETE":
+            return Answer(202, headers={"Location": f"http://{asked.headers['host']}/operations/1"})
+        return Answer(404)
+
+    with http_server.serve(answer) as server:
+        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
+        arm.delete("/resourceGroups/x", "2021-04-01")
+        assert [one.method for one in server.asked] == ["DELETE", "GET"]
+
+
+def test_contents_that_cannot_be_read_count_as_data(place: tuple[Arm, Cloud], settings: Settings) -> None:
+    arm, cloud = place
     del cloud.lists[f"{azure_subscription.ROOT}/{ACCOUNT}/blobServices/default/containers"]
-    (account,) = [thing for thing in orphans.find(settings, rest) if thing.kind == "storage account"]
+    (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
     assert account.holds == "what cannot be read" and account.usd_per_hour is None

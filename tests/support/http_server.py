@@ -57,6 +57,9 @@ def serve(answer: Callable[[Asked], Answer]) -> Iterator[Server]:
         def do_POST(self) -> None:
             self._answer()
 
+        def do_DELETE(self) -> None:
+            self._answer()
+
         def do_PUT(self) -> None:
             self._answer()
 

@@ -6,12 +6,12 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any
 
-from infra.clouds.azure import arm, machine_types, quota
-from infra.clouds.azure.arm import SIGN_IN
+from infra.clouds.azure import machine_types, quota
+from infra.clouds.azure.arm import Arm, ArmError
+from infra.clouds.azure.credentials import SIGN_IN, subscription
 from infra.clouds.azure.image import base_image
 from infra.clouds.azure.names import DEFAULT_REGION, region
 from infra.clouds.azure.quota import Sku
-from infra.clouds.azure.rest import Rest, subscription
 from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 from infra.config.values import set_key
@@ -44,21 +44,21 @@ def namespaces(settings: Settings) -> tuple[str, ...]:
     return (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
 
 
-def check(settings: Settings, rest: Rest | None = None) -> list[Finding]:
+def check(settings: Settings, arm: Arm | None = None) -> list[Finding]:
     """All checks, in the order in which later ones need earlier ones; what is wrong at the top ends the list."""
-    return list(_findings(settings, rest))
+    return list(_findings(settings, arm))
 
 
-def cheap(settings: Settings, rest: Rest | None = None) -> list[Finding]:
+def cheap(settings: Settings, arm: Arm | None = None) -> list[Finding]:
     """The checks that `up` begins with: the size exists in the region, and in the zone."""
-    return [_size(settings, _skus(rest or Rest(subscription()), settings))]
+    return [_size(settings, _skus(arm or Arm(subscription()), settings))]
 
 
-def offers(settings: Settings, rest: Rest | None = None) -> list[str]:
+def offers(settings: Settings, arm: Arm | None = None) -> list[str]:
     """Regions that offer the size to this subscription. ArmError where that cannot be asked."""
-    rest = rest or Rest(subscription())
+    arm = arm or Arm(subscription())
     wanted, found = _name(settings), set()
-    for item in rest.every(f"{rest.subscription}/providers/Microsoft.Compute/skus", SKUS):
+    for item in arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS):
         if item.get("resourceType") == "virtualMachines" and item["name"].lower() == wanted.lower():
             found |= {place.lower() for place in item["locations"] if not _sku(item).refused}
     return sorted(found)
@@ -68,14 +68,14 @@ def _name(settings: Settings) -> str:
     return settings.cloud.instance_type or machine_types.DEFAULT
 
 
-def _findings(settings: Settings, rest: Rest | None) -> Iterator[Finding]:
+def _findings(settings: Settings, arm: Arm | None) -> Iterator[Finding]:
     try:
-        rest = rest or Rest(subscription())
-        who = rest.get(rest.subscription, SUBSCRIPTIONS)
+        arm = arm or Arm(subscription())
+        who = arm.get(arm.subscription, SUBSCRIPTIONS)
     except UsageError as error:
         yield Finding("sign-in", "failed", str(error).partition(";")[0], SIGN_IN)
         return
-    except arm.ArmError as error:
+    except ArmError as error:
         denied = any(word in str(error) for word in (" 401 ", " 403 ", " 404 "))
         yield Finding("sign-in", "failed" if denied else "undecided", str(error), SIGN_IN)
         return
@@ -83,19 +83,19 @@ def _findings(settings: Settings, rest: Rest | None) -> Iterator[Finding]:
         look = "https://portal.azure.com/#view/Microsoft_Azure_Billing/SubscriptionsBlade"
         yield Finding("sign-in", "failed", f"subscription {who.get('displayName')} is {who.get('state')}", look)
         return
-    yield Finding("sign-in", "ok", f"subscription {who.get('displayName')} ({rest.subscription[15:]})")
+    yield Finding("sign-in", "ok", f"subscription {who.get('displayName')} ({arm.subscription[15:]})")
     checks = (_providers, _region, _size_and_quota, _image, _rights)
     for one in checks:
         try:
-            yield from one(rest, settings)
-        except arm.ArmError as error:
+            yield from one(arm, settings)
+        except ArmError as error:
             yield Finding(one.__name__.strip("_"), "undecided", str(error), f"fab check --account, or {SIGN_IN}")
 
 
-def _providers(rest: Rest, settings: Settings) -> Iterator[Finding]:
+def _providers(arm: Arm, settings: Settings) -> Iterator[Finding]:
     names = namespaces(settings)
     for name in names:
-        state = rest.get(f"{rest.subscription}/providers/{name}", RESOURCES).get("registrationState")
+        state = arm.get(f"{arm.subscription}/providers/{name}", RESOURCES).get("registrationState")
         if state != "Registered":
             yield Finding(
                 "providers", "failed", f"{name} is {state}", f"az provider register --wait --namespace {name}"
@@ -104,8 +104,8 @@ def _providers(rest: Rest, settings: Settings) -> Iterator[Finding]:
     yield Finding("providers", "ok", f"{', '.join(name.partition('.')[2] for name in names)} are registered")
 
 
-def _region(rest: Rest, settings: Settings) -> Iterator[Finding]:
-    names = [item["name"] for item in rest.every(f"{rest.subscription}/locations", SUBSCRIPTIONS)]
+def _region(arm: Arm, settings: Settings) -> Iterator[Finding]:
+    names = [item["name"] for item in arm.every(f"{arm.subscription}/locations", SUBSCRIPTIONS)]
     if region(settings) in names:
         yield Finding("region", "ok", region(settings))
     else:
@@ -113,10 +113,10 @@ def _region(rest: Rest, settings: Settings) -> Iterator[Finding]:
         yield Finding("region", "failed", f"this subscription has no region {region(settings)}", mend)
 
 
-def _skus(rest: Rest, settings: Settings) -> dict[str, Sku]:
+def _skus(arm: Arm, settings: Settings) -> dict[str, Sku]:
     """Every machine size of the region, by its name in small letters."""
     wanted = {"$filter": f"location eq '{region(settings)}'"}
-    listed = rest.every(f"{rest.subscription}/providers/Microsoft.Compute/skus", SKUS, **wanted)
+    listed = arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS, **wanted)
     return {item["name"].lower(): _sku(item) for item in listed if item.get("resourceType") == "virtualMachines"}
 
 
@@ -149,38 +149,38 @@ def _size(settings: Settings, skus: dict[str, Sku]) -> Finding:
     return Finding("type", "ok", f"{where} offers {name}, {sku.vcpus} vCPUs (zones {', '.join(free) or 'none'})")
 
 
-def _size_and_quota(rest: Rest, settings: Settings) -> Iterator[Finding]:
-    skus = _skus(rest, settings)
+def _size_and_quota(arm: Arm, settings: Settings) -> Iterator[Finding]:
+    skus = _skus(arm, settings)
     finding = _size(settings, skus)
     yield finding
     if finding.state == "ok":
-        yield quota.check(rest, settings, skus)
+        yield quota.check(arm, settings, skus)
 
 
-def _image(rest: Rest, settings: Settings) -> Iterator[Finding]:
+def _image(arm: Arm, settings: Settings) -> Iterator[Finding]:
     if settings.image != "bake":
-        yield _version(rest, settings)
+        yield _version(arm, settings)
         return
     name = base_image(settings)
     publisher, offer, sku, version = name.split(":")
     path = (
-        f"{rest.subscription}/providers/Microsoft.Compute/locations/{region(settings)}/publishers/{publisher}"
+        f"{arm.subscription}/providers/Microsoft.Compute/locations/{region(settings)}/publishers/{publisher}"
         f"/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
     )
     mend = set_key("baseImage", '""', settings.stack)
     # This listing is a plain list, without pages.
-    listed = [item["name"] for item in rest.plain(path, IMAGES)]
+    listed = [item["name"] for item in arm.plain(path, IMAGES)]
     if version in listed:
         yield Finding("image", "ok", name)
     else:
         yield Finding("image", "failed", f"baseImage {name}: {region(settings)} has no such image", mend)
 
 
-def _version(rest: Rest, settings: Settings) -> Finding:
+def _version(arm: Arm, settings: Settings) -> Finding:
     mend = set_key("image", "bake", settings.stack)
     try:
-        properties = rest.get(settings.image, GALLERIES)["properties"]
-    except arm.ArmError as error:
+        properties = arm.get(settings.image, GALLERIES)["properties"]
+    except ArmError as error:
         if " 404 " in str(error) or " 403 " in str(error):
             return Finding("image", "failed", f"image: {error}", mend)
         raise
@@ -191,12 +191,12 @@ def _version(rest: Rest, settings: Settings) -> Finding:
     return Finding("image", "ok", settings.image.split("/providers/")[-1])
 
 
-def _rights(rest: Rest, settings: Settings) -> Iterator[Finding]:
-    listed = rest.every(f"{rest.subscription}/providers/Microsoft.Authorization/permissions", PERMISSIONS)
+def _rights(arm: Arm, settings: Settings) -> Iterator[Finding]:
+    listed = arm.every(f"{arm.subscription}/providers/Microsoft.Authorization/permissions", PERMISSIONS)
     actions = (*ACTIONS, FLOW_LOG_ACTION) if settings.cloud.flow_logs else ACTIONS
     denied = [action for action in actions if not any(_allows(entry, action) for entry in listed)]
     if denied:
-        role = f'az role assignment create --role Owner --assignee ... --scope "{rest.subscription}"'
+        role = f'az role assignment create --role Owner --assignee ... --scope "{arm.subscription}"'
         yield Finding("rights", "failed", f"you may not {', '.join(denied)}", role)
     else:
         yield Finding("rights", "ok", f"{len(actions)} actions that `up` needs are allowed")

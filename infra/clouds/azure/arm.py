@@ -1,89 +1,195 @@
-"""Azure's management interface (ARM) over REST, as the account that Pulumi's own provider uses.
+"""A client of Azure's management interface (ARM), for what Pulumi's provider cannot do: list, look at and delete what
+no state knows, and run a command inside a machine.
 
-Pulumi's provider declares things; this is for what it cannot: a command inside a machine with its output, and a
-machine that is stopped for good. azure-core does the HTTP, with retries; azure-identity the tokens.
+azure-core does the HTTP: request ids, retries (a 429 and a 503 say by Retry-After how long to wait), tokens, pages and
+long-running operations. What is here: one line for every way to fail, and an end for every wait.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
+from xml.etree import ElementTree
 
 from azure.core import PipelineClient
 from azure.core.credentials import TokenCredential
-from azure.core.exceptions import AzureError, ClientAuthenticationError
-from azure.core.pipeline.policies import BearerTokenCredentialPolicy, RetryPolicy
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.core.paging import ItemPaged
+from azure.core.pipeline import PipelineRequest, policies
+from azure.core.polling import LROPoller, base_polling
 from azure.core.rest import HttpRequest, HttpResponse
-from azure.identity import AzureCliCredential, CertificateCredential, ClientSecretCredential, ManagedIdentityCredential
 
-from infra.errors import OperationError
+from infra.clouds.azure.credentials import SIGN_IN, credential
+from infra.errors import OperationError, UsageError
 
 ENDPOINT = "https://management.azure.com"
-SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"
-SCOPE = "https://management.azure.com/.default"
-WAIT = 10.0
-"""Seconds between two looks at the same thing."""
+SCOPE, STORAGE_SCOPE = "https://management.azure.com/.default", "https://storage.azure.com/.default"
+STORAGE_HEADERS = {"x-ms-version": "2021-12-02"}
 COMPUTE = "2024-11-01"
 """Version of the Compute interface: the one that pulumi-azure-native 3.29 uses."""
+CONNECT_S, READ_S = 30, 120
+"""Seconds for a connection, and for each part of an answer."""
+DELETING_S = 3600.0
+"""Seconds that a deletion may take: a gallery version with replicas is the slowest."""
 
 
 class ArmError(OperationError):
     """A request that Azure refused, or that did not reach it."""
 
 
-class SignInError(ArmError):
-    """Nobody whom Azure knows asks."""
+class _OneHost(policies.SansIOHTTPPolicy[HttpRequest, HttpResponse]):
+    """Refuse requests to another host: answers contain links, and the token must not go anywhere else."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    def on_request(self, request: PipelineRequest[HttpRequest]) -> None:
+        if urlsplit(request.http_request.url).netloc != urlsplit(self._endpoint).netloc:
+            raise ArmError(f"{request.http_request.url}: not a link of {self._endpoint}")
 
 
-def credential() -> TokenCredential:
-    """Who asks, chosen by the same variables as in Pulumi's provider; `az login` where there are none."""
-    tenant, client = os.environ.get("ARM_TENANT_ID", ""), os.environ.get("ARM_CLIENT_ID", "")
-    if tenant and client and (secret := os.environ.get("ARM_CLIENT_SECRET")):
-        return ClientSecretCredential(tenant, client, secret)
-    if tenant and client and (path := os.environ.get("ARM_CLIENT_CERTIFICATE_PATH")):
-        password = os.environ.get("ARM_CLIENT_CERTIFICATE_PASSWORD")
-        return CertificateCredential(tenant, client, path, password=password)
-    if os.environ.get("ARM_USE_MSI", "").lower() == "true":
-        return ManagedIdentityCredential(client_id=client or None)
-    if os.environ.get("ARM_USE_OIDC", "").lower() == "true":
-        raise ArmError("ARM_USE_OIDC: not supported here; use a client secret, a certificate or az login")
-    return AzureCliCredential(process_timeout=60)
+class Arm:
+    """The management interface, as one caller and for one subscription."""
+
+    def __init__(
+        self,
+        subscription: str = "",
+        *,
+        endpoint: str = "",
+        who: TokenCredential | None = None,
+        wait: float = 10.0,
+        retries: int = 6,
+    ) -> None:
+        """`wait`: seconds between two looks at a long-running operation where Azure does not say how long."""
+        self.subscription = f"/subscriptions/{subscription}"
+        self._endpoint, self._who = endpoint or ENDPOINT, who or credential()
+        self._wait, self._retries = wait, retries
+        self._arm = self._client(SCOPE, _OneHost(self._endpoint))
+        self._storage = self._client(STORAGE_SCOPE)
+
+    def _client(self, scope: str, *first: _OneHost) -> PipelineClient[HttpRequest, HttpResponse]:
+        token = policies.BearerTokenCredentialPolicy(self._who, scope)
+        steps = [*first, policies.RequestIdPolicy(), policies.RetryPolicy(retry_total=self._retries), token]
+        return PipelineClient(self._endpoint, policies=steps, connection_timeout=CONNECT_S, read_timeout=READ_S)
+
+    def of(self, subscription: str) -> Arm:
+        """The same for another subscription."""
+        return Arm(subscription, endpoint=self._endpoint, who=self._who, wait=self._wait, retries=self._retries)
+
+    def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
+        """One resource. ArmError with Azure's own words when it cannot be had, UsageError without credentials."""
+        return _parsed(self._send(self._request("GET", path, version, **query)))
+
+    def get_if_there(self, path: str, version: str) -> dict[str, Any] | None:
+        """One resource, None where there is none."""
+        response = self._send(self._request("GET", path, version), missing_ok=True)
+        return None if response.status_code == 404 else _parsed(response)
+
+    def plain(self, path: str, version: str) -> list[dict[str, Any]]:
+        """A listing that is a bare list, without pages: Compute's of its marketplace images."""
+        found = self._send(self._request("GET", path, version), missing_ok=True)
+        return list(json.loads(found.text())) if found.status_code == 200 else []
+
+    def every(self, path: str, version: str, **query: str) -> list[dict[str, Any]]:
+        """All items of a listing, over all its pages."""
+        first = self._request("GET", path, version, **query)
+
+        def next_page(link: str | None) -> dict[str, Any]:
+            return _parsed(self._send(HttpRequest("GET", link) if link else first))
+
+        return list(ItemPaged(next_page, lambda page: (page.get("nextLink") or None, iter(page.get("value", [])))))
+
+    def put(self, path: str, version: str, body: object) -> dict[str, Any]:
+        """Begin to make a resource; what Azure answers at once."""
+        return _parsed(self._send(self._request("PUT", path, version, body)))
+
+    def post(self, path: str, version: str) -> None:
+        """Begin an action on a resource."""
+        self._send(self._request("POST", path, version))
+
+    def delete(self, path: str, version: str) -> None:
+        """Delete, and wait until it is done. A resource that is gone already is no error."""
+        request, what = self._request("DELETE", path, version), f"DELETE {path}"
+        started = self._run(request, missing_ok=True)
+        if started.http_response.status_code not in (201, 202):
+            return
+        operation = base_polling.OperationResourcePolling[HttpRequest, HttpResponse]("Azure-AsyncOperation")
+        ways = [operation, base_polling.LocationPolling(), base_polling.StatusCheckPolling()]
+        polling: Any = base_polling.LROBasePolling(timeout=self._wait, lro_algorithms=ways, enforce_https=self._tls)
+        with _one_line(what):
+            poller = LROPoller(self._arm, started, lambda _: None, polling)
+            try:
+                poller.wait(DELETING_S)
+            except HttpResponseError as error:
+                by_location = "Azure-AsyncOperation" not in started.http_response.headers
+                if not (by_location and error.status_code == 404):  # a Location may go with the resource
+                    raise
+            if not poller.done():
+                raise ArmError(f"{what}: not done within {DELETING_S:.0f} s")
+
+    def blobs(self, container: str) -> tuple[int, int]:
+        """(how many, bytes) of a container by its URL. Old versions and deleted blobs that can be had back are counted
+        too: they are billed."""
+        count, total, marker = 0, 0, ""
+        while True:
+            query = {"restype": "container", "comp": "list", "include": "versions,deleted", "marker": marker}
+            request = HttpRequest("GET", container, params=query, headers=STORAGE_HEADERS)
+            root = ElementTree.fromstring(self._send(request, storage=True).text())
+            for entry in root.iter("Content-Length"):
+                count, total = count + 1, total + int(entry.text or 0)
+            marker = root.findtext("NextMarker") or ""
+            if not marker:
+                return count, total
+
+    @property
+    def _tls(self) -> bool:
+        """Azure's own address has TLS; a stand-in on loopback need not."""
+        return self._endpoint.startswith("https:")
+
+    def _request(self, method: str, path: str, version: str, body: object = None, **query: str) -> HttpRequest:
+        return HttpRequest(method, urljoin(self._endpoint, path), params={"api-version": version, **query}, json=body)
+
+    def _send(self, request: HttpRequest, *, missing_ok: bool = False, storage: bool = False) -> HttpResponse:
+        response: HttpResponse = self._run(request, missing_ok=missing_ok, storage=storage).http_response
+        return response
+
+    def _run(self, request: HttpRequest, *, missing_ok: bool = False, storage: bool = False) -> Any:
+        """The pipeline's answer, read to its end; with `missing_ok` a 404 is one, too.
+
+        Raises ArmError for any other status that says no, UsageError without credentials.
+        """
+        client = self._storage if storage else self._arm
+        what = f"{request.method} {urlsplit(request.url).path}"
+        with _one_line(what):
+            answer: Any = client.send_request(request, enforce_https=self._tls, _return_pipeline_response=True)
+            answer.http_response.read()
+        status = answer.http_response.status_code
+        if status >= 400 and not (missing_ok and status == 404):
+            raise ArmError(f"{what}: {status} {_reason(answer.http_response)}")
+        return answer
 
 
-Client = PipelineClient[HttpRequest, HttpResponse]
-
-
-def client(endpoint: str, who: TokenCredential, scope: str, retries: int = 6) -> Client:
-    """HTTP with retries: Azure says how long to wait by Retry-After, on a 429 of its quotas as well as on a 503."""
-    policies = [RetryPolicy(retry_total=retries), BearerTokenCredentialPolicy(who, scope)]
-    return PipelineClient(endpoint, policies=policies)
-
-
-def send(client: Client, request: HttpRequest, endpoint: str, *, gone: bool = False) -> HttpResponse:
-    """The answer, read to its end; with `gone` a 404 is one too.
-
-    Raises SignInError without credentials, ArmError with Azure's own words for what it refuses.
-    """
-    what = f"{request.method} {urlsplit(request.url).path}"
+@contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Turn azure-core's exceptions into ours, of one line that begins with what was asked."""
     try:
-        # A stand-in for tests has no TLS; Azure's own address always has.
-        response = client.send_request(request, enforce_https=endpoint.startswith("https:"))
-        response.read()
+        yield
     except ClientAuthenticationError as error:  # also where there is no `az`
-        raise SignInError(f"no Azure credentials that work: {_first(error)}; {SIGN_IN}") from None
+        raise UsageError(f"no Azure credentials that work: {_first_line(error)}; {SIGN_IN}") from None
+    except HttpResponseError as error:
+        if error.response is None:
+            raise ArmError(f"{what}: {_first_line(error)}") from None
+        state = _parsed(error.response).get("status") or error.status_code
+        raise ArmError(f"{what}: {state}: {_reason(error.response)}") from None
     except AzureError as error:
-        raise ArmError(f"{what}: Azure does not answer: {_first(error)}") from None
-    if response.status_code >= 400 and not (gone and response.status_code == 404):
-        raise ArmError(f"{what}: {response.status_code} {reason(response)}")
-    return response
+        raise ArmError(f"{what}: Azure does not answer: {_first_line(error)}") from None
 
 
-def parsed(response: HttpResponse) -> dict[str, Any]:
-    """The answer's JSON; an empty object for what has none."""
+def _parsed(response: Any) -> dict[str, Any]:
+    """The answer's JSON object; an empty one for an answer that has none."""
     try:
         found = json.loads(response.text() or "{}")
     except ValueError:
@@ -91,58 +197,13 @@ def parsed(response: HttpResponse) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def reason(response: HttpResponse) -> str:
+def _reason(response: Any) -> str:
     """Azure's own words in an answer that says no."""
-    error = parsed(response).get("error")
+    error = _parsed(response).get("error")
     if isinstance(error, dict):
         return f"{error.get('code', '')}: {error.get('message', '')}"[:400]
     return " ".join(response.text().split())[:400]
 
 
-def _first(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0][:300]
-
-
-class Arm:
-    """Requests to Azure's one endpoint."""
-
-    def __init__(self, *, check: Callable[[], None] = lambda: None) -> None:
-        """`check` raises when nobody wants the result any more."""
-        self._check = check
-        self._client = client(ENDPOINT, credential(), SCOPE)
-
-    def request(
-        self, method: str, path: str, *, version: str = COMPUTE, body: object = None, **query: str
-    ) -> dict[str, Any]:
-        """The answer's JSON; an empty answer is an empty object. Raises ArmError with Azure's own words."""
-        request = HttpRequest(method, f"{ENDPOINT}{path}", params={"api-version": version, **query}, json=body)
-        return parsed(send(self._client, request, ENDPOINT))
-
-    def until(self, what: str, seconds: float, look: Callable[[], bool]) -> None:
-        """Look again and again until it is so. Raises ArmError when it is not within `seconds`."""
-        deadline = time.monotonic() + seconds
-        while not look():
-            self._check()
-            if time.monotonic() > deadline:
-                raise ArmError(f"{what}: not within {seconds:.0f} s")
-            time.sleep(WAIT)
-
-    def power(self, machine: str) -> str:
-        """A machine's state: running, stopped (still billed), deallocated ...; empty where Azure does not say."""
-        view = self.request("GET", f"{machine}/instanceView")
-        states = [str(status.get("code", "")).partition("/") for status in view.get("statuses", [])]
-        return next((state for kind, _, state in states if kind == "PowerState"), "")
-
-    def deallocate(self, machine: str, seconds: float = 900) -> None:
-        """Stop a machine so that it is billed no more, and wait until it is."""
-        self.request("POST", f"{machine}/deallocate")
-        self.until(f"{machine}: deallocated", seconds, lambda: self.power(machine) == "deallocated")
-
-
-def stopped(machine: str) -> str:
-    """Stop a machine after a failure, also when the `up` was interrupted; a line that says so, or that it runs on."""
-    try:
-        Arm().deallocate(machine)
-    except OperationError as error:
-        return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
-    return "the machine was stopped (deallocated)"

@@ -15,9 +15,10 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, Resource
 
-from infra.clouds.azure import arm
+from infra.clouds.azure.arm import ArmError
+from infra.clouds.azure.running_machine import RunningMachine, stop_after_failure
 from infra.clouds.dynamic_provider import OnceProvider
-from infra.errors import OperationError
+from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 SEALING = 900.0
@@ -34,22 +35,22 @@ class StopProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine, name = props["machine"], props["name"]
-        client = arm.Arm(check=operation.Watch().check)
+        name = props["name"]
+        machine = RunningMachine(props["machine"], operation.Watch().check)
         anew = f"bake anew: pulumi up --replace '**::{name}'"
 
         def off() -> bool:
-            state = client.power(machine)
+            state = machine.power()
             if state == "deallocated":  # by somebody else, or by an `up` that failed here
                 raise StopError(f"{name} is off, and nobody knows that it was sealed; {anew}")
             return state == "stopped"
 
         try:
-            client.until(f"{name} sealed and off", SEALING, off)
-        except (arm.ArmError, operation.Cancelled) as error:
-            raise StopError(f"{error}\n{arm.stopped(machine)}; {anew}") from None
-        client.deallocate(machine)
-        return CreateResult(id_=f"{machine}/stopped", outs=props)
+            machine.until(f"{name} sealed and off", SEALING, off)
+        except (ArmError, UsageError, operation.Cancelled) as error:
+            raise StopError(f"{error}\n{stop_after_failure(machine.id)}; {anew}") from None
+        machine.deallocate()
+        return CreateResult(id_=f"{machine.id}/stopped", outs=props)
 
 
 class Stopped(Resource, module="azure", name="Stopped"):

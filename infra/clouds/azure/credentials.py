@@ -1,11 +1,53 @@
-"""The Azure subscription that the credentials are for."""
+"""Who asks Azure, and which subscription that works on: chosen as Pulumi's own provider chooses them."""
 
 from __future__ import annotations
 
-from infra.clouds.azure.rest import subscription
+import os
+import shutil
+import subprocess
+
+from azure.core.credentials import TokenCredential
+from azure.identity import AzureCliCredential, CertificateCredential, ClientSecretCredential, ManagedIdentityCredential
+
+from infra.errors import UsageError
 from infra.state.ownership import Location
+
+SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"
+AZ_S = 60
+"""Seconds that Azure's command line may take for an answer."""
+
+
+def credential() -> TokenCredential:
+    """The credential that the ARM_* variables name; `az login` where there are none. UsageError for ARM_USE_OIDC."""
+    tenant, client = os.environ.get("ARM_TENANT_ID", ""), os.environ.get("ARM_CLIENT_ID", "")
+    if tenant and client and (secret := os.environ.get("ARM_CLIENT_SECRET")):
+        return ClientSecretCredential(tenant, client, secret)
+    if tenant and client and (path := os.environ.get("ARM_CLIENT_CERTIFICATE_PATH")):
+        password = os.environ.get("ARM_CLIENT_CERTIFICATE_PASSWORD")
+        return CertificateCredential(tenant, client, path, password=password)
+    if os.environ.get("ARM_USE_MSI", "").lower() == "true":
+        return ManagedIdentityCredential(client_id=client or None)
+    if os.environ.get("ARM_USE_OIDC", "").lower() == "true":
+        raise UsageError("ARM_USE_OIDC: not supported here; use a client secret, a certificate or az login")
+    return AzureCliCredential(process_timeout=AZ_S)
+
+
+def subscription() -> str:
+    """The subscription's id. UsageError where none is chosen."""
+    given = os.environ.get("ARM_SUBSCRIPTION_ID") or os.environ.get("AZURE_SUBSCRIPTION_ID")
+    if given:
+        return given
+    if shutil.which("az"):
+        asked = ["az", "account", "show", "--query", "id", "--output", "tsv"]
+        try:
+            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=AZ_S)
+        except subprocess.TimeoutExpired:
+            raise UsageError(f"no Azure subscription: az does not answer within {AZ_S} s; {SIGN_IN}") from None
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.strip()
+    raise UsageError(f"no Azure subscription: {SIGN_IN}")
 
 
 def location(region: str) -> Location:
-    """Raises UsageError where no subscription is chosen."""
+    """Where the stack is made. Raises UsageError where no subscription is chosen."""
     return Location("azure", region, subscription())

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.clouds.azure import arm, machine_types, untagged
-from infra.clouds.azure.rest import Rest
+from infra.clouds.azure import machine_types, untagged
+from infra.clouds.azure.arm import Arm, ArmError
 from infra.clouds.live_resource import Thing
 from infra.clouds.naming import ID_TAG, STACK_TAG
 from infra.errors import UsageError
@@ -65,35 +65,35 @@ def kind_of(item: dict[str, Any]) -> Kind | None:
     return _BY_TYPE.get(item["type"].lower())
 
 
-def groups(rest: Rest, stack: str) -> list[dict[str, Any]]:
+def groups(arm: Arm, stack: str) -> list[dict[str, Any]]:
     """The resource groups with the stack's tag."""
     wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
-    listed = rest.every(f"{rest.subscription}/resourcegroups", RESOURCES, **{"$filter": wanted})
+    listed = arm.every(f"{arm.subscription}/resourcegroups", RESOURCES, **{"$filter": wanted})
     return [group for group in listed if (group.get("tags") or {}).get(STACK_TAG) == stack]
 
 
-def resources(rest: Rest, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def resources(arm: Arm, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Everything with the tag, wherever it lies, and everything in the groups that are the stack's `own`; each once."""
     wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
-    listed = rest.every(f"{rest.subscription}/resources", RESOURCES, **{"$filter": wanted})
+    listed = arm.every(f"{arm.subscription}/resources", RESOURCES, **{"$filter": wanted})
     found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
     for group in own:
-        for item in rest.every(f"{group['id']}/resources", RESOURCES):
+        for item in arm.every(f"{group['id']}/resources", RESOURCES):
             found.setdefault(item["id"].lower(), item)
     return [item for item in found.values() if item["type"].lower() not in _INSIDE_A_MACHINE]
 
 
-def find(rest: Rest, claim: Claim) -> list[Thing]:
+def find(arm: Arm, claim: Claim) -> list[Thing]:
     """Everything that carries the stack's name, the groups last; a kind that cannot be looked at is there as unseen."""
-    tagged = groups(rest, claim.stack)
+    tagged = groups(arm, claim.stack)
     own = [group for group in tagged if not claim.whose(group["tags"])]
     others = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged if group not in own}
     found = [
-        _thing(rest, claim, item)
-        for item in resources(rest, claim.stack, own)
+        _thing(arm, claim, item)
+        for item in resources(arm, claim.stack, own)
         if not any(item["id"].lower().startswith(f"{group}/") and _is_theirs(claim, item) for group in others)
     ]
-    found += untagged.find(rest, claim, own)
+    found += untagged.find(arm, claim, own)
     for group in tagged:
         whose = others.get(group["id"].lower(), "")
         found.append(Thing(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
@@ -106,7 +106,7 @@ def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
     return ID_TAG not in tags or bool(claim.whose(tags))
 
 
-def _thing(rest: Rest, claim: Claim, item: dict[str, Any]) -> Thing:
+def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> Thing:
     kind, identifier = kind_of(item), item["id"].lower()
     owner = (item.get("managedBy") or identifier).lower()
     tags = item.get("tags") or {}
@@ -118,8 +118,8 @@ def _thing(rest: Rest, claim: Claim, item: dict[str, Any]) -> Thing:
     if whose:
         return Thing(kind.name, name, owner, identifier, ours=False, whose=whose)
     try:
-        said = _DETAILS[kind.name](rest, item, kind.version) if kind.name in _DETAILS else Detail()
-    except arm.ArmError as error:
+        said = _DETAILS[kind.name](arm, item, kind.version) if kind.name in _DETAILS else Detail()
+    except ArmError as error:
         # It is there, and its price is not known; what a storage account holds is then taken for something.
         said = Detail(f"cannot be looked at: {error}", None, "what cannot be read" if "storage" in kind.name else "")
     what = f"{name} {said.what}".strip()
@@ -148,8 +148,8 @@ def _price(item: dict[str, Any], sku: str, count: float = 1) -> float | None:
         return None
 
 
-def _machine(rest: Rest, item: dict[str, Any], version: str) -> Detail:
-    properties = rest.get(item["id"], version, **{"$expand": "instanceView"})["properties"]
+def _machine(arm: Arm, item: dict[str, Any], version: str) -> Detail:
+    properties = arm.get(item["id"], version, **{"$expand": "instanceView"})["properties"]
     size = properties["hardwareProfile"]["vmSize"]
     states = [status["code"] for status in properties.get("instanceView", {}).get("statuses", [])]
     state = next((code.partition("/")[2] for code in states if code.startswith("PowerState/")), "unknown")
@@ -158,8 +158,8 @@ def _machine(rest: Rest, item: dict[str, Any], version: str) -> Detail:
     return Detail(f"{size} {state}", 0.0 if state == "deallocated" else _price(item, sku))
 
 
-def _disk(rest: Rest, item: dict[str, Any], version: str) -> Detail:
-    found = rest.get(item["id"], version)
+def _disk(arm: Arm, item: dict[str, Any], version: str) -> Detail:
+    found = arm.get(item["id"], version)
     size, storage = found["properties"]["diskSizeGB"], found["sku"]["name"]
     try:
         price = _price(item, f"managed-disk-{machine_types.tier(storage, size)}")
@@ -168,13 +168,13 @@ def _disk(rest: Rest, item: dict[str, Any], version: str) -> Detail:
     return Detail(f"{size} GB {storage}", price)
 
 
-def _snapshot(rest: Rest, item: dict[str, Any], version: str) -> Detail:
-    size = rest.get(item["id"], version)["properties"].get("diskSizeGB", 0)
+def _snapshot(arm: Arm, item: dict[str, Any], version: str) -> Detail:
+    size = arm.get(item["id"], version)["properties"].get("diskSizeGB", 0)
     return Detail(f"of {size} GB", _price(item, "snapshot-gb-month", size))
 
 
-def _version(rest: Rest, item: dict[str, Any], version: str) -> Detail:
-    properties = rest.get(item["id"], version)["properties"]
+def _version(arm: Arm, item: dict[str, Any], version: str) -> Detail:
+    properties = arm.get(item["id"], version)["properties"]
     size = properties.get("storageProfile", {}).get("osDiskImage", {}).get("sizeInGB")
     regions = properties.get("publishingProfile", {}).get("targetRegions", [])
     replicas = sum(region.get("regionalReplicaCount", 1) for region in regions) or 1
@@ -182,10 +182,10 @@ def _version(rest: Rest, item: dict[str, Any], version: str) -> Detail:
     return Detail(f"{replicas} x {size or '?'} GB", price)
 
 
-def _account(rest: Rest, item: dict[str, Any], version: str) -> Detail:
-    found = rest.get(item["id"], version)["properties"]["primaryEndpoints"]["blob"]
-    names = [entry["name"] for entry in rest.every(f"{item['id']}/blobServices/default/containers", version)]
-    held = [rest.blobs(f"{found.rstrip('/')}/{name}") for name in names]
+def _account(arm: Arm, item: dict[str, Any], version: str) -> Detail:
+    found = arm.get(item["id"], version)["properties"]["primaryEndpoints"]["blob"]
+    names = [entry["name"] for entry in arm.every(f"{item['id']}/blobServices/default/containers", version)]
+    held = [arm.blobs(f"{found.rstrip('/')}/{name}") for name in names]
     count, size = sum(one for one, _ in held), sum(one for _, one in held)
     price = _price(item, "blob-gb-month", size / 1e9) if size else 0.0
     return Detail(
@@ -193,14 +193,14 @@ def _account(rest: Rest, item: dict[str, Any], version: str) -> Detail:
     )
 
 
-def _priced(sku: str) -> Callable[[Rest, dict[str, Any], str], Detail]:
-    def detail(_rest: Rest, item: dict[str, Any], _version: str) -> Detail:
+def _priced(sku: str) -> Callable[[Arm, dict[str, Any], str], Detail]:
+    def detail(_arm: Arm, item: dict[str, Any], _version: str) -> Detail:
         return Detail(usd=_price(item, sku))
 
     return detail
 
 
-_DETAILS: dict[str, Callable[[Rest, dict[str, Any], str], Detail]] = {
+_DETAILS: dict[str, Callable[[Arm, dict[str, Any], str], Detail]] = {
     "machine": _machine,
     "disk": _disk,
     "snapshot": _snapshot,

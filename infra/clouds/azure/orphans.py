@@ -5,37 +5,38 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from infra.clouds.azure import arm, listing
+from infra.clouds.azure import listing
+from infra.clouds.azure.arm import Arm, ArmError
+from infra.clouds.azure.credentials import subscription
 from infra.clouds.azure.listing import GROUP, RESOURCES, VERSIONS
-from infra.clouds.azure.rest import Rest, subscription
 from infra.clouds.live_resource import Thing
 from infra.config.settings import Settings
 from infra.errors import OperationError
 from infra.state.ownership import Claim
 
 
-def find(settings: Settings, rest: Rest | None = None, claim: Claim | None = None) -> list[Thing]:
+def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None) -> list[Thing]:
     """Everything that carries the stack's name, in every subscription that the stack has been in.
 
     UsageError without credentials, OperationError where Azure does not list.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
-    rest = rest or Rest(subscription())
-    found = listing.find(rest, claim)
-    for other in _elsewhere(rest, claim):
+    arm = arm or Arm(subscription())
+    found = listing.find(arm, claim)
+    for other in _elsewhere(arm, claim):
         try:
             found += listing.find(other, claim)
-        except arm.ArmError as error:
+        except ArmError as error:
             what = f"the stack was in subscription {other.subscription[15:]}, which cannot be looked at: {error}"
             found.append(Thing("everything", what, "?", usd_per_hour=None, unseen=True))
     return found
 
 
-def _elsewhere(rest: Rest, claim: Claim) -> list[Rest]:
+def _elsewhere(arm: Arm, claim: Claim) -> list[Arm]:
     """The other subscriptions that the stack has been in. A listing is of all regions, so those need no look each."""
     accounts = {location.account.lower() for location in claim.locations if location.cloud == "azure"}
-    others = sorted(accounts - {"", rest.subscription.lower().rpartition("/")[2]})
-    return [rest.of(subscription) for subscription in others]
+    others = sorted(accounts - {"", arm.subscription.lower().rpartition("/")[2]})
+    return [arm.of(subscription) for subscription in others]
 
 
 def sweep(
@@ -43,7 +44,7 @@ def sweep(
     known: Collection[str],
     *,
     delete_data: bool = False,
-    rest: Rest | None = None,
+    arm: Arm | None = None,
     claim: Claim | None = None,
 ) -> list[Thing]:
     """Remove everything of the user's own stack that belongs to none of the `known` ids; what it was.
@@ -52,14 +53,14 @@ def sweep(
     Raises OperationError for what could not be removed, after everything else was.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
-    rest = rest or Rest(subscription())
+    arm = arm or Arm(subscription())
     swept: list[Thing] = []
     trouble: list[str] = []
-    for place in (rest, *_elsewhere(rest, claim)):
+    for place in (arm, *_elsewhere(arm, claim)):
         try:
             gone, wrong = _sweep_one(place, claim, known, delete_data=delete_data)
-        except arm.ArmError as error:
-            if place is rest:
+        except ArmError as error:
+            if place is arm:
                 raise
             gone, wrong = [], [f"subscription {place.subscription[15:]}: {error}"]
         swept += gone
@@ -69,19 +70,19 @@ def sweep(
     return swept
 
 
-def _sweep_one(rest: Rest, claim: Claim, known: Collection[str], *, delete_data: bool) -> tuple[list[Thing], list[str]]:
+def _sweep_one(arm: Arm, claim: Claim, known: Collection[str], *, delete_data: bool) -> tuple[list[Thing], list[str]]:
     """(what was removed, what went wrong) in one subscription."""
     known = {identifier.lower() for identifier in known}
-    found = listing.find(rest, claim)
+    found = listing.find(arm, claim)
     if not delete_data:  # what belongs to data that stays, stays: the right to read it
         known |= {thing.owner for thing in found if thing.holds}
     doomed = [thing for thing in found if _is_doomed(thing, known)]
     trouble: list[str] = []
     swept: list[Thing] = []
     for thing in doomed:  # in the order in which they can go, groups last
-        if thing.kind == GROUP and rest.every(f"{thing.owner}/resources", RESOURCES):
+        if thing.kind == GROUP and arm.every(f"{thing.owner}/resources", RESOURCES):
             continue  # deleting a group takes with it whatever is there: it goes only when nothing is in it
-        trouble += _try(thing, partial(_remove, rest, thing))
+        trouble += _try(thing, partial(_remove, arm, thing))
         swept.append(thing)
     return swept, trouble
 
@@ -90,17 +91,17 @@ def _is_doomed(thing: Thing, known: Collection[str]) -> bool:
     return thing.ours and not thing.unseen and not {thing.owner, thing.id} & set(known)
 
 
-def _remove(rest: Rest, thing: Thing) -> None:
+def _remove(arm: Arm, thing: Thing) -> None:
     version = VERSIONS.get(thing.kind)
     if version is None:
-        raise arm.ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {thing.id}")
-    rest.delete(thing.id or thing.owner, version)
+        raise ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {thing.id}")
+    arm.delete(thing.id or thing.owner, version)
 
 
 def _try(thing: Thing, remove: Callable[[], None]) -> list[str]:
     """What went wrong, if it did: one thing that stays must not keep the others."""
     try:
         remove()
-    except arm.ArmError as error:
+    except ArmError as error:
         return [f"{thing.kind} {thing.what}: {error}"]
     return []

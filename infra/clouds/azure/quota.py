@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra.clouds.azure import listing, machine_types
+from infra.clouds.azure.arm import Arm
 from infra.clouds.azure.image import key
 from infra.clouds.azure.names import name, region
-from infra.clouds.azure.rest import Rest
 from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 
@@ -36,7 +36,7 @@ class Sku:
         return (SPOT,) if spot else (self.family, TOTAL)
 
 
-def check(rest: Rest, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
+def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
     """`skus` by their names in small letters; the nodes' is one of them.
 
     The stack's own machines are there already, and count once. Azure counts deallocated ones as well.
@@ -47,9 +47,9 @@ def check(rest: Rest, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
         return Finding("quota", "failed", f"{where} has no size {builder}, which the image is baked on", LOOK)
     machines = [(size.name, settings.cloud.spot)] * settings.nodes + ([(builder, False)] if builder else [])
     needed = _count(machines, skus)
-    own = _count(_own(rest, settings), skus)
-    path = f"{rest.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
-    usages = {item["name"]["value"].lower(): item for item in rest.every(path, USAGES)}
+    own = _count(_own(arm, settings), skus)
+    path = f"{arm.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
+    usages = {item["name"]["value"].lower(): item for item in arm.every(path, USAGES)}
     who = f"{settings.nodes} nodes{' and the builder' if builder else ''} need"
     said = []
     for quota, vcpus in needed.items():
@@ -74,18 +74,18 @@ def _count(machines: list[tuple[str, bool]], skus: Mapping[str, Sku]) -> Counter
     return counted
 
 
-def _own(rest: Rest, settings: Settings) -> list[tuple[str, bool]]:
+def _own(arm: Arm, settings: Settings) -> list[tuple[str, bool]]:
     """The nodes and the builder that are there already. Another image's builder goes only after the new one."""
     wanted = {name(settings.stack, f"node{index + 1}") for index in range(settings.nodes)}
     if settings.image == "bake":
         wanted.add(name(settings.stack, f"builder-{key(settings)[:12]}"))
     return [
         (item["properties"]["hardwareProfile"]["vmSize"], item["properties"].get("priority") == "Spot")
-        for item in _machines(rest, settings)
+        for item in _machines(arm, settings)
         if item["name"].lower() in wanted and item["location"].lower() == region(settings)
     ]
 
 
-def _machines(rest: Rest, settings: Settings) -> Iterator[dict[str, Any]]:
-    for group in listing.groups(rest, settings.stack):
-        yield from rest.every(f"{group['id']}/providers/Microsoft.Compute/virtualMachines", MACHINES)
+def _machines(arm: Arm, settings: Settings) -> Iterator[dict[str, Any]]:
+    for group in listing.groups(arm, settings.stack):
+        yield from arm.every(f"{group['id']}/providers/Microsoft.Compute/virtualMachines", MACHINES)

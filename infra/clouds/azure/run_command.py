@@ -16,9 +16,10 @@ from typing import Any
 import pulumi
 from pulumi.dynamic import CreateResult, Resource
 
-from infra.clouds.azure import arm
+from infra.clouds.azure.arm import COMPUTE
+from infra.clouds.azure.running_machine import RunningMachine, stop_after_failure
 from infra.clouds.dynamic_provider import OnceProvider
-from infra.errors import OperationError
+from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 _OVER = ("Succeeded", "Failed", "TimedOut", "Canceled")
@@ -30,26 +31,26 @@ class CommandError(OperationError):
     """A command inside a machine that failed: what it said last."""
 
 
-def run(client: arm.Arm, machine: str, name: str, location: str, script: str, seconds: int) -> str:
+def run(machine: RunningMachine, name: str, location: str, script: str, seconds: int) -> str:
     """Run a script as root inside a machine and return what it printed: the last 4 KB, more Azure does not keep.
 
     Raises CommandError when it fails or takes longer than `seconds`.
     """
     # Another name each time: a command of a name that is there already is not run again.
-    path = f"{machine}/runCommands/{name}-{time.time_ns() // 1_000_000_000}"
+    path = f"{machine.id}/runCommands/{name}-{time.time_ns() // 1_000_000_000}"
     properties = {"source": {"script": script}, "timeoutInSeconds": seconds, "asyncExecution": True}
-    client.request("PUT", path, body={"location": location, "properties": properties})
+    machine.arm.put(path, COMPUTE, {"location": location, "properties": properties})
     view: dict[str, Any] = {}
 
     def over() -> bool:
-        found = client.request("GET", path, **{"$expand": "instanceView"}).get("properties", {})
+        found = machine.arm.get(path, COMPUTE, **{"$expand": "instanceView"}).get("properties", {})
         view.clear()
         view.update(found.get("instanceView") or {})
         if found.get("provisioningState") == "Failed" and view.get("executionState") not in _OVER:
             raise CommandError(f"{name}: the machine's agent could not run it: {view.get('executionMessage', '')}")
         return view.get("executionState") in _OVER
 
-    client.until(f"{name} on {machine.rpartition('/')[2]}", seconds + _GRACE, over)
+    machine.until(f"{name} on {machine.id.rpartition('/')[2]}", seconds + _GRACE, over)
     output = str(view.get("output") or "").strip()
     if view["executionState"] != "Succeeded" or view.get("exitCode", 0) != 0:
         said = "\n".join(part for part in (output, str(view.get("error") or "").strip()) if part)
@@ -63,32 +64,23 @@ class CommandProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        client = arm.Arm(check=operation.Watch().check)
+        machine = RunningMachine(props["machine"], operation.Watch().check)
         try:
             if props["builder"]:
-                _started(client, props["machine"])
-            output = run(
-                client, props["machine"], props["name"], props["location"], props["script"], int(props["seconds"])
-            )
+                machine.start()  # an `up` before this one may have stopped it; its bootstrap runs again
+            output = run(machine, props["name"], props["location"], props["script"], int(props["seconds"]))
             found = re.search(props["wanted"], output)
             if found is None:
                 raise CommandError(
                     f"{props['name']}: what it printed has nothing like {props['wanted']}: {output[-400:]}"
                 )
-        except OperationError as error:
+        except (OperationError, UsageError) as error:
             if props["builder"]:
                 raise CommandError(
-                    f"{error}\n{arm.stopped(props['machine'])}; the next `up` starts it for another try"
+                    f"{error}\n{stop_after_failure(machine.id)}; the next `up` starts it for another try"
                 ) from None
             raise
         return CreateResult(id_=f"{props['machine']}/{props['name']}", outs={**props, "output": found.group()})
-
-
-def _started(client: arm.Arm, machine: str) -> None:
-    """Start a builder that an `up` before this one has stopped: its bootstrap runs again, from the beginning."""
-    if client.power(machine) in ("deallocated", "stopped"):
-        client.request("POST", f"{machine}/start")
-        client.until(f"{machine}: running", 900, lambda: client.power(machine) == "running")
 
 
 class Command(Resource, module="azure", name="Command"):

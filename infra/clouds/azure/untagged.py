@@ -11,10 +11,9 @@ from functools import partial
 from typing import Any
 
 from infra.clouds import naming
-from infra.clouds.azure import arm
 from infra.clouds.azure.access import ASSIGNED, assignment_guid, role_guid
+from infra.clouds.azure.arm import Arm, ArmError
 from infra.clouds.azure.names import group_name, name
-from infra.clouds.azure.rest import Rest
 from infra.clouds.live_resource import Thing
 from infra.state.ownership import Claim
 
@@ -24,32 +23,32 @@ VERSIONS = {ASSIGNMENT: "2022-04-01", ROLE: "2022-05-01-preview", BUDGET: "2024-
 assigned stays."""
 
 
-def find(rest: Rest, claim: Claim, groups: list[dict[str, Any]]) -> list[Thing]:
+def find(arm: Arm, claim: Claim, groups: list[dict[str, Any]]) -> list[Thing]:
     """All of the user's own stack, in its `groups` and outside. What may not be looked at stands there as unseen."""
     # Without an id as well: the names of a version that had none.
     uniques = sorted({naming.unique(claim.stack, stack_id) for stack_id in {"", *claim.ids}})
     found: list[Thing] = []
     for listed in groups:
-        found += _seen(ASSIGNMENT, partial(_assignments, rest, uniques, listed["id"]))
+        found += _seen(ASSIGNMENT, partial(_assignments, arm, uniques, listed["id"]))
     for unique in uniques:
         # By its name, as the role may be there without the group.
-        group = f"{rest.subscription}/resourceGroups/{group_name(unique)}"
-        found += _seen(ROLE, partial(_role, rest, unique, group))
-        found += _seen(BUDGET, partial(_budget, rest, claim.stack, group))
+        group = f"{arm.subscription}/resourceGroups/{group_name(unique)}"
+        found += _seen(ROLE, partial(_role, arm, unique, group))
+        found += _seen(BUDGET, partial(_budget, arm, claim.stack, group))
     return found
 
 
 def _seen(kind: str, look: Callable[[], list[Thing]]) -> list[Thing]:
     try:
         return look()
-    except arm.ArmError as error:
+    except ArmError as error:
         return [Thing(kind, f"cannot be looked at: {error}", "?", unseen=True)]
 
 
-def _assignments(rest: Rest, uniques: Sequence[str], group: str) -> list[Thing]:
+def _assignments(arm: Arm, uniques: Sequence[str], group: str) -> list[Thing]:
     """Those that the program makes; others in the group are somebody else's, and go with it."""
-    own = tuple(role_guid(rest.subscription.rpartition("/")[2], unique) for unique in uniques)
-    listed = rest.every(f"{group}/providers/Microsoft.Authorization/roleAssignments", VERSIONS[ASSIGNMENT])
+    own = tuple(role_guid(arm.subscription.rpartition("/")[2], unique) for unique in uniques)
+    listed = arm.every(f"{group}/providers/Microsoft.Authorization/roleAssignments", VERSIONS[ASSIGNMENT])
     return [thing for item in listed if (thing := _assignment(item, group.lower(), own))]
 
 
@@ -69,18 +68,18 @@ def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> Thing
     return Thing(ASSIGNMENT, what, account if account != group else identifier, identifier)
 
 
-def _role(rest: Rest, unique: str, group: str) -> list[Thing]:
-    called = role_guid(rest.subscription.rpartition("/")[2], unique)
+def _role(arm: Arm, unique: str, group: str) -> list[Thing]:
+    called = role_guid(arm.subscription.rpartition("/")[2], unique)
     path = f"/providers/Microsoft.Authorization/roleDefinitions/{called}"
-    found = rest.get_if_there(f"{rest.subscription}{path}", VERSIONS[ROLE])
+    found = arm.get_if_there(f"{arm.subscription}{path}", VERSIONS[ROLE])
     if found is None:
         return []
     # Azure names it by the subscription, Pulumi's state by the group that it is for: both are the one.
     what = str(found["properties"].get("roleName", called))
-    return [Thing(ROLE, what, f"{group}{path}".lower(), f"{rest.subscription}{path}".lower())]
+    return [Thing(ROLE, what, f"{group}{path}".lower(), f"{arm.subscription}{path}".lower())]
 
 
-def _budget(rest: Rest, stack: str, group: str) -> list[Thing]:
+def _budget(arm: Arm, stack: str, group: str) -> list[Thing]:
     called = name(stack, "budget")
     path = f"{group}/providers/Microsoft.Consumption/budgets/{called}"
-    return [Thing(BUDGET, called, path.lower())] if rest.get_if_there(path, VERSIONS[BUDGET]) else []
+    return [Thing(BUDGET, called, path.lower())] if arm.get_if_there(path, VERSIONS[BUDGET]) else []

@@ -1,0 +1,57 @@
+"""A virtual machine while `up` works on it: its power state, and what is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from infra.clouds.azure.arm import COMPUTE, Arm, ArmError
+from infra.errors import OperationError, UsageError
+
+WAIT = 10.0
+"""Seconds between two looks at a machine."""
+
+
+class RunningMachine:
+    """One machine by its ARM id."""
+
+    def __init__(self, identifier: str, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called while something is waited for, and raises when `up` was interrupted."""
+        self.id = identifier
+        self.arm = Arm()
+        self._check = check
+
+    def until(self, what: str, seconds: float, look: Callable[[], bool]) -> None:
+        """Look again and again until `look` is true. Raises ArmError when it is not within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not look():
+            self._check()
+            if time.monotonic() > deadline:
+                raise ArmError(f"{what}: not within {seconds:.0f} s")
+            time.sleep(WAIT)
+
+    def power(self) -> str:
+        """running, stopped (still billed), deallocated ...; empty where Azure does not say."""
+        view = self.arm.get(f"{self.id}/instanceView", COMPUTE)
+        states = [str(status.get("code", "")).partition("/") for status in view.get("statuses", [])]
+        return next((state for kind, _, state in states if kind == "PowerState"), "")
+
+    def start(self, seconds: float = 900) -> None:
+        """Start it where it is off, and wait until it runs."""
+        if self.power() in ("deallocated", "stopped"):
+            self.arm.post(f"{self.id}/start", COMPUTE)
+            self.until(f"{self.id}: running", seconds, lambda: self.power() == "running")
+
+    def deallocate(self, seconds: float = 900) -> None:
+        """Stop it so that it is billed no more, and wait until it is."""
+        self.arm.post(f"{self.id}/deallocate", COMPUTE)
+        self.until(f"{self.id}: deallocated", seconds, lambda: self.power() == "deallocated")
+
+
+def stop_after_failure(machine: str) -> str:
+    """Deallocate a machine, also when `up` was interrupted; a line that says so, or that it still runs."""
+    try:
+        RunningMachine(machine).deallocate()
+    except (OperationError, UsageError) as error:
+        return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
+    return "the machine was stopped (deallocated)"
