@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,9 @@ def test_the_wheel_is_a_wheel_and_the_same_every_time(tmp_path: Path) -> None:
     assert content == wheel.wheel(ROOT / "training")[1]
     files = zipfile.ZipFile(io.BytesIO(content)).namelist()
     assert "training/job.py" in files and "training/jobs/demo.toml" in files
+    packages = {str(Path(file).parent).replace("/", ".") for file in files if file.endswith("/__init__.py")}
+    declared = tomllib.loads((ROOT / "training" / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert packages == set(declared) and "training.models" in packages, "pip wheel makes the same one"
     assert not [file for file in files if "__pycache__" in file or "/." in file]
     (tmp_path / name).write_bytes(content)
     target = tmp_path / "installed"
