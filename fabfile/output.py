@@ -80,10 +80,10 @@ def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) 
                 file.write(text)
             file.flush()
     except BrokenPipeError:
-        _to_nowhere(file)
+        to_nowhere(file)
         raise OutputClosed from None
     except OSError as error:
-        _to_nowhere(file)
+        to_nowhere(file)
         raise Exit(f"the output cannot be written: {error.strerror}", code=1) from None
 
 
@@ -97,8 +97,8 @@ def open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _to_nowhere(file: TextIO) -> None:
-    """Or Python complains when it flushes at the end."""
+def to_nowhere(file: TextIO) -> None:
+    """Drop whatever is written to the stream from now on; Python's own flush at the end then succeeds as well."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())

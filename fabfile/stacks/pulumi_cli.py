@@ -12,17 +12,22 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
 
 from invoke.exceptions import Exit
+
+from fabfile import output
 
 ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
 INTERRUPTED = 130
+_LAST_OUTPUT_S = 5.0
+"""Seconds to wait for a command's last output after its end: a program that it left behind may hold the pipe open."""
 
 
 def default_stack() -> str:
@@ -77,7 +82,8 @@ def ask(argv: Sequence[str], **more: str) -> str:
 def follow(argv: Sequence[str], **more: str) -> int:
     """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for.
 
-    `more` are variables of its environment.
+    A reader that goes away, as in `fab up | head`, does not end it: see `_relay`. `more` are variables of its
+    environment.
     """
     # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
     # and hands it on: twice would make Pulumi give up at once, with work under way.
@@ -96,16 +102,48 @@ def follow(argv: Sequence[str], **more: str) -> int:
 
     before = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
-        started = subprocess.Popen(argv, cwd=ROOT, env=environment() | more, start_new_session=not foreground)
+        sys.stdout.flush()
+        started = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=environment() | more,
+            start_new_session=not foreground,
+            stdout=None if sys.stdout.isatty() else subprocess.PIPE,
+            stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+        )
         early, process = list(got), started
         for signum in early:
             hand_on(signum)
+        relays = [
+            threading.Thread(target=_relay, args=pair, daemon=True)
+            for pair in ((started.stdout, sys.stdout), (started.stderr, sys.stderr))
+            if pair[0]
+        ]
+        for relay in relays:
+            relay.start()
         code = process.wait()
+        for relay in relays:
+            relay.join(_LAST_OUTPUT_S)
         return INTERRUPTED if got and code != 0 else code
     finally:
         read_state_again()
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _relay(source: IO[bytes], target: TextIO) -> None:
+    """Pass on what a command prints, to its end; where nobody reads it any more, drop it.
+
+    A `pulumi` that writes to a closed pipe is killed by SIGPIPE, and leaves its lock and resources that its state does
+    not know.
+    """
+    with source:
+        while data := os.read(source.fileno(), 1 << 16):
+            try:
+                target.buffer.write(data)
+                target.flush()
+            except BrokenPipeError:
+                output.to_nowhere(target)
 
 
 @dataclass(frozen=True)
