@@ -1,4 +1,4 @@
-"""The operator's verbs. `fab --list` is their table of contents; one file per noun."""
+"""The operator's verbs. `fab --list` is their table of contents; see fabfile/verbs."""
 
 from fabfile.program import take_over
 from fabfile.verbs.bootstrap import bootstrap

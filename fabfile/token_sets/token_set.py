@@ -17,7 +17,7 @@ from fabfile.output import hint, prefixed, say
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.openssh import MEET, STRANGER
 from fabfile.token_sets import encodings, sources
-from infra.inventory import Node, SshCluster
+from infra.inventory import Node
 
 RANKS = ".tiktoken"
 """How the name of a rank file ends: a vocabulary in a file."""
@@ -118,9 +118,9 @@ def library() -> str:
     return f'"$({VENV}/python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')/**/*.py"'
 
 
-def is_shared(path: str, cluster: SshCluster) -> bool:
+def is_shared(path: str, shared_dir: str) -> bool:
     """Whether what one node writes there all nodes have."""
-    return bool(cluster.shared_dir) and path.startswith(cluster.shared_dir.rstrip("/") + "/")
+    return bool(shared_dir) and path.startswith(shared_dir.rstrip("/") + "/")
 
 
 def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:

@@ -69,7 +69,7 @@ def data(
             token_set.run(fleet, [cluster.head], f"cd ~; {store} push {url} {shlex.quote(path)}{again}")
         if raw and not is_whole(fleet, store, f"{url}/raw"):
             token_set.keep_text(fleet, folder, wanted, url, yes=yes)
-        nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster) else cluster.nodes
+        nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster.shared_dir) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
     say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
     say(next_command(token_set.train_command(job, set_)))

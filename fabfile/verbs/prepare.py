@@ -39,7 +39,7 @@ def prepare(
     with interruptible(), Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[head.name].folder
         token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
-        if others and not token_set.is_shared(data["path"], cluster):
+        if others and not token_set.is_shared(data["path"], cluster.shared_dir):
             token_set.run(fleet, others, token_set.own(data["path"]))
             token_set.run(fleet, [head], _copies(data["path"], others))
         verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
