@@ -101,23 +101,23 @@ def change(name: str, values: Mapping[str, Any]) -> Change:
     def edit(resource: Resource) -> Resource:
         props: Any = copy.deepcopy(dict(resource.props))
         for path, value in values.items():
-            props = _put(props, path.split("."), value)
+            props = put(props, path.split("."), value)
         return replace(resource, props=props)
 
     return each(name, edit)
 
 
-def _put(at: Any, steps: Sequence[str], value: Any) -> Any:
+def put(at: Any, steps: Sequence[str], value: Any) -> Any:
     """`at` with another value at the end of the steps."""
     if not steps:
         return value(at) if callable(value) else value
     if isinstance(at, str):
-        return json.dumps(_put(json.loads(at), steps, value))
+        return json.dumps(put(json.loads(at), steps, value))
     key: Any = int(steps[0]) if isinstance(at, list) else steps[0]
     if len(steps) == 1 and value is GONE:
         del at[key]
     else:
-        at[key] = _put(at[key] if isinstance(at, list) else at.get(key), steps[1:], value)
+        at[key] = put(at[key] if isinstance(at, list) else at.get(key), steps[1:], value)
     return at
 
 
