@@ -21,7 +21,7 @@ from infra import user_data
 from infra.config import cloud_settings, stack_file
 from infra.config.keys import choice
 from infra.config.settings import Local, Settings
-from infra.errors import UsageError, told
+from infra.errors import UsageError, show_error
 
 STACK = "local"
 """Whose defaults hold: such a machine costs nothing that we know of, and has no limits of hours."""
@@ -29,7 +29,7 @@ SETTINGS_FILE = "/etc/trainyard.env"
 
 
 def settings_of(asked: dict[str, Any]) -> Settings:
-    """Settings of a cluster that nobody provisions: profile and collectives are what counts."""
+    """Settings of machines that Trainyard does not make; of these only profile and collectives are read."""
     raw = {**stack_file.read(STACK), "profile": asked["profile"], "collectives": asked["collectives"]}
     if raw["collectives"] == "ccl" and raw["profile"] == "native":
         raise UsageError("--collectives ccl: needs --profile ipex: oneCCL's binding is built for its torch")
@@ -67,7 +67,7 @@ def main() -> int:
         image = user_data.image_key(settings)
         found = {node["name"]: files(settings, image, node, asked["user"]) for node in asked["nodes"]}
     except UsageError as error:
-        return told(error)
+        return show_error(error)
     print(json.dumps({"image": image, "files": found}))
     return 0
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a way that a person is told about in plain words, without a traceback."""
+"""Errors that are shown to the user as plain lines, without a traceback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OperationError(Exception):
         super().__init__(visible(str(text)))  # also where Pulumi shows it: it often has a machine's own words
 
 
-def told(error: Exception) -> int:
-    """Say an error on stderr, as the end of a module's main; its exit code."""
+def show_error(error: Exception) -> int:
+    """Print an error on stderr at the end of a module's main; returns the exit code."""
     print(visible(str(error)), file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1

@@ -1,4 +1,4 @@
-"""What a machine is, whatever cloud it is of: the one description that slots, prices, quotas and plans of ranks read.
+"""What a machine is, in every cloud: the one description that slots, prices, quotas and plans of ranks read.
 
 Each cloud has a table of them (infra.clouds.<cloud>.machine_types), where a new type is a row; the local cluster makes
 one from its settings.

@@ -16,7 +16,7 @@ from infra.clouds import account, audit
 from infra.clouds.local import owner
 from infra.config import stack_file, summary
 from infra.config.settings import load
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, show_error
 from infra.prices import cost
 
 
@@ -33,7 +33,7 @@ def main() -> int:
         account.cheap(settings)
         bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
     except (UsageError, OperationError) as error:
-        return told(error)
+        return show_error(error)
     print(json.dumps({"about": summary.of(settings), "bill": bill}))
     return 0
 

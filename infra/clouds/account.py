@@ -19,7 +19,7 @@ from infra.clouds.finding import Finding, to_json
 from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.config.values import ADDRESS_ECHO, set_key
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, show_error
 
 ECHO_S = 10.0
 
@@ -80,7 +80,7 @@ def main() -> int:
         settings = load(args.stack, stack_file.read(args.stack))
         print(json.dumps(of(settings).offers(settings)) if args.offers else to_json(check(settings)))
     except (UsageError, OperationError) as error:
-        return told(error)
+        return show_error(error)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""What of a stack exists outside its state: `python -m infra.clouds.audit STACK [--known JSON] [--sweep ...]`.
+"""Lists a stack's resources that its state does not have: `python -m infra.clouds.audit STACK [--sweep ...]`.
 
-Prints a JSON list of infra.clouds.live_resource.Thing: everything that exists and whose owner is not among the known
+Prints a JSON list of live_resource.LiveResource: everything that exists and whose owner is not among the known
 resources; with --sweep it is removed first, and the list is what was removed. `known` is a JSON list of the state's
 resources: on `local` their names, in a cloud their ids. `state` is what the state's resource `stack-id` says:
 {"stack_id", "locations"}; what carries another stack's id is listed as not `ours`, and never removed. A `local` stack
@@ -19,13 +19,13 @@ from types import ModuleType
 from typing import Any
 
 from infra.clouds import sdk
-from infra.clouds.live_resource import Thing, to_json
+from infra.clouds.live_resource import LiveResource, to_json
 from infra.clouds.local import orphans as local
 from infra.config import stack_file
 from infra.config.keys import choice
 from infra.config.kinds import CLUSTERS
 from infra.config.settings import Settings, check_stack, load
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, show_error
 from infra.state import stack_record
 from infra.state.ownership import Claim, Location
 
@@ -67,32 +67,32 @@ def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
     return Claim(stack, owner, frozenset(ids), tuple(locations))
 
 
-def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[Thing]:
+def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[LiveResource]:
     """Everything that carries the stack's name; `is_local`: on this machine, without a look at its file."""
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
         _need_root()
         return local.find(stack, claim.ids)
-    found: list[Thing] = _leftovers(settings).find(settings, claim=claim)
+    found: list[LiveResource] = _leftovers(settings).find(settings, claim=claim)
     return found
 
 
 def sweep(
     stack: str, known: Collection[str], state: Mapping[str, Any], *, delete_data: bool, is_local: bool = False
-) -> list[Thing]:
+) -> list[LiveResource]:
     """Remove what is the user's own and belongs to none of the known; what it was."""
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
         _need_root()
         return local.sweep(stack, known, claim.ids)
-    swept: list[Thing] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
+    swept: list[LiveResource] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
     return swept
 
 
 def _need_root() -> None:
-    """Another user sees neither the machines' directories nor the firewall: it would take what is there for nothing."""
+    """Only root sees the machines' directories and the firewall: another user would find nothing and believe it."""
     if os.geteuid() != 0:
         raise UsageError("a local stack's machines are root's: run this with sudo")
 
@@ -102,9 +102,9 @@ def _leftovers(settings: Settings) -> ModuleType:
     return sdk.load(f"infra.clouds.{settings.facts.name}.orphans")
 
 
-def unknown(things: list[Thing], known: Collection[str]) -> list[Thing]:
+def unknown(live_resources: list[LiveResource], known: Collection[str]) -> list[LiveResource]:
     """Those that belong to nothing that is known. Azure's ids differ in capitals from one answer to the next."""
-    return [thing for thing in things if not thing.is_in(known)]
+    return [live for live in live_resources if not live.is_in(known)]
 
 
 def main() -> int:
@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")
     parser.add_argument("--known", default="[]", help="the resources in the state, as a JSON list")
     parser.add_argument("--state", default="{}", help="the stack's id and where it has been, by the state, as JSON")
-    parser.add_argument("--forget", action="store_true", help="nothing is left: remove the user's record of the stack")
+    parser.add_argument("--forget", action="store_true", help="remove the user's record of the stack")
     parser.add_argument("--sweep", action="store_true", help="remove what is found")
     parser.add_argument("--delete-data", action="store_true", help="buckets too that have something in them")
     args = parser.parse_args()
@@ -127,7 +127,7 @@ def main() -> int:
         else:
             found = unknown(find(args.stack, state, is_local=args.local), known)
     except (UsageError, OperationError, OSError) as error:
-        return told(error)
+        return show_error(error)
     print(to_json(found))
     return 0
 

@@ -1,4 +1,4 @@
-"""Something of a stack that exists, whatever any state says: what the audit lists."""
+"""A resource of a stack as the audit found it in the cloud or on this machine, whether or not the state has it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Thing:
+class LiveResource:
     """One machine, disk, address, mount, ... of a stack."""
 
     kind: str
@@ -24,9 +24,9 @@ class Thing:
     ours: bool = True
     """Whether it carries the stack's tag; what only lies among the stack's things is never removed."""
     whose: str = ""
-    """Of what carries the stack's name and is somebody else's: whose, in words."""
+    """Whose it is, in words, when it carries the stack's name and belongs to another user."""
     unseen: bool = False
-    """Not a thing but a kind that could not be looked at; `what` says why. Nothing there is not known then."""
+    """A kind that could not be listed, and `what` says why: whether any resource of it exists is not known."""
     arn: str = ""
     """On AWS, where the id in the state is but a name: what no other region has."""
 
@@ -46,5 +46,5 @@ def _name(arn: str) -> str:
     return f"{parts[2]}:{parts[5]}" if len(parts) == 6 else ""
 
 
-def to_json(things: Sequence[Thing]) -> str:
-    return json.dumps([vars(thing) for thing in things])
+def to_json(live_resources: Sequence[LiveResource]) -> str:
+    return json.dumps([vars(live) for live in live_resources])

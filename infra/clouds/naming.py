@@ -1,4 +1,4 @@
-"""What is called the same in every cluster: its nodes, and the tags on all that it is made of."""
+"""Names and tags that every kind of cluster uses: its nodes' names, and the tags on all its resources."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def identity(settings: Settings) -> dict[str, str]:
 
 
 def unique(stack: str, stack_id: str) -> str:
-    """The part of a name that no other stack has, whatever its user has called it."""
+    """The part of a name that no other stack has, also one of the same name."""
     return f"{stack}-{stack_id}" if stack_id else stack
 
 

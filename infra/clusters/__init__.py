@@ -4,7 +4,7 @@ check(settings)        raises UsageError for what can be known before anything i
 build(settings)        declares the cluster under Pulumi; its inventory, as an output
 bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices.table)
 
-What of a stack exists, whatever any state says, is found and swept by infra.clouds.<cloud>.orphans.
+Resources that the state does not have are found and removed by infra.clouds.<cloud>.orphans.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ METRICS = 4
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError for what cannot be a cluster on AWS. Asks nobody, changes nothing."""
+    """Raise UsageError for what cannot be a cluster on AWS. Makes no request, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
     zones.zone(settings)
     machine_types.of(settings)

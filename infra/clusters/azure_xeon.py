@@ -21,7 +21,7 @@ DATA_GB = 20
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError for what Azure would refuse, or what has no price. Asks nobody, changes nothing."""
+    """Raise UsageError for what Azure would refuse, or what has no price. Makes no request, changes nothing."""
     machine_types.of(settings)
     image.key(settings)
     cloud_config.read(user_data.BOOTSTRAP)

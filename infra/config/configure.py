@@ -18,7 +18,7 @@ from infra.config import stack_file
 from infra.config.keys import KEYS
 from infra.config.settings import load
 from infra.config.values import SettingsError
-from infra.errors import UsageError, told
+from infra.errors import UsageError, show_error
 
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
 """What YAML takes as text without quotes, as the base loader reads it."""
@@ -93,7 +93,7 @@ def main() -> int:
             set_value(args.stack, key, value)
         print(json.dumps(listing(args.stack)))
     except SettingsError as error:
-        return told(error)
+        return show_error(error)
     except (UsageError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

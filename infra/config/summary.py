@@ -1,4 +1,4 @@
-"""What the operator's verbs must know of a stack before anything else: `python -m infra.config.summary STACK`.
+"""The facts of a stack that the verbs read first: `python -m infra.config.summary STACK`.
 
 Prints JSON {cluster, cloud, type, offered_by, place, keep_data}. Exit code 2 and one line for a file that cannot be
 used. `offered_by` is the key, zone or region, that decides whether the machine type is offered.
@@ -12,7 +12,7 @@ from typing import Any
 
 from infra.config import stack_file
 from infra.config.settings import Settings, load
-from infra.errors import UsageError, told
+from infra.errors import UsageError, show_error
 
 
 def of(settings: Settings) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def main() -> int:
     try:
         settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
     except UsageError as error:
-        return told(error)
+        return show_error(error)
     print(json.dumps(of(settings)))
     return 0
 

@@ -1,8 +1,9 @@
 """What a stack costs: `python -m infra.prices.cost STACK`, or with `--refresh [--cloud aws|azure]`.
 
 Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
-"estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}. Nobody is asked for
-it. With --refresh the providers are, and the table of prices is rewritten: {"asked", "found", "left": [why]}.
+"estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}, from the
+table alone. With --refresh the providers are asked, the table is rewritten, and the JSON is
+{"asked", "found", "left": [why]}.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from infra import clusters
 from infra.config import stack_file
 from infra.config.settings import Settings, load
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, show_error
 from infra.prices import refresh, table
 
 
@@ -55,7 +56,7 @@ def main() -> int:
             settings = load(args.stack, stack_file.read(args.stack))
             print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))
     except (UsageError, OperationError, OSError) as error:
-        return told(error)
+        return show_error(error)
     return 0
 
 

@@ -37,7 +37,7 @@ from pulumi.runtime.stack import run_in_stack
 
 from infra.clouds.local.progress import say
 from infra.config import stack_file
-from infra.errors import OperationError, UsageError, told, visible
+from infra.errors import OperationError, UsageError, show_error, visible
 from infra.state import operation, stack_id, stack_record
 from infra.state.engine_state import Resource, State
 
@@ -215,7 +215,7 @@ def preview(state: State, stack: str) -> None:
 
 
 def refresh(state: State, stack: str) -> None:
-    """Record what is really there; a resource whose making was cut off is deleted, as nobody knows how far it got."""
+    """Record what really exists; a resource whose creation was cut off is deleted, as it may be half made."""
     for resource in state.reversed():
         if resource.pending:
             delete(state, resource)
@@ -289,10 +289,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with State.opened(args.stack, shared=args.verb in ("output", "export")) as state:
             VERBS[args.verb](state, args.stack)
     except operation.Cancelled as error:
-        told(error)
+        show_error(error)
         return 130
     except (UsageError, OperationError) as error:
-        return told(error)
+        return show_error(error)
     except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
         print(visible(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1

@@ -19,7 +19,7 @@ from infra.state import operation
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource; `pending` while it is being made, when nobody knows how far that got."""
+    """One resource; `pending` from the start of its creation to its end: after a crash it may exist or not."""
 
     name: str
     id: str

@@ -1,4 +1,4 @@
-"""One change of a stack at a time with `recover`, and an end to a long one when nobody wants it any more.
+"""Locks (one change of a stack at a time), and the end of a long operation whose caller is gone.
 
 Every create, update and delete holds the lock of the stack's directory shared, as Pulumi runs several at once;
 `recover` holds it alone, so that it never sweeps under a provider that a killed `pulumi up` left behind.
@@ -35,7 +35,7 @@ class Cancelled(OperationError):
 
 
 class Busy(OperationError):
-    """The stack's lock is held by another operation; `holder` is its process, 0 where that cannot be told."""
+    """The stack's lock is held by another operation; `holder` is its process id, 0 where it is not known."""
 
     def __init__(self, message: str, holder: int) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Whose a thing is: two people may call their stacks alike, and neither may remove what is the other's.
+"""Who owns a resource: two users may have stacks of one name, and neither may remove the other's resources.
 
 A stack's name is shipped with the checkout (`aws-xeon`), and its state is its user's alone, so names do not tell two
 clusters in one account apart. Each stack therefore has a random id (stack_id.py), which is in the tags of all that
@@ -50,11 +50,11 @@ class Claim:
     """Everywhere that the stack has ever been."""
 
     def is_of_stack(self, tags: Mapping[str, str]) -> bool:
-        """Whether a thing with these tags was made by a stack of this name, whoever's."""
+        """Whether these tags are of a stack of this name, of any owner."""
         return tags.get(STACK_TAG) == self.stack
 
     def whose(self, tags: Mapping[str, str]) -> str:
-        """In words, whose a thing with these tags is; empty: the user's own.
+        """Who owns a resource with these tags, in words; empty: the user.
 
         The id decides: two people who share a state share its id, whatever `owner` each of them has set. Without an id
         (made by a version of Trainyard that had none) the owner does.

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import orphans
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ class Project:
     def ssh(self, node: str, command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return self.fab("run", command, "--nodes", node, **options)
 
-    def left(self) -> list[Thing]:
+    def left(self) -> list[LiveResource]:
         """What of the stack exists on this machine."""
         return orphans.find(self.stack)
 

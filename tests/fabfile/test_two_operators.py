@@ -29,7 +29,7 @@ from infra.clouds import audit
 from infra.clouds.aws import removal
 from infra.clouds.azure import orphans as azure_leftovers
 from infra.clouds.azure.arm import Arm
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.state import stack_record
@@ -119,12 +119,12 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(removal, "POLL_S", 0.05)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for kind in ("placement group", "capacity reservation"):
-        monkeypatch.delitem(audit.extras.load("infra.clouds.aws.listing").KINDS, kind)
+        monkeypatch.delitem(audit.sdk.load("infra.clouds.aws.listing").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
 
 
-def own(who: Operator) -> list[Thing]:
+def own(who: Operator) -> list[LiveResource]:
     """What of the account is the operator's own."""
     return [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.ours]
 
@@ -335,7 +335,7 @@ def test_on_azure_another_subscription_is_looked_at_as_well(
     asked: list[str] = []
     other = "99999999-2222-3333-4444-555555555555"
 
-    def listed(rest: Arm, _claim: object) -> list[Thing]:
+    def listed(rest: Arm, _claim: object) -> list[LiveResource]:
         asked.append(rest.subscription)
         return []
 

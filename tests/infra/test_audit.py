@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.clouds import audit
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import orphans
 from infra.config import stack_file
 from infra.errors import UsageError
@@ -40,7 +40,7 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
         code = audit.main()
         return code, *capsys.readouterr()
 
-    here: list[Thing] = []
+    here: list[LiveResource] = []
     monkeypatch.setattr(orphans, "find", lambda _stack, _ids=None: here)
     monkeypatch.setattr(orphans, "sweep", lambda _stack, _known, _ids=None: here)
     assert asked() == (0, "[]\n", ""), "no file at all: local, by its name"
@@ -49,7 +49,7 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
         code, out, error = asked(*flags)
         assert (code, out, len(error.splitlines())) == (2, "", 1)
     assert asked("--local") == (0, "[]\n", ""), "its state has said where it is"
-    here.append(Thing("mount", "/var/lib/trainyard/yard/nodes/node1", "node1"))
+    here.append(LiveResource("mount", "/var/lib/trainyard/yard/nodes/node1", "node1"))
     for flags in ((), ("--sweep",)):
         code, out, error = asked(*flags)
         assert (code, error, json.loads(out)[0]["kind"]) == (0, "", "mount")
@@ -58,7 +58,7 @@ def test_a_broken_file_is_not_taken_for_a_clean_stack(
 def test_a_machine_that_cannot_be_asked_is_not_a_clean_stack_either(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_linux(_stack: str, _ids: object = None) -> list[Thing]:
+    def no_linux(_stack: str, _ids: object = None) -> list[LiveResource]:
         raise FileNotFoundError("/proc/self/mountinfo")
 
     file.write_text("config: [")

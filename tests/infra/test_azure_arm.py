@@ -147,7 +147,7 @@ def test_a_builder_that_would_not_be_sealed_is_no_image_and_is_deallocated(
     vm: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infra.clouds.azure.builder_stop.SEALING", 0.05)
-    for reason in ("sealed and off: not within", "nobody knows that it was sealed"):
+    for reason in ("sealed and off: not within", "there is no proof that it was sealed"):
         with pytest.raises(StopError, match=reason) as caught:
             StopProvider().create(BUILDER)
         assert "pulumi up --replace '**::builder-0123456789abcdef'" in str(caught.value)

@@ -10,7 +10,7 @@ import moto_cloud
 import pytest
 
 from infra.clouds.aws import api, orphans, removal
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.errors import OperationError, UsageError
@@ -34,11 +34,11 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-def seen(things: list[Thing]) -> list[Thing]:
+def seen(things: list[LiveResource]) -> list[LiveResource]:
     return [thing for thing in things if not thing.unseen]
 
 
-def named(things: list[Thing], made: dict[str, str]) -> set[str]:
+def named(things: list[LiveResource], made: dict[str, str]) -> set[str]:
     """What was found, by the names that it was made under."""
     names = {identifier: name for name, identifier in made.items() if name != "role"}
     return {names.get(thing.id or thing.owner, thing.kind) for thing in things}
@@ -135,7 +135,7 @@ def test_what_is_not_ours_in_our_network_is_seen_and_left(account: str, settings
 def test_one_thing_that_stays_keeps_no_other(account: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     made = moto_cloud.make_stack("yard")
 
-    def refused(_place: object, _thing: Thing) -> None:
+    def refused(_place: object, _thing: LiveResource) -> None:
         boto3.client("s3").get_object(Bucket="none-such-bucket", Key="x")
 
     monkeypatch.setitem(removal.REMOVERS, "key pair", refused)

@@ -61,7 +61,7 @@ def builder(props: dict[str, Any]) -> ssm.Machine:
 
 @contextmanager
 def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
-    """Leave no builder running: whatever goes wrong, it is stopped first."""
+    """Stop the builder first, whatever error ends the bake: no builder keeps running."""
     try:
         yield
     except BaseException as error:

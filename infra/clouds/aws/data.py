@@ -96,7 +96,7 @@ def _encrypt(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
 
 
 def _tidy(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-    """Nothing is paid for that nobody can see: unfinished uploads and old versions go."""
+    """Unfinished uploads and old versions, which listings do not show, are removed: they cost money."""
     aws.s3.BucketLifecycleConfiguration(
         "data-tidy",
         bucket=bucket.bucket,

@@ -1,4 +1,4 @@
-"""Everything of a stack in a region and account, kind by kind: what carries its tag, whosever it is."""
+"""Lists the resources in one region of one AWS account that carry a stack's tag, kind by kind, of every owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.clouds.aws import api, bucket_contents
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import STACK_TAG
 from infra.errors import UsageError
 from infra.prices import table
@@ -16,7 +16,7 @@ from infra.state.ownership import Claim
 
 @dataclass(frozen=True)
 class Place:
-    """Whose things are looked for, and where."""
+    """Where to look for a stack's resources, and which of them are the user's own."""
 
     claim: Claim
     region: str
@@ -38,10 +38,10 @@ class Place:
         return [item for item in api.pages(self.client("ec2"), operation, key, **more) if self.is_of_stack(item)]
 
     def is_of_stack(self, item: dict[str, Any]) -> bool:
-        """Whether it carries the stack's name, whosever stack of that name it is."""
+        """Whether its tag has the stack's name; two owners may have stacks of one name."""
         return self.claim.is_of_stack(api.tags(item))
 
-    def thing(
+    def live(
         self,
         kind: str,
         what: str,
@@ -51,10 +51,18 @@ class Place:
         *,
         tags: dict[str, str],
         holds: str = "",
-    ) -> Thing:
-        """Something that carries the stack's name; by its tags it is the user's own, or somebody else's."""
+    ) -> LiveResource:
+        """A resource with the stack's name; its tags say whether it is the user's own or another owner's."""
         whose = self.claim.whose(tags)
-        return Thing(kind, what, owner, identifier, usd_per_hour, holds, ours=not whose, whose=whose)
+        return LiveResource(kind, what, owner, identifier, usd_per_hour, holds, ours=not whose, whose=whose)
+
+    def by_name(
+        self, kind: str, names: list[str], tags_of: Callable[[str], dict[str, str]], *, owner: str = ""
+    ) -> Iterator[LiveResource]:
+        """Of a kind that AWS does not list by tag: those whose name the stack may have given, and whose tag it has."""
+        for name in filter(self.may_name, names):
+            if self.claim.is_of_stack(tags := tags_of(name)):
+                yield self.live(kind, name, f"{owner}{name}", tags=tags)
 
     def may_name(self, name: str) -> bool:
         """Whether the stack may have given this name; `yard` begins as `yard-2` does, so its tag has the last word."""
@@ -68,7 +76,7 @@ class Place:
             return None
 
 
-Lister = Callable[[Place], Iterator[Thing]]
+Lister = Callable[[Place], Iterator[LiveResource]]
 
 
 def _named(item: dict[str, Any], identifier: str) -> str:
@@ -76,7 +84,7 @@ def _named(item: dict[str, Any], identifier: str) -> str:
     return f"{identifier} ({name})" if name else identifier
 
 
-def instances(place: Place) -> Iterator[Thing]:
+def instances(place: Place) -> Iterator[LiveResource]:
     wanted = [{"Name": f"tag:{STACK_TAG}", "Values": [place.stack]}]
     for reservation in api.pages(place.client("ec2"), "describe_instances", "Reservations", Filters=wanted):
         for item in reservation["Instances"]:
@@ -87,28 +95,28 @@ def instances(place: Place) -> Iterator[Thing]:
                 runs = state in ("pending", "running")
                 what = f"{_named(item, item['InstanceId'])} {kind} {state}"
                 price = place.price(sku) if runs else 0.0
-                yield place.thing("instance", what, item["InstanceId"], usd_per_hour=price, tags=api.tags(item))
+                yield place.live("instance", what, item["InstanceId"], usd_per_hour=price, tags=api.tags(item))
 
 
-def spot_requests(place: Place) -> Iterator[Thing]:
+def spot_requests(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_spot_instance_requests", "SpotInstanceRequests"):
         # One that is active belongs to its instance; an open one may still become an instance.
         if item["State"] == "open":
             name = item["SpotInstanceRequestId"]
-            yield place.thing("spot request", name, name, tags=api.tags(item))
+            yield place.live("spot request", name, name, tags=api.tags(item))
 
 
-def capacity_reservations(place: Place) -> Iterator[Thing]:
+def capacity_reservations(place: Place) -> Iterator[LiveResource]:
     """What is reserved and not used costs as much as the machines would."""
     for item in place.of_ec2("describe_capacity_reservations", "CapacityReservations"):
         if item["State"] in ("active", "pending"):
             unused, name = item["AvailableInstanceCount"], item["CapacityReservationId"]
             what = f"{name} {item['InstanceType']}, {unused} of {item['TotalInstanceCount']} unused"
             price = place.price(item["InstanceType"], unused) if unused else 0.0
-            yield place.thing("capacity reservation", what, name, usd_per_hour=price, tags=api.tags(item))
+            yield place.live("capacity reservation", what, name, usd_per_hour=price, tags=api.tags(item))
 
 
-def volumes(place: Place) -> Iterator[Thing]:
+def volumes(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_volumes", "Volumes"):
         if item["State"] in ("deleting", "deleted"):
             continue
@@ -116,16 +124,16 @@ def volumes(place: Place) -> Iterator[Thing]:
         price = place.price("gp3-gb-month", item["Size"]) if item.get("VolumeType") == "gp3" else None
         what = f"{_named(item, item['VolumeId'])} {item['Size']} GB {item['State']}"
         name = item["VolumeId"]
-        yield place.thing("volume", what, attached[0] if attached else name, name, price, tags=api.tags(item))
+        yield place.live("volume", what, attached[0] if attached else name, name, price, tags=api.tags(item))
 
 
-def images(place: Place) -> Iterator[Thing]:
+def images(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_images", "Images", Owners=["self"]):
         name = item["ImageId"]
-        yield place.thing("image", f"{name} ({item.get('Name', '')})", name, tags=api.tags(item))
+        yield place.live("image", f"{name} ({item.get('Name', '')})", name, tags=api.tags(item))
 
 
-def snapshots(place: Place) -> Iterator[Thing]:
+def snapshots(place: Place) -> Iterator[LiveResource]:
     """Those with the tag, and those of an image with the tag: EC2 makes these without one."""
     of_image = {
         mapping["Ebs"]["SnapshotId"]: image
@@ -145,24 +153,24 @@ def snapshots(place: Place) -> Iterator[Thing]:
         image = of_image.get(name)
         tags = api.tags(item if place.is_of_stack(item) or image is None else image)
         what, owner = f"{_named(item, name)} of {size} GB", image["ImageId"] if image else name
-        yield place.thing("snapshot", what, owner, name, price, tags=tags)
+        yield place.live("snapshot", what, owner, name, price, tags=tags)
 
 
-def addresses(place: Place) -> Iterator[Thing]:
+def addresses(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_addresses", "Addresses"):
         price = place.price("public-ipv4")
-        yield place.thing("address", item["PublicIp"], item["AllocationId"], usd_per_hour=price, tags=api.tags(item))
+        yield place.live("address", item["PublicIp"], item["AllocationId"], usd_per_hour=price, tags=api.tags(item))
 
 
-def nat_gateways(place: Place) -> Iterator[Thing]:
+def nat_gateways(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_nat_gateways", "NatGateways", argument="Filter"):
         if item["State"] != "deleted":
             what = f"{_named(item, item['NatGatewayId'])} {item['State']}"
             price = place.price("nat-gateway")
-            yield place.thing("NAT gateway", what, item["NatGatewayId"], usd_per_hour=price, tags=api.tags(item))
+            yield place.live("NAT gateway", what, item["NatGatewayId"], usd_per_hour=price, tags=api.tags(item))
 
 
-def interfaces(place: Place) -> Iterator[Thing]:
+def interfaces(place: Place) -> Iterator[LiveResource]:
     """Those with the tag, and those in the stack's own network that belong to no instance: they keep it from going."""
     found = place.of_ec2("describe_network_interfaces", "NetworkInterfaces")
     own = {item["VpcId"] for item in place.of_ec2("describe_vpcs", "Vpcs") if not place.claim.whose(api.tags(item))}
@@ -174,31 +182,33 @@ def interfaces(place: Place) -> Iterator[Thing]:
         if not of_instance and item.get("InterfaceType", "interface") not in ("nat_gateway", "natGateway"):
             name = item["NetworkInterfaceId"]
             if place.is_of_stack(item):
-                yield place.thing("network interface", name, name, tags=api.tags(item))
+                yield place.live("network interface", name, name, tags=api.tags(item))
             elif item.get("VpcId") in own:
-                yield Thing("network interface", f"{name}, in the stack's network without its tag", name, ours=False)
+                yield LiveResource(
+                    "network interface", f"{name}, in the stack's network without its tag", name, ours=False
+                )
 
 
 def free(kind: str, operation: str, key: str, identifier: str, *, argument: str = "Filters") -> Lister:
     """A kind of EC2's that costs nothing, and of which its id and its name say enough."""
 
-    def lister(place: Place) -> Iterator[Thing]:
+    def lister(place: Place) -> Iterator[LiveResource]:
         for item in place.of_ec2(operation, key, argument=argument):
             if item.get("State") not in ("deleted", "deleting"):
-                yield place.thing(kind, _named(item, item[identifier]), item[identifier], tags=api.tags(item))
+                yield place.live(kind, _named(item, item[identifier]), item[identifier], tags=api.tags(item))
 
     return lister
 
 
-def security_groups(place: Place) -> Iterator[Thing]:
+def security_groups(place: Place) -> Iterator[LiveResource]:
     """All but the network's own `default`: nobody can delete it, and it goes with its VPC."""
     for item in place.of_ec2("describe_security_groups", "SecurityGroups"):
         if item["GroupName"] != "default":
             name = item["GroupId"]
-            yield place.thing("security group", _named(item, name), name, tags=api.tags(item))
+            yield place.live("security group", _named(item, name), name, tags=api.tags(item))
 
 
-def buckets(place: Place) -> Iterator[Thing]:
+def buckets(place: Place) -> Iterator[LiveResource]:
     client = place.client("s3")
     for item in api.pages(client, "list_buckets", "Buckets", Prefix=f"trainyard-{place.stack}"):
         name = item["Name"]
@@ -207,40 +217,37 @@ def buckets(place: Place) -> Iterator[Thing]:
             # Somebody else's is not looked into: they may not allow it, and it is not ours to count.
             held = bucket_contents.Held(0, 0) if place.claim.whose(tags) else bucket_contents.measure(client, name)
             price = place.price("s3-gb-month", held.bytes / 1e9) if held.bytes else 0.0
-            yield place.thing("bucket", name, name, usd_per_hour=price, tags=tags, holds=held.said())
+            yield place.live("bucket", name, name, usd_per_hour=price, tags=tags, holds=held.said())
 
 
-def roles(place: Place) -> Iterator[Thing]:
+def roles(place: Place) -> Iterator[LiveResource]:
     client = place.client("iam")
-    for item in api.pages(client, "list_roles", "Roles"):
-        name = item["RoleName"]
-        tags = api.tags(client.list_role_tags(RoleName=name)) if place.may_name(name) else {}
-        if place.claim.is_of_stack(tags):
-            yield place.thing("role", name, name, tags=tags)
+    names = [item["RoleName"] for item in api.pages(client, "list_roles", "Roles")]
+    yield from place.by_name("role", names, lambda name: api.tags(client.list_role_tags(RoleName=name)))
 
 
-def instance_profiles(place: Place) -> Iterator[Thing]:
+def instance_profiles(place: Place) -> Iterator[LiveResource]:
     client = place.client("iam")
-    for item in api.pages(client, "list_instance_profiles", "InstanceProfiles"):
-        name = item["InstanceProfileName"]
-        if place.may_name(name):
-            tags = api.tags(client.get_instance_profile(InstanceProfileName=name)["InstanceProfile"])
-            if place.claim.is_of_stack(tags):
-                yield place.thing("instance profile", name, name, tags=tags)
+
+    def tags(name: str) -> dict[str, str]:
+        return api.tags(client.get_instance_profile(InstanceProfileName=name)["InstanceProfile"])
+
+    listed = api.pages(client, "list_instance_profiles", "InstanceProfiles")
+    yield from place.by_name("instance profile", [item["InstanceProfileName"] for item in listed], tags)
 
 
-def budgets(place: Place) -> Iterator[Thing]:
+def budgets(place: Place) -> Iterator[LiveResource]:
     client = place.client("budgets")
-    for item in api.pages(client, "describe_budgets", "Budgets", AccountId=place.account):
-        name = item["BudgetName"]
-        if place.may_name(name):
-            arn = f"arn:{place.partition}:budgets::{place.account}:budget/{name}"
-            tags = api.tags({"Tags": client.list_tags_for_resource(ResourceARN=arn).get("ResourceTags")})
-            if place.claim.is_of_stack(tags):
-                yield place.thing("budget", name, f"{place.account}:{name}", tags=tags)
+
+    def tags(name: str) -> dict[str, str]:
+        arn = f"arn:{place.partition}:budgets::{place.account}:budget/{name}"
+        return api.tags({"Tags": client.list_tags_for_resource(ResourceARN=arn).get("ResourceTags")})
+
+    listed = api.pages(client, "describe_budgets", "Budgets", AccountId=place.account)
+    yield from place.by_name("budget", [item["BudgetName"] for item in listed], tags, owner=f"{place.account}:")
 
 
-def log_groups(place: Place) -> Iterator[Thing]:
+def log_groups(place: Place) -> Iterator[LiveResource]:
     client = place.client("logs")
     for item in api.pages(client, "describe_log_groups", "logGroups"):
         name, arn = item["logGroupName"], item["arn"].removesuffix(":*")
@@ -248,7 +255,7 @@ def log_groups(place: Place) -> Iterator[Thing]:
             tags = client.list_tags_for_resource(resourceArn=arn)["tags"]
             if place.claim.is_of_stack(tags):
                 price = None if item.get("storedBytes") else 0.0
-                yield place.thing("log group", name, name, usd_per_hour=price, tags=tags)
+                yield place.live("log group", name, name, usd_per_hour=price, tags=tags)
 
 
 # kind -> (who lists it, the resource types that it answers for in an ARN: service:type)

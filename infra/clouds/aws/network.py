@@ -43,7 +43,7 @@ class Network:
     private: aws.ec2.Subnet | None
     edge: aws.ec2.Subnet | None
     ways_out: list[pulumi.Resource]
-    """Without these a machine boots, but reaches nobody."""
+    """The routes out of the network: without them a machine boots, but reaches nothing."""
 
 
 def plan(settings: Settings) -> Plan:

@@ -1,4 +1,4 @@
-"""What of a stack exists in its AWS account, whatever any state says; and a sweep of what the state does not know.
+"""Finds the stack's resources in its AWS account, and removes those that the state does not have.
 
 Everything of a stack carries the tag trainyard-stack with its name, and only what also carries the stack's id (or, if
 it is of a version without ids, its owner) is ever removed. Every region and account that the stack has been in is
@@ -14,7 +14,7 @@ from functools import partial
 from infra.clouds.aws import api, removal
 from infra.clouds.aws.listing import GLOBAL, KINDS, NAMED, Place
 from infra.clouds.aws.names import region
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import STACK_TAG
 from infra.config.settings import Settings
 from infra.errors import OperationError, UsageError
@@ -29,7 +29,7 @@ def place_of(settings: Settings, claim: Claim | None = None) -> Place:
     return Place(claim, where, who["Account"], who["Arn"].split(":")[1])
 
 
-def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Place], list[Thing]]:
+def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Place], list[LiveResource]]:
     """Everywhere that the stack has been, the current place first; and what of it these credentials cannot look at."""
     places, blind = [place_of(settings, claim)], []
     here = places[0]
@@ -62,24 +62,24 @@ def _with_profile(here: Place, location: Location) -> Place | None:
     return Place(here.claim, location.region, who["Account"], who["Arn"].split(":")[1], location.profile)
 
 
-def _out_of_reach(location: Location, current: str) -> Thing:
+def _out_of_reach(location: Location, current: str) -> LiveResource:
     with_profile = f" (profile {location.profile} then)" if location.profile else ""
     what = (
         f"the stack was in {location.region} of account {location.account}{with_profile}, and these credentials are "
         f"for account {current}: look with those of {location.account} (export AWS_PROFILE=...)"
     )
-    return Thing("everything", what, "?", usd_per_hour=None, unseen=True)
+    return LiveResource("everything", what, "?", usd_per_hour=None, unseen=True)
 
 
-def find(settings: Settings, claim: Claim | None = None) -> list[Thing]:
+def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
     """Everything that carries the stack's name, somebody else's too, which is not `ours`.
 
     A kind that cannot be listed stands there as unseen, with the reason.
     """
     places, found = places_of(settings, claim)
     for place, kinds in _kinds(places):
-        here = [thing for kind in kinds for thing in _of_kind(place, kind)]
-        found += [*here, *_second_opinion(place, {thing.kind for thing in here if thing.unseen})]
+        here = [live for kind in kinds for live in _of_kind(place, kind)]
+        found += [*here, *_second_opinion(place, {live.kind for live in here if live.unseen})]
     return found
 
 
@@ -91,30 +91,30 @@ def _kinds(places: list[Place]) -> Iterator[tuple[Place, list[str]]]:
         seen.add(place.account)
 
 
-def _of_kind(place: Place, kind: str) -> list[Thing]:
+def _of_kind(place: Place, kind: str) -> list[LiveResource]:
     lister, _ = KINDS[kind]
     try:
         found = list(lister(place))
     except api.FAILURES as error:
         return [unseen(kind, error)]
-    return [_located(place, thing) for thing in found]
+    return [_located(place, live) for live in found]
 
 
-def _located(place: Place, thing: Thing) -> Thing:
+def _located(place: Place, live: LiveResource) -> LiveResource:
     """With its ARN where the state's id is a name, which another region may have as well."""
-    form = NAMED.get(thing.kind)
+    form = NAMED.get(live.kind)
     if form is None:
-        return thing
-    arn = form.format(partition=place.partition, region=place.region, account=place.account, name=thing.owner)
-    return replace(thing, arn=arn)
+        return live
+    arn = form.format(partition=place.partition, region=place.region, account=place.account, name=live.owner)
+    return replace(live, arn=arn)
 
 
-def unseen(kind: str, error: Exception) -> Thing:
+def unseen(kind: str, error: Exception) -> LiveResource:
     """A refusal, or a service that is not there (a stand-in without placement groups): not the same as none."""
-    return Thing(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
+    return LiveResource(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
 
 
-def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[Thing]:
+def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[LiveResource]:
     """What the account's own index of tags has of kinds that are not listed above.
 
     Kinds that are listed are left out: the index keeps what was deleted for an hour or so.
@@ -131,7 +131,7 @@ def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[Thing]:
         service, _, _, resource = item["ResourceARN"].split(":", 5)[2:]
         if place.is_of_stack(item) and _type(service, resource) not in covered:
             identifier = resource.replace(":", "/").rpartition("/")[2]
-            yield place.thing("other", item["ResourceARN"], identifier, usd_per_hour=None, tags=api.tags(item))
+            yield place.live("other", item["ResourceARN"], identifier, usd_per_hour=None, tags=api.tags(item))
 
 
 def _type(service: str, resource: str) -> str:
@@ -141,31 +141,31 @@ def _type(service: str, resource: str) -> str:
 
 def sweep(
     settings: Settings, known: Collection[str], *, delete_data: bool = False, claim: Claim | None = None
-) -> list[Thing]:
+) -> list[LiveResource]:
     """Remove everything of the user's stack that belongs to none of the `known` ids; what it was.
 
     A bucket with something in it goes only with `delete_data`. Safe to repeat after whatever ended it. Raises
     OperationError for what could not be removed, after everything else was.
     """
     places, _ = places_of(settings, claim)
-    swept: list[Thing] = []
+    swept: list[LiveResource] = []
     trouble: list[str] = []
     for place, kinds in _kinds(places):
         for kind in kinds:
             # Listed when its turn comes: a disk may have gone with its instance.
-            doomed = [thing for thing in _of_kind(place, kind) if _is_doomed(thing, known, delete_data)]
+            doomed = [live for live in _of_kind(place, kind) if _is_doomed(live, known, delete_data)]
             if kind in removal.BEFORE:
                 trouble += _try(f"{kind}s", partial(removal.BEFORE[kind], place, doomed))
-            for thing in doomed:
-                trouble += _try(f"{kind} {thing.what}", partial(removal.REMOVERS[kind], place, thing))
+            for live in doomed:
+                trouble += _try(f"{kind} {live.what}", partial(removal.REMOVERS[kind], place, live))
             swept += doomed
     if trouble:
         raise OperationError("could not be removed:\n" + "\n".join(trouble))
     return swept
 
 
-def _is_doomed(thing: Thing, known: Collection[str], delete_data: bool) -> bool:
-    return thing.ours and not thing.unseen and not thing.is_in(known) and (delete_data or not thing.holds)
+def _is_doomed(live: LiveResource, known: Collection[str], delete_data: bool) -> bool:
+    return live.ours and not live.unseen and not live.is_in(known) and (delete_data or not live.holds)
 
 
 def _try(what: str, remove: Callable[[], None]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How one thing of each kind is removed from AWS. Removing what is gone already is no error."""
+"""Removes one resource of each kind from AWS. One that is already gone is no error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 
 from infra.clouds.aws import api, bucket_contents
 from infra.clouds.aws.listing import Place
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 WAIT_S = 600.0
@@ -26,7 +26,7 @@ _HELD = (
 _HELD_ADDRESS = (*_HELD, "AuthFailure")
 """EC2's word for an address that a NAT gateway still has."""
 
-Remover = Callable[[Place, Thing], None]
+Remover = Callable[[Place, LiveResource], None]
 
 
 def is_gone(error: Exception) -> bool:
@@ -51,9 +51,9 @@ def until_free(remove: Callable[[], object], held: Collection[str] = _HELD) -> N
             return
 
 
-def end_instances(place: Place, things: list[Thing]) -> None:
+def end_instances(place: Place, live_resources: list[LiveResource]) -> None:
     """Terminate them all at once, and wait: disks, addresses and security groups come free only then."""
-    ec2, identifiers = place.client("ec2"), [thing.owner for thing in things]
+    ec2, identifiers = place.client("ec2"), [live.owner for live in live_resources]
     for identifier in identifiers:
         until_free(partial(ec2.terminate_instances, InstanceIds=[identifier]))
     if identifiers:
@@ -74,109 +74,112 @@ def _complain(answer: Any, operation: str) -> None:
 def _ec2(operation: str, argument: str, *, many: bool = False) -> Remover:
     """A kind that one call of EC2's removes."""
 
-    def remove(place: Place, thing: Thing) -> None:
-        value = thing.id or thing.owner
+    def remove(place: Place, live: LiveResource) -> None:
+        value = live.id or live.owner
         call = getattr(place.client("ec2"), operation)
         until_free(lambda: _complain(call(**{argument: [value] if many else value}), operation))
 
     return remove
 
 
-def _image(place: Place, thing: Thing) -> None:
+def _image(place: Place, live: LiveResource) -> None:
     """Deregister it. Its snapshots get its tags first: a sweep that ends here must find them again, as the stack's."""
     ec2 = place.client("ec2")
-    for image in api.pages(ec2, "describe_images", "Images", Filters=[{"Name": "image-id", "Values": [thing.owner]}]):
+    for image in api.pages(ec2, "describe_images", "Images", Filters=[{"Name": "image-id", "Values": [live.owner]}]):
         mapped = [entry.get("Ebs", {}).get("SnapshotId") for entry in image.get("BlockDeviceMappings", [])]
         snapshots = [name for name in mapped if name]
         if snapshots:
             ours = {key: value for key, value in api.tags(image).items() if key in (STACK_TAG, ID_TAG, OWNER_TAG)}
             ec2.create_tags(Resources=snapshots, Tags=[{"Key": key, "Value": ours[key]} for key in sorted(ours)])
-    until_free(lambda: ec2.deregister_image(ImageId=thing.owner))
+    until_free(lambda: ec2.deregister_image(ImageId=live.owner))
 
 
-def _nat_gateway(place: Place, thing: Thing) -> None:
+def _nat_gateway(place: Place, live: LiveResource) -> None:
     """Deleted, and waited for: its address and its subnet come free only then."""
     ec2 = place.client("ec2")
-    until_free(lambda: ec2.delete_nat_gateway(NatGatewayId=thing.owner))
-    ec2.get_waiter("nat_gateway_deleted").wait(NatGatewayIds=[thing.owner], WaiterConfig=_waiting())
+    until_free(lambda: ec2.delete_nat_gateway(NatGatewayId=live.owner))
+    ec2.get_waiter("nat_gateway_deleted").wait(NatGatewayIds=[live.owner], WaiterConfig=_waiting())
 
 
-def _address(place: Place, thing: Thing) -> None:
+def _address(place: Place, live: LiveResource) -> None:
     ec2 = place.client("ec2")
-    wanted = [{"Name": "allocation-id", "Values": [thing.owner]}]
+    wanted = [{"Name": "allocation-id", "Values": [live.owner]}]
     for item in ec2.describe_addresses(Filters=wanted)["Addresses"]:
         if item.get("AssociationId"):
             name = item["AssociationId"]
             until_free(partial(ec2.disassociate_address, AssociationId=name), _HELD_ADDRESS)
-    until_free(lambda: ec2.release_address(AllocationId=thing.owner), _HELD_ADDRESS)
+    until_free(lambda: ec2.release_address(AllocationId=live.owner), _HELD_ADDRESS)
 
 
-def free_groups(place: Place, things: list[Thing]) -> None:
+def free_groups(place: Place, live_resources: list[LiveResource]) -> None:
     """Take all rules from all of them: two groups that name each other could not go otherwise."""
     ec2 = place.client("ec2")
-    wanted = [{"Name": "group-id", "Values": [thing.owner for thing in things]}]
-    for group in api.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=wanted) if things else ():
+    wanted = [{"Name": "group-id", "Values": [live.owner for live in live_resources]}]
+    for group in api.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=wanted) if live_resources else ():
         if group.get("IpPermissions"):
             ec2.revoke_security_group_ingress(GroupId=group["GroupId"], IpPermissions=group["IpPermissions"])
         if group.get("IpPermissionsEgress"):
             ec2.revoke_security_group_egress(GroupId=group["GroupId"], IpPermissions=group["IpPermissionsEgress"])
 
 
-def _route_table(place: Place, thing: Thing) -> None:
+def _route_table(place: Place, live: LiveResource) -> None:
     ec2 = place.client("ec2")
-    wanted = [{"Name": "route-table-id", "Values": [thing.owner]}]
+    wanted = [{"Name": "route-table-id", "Values": [live.owner]}]
     for table in api.pages(ec2, "describe_route_tables", "RouteTables", Filters=wanted):
         for entry in table.get("Associations", []):
             if entry.get("Main"):
                 return  # it goes with its VPC
             name = entry["RouteTableAssociationId"]
             until_free(partial(ec2.disassociate_route_table, AssociationId=name))
-    until_free(lambda: ec2.delete_route_table(RouteTableId=thing.owner))
+    until_free(lambda: ec2.delete_route_table(RouteTableId=live.owner))
 
 
-def _internet_gateway(place: Place, thing: Thing) -> None:
+def _internet_gateway(place: Place, live: LiveResource) -> None:
     ec2 = place.client("ec2")
-    wanted = [{"Name": "internet-gateway-id", "Values": [thing.owner]}]
+    wanted = [{"Name": "internet-gateway-id", "Values": [live.owner]}]
     for gateway in api.pages(ec2, "describe_internet_gateways", "InternetGateways", Filters=wanted):
         for entry in gateway.get("Attachments", []):
-            until_free(partial(ec2.detach_internet_gateway, InternetGatewayId=thing.owner, VpcId=entry["VpcId"]))
-    until_free(lambda: ec2.delete_internet_gateway(InternetGatewayId=thing.owner))
+            until_free(partial(ec2.detach_internet_gateway, InternetGatewayId=live.owner, VpcId=entry["VpcId"]))
+    until_free(lambda: ec2.delete_internet_gateway(InternetGatewayId=live.owner))
 
 
-def _bucket(place: Place, thing: Thing) -> None:
+def _bucket(place: Place, live: LiveResource) -> None:
     s3 = place.client("s3")
-    until_free(lambda: bucket_contents.empty(s3, thing.owner))
-    until_free(lambda: s3.delete_bucket(Bucket=thing.owner))
+    until_free(lambda: bucket_contents.empty(s3, live.owner))
+    until_free(lambda: s3.delete_bucket(Bucket=live.owner))
 
 
-def _instance_profile(place: Place, thing: Thing) -> None:
+def _instance_profile(place: Place, live: LiveResource) -> None:
     iam = place.client("iam")
-    profile = iam.get_instance_profile(InstanceProfileName=thing.owner)["InstanceProfile"]
+    profile = iam.get_instance_profile(InstanceProfileName=live.owner)["InstanceProfile"]
     for role in profile["Roles"]:
-        iam.remove_role_from_instance_profile(InstanceProfileName=thing.owner, RoleName=role["RoleName"])
-    until_free(lambda: iam.delete_instance_profile(InstanceProfileName=thing.owner))
+        iam.remove_role_from_instance_profile(InstanceProfileName=live.owner, RoleName=role["RoleName"])
+    until_free(lambda: iam.delete_instance_profile(InstanceProfileName=live.owner))
 
 
-def _role(place: Place, thing: Thing) -> None:
+def _role(place: Place, live: LiveResource) -> None:
     iam = place.client("iam")
-    for policy in api.pages(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=thing.owner):
-        iam.detach_role_policy(RoleName=thing.owner, PolicyArn=policy["PolicyArn"])
-    inline: list[Any] = api.pages(iam, "list_role_policies", "PolicyNames", RoleName=thing.owner)
+    for policy in api.pages(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=live.owner):
+        iam.detach_role_policy(RoleName=live.owner, PolicyArn=policy["PolicyArn"])
+    inline: list[Any] = api.pages(iam, "list_role_policies", "PolicyNames", RoleName=live.owner)
     for name in inline:
-        iam.delete_role_policy(RoleName=thing.owner, PolicyName=name)
-    until_free(lambda: iam.delete_role(RoleName=thing.owner))
+        iam.delete_role_policy(RoleName=live.owner, PolicyName=name)
+    until_free(lambda: iam.delete_role(RoleName=live.owner))
 
 
-def _log_group(place: Place, thing: Thing) -> None:
-    until_free(lambda: place.client("logs").delete_log_group(logGroupName=thing.owner))
+def _log_group(place: Place, live: LiveResource) -> None:
+    until_free(lambda: place.client("logs").delete_log_group(logGroupName=live.owner))
 
 
-def _budget(place: Place, thing: Thing) -> None:
-    account, _, name = thing.owner.partition(":")
+def _budget(place: Place, live: LiveResource) -> None:
+    account, _, name = live.owner.partition(":")
     until_free(lambda: place.client("budgets").delete_budget(AccountId=account, BudgetName=name))
 
 
-BEFORE: dict[str, Callable[[Place, list[Thing]], None]] = {"instance": end_instances, "security group": free_groups}
+BEFORE: dict[str, Callable[[Place, list[LiveResource]], None]] = {
+    "instance": end_instances,
+    "security group": free_groups,
+}
 """What is done with all of a kind at once, before they are removed one by one."""
 
 REMOVERS: dict[str, Remover] = {

@@ -1,4 +1,4 @@
-"""Who may talk to whom: the nodes among themselves, the operator's network over SSH, and nobody else."""
+"""Security groups: traffic between the nodes, SSH from the operator's network, nothing else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
 
 
 def _builder(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> aws.ec2.SecurityGroup:
-    """Nobody calls the builder: what runs in it comes through Systems Manager, which it calls itself."""
+    """No way in to the builder: its commands come through Systems Manager, which it calls itself."""
     return aws.ec2.SecurityGroup(
         "builder-group",
         name=named(settings, "builder"),

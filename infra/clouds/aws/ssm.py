@@ -39,7 +39,7 @@ class Machine:
     name: str
     """What people call it."""
     check: Callable[[], None]
-    """Raises when nobody wants the result any more."""
+    """Raises when the operation was cancelled."""
 
     def state(self) -> str:
         """pending, running, stopping, stopped, shutting-down or terminated; pending, too, while EC2 does not know it.
@@ -58,7 +58,7 @@ class Machine:
             self._ask("ec2", "start_instances", InstanceIds=[self.instance])
 
     def stop(self) -> None:
-        """Stop it if it runs, whoever still wants that; its disk stays, and is all that it still costs."""
+        """Stop the instance if it runs, also after a cancellation; then only its disk costs."""
         heedless = replace(self, check=lambda: None)
         if heedless.state() in ("pending", "running"):
             heedless._ask("ec2", "stop_instances", InstanceIds=[self.instance])

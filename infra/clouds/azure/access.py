@@ -72,7 +72,7 @@ def declare(base: Base, data: Data) -> Access:
 
 @dataclass(frozen=True)
 class Principal:
-    """Somebody in the directory."""
+    """A user or application of the directory."""
 
     id: pulumi.Output[str]
     type: pulumi.Input[str]

@@ -42,7 +42,7 @@ class StopProvider(OnceProvider):
         def off() -> bool:
             state = machine.power()
             if state == "deallocated":  # by somebody else, or by an `up` that failed here
-                raise StopError(f"{name} is off, and nobody knows that it was sealed; {anew}")
+                raise StopError(f"{name} is off, and there is no proof that it was sealed; {anew}")
             return state == "stopped"
 
         try:

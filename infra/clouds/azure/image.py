@@ -27,7 +27,7 @@ from infra.config.settings import Settings
 from infra.config.values import SettingsError
 
 DEFAULT_BASE = "Canonical:ubuntu-24_04-lts:server:24.04.202609040"
-"""Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake what nobody chose."""
+"""Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake a version that was never chosen."""
 NODES_PER_REPLICA = 20
 """So many machines at once one replica of an image serves well, says Azure."""
 _SCRIPTS = Path(__file__).with_name("scripts")
@@ -126,7 +126,7 @@ def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
 
 
 def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:
-    """The builder once its bootstrap has said that it is ready, it is nobody's machine any more, and it is off."""
+    """The builder, ready by its bootstrap's own record, then sealed (no keys, no identity), then off."""
     gate = Command(
         f"gate-{stage}",
         name="gate",

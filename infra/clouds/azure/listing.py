@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.clouds.azure import machine_types, untagged
 from infra.clouds.azure.arm import Arm, ArmError
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import ID_TAG, STACK_TAG
 from infra.errors import UsageError
 from infra.prices import table
@@ -83,7 +83,7 @@ def resources(arm: Arm, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[
     return [item for item in found.values() if item["type"].lower() not in _INSIDE_A_MACHINE]
 
 
-def find(arm: Arm, claim: Claim) -> list[Thing]:
+def find(arm: Arm, claim: Claim) -> list[LiveResource]:
     """Everything that carries the stack's name, the groups last; a kind that cannot be looked at is there as unseen."""
     tagged = groups(arm, claim.stack)
     own = [group for group in tagged if not claim.whose(group["tags"])]
@@ -96,8 +96,8 @@ def find(arm: Arm, claim: Claim) -> list[Thing]:
     found += untagged.find(arm, claim, own)
     for group in tagged:
         whose = others.get(group["id"].lower(), "")
-        found.append(Thing(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
-    return sorted(found, key=lambda thing: ORDER.index(thing.kind))
+        found.append(LiveResource(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
+    return sorted(found, key=lambda live: ORDER.index(live.kind))
 
 
 def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
@@ -106,7 +106,7 @@ def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
     return ID_TAG not in tags or bool(claim.whose(tags))
 
 
-def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> Thing:
+def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
     kind, identifier = kind_of(item), item["id"].lower()
     owner = (item.get("managedBy") or identifier).lower()
     tags = item.get("tags") or {}
@@ -114,16 +114,16 @@ def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> Thing:
     ours = tags.get(STACK_TAG, claim.stack) == claim.stack and not whose
     if kind is None:
         what = f"{name} ({item['type']})"
-        return Thing("other", what, owner, identifier, usd_per_hour=None, ours=ours, whose=whose)
+        return LiveResource("other", what, owner, identifier, usd_per_hour=None, ours=ours, whose=whose)
     if whose:
-        return Thing(kind.name, name, owner, identifier, ours=False, whose=whose)
+        return LiveResource(kind.name, name, owner, identifier, ours=False, whose=whose)
     try:
         said = _DETAILS[kind.name](arm, item, kind.version) if kind.name in _DETAILS else Detail()
     except ArmError as error:
         # It is there, and its price is not known; what a storage account holds is then taken for something.
         said = Detail(f"cannot be looked at: {error}", None, "what cannot be read" if "storage" in kind.name else "")
     what = f"{name} {said.what}".strip()
-    return Thing(kind.name, what, owner, identifier, usd_per_hour=said.usd, holds=said.holds, ours=ours)
+    return LiveResource(kind.name, what, owner, identifier, usd_per_hour=said.usd, holds=said.holds, ours=ours)
 
 
 def _short(item: dict[str, Any]) -> str:

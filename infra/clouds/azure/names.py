@@ -68,7 +68,7 @@ class Base:
     """The subscription's id. Known at preview: asking for it makes nothing."""
     group: resources.ResourceGroup
     operator: pulumi.Output[str]
-    """The directory's id of whoever runs the program."""
+    """The directory's id of the user who runs the program."""
     operator_type: pulumi.Output[str]
     """User or ServicePrincipal, as a role assignment wants it."""
 

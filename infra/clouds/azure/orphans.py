@@ -9,13 +9,13 @@ from infra.clouds.azure import listing
 from infra.clouds.azure.arm import Arm, ArmError
 from infra.clouds.azure.credentials import subscription
 from infra.clouds.azure.listing import GROUP, RESOURCES, VERSIONS
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.config.settings import Settings
 from infra.errors import OperationError
 from infra.state.ownership import Claim
 
 
-def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None) -> list[Thing]:
+def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None) -> list[LiveResource]:
     """Everything that carries the stack's name, in every subscription that the stack has been in.
 
     UsageError without credentials, OperationError where Azure does not list.
@@ -28,7 +28,7 @@ def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None)
             found += listing.find(other, claim)
         except ArmError as error:
             what = f"the stack was in subscription {other.subscription[15:]}, which cannot be looked at: {error}"
-            found.append(Thing("everything", what, "?", usd_per_hour=None, unseen=True))
+            found.append(LiveResource("everything", what, "?", usd_per_hour=None, unseen=True))
     return found
 
 
@@ -46,7 +46,7 @@ def sweep(
     delete_data: bool = False,
     arm: Arm | None = None,
     claim: Claim | None = None,
-) -> list[Thing]:
+) -> list[LiveResource]:
     """Remove everything of the user's own stack that belongs to none of the `known` ids; what it was.
 
     A storage account with something in it goes only with `delete_data`. Safe to repeat after whatever ended it.
@@ -54,7 +54,7 @@ def sweep(
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
     arm = arm or Arm(subscription())
-    swept: list[Thing] = []
+    swept: list[LiveResource] = []
     trouble: list[str] = []
     for place in (arm, *_elsewhere(arm, claim)):
         try:
@@ -70,38 +70,40 @@ def sweep(
     return swept
 
 
-def _sweep_one(arm: Arm, claim: Claim, known: Collection[str], *, delete_data: bool) -> tuple[list[Thing], list[str]]:
+def _sweep_one(
+    arm: Arm, claim: Claim, known: Collection[str], *, delete_data: bool
+) -> tuple[list[LiveResource], list[str]]:
     """(what was removed, what went wrong) in one subscription."""
     known = {identifier.lower() for identifier in known}
     found = listing.find(arm, claim)
     if not delete_data:  # what belongs to data that stays, stays: the right to read it
-        known |= {thing.owner for thing in found if thing.holds}
-    doomed = [thing for thing in found if _is_doomed(thing, known)]
+        known |= {live.owner for live in found if live.holds}
+    doomed = [live for live in found if _is_doomed(live, known)]
     trouble: list[str] = []
-    swept: list[Thing] = []
-    for thing in doomed:  # in the order in which they can go, groups last
-        if thing.kind == GROUP and arm.every(f"{thing.owner}/resources", RESOURCES):
+    swept: list[LiveResource] = []
+    for live in doomed:  # in the order in which they can go, groups last
+        if live.kind == GROUP and arm.every(f"{live.owner}/resources", RESOURCES):
             continue  # deleting a group takes with it whatever is there: it goes only when nothing is in it
-        trouble += _try(thing, partial(_remove, arm, thing))
-        swept.append(thing)
+        trouble += _try(live, partial(_remove, arm, live))
+        swept.append(live)
     return swept, trouble
 
 
-def _is_doomed(thing: Thing, known: Collection[str]) -> bool:
-    return thing.ours and not thing.unseen and not {thing.owner, thing.id} & set(known)
+def _is_doomed(live: LiveResource, known: Collection[str]) -> bool:
+    return live.ours and not live.unseen and not {live.owner, live.id} & set(known)
 
 
-def _remove(arm: Arm, thing: Thing) -> None:
-    version = VERSIONS.get(thing.kind)
+def _remove(arm: Arm, live: LiveResource) -> None:
+    version = VERSIONS.get(live.kind)
     if version is None:
-        raise ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {thing.id}")
-    arm.delete(thing.id or thing.owner, version)
+        raise ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {live.id}")
+    arm.delete(live.id or live.owner, version)
 
 
-def _try(thing: Thing, remove: Callable[[], None]) -> list[str]:
+def _try(live: LiveResource, remove: Callable[[], None]) -> list[str]:
     """What went wrong, if it did: one thing that stays must not keep the others."""
     try:
         remove()
     except ArmError as error:
-        return [f"{thing.kind} {thing.what}: {error}"]
+        return [f"{live.kind} {live.what}: {error}"]
     return []

@@ -14,7 +14,7 @@ from infra.clouds import naming
 from infra.clouds.azure.access import ASSIGNED, assignment_guid, role_guid
 from infra.clouds.azure.arm import Arm, ArmError
 from infra.clouds.azure.names import group_name, name
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.state.ownership import Claim
 
 ASSIGNMENT, ROLE, BUDGET = "role assignment", "role definition", "budget"
@@ -23,11 +23,11 @@ VERSIONS = {ASSIGNMENT: "2022-04-01", ROLE: "2022-05-01-preview", BUDGET: "2024-
 assigned stays."""
 
 
-def find(arm: Arm, claim: Claim, groups: list[dict[str, Any]]) -> list[Thing]:
+def find(arm: Arm, claim: Claim, groups: list[dict[str, Any]]) -> list[LiveResource]:
     """All of the user's own stack, in its `groups` and outside. What may not be looked at stands there as unseen."""
     # Without an id as well: the names of a version that had none.
     uniques = sorted({naming.unique(claim.stack, stack_id) for stack_id in {"", *claim.ids}})
-    found: list[Thing] = []
+    found: list[LiveResource] = []
     for listed in groups:
         found += _seen(ASSIGNMENT, partial(_assignments, arm, uniques, listed["id"]))
     for unique in uniques:
@@ -38,21 +38,21 @@ def find(arm: Arm, claim: Claim, groups: list[dict[str, Any]]) -> list[Thing]:
     return found
 
 
-def _seen(kind: str, look: Callable[[], list[Thing]]) -> list[Thing]:
+def _seen(kind: str, look: Callable[[], list[LiveResource]]) -> list[LiveResource]:
     try:
         return look()
     except ArmError as error:
-        return [Thing(kind, f"cannot be looked at: {error}", "?", unseen=True)]
+        return [LiveResource(kind, f"cannot be looked at: {error}", "?", unseen=True)]
 
 
-def _assignments(arm: Arm, uniques: Sequence[str], group: str) -> list[Thing]:
+def _assignments(arm: Arm, uniques: Sequence[str], group: str) -> list[LiveResource]:
     """Those that the program makes; others in the group are somebody else's, and go with it."""
     own = tuple(role_guid(arm.subscription.rpartition("/")[2], unique) for unique in uniques)
     listed = arm.every(f"{group}/providers/Microsoft.Authorization/roleAssignments", VERSIONS[ASSIGNMENT])
-    return [thing for item in listed if (thing := _assignment(item, group.lower(), own))]
+    return [live for item in listed if (live := _assignment(item, group.lower(), own))]
 
 
-def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> Thing | None:
+def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> LiveResource | None:
     properties, called = item["properties"], str(item["name"]).lower()
     scope = str(properties["scope"]).lower()
     if not f"{scope}/".startswith(f"{group}/"):
@@ -65,10 +65,10 @@ def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> Thing
     # What is of an account belongs to it: as long as the account stays, the right to read it does.
     account = scope.partition("/blobservices/")[0]
     identifier = str(item["id"]).lower()
-    return Thing(ASSIGNMENT, what, account if account != group else identifier, identifier)
+    return LiveResource(ASSIGNMENT, what, account if account != group else identifier, identifier)
 
 
-def _role(arm: Arm, unique: str, group: str) -> list[Thing]:
+def _role(arm: Arm, unique: str, group: str) -> list[LiveResource]:
     called = role_guid(arm.subscription.rpartition("/")[2], unique)
     path = f"/providers/Microsoft.Authorization/roleDefinitions/{called}"
     found = arm.get_if_there(f"{arm.subscription}{path}", VERSIONS[ROLE])
@@ -76,10 +76,10 @@ def _role(arm: Arm, unique: str, group: str) -> list[Thing]:
         return []
     # Azure names it by the subscription, Pulumi's state by the group that it is for: both are the one.
     what = str(found["properties"].get("roleName", called))
-    return [Thing(ROLE, what, f"{group}{path}".lower(), f"{arm.subscription}{path}".lower())]
+    return [LiveResource(ROLE, what, f"{group}{path}".lower(), f"{arm.subscription}{path}".lower())]
 
 
-def _budget(arm: Arm, stack: str, group: str) -> list[Thing]:
+def _budget(arm: Arm, stack: str, group: str) -> list[LiveResource]:
     called = name(stack, "budget")
     path = f"{group}/providers/Microsoft.Consumption/budgets/{called}"
-    return [Thing(BUDGET, called, path.lower())] if arm.get_if_there(path, VERSIONS[BUDGET]) else []
+    return [LiveResource(BUDGET, called, path.lower())] if arm.get_if_there(path, VERSIONS[BUDGET]) else []

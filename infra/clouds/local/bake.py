@@ -74,7 +74,7 @@ class Bake:
         return Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
 
     def run(self) -> None:
-        """Bake, seal and put the image into the cache. Whatever happens, no builder is left."""
+        """Bake, seal and put the image into the cache. The builder is removed, also after an error."""
         base_key = base_image.key()
         builder = self.machine
         builder.remove()  # of an earlier one that was killed

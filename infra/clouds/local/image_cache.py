@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clouds.local import image, paths
-from infra.errors import OperationError, UsageError, told
+from infra.errors import OperationError, UsageError, show_error
 from infra.state import operation
 
 
@@ -100,7 +100,7 @@ def main() -> int:
                 raise UsageError(f"{folder} is root's, as are the machines made from it: run this with sudo")
         print(json.dumps({"list": listing, "unused": unused, "prune": prune}[verb]()))
     except (OperationError, OSError) as error:
-        return told(error)
+        return show_error(error)
     return 0
 
 

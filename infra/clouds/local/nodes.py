@@ -52,7 +52,7 @@ class NodeProvider(PlainProvider):
         return DiffResult(changes=bool(changes), replaces=replaces, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        """A node that died stays in the state, so that its remains are somebody's; `up` makes it anew."""
+        """A node that died stays in the state, which lists its remains as known; `up` makes it again."""
         node = machine(props["stack"], props["name"])
         if not node.is_there():
             return ReadResult(id_="", outs={})

@@ -146,7 +146,7 @@ class Machine:
         return cgroup.is_populated(self.group / "payload") and cgroup.is_populated(self.group / "supervisor")
 
     def stop(self) -> None:
-        """End it at once, whatever runs on it; a machine that does not run is fine."""
+        """Kill the machine with all its processes; one that does not run is no error."""
         cgroup.kill(self.group / KEEPER, timeout=5.0)  # nothing boots it again from here on
         # When its payload is dead systemd-nspawn cleans up after itself; it gets a moment for that.
         cgroup.kill(self.group / "payload", timeout=5.0)

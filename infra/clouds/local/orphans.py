@@ -1,4 +1,4 @@
-"""What of a stack is on this machine, whatever any state says; and a sweep of what the state does not know.
+"""Finds the stack's resources on this machine, and removes those that the state does not have.
 
 Everything of a stack carries its name: its control groups, its directory, the mounts below it, its bridge.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from infra.clouds.live_resource import Thing
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import bake, cgroup, firewall, network, owner, paths
 from infra.clouds.local.nspawn import NSPAWN_RUN, Machine
 from infra.state import operation
@@ -19,36 +19,36 @@ STACK_ID = "stack-id"
 """The resource that keeps whose the stack is (infra.state.stack_id)."""
 
 
-def find(stack: str, ids: Collection[str] | None = None) -> list[Thing]:
+def find(stack: str, ids: Collection[str] | None = None) -> list[LiveResource]:
     """Everything of a stack that exists on this machine.
 
     With `ids`, those that the user's stack of this name may have: what is another's is marked so.
     """
-    things = _all(stack)
+    live_resources = _all(stack)
     whose = "" if ids is None else owner.stranger(stack, ids)
-    return [replace(thing, ours=False, whose=whose) for thing in things] if whose else things
+    return [replace(live, ours=False, whose=whose) for live in live_resources] if whose else live_resources
 
 
-def _all(stack: str) -> list[Thing]:
-    things = [*_machines(stack), *_mounts(stack), *_directories(stack), *_run_files(stack)]
+def _all(stack: str) -> list[LiveResource]:
+    live_resources = [*_machines(stack), *_mounts(stack), *_directories(stack), *_run_files(stack)]
     if (link := network.bridge_name(stack)) in {entry["ifname"] for entry in network.links()}:
-        things.append(Thing("link", link, NETWORK))
+        live_resources.append(LiveResource("link", link, NETWORK))
     if firewall.is_open(link):
-        things.append(Thing("firewall rule", f"iptables FORWARD {link}", NETWORK))
+        live_resources.append(LiveResource("firewall rule", f"iptables FORWARD {link}", NETWORK))
     if (said := owner.read(stack)) is not None:
-        things.append(Thing("name", f"{stack}, taken by {said.said()}", STACK_ID))
-    return things
+        live_resources.append(LiveResource("name", f"{stack}, taken by {said.said()}", STACK_ID))
+    return live_resources
 
 
-def _machines(stack: str) -> list[Thing]:
-    things = []
+def _machines(stack: str) -> list[LiveResource]:
+    live_resources = []
     for group in cgroup.groups(stack):
         for path in sorted(group.iterdir()):
             if path.is_dir():
-                things.append(Thing("cgroup", str(path), path.name))
-    for name in sorted({thing.owner for thing in things}):
-        things += [Thing("process", _describe(pid), name) for pid in cgroup.processes(stack, name)]
-    return things
+                live_resources.append(LiveResource("cgroup", str(path), path.name))
+    for name in sorted({live.owner for live in live_resources}):
+        live_resources += [LiveResource("process", _describe(pid), name) for pid in cgroup.processes(stack, name)]
+    return live_resources
 
 
 def _describe(pid: int) -> str:
@@ -65,25 +65,25 @@ def _owner(stack: str, path: str) -> str:
     return {"nodes": below[1], "build": bake.BUILDER}.get(below[0], below[0]) if len(below) > 1 else below[0]
 
 
-def _mounts(stack: str) -> list[Thing]:
+def _mounts(stack: str) -> list[LiveResource]:
     top = f"{paths.stack(stack)}/"
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [Thing("mount", point, _owner(stack, point)) for point in points if point.startswith(top)]
+    return [LiveResource("mount", point, _owner(stack, point)) for point in points if point.startswith(top)]
 
 
-def _directories(stack: str) -> list[Thing]:
+def _directories(stack: str) -> list[LiveResource]:
     found = [*paths.stack(stack).glob("nodes/*"), *paths.stack(stack).glob("build/*")]
-    return [Thing("directory", str(path), _owner(stack, str(path))) for path in sorted(found)]
+    return [LiveResource("directory", str(path), _owner(stack, str(path))) for path in sorted(found)]
 
 
-def _run_files(stack: str) -> list[Thing]:
+def _run_files(stack: str) -> list[LiveResource]:
     """What a killed systemd-nspawn leaves in /run, for the machines that the stack still has something else of."""
     names = {path.name for path in paths.stack(stack).glob("nodes/*")} | {bake.BUILDER}
     files = [(name, NSPAWN_RUN / "propagate" / f"{stack}-{name}") for name in sorted(names)]
-    return [Thing("file", str(path), name) for name, path in files if path.exists()]
+    return [LiveResource("file", str(path), name) for name, path in files if path.exists()]
 
 
-def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None) -> list[Thing]:
+def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None) -> list[LiveResource]:
     """Remove everything of a stack whose owner is not among `known` resources; what it was.
 
     With `ids` nothing of a stack that has another id. Waits for operations that are still under way: those of a killed
@@ -94,14 +94,14 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
     if ids is not None and owner.stranger(stack, ids):
         return []
     with operation.lock(paths.stack(stack), alone=True, timeout=60.0):
-        swept = [thing for thing in find(stack) if thing.owner not in known]
-        for name in sorted({thing.owner for thing in swept} - {NETWORK, STACK_ID}):
+        swept = [live for live in find(stack) if live.owner not in known]
+        for name in sorted({live.owner for live in swept} - {NETWORK, STACK_ID}):
             for machine in _all_of(stack, name):
                 machine.remove()
-        if NETWORK in {thing.owner for thing in swept}:
+        if NETWORK in {live.owner for live in swept}:
             network.remove(stack)
         _remove_empty_groups(stack)
-        if STACK_ID in {thing.owner for thing in swept} and (said := owner.read(stack)) is not None:
+        if STACK_ID in {live.owner for live in swept} and (said := owner.read(stack)) is not None:
             owner.release(stack, said.stack_id)
     paths.tidy(stack)
     return swept

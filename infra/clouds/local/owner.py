@@ -40,7 +40,7 @@ class Owner:
 
 
 def read(stack: str) -> Owner | None:
-    """Whose the stack is; None where nobody has it, or it was made by a version that kept no such record."""
+    """The owner's record of the stack; None where the name is free, or an older version without records made it."""
     file = _file(stack)
     try:
         return Owner(**json.loads(file.read_text(encoding="utf-8")))
@@ -51,13 +51,13 @@ def read(stack: str) -> Owner | None:
 
 
 def stranger(stack: str, ids: Collection[str]) -> str:
-    """Whose the stack is in words, where it is nobody's with one of these ids; else empty."""
+    """Whose the stack is, in words; empty where one of these ids owns it, or its name is free."""
     owner = read(stack)
     return owner.said() if owner is not None and owner.stack_id not in ids else ""
 
 
 def check(stack: str, ids: Collection[str]) -> None:
-    """Raise UsageError where the name is somebody else's."""
+    """Raise UsageError where another user has the name."""
     if whose := stranger(stack, ids):
         raise UsageError(taken(stack, whose))
 
@@ -71,7 +71,7 @@ def taken(stack: str, whose: str) -> str:
 
 
 def claim(stack: str, stack_id: str) -> None:
-    """Take the name. Raises OwnerError where somebody else has it."""
+    """Take the name. Raises OwnerError where another user has it."""
     with operation.lock(paths.stack(stack)):
         whose = stranger(stack, [stack_id])
         if whose:
@@ -82,7 +82,7 @@ def claim(stack: str, stack_id: str) -> None:
 
 
 def release(stack: str, stack_id: str) -> None:
-    """Give the name back; somebody else's stays theirs."""
+    """Give the name back; a name of another user stays as it is."""
     owner = read(stack)
     if owner is not None and owner.stack_id == stack_id:
         _file(stack).unlink(missing_ok=True)
