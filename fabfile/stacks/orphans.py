@@ -19,8 +19,8 @@ _DATA_KINDS = ("bucket", "storage account")
 _MAY_READ = "::may-read"
 """Azure: the operator's right to list what is kept; without it the audit could not say what that is."""
 _GROUP_KIND = "resource group"
-_LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi-python")
-"""Of what a local stack has in Pulumi's state: dynamic resources alone."""
+_LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi")
+"""Of what a local stack has in Pulumi's state: dynamic resources, and the providers of those and of Pulumi itself."""
 _GROUP_TYPE = "azure-native:resources:ResourceGroup"
 
 Thing = dict[str, Any]

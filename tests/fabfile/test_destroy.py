@@ -289,6 +289,9 @@ def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
     assert no.value.code == 2 and played.ran == []
     played.state = {"urn:pulumi:yard::trainyard::pulumi-python:dynamic:Resource::node1": "x"}
     assert orphans.about("yard")["cloud"] == ""
+    for provider in ("pulumi-python", "pulumi"):  # as Pulumi's command writes them for a local stack
+        played.state[f"urn:pulumi:yard::trainyard::pulumi:providers:{provider}::default"] = "x"
+    assert orphans.about("yard")["cloud"] == ""
     played.state = {"urn:pulumi:yard::trainyard::pulumi:providers:aws::aws": "x"}  # an `up` that came no further
     with pytest.raises(Exit, match="the stack is in a cloud"):
         orphans.about("yard")
