@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 import fabfile
+from fabfile.remote import node_program, wheel
 from fabfile.stacks import pulumi_cli
 from infra.inventory import to_json
 
@@ -79,8 +80,19 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 def use_programs(monkeypatch: pytest.MonkeyPatch, programs: Path) -> None:
-    """Let every module that names a node's environment name this folder instead."""
+    """Let every module that names a node's environment name this folder, in the program for the node as well."""
     paths = {"/opt/trainyard/venv/bin": str(programs), "/etc/trainyard/runtime.env": f"{programs}/runtime.env"}
+    archive = wheel.archive
+
+    def archive_of_changed(files: Mapping[str, bytes]) -> bytes:
+        changed = dict(files)
+        for path, other in paths.items():
+            changed = {name: data.replace(path.encode(), other.encode()) for name, data in changed.items()}
+        return archive(changed)
+
+    monkeypatch.setattr(wheel, "archive", archive_of_changed)
+    for cached in (node_program.content, node_program.digest):
+        getattr(cached, "cache_clear", lambda: None)()
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "fabfile"]
     for module in modules:
         for name, value in list(vars(module).items()):
