@@ -16,6 +16,7 @@ PACKAGES = {
     "torch": "torch",
     "accelerate": "accelerate",
     "tiktoken": "tiktoken",
+    "gigatoken": "gigatoken",
     "numpy": "numpy",
     "impi": "impi-rt",
 }
@@ -44,6 +45,7 @@ def train_one_step() -> float:
     parallel = importlib.import_module("torch.nn.parallel")
     importlib.import_module("accelerate")
     importlib.import_module("tiktoken")
+    importlib.import_module("gigatoken")
     importlib.import_module("safetensors.torch")
     if PROFILE == "ipex":
         importlib.import_module("intel_extension_for_pytorch")

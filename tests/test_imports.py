@@ -67,14 +67,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "node.probes": ("node", "fabfile.launchers", "infra.inventory", "torch"),
     "training": (
         *("training", "torch", "accelerate", "numpy", "safetensors"),
-        *("datasets", "pyarrow", "tiktoken", "tokenizers", "transformers"),
+        *("datasets", "gigatoken", "pyarrow", "tiktoken", "tokenizers", "transformers"),
         *("fsspec", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),
     "bootstrap": (),
     "bootstrap.aws-xeon.monitor": ("botocore", "psutil"),
     "bootstrap.verify": (
-        *("torch", "accelerate", "tiktoken", "safetensors"),
+        *("torch", "accelerate", "tiktoken", "gigatoken", "safetensors"),
         *("s3fs", "adlfs", "azure.identity"),
         *("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"),
     ),

@@ -72,7 +72,7 @@ def test_ready_record_has_the_pinned_versions(cluster: Cluster) -> None:
     assert versions["accelerate"] == PINS[f"ACCELERATE_{profile}"]
     assert versions["impi"] == PINS["IMPI_VERSION"]
     assert versions.get("ipex") == (PINS["IPEX_VERSION"] if profile == "ipex" else None)
-    assert all(versions[name] for name in ("python", "tiktoken", "tcmalloc", "kernel", "os", "cloud-init"))
+    assert all(versions[name] for name in ("python", "tiktoken", "gigatoken", "tcmalloc", "kernel", "os", "cloud-init"))
     cpu = ready["cpu"]
     assert cpu["threads"] == os.cpu_count()
     assert 1 <= cpu["cores"] <= cpu["threads"]
@@ -84,7 +84,7 @@ def test_ready_record_has_the_pinned_versions(cluster: Cluster) -> None:
 
 def test_software_works_on_the_node(cluster: Cluster) -> None:
     """Imports, tcmalloc and Intel's OpenMP in the process, the launcher, the limits: as a job's user, not as root."""
-    modules = ["torch", "accelerate", "tiktoken", "safetensors"]
+    modules = ["torch", "accelerate", "tiktoken", "gigatoken", "safetensors"]
     modules += ["intel_extension_for_pytorch"] if cluster.profile == "ipex" else []
     program = (
         f"import json, {', '.join(modules)}; "

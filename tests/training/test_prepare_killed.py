@@ -46,9 +46,9 @@ KILLED = """
 import sys
 from training.data import encode, prepare
 from training.data import prepare_journal
-encode.BATCH, unfinished.COMMIT = 2000, 0.0
-begin = unfinished.PrepareJournal.begin
-unfinished.PrepareJournal.begin = lambda self: (begin(self), print("begun", flush=True))
+encode.BATCH, prepare_journal.COMMIT = 2000, 0.0
+begin = prepare_journal.PrepareJournal.begin
+prepare_journal.PrepareJournal.begin = lambda self: (begin(self), print("begun", flush=True))
 sys.exit(prepare.main(sys.argv[1:]))
 """
 

@@ -1,6 +1,6 @@
 """Encode documents on all cores, in order and in bounded memory.
 
-Threads are enough: tiktoken releases the interpreter lock while it works, and they share one copy of its tables.
+Threads are enough: both engines release the interpreter lock while they work, and threads share one copy of the tables.
 Batches depend on the documents alone, so the output is the same for any number of workers.
 """
 
@@ -15,12 +15,13 @@ from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 import numpy.typing as npt
-import tiktoken
 
+from training.data.engine import Engine, compare
 from training.data.readers import Document
-from training.data.tokenizer import to_array
 
 BATCH = 1 << 18  # bytes of text: large against the cost of handing it over, small in memory
+CHECKED = 1 << 13  # bytes of a text that both engines encode
+ONE_IN = 8  # batches: one of them has such a text, which makes one byte in 256
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -44,11 +45,19 @@ class Part:
     bytes_of_text: int
 
 
+class Batch(NamedTuple):
+    first: int
+    """The number of its first unit in the corpus."""
+    units: list[Unit]
+
+
 class Encoded(NamedTuple):
     parts: dict[str, Part]
     units: int
     bytes_of_text: int
     cost: int
+    compared: int
+    """Bytes of text that were encoded by the other engine as well, to the same tokens."""
 
 
 @dataclass(frozen=True)
@@ -94,32 +103,60 @@ def units(documents: Iterable[Document], division: Division) -> Iterator[Unit]:
         yield Unit(document.text, split, closes, document.cost)
 
 
-def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
-    """Units in lists of about BATCH bytes of text."""
+def batches(stream: Iterable[Unit], first: int) -> Iterator[Batch]:
+    """Units in batches of about BATCH bytes of text; `first` is the number of the stream's first unit in the corpus."""
     batch: list[Unit] = []
     size = 0
     for unit in stream:
         batch.append(unit)
         size += len(unit.text)
         if size >= BATCH:
-            yield batch
+            yield Batch(first, batch)
+            first += len(batch)
             batch, size = [], 0
     if batch:
-        yield batch
+        yield Batch(first, batch)
 
 
-def encode_batch(encoding: tiktoken.Encoding, dtype: str, batch: list[Unit]) -> Encoded:
-    """The tokens of a batch by split, as numbers of `dtype`."""
-    by_split: dict[str, list[Unit]] = {}
-    for unit in batch:
-        by_split.setdefault(unit.split, []).append(unit)
-    parts = {}
-    for split, units in by_split.items():
-        tokens = to_array(encoding, [(unit.text.decode(), unit.closes) for unit in units])
-        documents = sum(unit.closes for unit in units)
-        parts[split] = Part(tokens.astype(dtype), documents, sum(len(unit.text) for unit in units))
-    size = sum(part.bytes_of_text for part in parts.values())
-    return Encoded(parts, len(batch), size, sum(unit.cost for unit in batch))
+@dataclass(frozen=True)
+class Encoder:
+    """Encodes batches, to tokens by split as numbers of `dtype`."""
+
+    engine: Engine
+    reference: Engine | None
+    """What the engine is compared with on a sample of the text; None: the engine is the reference."""
+    dtype: str
+    seed: int
+
+    def __call__(self, batch: Batch) -> Encoded:
+        by_split: dict[str, list[Unit]] = {}
+        for unit in batch.units:
+            by_split.setdefault(unit.split, []).append(unit)
+        parts = {}
+        for split, units in by_split.items():
+            tokens = self.engine.encode([(unit.text, unit.closes) for unit in units])
+            documents = sum(unit.closes for unit in units)
+            parts[split] = Part(tokens.astype(self.dtype), documents, sum(len(unit.text) for unit in units))
+        size = sum(part.bytes_of_text for part in parts.values())
+        cost = sum(unit.cost for unit in batch.units)
+        return Encoded(parts, len(batch.units), size, cost, self.compare(batch))
+
+    def compare(self, batch: Batch) -> int:
+        """Compares the engines on all of the corpus' first batch, and on a text of some of the others."""
+        if self.reference is None:
+            return 0
+        if batch.first == 0:
+            texts = [(unit.text, unit.closes) for unit in batch.units]
+            return compare(self.engine, self.reference, texts, "the first documents")
+        draw = uniform(self.seed, "compare", batch.first) * ONE_IN
+        if draw >= 1:
+            return 0
+        number = int(draw * len(batch.units))
+        text = batch.units[number].text
+        begin = int(uniform(self.seed, "from", batch.first) * max(1, len(text) - CHECKED))
+        part = text[begin : begin + CHECKED].decode(errors="ignore").encode()  # a cut may go through a character
+        where = f"the text from byte {begin} of document {batch.first + number}"
+        return compare(self.engine, self.reference, [(part, True)], where)
 
 
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Done], workers: int) -> Generator[Done, None, None]:

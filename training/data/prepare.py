@@ -1,4 +1,4 @@
-"""Make a token set of text: train.bin, val.bin and a manifest, with tiktoken on all cores.
+"""Make a token set of text: train.bin, val.bin and a manifest, on all cores.
 
     python -m training.data.prepare --out data/code --train-vocab 1024 /usr/lib/python3.11
     python -m training.data.prepare --out data/openwebtext hf:Skylion007/openwebtext
@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,8 @@ import tiktoken
 
 from training import manifest
 from training.data import vocabulary
-from training.data.encode import Division, batches, encode_batch, in_order, uniform, units
+from training.data.encode import Division, Encoder, batches, in_order, uniform, units
+from training.data.engine import EngineError, Gigatoken, Tiktoken
 from training.data.prepare_journal import PrepareJournal
 from training.data.prepare_options import parser
 from training.data.readers import SourceError
@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Prepare the token set. Raises SourceError, VocabularyError, TokenError for what the user has to change."""
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))  # of tokenizers and of gigatoken
     found = corpus(
         options.sources,
         text_key=options.text_key,
@@ -128,7 +129,6 @@ def division_of(found: Corpus, options: argparse.Namespace) -> Division:
 
 def train_vocabulary(found: Corpus, division: Division, options: argparse.Namespace) -> Vocabulary:
     say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
-    os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))
     return vocabulary.train(sample(found, division, options), options.train_vocab)
 
 
@@ -148,20 +148,53 @@ def sample(found: Corpus, division: Division, options: argparse.Namespace) -> It
 def tokenise(
     found: Corpus, division: Division, known: Vocabulary, work: PrepareJournal, options: argparse.Namespace
 ) -> None:
-    began, progress = time.monotonic(), Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
-    rest = islice(units(found.documents(), division), work.units, None)
-    encode = partial(encode_batch, known.encoding(), little_endian(work.settings["dtype"]))
-    with closing(in_order(batches(rest), encode, options.workers)) as results:
-        for encoded in results:
-            work.append(encoded)
-            progress.advance(encoded.cost, encoded.bytes_of_text)
-    progress.finish()
+    began = time.monotonic()
+    encoder = chosen_encoder(known, work, options)
+    try:
+        encode_all(found, division, encoder, work, options)
+    except EngineError as error:
+        say(options, f"{error}: starting over with {Tiktoken.name}")
+        work.start_over(str(error))
+        encode_all(found, division, chosen_encoder(known, work, options), work, options)
     for split, facts in work.splits().items():
         text, tokens = facts["bytes_of_text"], facts["tokens"]
         say(options, f"{split:5} {facts['documents']:,} documents, {text / 1e6:.1f} MB of text, {tokens:,} tokens")
     if found.reading.skipped.count:
         say(options, f"{found.reading.skipped.count} left out, not UTF-8: {found.reading.skipped.first} first")
     say(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
+
+
+def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Namespace) -> Encoder:
+    """gigatoken where it can be used and was not found to differ on this corpus, else tiktoken; says which."""
+    slow = Tiktoken(known.encoding())
+    dtype = little_endian(work.settings["dtype"])
+    try:
+        if work.engine_error:
+            raise EngineError(work.engine_error)
+        fast = Gigatoken(known, slow.encoding, work.work / RANKS, options.workers)
+    except EngineError as error:
+        say(options, f"encoding with {slow.name}, which is slower than gigatoken: {error}")
+        return Encoder(slow, None, dtype, options.seed)
+    say(options, f"encoding with {fast.name}, a sample with {slow.name} too")
+    return Encoder(fast, slow, dtype, options.seed)
+
+
+def encode_all(
+    found: Corpus, division: Division, encoder: Encoder, work: PrepareJournal, options: argparse.Namespace
+) -> None:
+    """Encodes what the work lacks, and appends it."""
+    progress = Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
+    rest = islice(units(found.documents(), division), work.units, None)
+    compared = 0
+    with closing(in_order(batches(rest, work.units), encoder, options.workers)) as results:
+        for encoded in results:
+            work.append(encoded)
+            compared += encoded.compared
+            progress.advance(encoded.cost, encoded.bytes_of_text)
+    progress.finish()
+    if encoder.reference:
+        names = f"{encoder.engine.name} and {encoder.reference.name}"
+        say(options, f"{names} made the same tokens of the sample, {compared / 1e6:.2f} MB of text")
 
 
 def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings: dict[str, Any]) -> dict[str, Any]:

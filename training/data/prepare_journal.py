@@ -69,8 +69,27 @@ class PrepareJournal:
         """Open the files to continue earlier work, or empty. Removes a set that is there: check `occupied` first."""
         if self.occupied() or not self.resume():
             self.restart()
+        self.open_files()
+
+    def open_files(self) -> None:
         for split in SPLITS:
             self.files[split] = (self.work / f"{split}.bin").open("ab")
+
+    def start_over(self, engine_error: str) -> None:
+        """From nothing, with the same vocabulary, because the fast engine cannot be trusted with this corpus."""
+        vocabulary = self.vocabulary()
+        for file in self.files.values():
+            file.close()
+        self.restart()
+        self.journal["engine_error"] = engine_error
+        if vocabulary:
+            self.keep_vocabulary(vocabulary)
+        self.open_files()
+
+    @property
+    def engine_error(self) -> str:
+        """Why an earlier run of this work went on with tiktoken, if it did."""
+        return str(self.journal.get("engine_error", ""))
 
     def resume(self) -> bool:
         """Read the journal and cut the files; False if there is nothing that can be continued."""

@@ -19,6 +19,7 @@ PASSAGE = 1 << 16  # characters of a passage, or a little more without white spa
 LINE = 1 << 28  # bytes: a longer line is an error, not a document
 EXACT = re.compile(r"[^\W_](?=[ \t\r\n])")
 NEARLY = re.compile(r"\S(?=\s)")  # where no letter precedes white space: at most one token differs
+BUFFER = 1 << 18  # bytes read at once: 8 KiB, the default, costs a quarter of the time of reading
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which is no character
 INVALID = ("stop", "skip", "replace")
 
@@ -100,7 +101,7 @@ def broken(path: Path) -> str:
 
 
 def json_lines(path: Path, reading: Reading) -> Iterator[Document]:
-    with path.open("rb") as file:
+    with path.open("rb", buffering=BUFFER) as file:
         number = 0
         while line := file.readline(LINE + 1):
             number += 1

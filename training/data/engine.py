@@ -1,0 +1,150 @@
+"""What turns text into tokens: tiktoken, or gigatoken, which makes the same tokens some 20 times as fast.
+
+tiktoken defines the tokens. gigatoken reimplements a few of its patterns by hand, so it is used for those alone, and a
+sample of every corpus, drawn by the seed, goes through both: one token that differs, and prepare starts over with
+tiktoken. What is finished is therefore the same whichever engine made it, and no manifest says which.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import tiktoken
+
+from training.data.tokenizer import Array, encode_part, to_array
+from training.data.vocabulary import BYTES, PATTERNS, SEPARATOR, Vocabulary
+
+MARK = SEPARATOR.encode()
+SCHEMES = {PATTERNS[name]: name for name in ("gpt2", "cl100k", "o200k")}
+"""Pattern -> gigatoken's name for it."""
+RENEW = 20
+"""gigatoken remembers every word that it meets, without a limit (its issue 36). So it is loaded anew after encoding, on
+each worker, for this many times as long as loading took: its memory stays bounded for some 5 % of the time."""
+RUN = 1 << 17
+"""Characters of white space in a row. tiktoken gives up on some 800,000 and `encode_part` cuts the text, which changes
+tokens: a text with this many goes through tiktoken, so that it is cut the same."""
+
+
+class EngineError(Exception):
+    """gigatoken cannot be used for this vocabulary or text, or differs from tiktoken; one line for the user."""
+
+
+class Engine(Protocol):
+    name: str
+
+    def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
+        """The tokens (uint32) of these texts (UTF-8), one after the other; a separator follows those with True."""
+        ...
+
+
+class Tiktoken:
+    name = f"tiktoken {tiktoken.__version__}"
+
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
+        self.encoding = encoding
+
+    def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
+        return to_array(self.encoding, [(text.decode(), closes) for text, closes in texts])
+
+
+class Gigatoken:
+    """Used by `workers` threads at once. `ranks` is the vocabulary's rank file; it is read again now and then."""
+
+    def __init__(self, vocabulary: Vocabulary, encoding: tiktoken.Encoding, ranks: Path, workers: int) -> None:
+        scheme = SCHEMES.get(vocabulary.pattern)
+        if scheme is None:
+            raise EngineError("gigatoken does not know the vocabulary's pattern")
+        if sorted(vocabulary.ranks.values()) != list(range(len(vocabulary.ranks))):
+            raise EngineError("gigatoken needs ranks without a gap")
+        if any(vocabulary.ranks[bytes([byte])] >= BYTES for byte in range(BYTES)):
+            raise EngineError("gigatoken needs the single bytes at the ranks below 256")
+        try:
+            import gigatoken
+        except ImportError as error:
+            raise EngineError("the package gigatoken is not installed: pip install gigatoken") from error
+        self.name = f"gigatoken {version('gigatoken')}"
+        self.library: Any = gigatoken
+        self.encoding = encoding
+        load = gigatoken.Tokenizer.from_tiktoken
+        self.joined = Renewed(lambda: load(ranks, scheme, {SEPARATOR: vocabulary.separator}), workers)
+        self.plain = Renewed(lambda: load(ranks, scheme, {}), workers)
+        self.tokens(self.joined, b"a")
+
+    def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
+        """As `to_array` does it: documents in one call, and by itself what looks like the separator or is a passage."""
+        waiting: list[bytes] = []
+        arrays = [np.zeros(0, np.uint32)]
+        for text, closes in texts:
+            apart = MARK in text or not closes or has_long_run(text)
+            if apart:
+                arrays += [self.tokens(self.joined, b"".join(waiting)), self.alone(text)]
+                waiting.clear()
+            else:
+                waiting.append(text)
+            if closes:
+                waiting.append(MARK)
+        arrays.append(self.tokens(self.joined, b"".join(waiting)))
+        return np.concatenate(arrays)
+
+    def alone(self, text: bytes) -> Array:
+        if has_long_run(text):
+            return encode_part(self.encoding, text.decode(), set())
+        return self.tokens(self.plain if MARK in text else self.joined, text)
+
+    def tokens(self, tokenizer: Renewed, text: bytes) -> Array:
+        try:
+            # A text of up to 2 MB is encoded on this thread; a matrix of one row is all that needs no package awkward.
+            source = self.library.BytesSource(text)
+            return tokenizer.run(lambda own: own.encode_batch_padded(source, 0, parallel=True)[0][0])
+        except BaseException as error:  # a panic in its Rust code is no Exception
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise EngineError(f"gigatoken failed: {(str(error).splitlines() or [''])[0]}") from error
+            raise
+
+
+class Renewed:
+    """Something that grows with use, made anew before it is large. Several threads may use it at once."""
+
+    def __init__(self, make: Callable[[], Any], workers: int) -> None:
+        self.make, self.workers = make, workers
+        self.lock = threading.Lock()
+        self.made: Any = None
+        self.cost = self.used = 0.0
+        """Seconds: to make it, and of its use by all threads together."""
+
+    def run(self, use: Callable[[Any], Any]) -> Any:
+        with self.lock:
+            if self.made is None or self.used > RENEW * self.workers * self.cost:
+                began = time.monotonic()
+                self.made, self.used = self.make(), 0.0
+                self.cost = time.monotonic() - began
+            own = self.made
+        began = time.thread_time()
+        result = use(own)
+        with self.lock:
+            self.used += time.thread_time() - began
+        return result
+
+
+def has_long_run(text: bytes) -> bool:
+    """Whether twice RUN characters of white space follow each other somewhere, or nearly as many."""
+    if len(text) < RUN:
+        return False
+    characters = text.decode()
+    return any(characters[at : at + RUN].isspace() for at in range(0, len(characters) - RUN + 1, RUN))
+
+
+def compare(engine: Engine, reference: Engine, texts: Sequence[tuple[bytes, bool]], where: str) -> int:
+    """Bytes of text that both engines made the same tokens of; an EngineError where they did not."""
+    tokens, expected = engine.encode(texts), reference.encode(texts)
+    if not np.array_equal(tokens, expected):
+        size = min(len(tokens), len(expected))
+        at = next(iter(np.flatnonzero(tokens[:size] != expected[:size])), size)
+        raise EngineError(f"{engine.name} and {reference.name} differ at token {at} of {where}")
+    return sum(len(text) for text, _ in texts)
