@@ -79,7 +79,7 @@ class Gigatoken:
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
         """As `to_array` does it: documents in one call, and by itself what looks like the separator or is a passage."""
         waiting: list[bytes] = []
-        arrays = [np.zeros(0, np.uint32)]
+        arrays: list[Array] = [np.zeros(0, np.uint32)]
         for text, closes in texts:
             apart = MARK in text or not closes or has_long_run(text)
             if apart:
