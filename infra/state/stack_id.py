@@ -15,6 +15,7 @@ A provider's random resource would not do: it is unknown at the first preview, a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -34,6 +35,11 @@ NAME = "stack-id"
 """The resource's name in the program."""
 READ_STATE = "pulumi:pulumi:readStackResourceOutputs"
 """Pulumi's own function: the outputs of every resource in a stack's state. Known before anything is declared."""
+_BEING_WRITTEN = "failed to load checkpoint"
+"""Pulumi records the program's start while the program asks, and its file backend writes in place: a reader may find
+the file empty, or half of it."""
+_WRITTEN_S = 5.0
+_PAUSE_S = 0.1
 _OF_PULUMI = ("pulumi:pulumi:", "pulumi:providers:")
 
 
@@ -43,11 +49,16 @@ def of_stack(stack: str) -> str:
     Raises UsageError where the state cannot be read.
     """
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{stack}"
-    try:
-        answer = pulumi.runtime.invoke(READ_STATE, {"stackName": name}).value
-    except Exception as error:  # noqa: BLE001 (Pulumi raises nothing narrower for a call that the engine refuses)
-        raise UsageError(f"the state of stack {stack} cannot be read: {error}") from None
-    return choose(stack, (answer or {}).get("outputs") or {})
+    deadline = time.monotonic() + _WRITTEN_S
+    while True:
+        try:
+            answer = pulumi.runtime.invoke(READ_STATE, {"stackName": name}).value
+        except Exception as error:  # noqa: BLE001 (Pulumi raises nothing narrower for a call that the engine refuses)
+            if _BEING_WRITTEN in str(error) and time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+                continue
+            raise UsageError(f"the state of stack {stack} cannot be read: {error}") from None
+        return choose(stack, (answer or {}).get("outputs") or {})
 
 
 def choose(stack: str, state: Mapping[str, Mapping[str, Any]]) -> str:

@@ -31,8 +31,11 @@ ssh-keygen -q -t ed25519 -N '' -f {HERE}/key </dev/null
 systemctl stop ssh.service
 mkdir -p /run/sshd # which the service has taken away with it
 ip address add ADDRESS/24 dev host0
-systemd-run --quiet --unit=impostor /usr/sbin/sshd -D -E {HERE}/log -o LogLevel=DEBUG1 -o ListenAddress=ADDRESS \\
-    -o HostKey={HERE}/key -o PidFile=none -o ForceCommand='echo "$SSH_ORIGINAL_COMMAND" >>/tmp/commands; echo taken'
+# From 9.8 on, sshd refuses for a while whoever left before saying who they are: all of them do here.
+patient=; /usr/sbin/sshd -t -h {HERE}/key -o PerSourcePenalties=no && patient=-oPerSourcePenalties=no
+systemd-run --quiet --unit=impostor /usr/sbin/sshd $patient -D -E {HERE}/log -o LogLevel=DEBUG1 \\
+    -o ListenAddress=ADDRESS -o HostKey={HERE}/key -o PidFile=none \\
+    -o ForceCommand='echo "$SSH_ORIGINAL_COMMAND" >>/tmp/commands; echo taken'
 for _ in $(seq 100); do grep -q 'Server listening' {HERE}/log && exit 0; sleep 0.1; done
 exit 1
 """

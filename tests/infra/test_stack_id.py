@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +45,36 @@ def test_the_state_decides_then_the_record_and_an_old_stack_has_none() -> None:
     assert stack_record.ID.fullmatch(first)
     assert stack_id.choose("yard", ONLY_PULUMIS) == first, "what the preview said, `up` takes"
     assert stack_id.choose("other", {}) != first
+
+
+class Busy:
+    """A state that Pulumi is writing for the first questions."""
+
+    def __init__(self, times: float) -> None:
+        self.times, self.asked = times, 0
+
+    def invoke(self, _token: str, _arguments: dict[str, Any]) -> Any:
+        self.asked += 1
+        if self.asked <= self.times:
+            raise Exception("readStackResourceOutputs returned an error: failed to load checkpoint: EOF")  # noqa: TRY002
+        return SimpleNamespace(value={"outputs": {"urn::stack-id": {"type": "", "outputs": {"stack_id": "cccc3333"}}}})
+
+
+@pytest.mark.parametrize(("times", "found"), [(0, True), (3, True), (math.inf, False)])
+def test_a_state_that_is_being_written_is_asked_again(
+    times: float, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = Busy(times)
+    monkeypatch.setattr(stack_id.pulumi.runtime, "invoke", busy.invoke)
+    monkeypatch.setattr(stack_id.pulumi, "get_organization", lambda: "organization")
+    monkeypatch.setattr(stack_id.pulumi, "get_project", lambda: "trainyard")
+    monkeypatch.setattr(stack_id, "_WRITTEN_S", 0.5)
+    monkeypatch.setattr(stack_id, "_PAUSE_S", 0.01)
+    if found:
+        assert stack_id.of_stack("yard") == "cccc3333" and busy.asked == times + 1
+    else:
+        with pytest.raises(UsageError, match=r"the state of stack yard cannot be read: .*EOF"):
+            stack_id.of_stack("yard")
 
 
 def test_each_state_of_a_user_has_an_id_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

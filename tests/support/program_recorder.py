@@ -1,7 +1,7 @@
 """The Pulumi program run without an engine: what it declares, with which options, and what it exports.
 
     ran = run(keys, Machines())              # every key of Pulumi.yaml, as text; what the providers would answer
-    ran.of("aws:ec2/instance:Instance")      # what was declared of a type, in its order
+    ran.of("aws:ec2/instance:Instance")      # what was declared of a type, by name
     ran["node1"].needs                       # by logical name: what it depends on, by names
     ran.cluster                              # the inventory
 
@@ -12,6 +12,7 @@ a function.
 from __future__ import annotations
 
 import asyncio
+import re
 import runpy
 import signal
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,7 @@ HOST_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUW
 STACK = "pulumi:pulumi:Stack"
 STACK_ID = "0123abcd"
 """Of every stack that the recorder runs."""
+_DIGITS = re.compile(r"([0-9]+)")
 
 
 class Kind(Mocks):
@@ -172,8 +174,14 @@ class Ran:
         return found
 
     def of(self, type_: str) -> list[Declared]:
-        """Those of a type: its whole token, or how it ends (`Node`, `ec2/instance:Instance`)."""
-        return [found for found in self.declared.values() if found.type.endswith(type_)]
+        """Those of a type: its whole token, or how it ends (`Node`, `ec2/instance:Instance`). node2 before node10.
+
+        Not in the order of registration: that depends on when inputs are known, and differs between versions of Python.
+        """
+        found = [found for found in self.declared.values() if found.type.endswith(type_)]
+        return sorted(
+            found, key=lambda one: [int(part) if part.isdigit() else part for part in _DIGITS.split(one.name)]
+        )
 
     def warnings(self) -> list[str]:
         return [message for severity, message in self.said if severity == "warning"]
