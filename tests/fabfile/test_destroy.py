@@ -329,10 +329,10 @@ def test_without_a_clouds_packages_the_line_names_the_extra() -> None:
     """In a fresh interpreter that has none of them."""
     code = (
         "import sys; sys.modules['boto3'] = None; sys.modules['pulumi_aws'] = None\n"
-        "from infra import extras\n"
+        "from infra.clouds import sdk\n"
         "for name in ('infra.clusters.aws_xeon', 'infra.clouds.aws.orphans', 'infra.clouds.aws.account'):\n"
-        "    try: extras.load(name)\n"
-        "    except extras.UsageError as error: print(error)\n"
+        "    try: sdk.load(name)\n"
+        "    except sdk.UsageError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()

@@ -62,7 +62,7 @@ def test_all_of_the_text_comes_back_verified(place: Place, folder: Path, tmp_pat
     download.pull(place, tmp_path / "back")
     assert lines(tmp_path / "back") == [path.read_text() for path in sorted(folder.iterdir())]
     assert content["bytes_of_text"] == sum(path.stat().st_size for path in folder.iterdir())
-    assert raw.said(content, place.url).startswith(f"{place.url}: whole; 0.02 MB of text in 60 lines, 0.")
+    assert raw.summary(content, place.url).startswith(f"{place.url}: whole; 0.02 MB of text in 60 lines, 0.")
 
 
 def test_a_killed_push_goes_on_behind_what_has_arrived(
