@@ -1,0 +1,67 @@
+"""ARCHITECTURE.md is true to the tree: what it names is there, and its one value goes the way that it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from program_recorder import HOST_KEY, Kind, run
+from pulumi.runtime.mocks import MockResourceArgs
+
+from fabfile import job_file, targets
+from fabfile.backends.base import Submission
+from fabfile.backends.ssh import start
+from fabfile.launchers import Found, mpirun
+from infra.clouds.local import host
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = (ROOT / "ARCHITECTURE.md").read_text()
+PATH = re.compile(
+    r"`((?:[A-Za-z_.-]+/)*[A-Za-z_.-]+\.(?:py|md|toml|yaml|sh)|(?:[a-z_-]+/)+[a-z_-]*)(?:: ([A-Za-z_]+))?`"
+)
+NAMED = sorted({(path, name or "") for path, name in PATH.findall(PAGE)})
+BESIDE = "infra/clouds/aws"
+"""Where the page's bare file names are, in the list of what a cloud's folder has; `manifest.json` is a run's."""
+
+
+def test_the_page_names_files() -> None:
+    assert len(NAMED) > 40 and ("infra/config/keys.py", "KEYS") in NAMED
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=lambda value: str(value))
+def test_what_the_page_names_is_there(path: str, name: str) -> None:
+    places = [ROOT / path] if "/" in path or (ROOT / path).exists() else [ROOT / BESIDE / path]
+    assert all(place.exists() for place in places)
+    if name:
+        tree = ast.parse(places[0].read_text())
+        assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        assert name in {*defined, *(target.id for target in assigned if isinstance(target, ast.Name))}
+
+
+class Machines(Kind):
+    """The local providers' answers."""
+
+    def outputs(self, args: MockResourceArgs) -> dict[str, object]:
+        answers: dict[str, dict[str, object]] = {
+            "Network": {"bridge": "ty0123456789"},
+            "Image": {"software": "{}"},
+            "StackId": {"locations": []},
+            "Node": {"host_key": HOST_KEY, "console": "/var/log/console", "alive": True},
+        }
+        return answers[args.typ.rpartition(":")[2]]
+
+
+def test_the_number_of_nodes_goes_from_the_stack_s_file_to_mpirun(
+    good: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "check_machine", lambda: None)
+    monkeypatch.setattr(host, "check", lambda _settings, _image: None)
+    ran = run({**good, "nodes": "4"}, Machines(), stack="local")
+    cluster = targets.parse(str(ran.outputs["inventory"]), "stack local")
+    nodes = len(cluster.nodes)
+    launch = start.launch_of(cluster, Submission(job=job_file.resolve("demo", [], ranks=nodes), nodes=nodes))
+    assert mpirun.hostfile(launch.nodes) == "node1:1\nnode2:1\nnode3:1\nnode4:1\n"
+    assert mpirun.argv(launch, Found())[:3] == ["mpirun", "-n", "4"]
