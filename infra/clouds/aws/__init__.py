@@ -1,1 +1,1 @@
-"""Components on AWS. Everything is named after its stack, and tagged by the provider."""
+"""Components on AWS. Names contain the stack's name; the provider adds the tags."""

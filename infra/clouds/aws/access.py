@@ -1,4 +1,4 @@
-"""What the machines may do, and the operator's key: an instance profile for the stack's own bucket and for SSM."""
+"""The machines' rights (an instance profile for the stack's bucket and for SSM), and the operator's SSH key."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ AGENT = (
     *(f"ec2messages:{verb}Message" for verb in ("Acknowledge", "Delete", "Fail")),
     *("ec2messages:GetEndpoint", "ec2messages:GetMessages", "ec2messages:SendReply"),
 )
-"""What Systems Manager's agent does to register, and to be handed a command with all that it runs.
+"""What Systems Manager's agent needs to register, and to receive and run commands.
 
-AWS's own policy for it, AmazonSSMManagedInstanceCore, also has ssm:GetParameter(s) on every parameter of the account,
-and ssm:GetDocument on every document: whatever runs on a node would read the account's secrets.
+Not AWS's own policy AmazonSSMManagedInstanceCore: it also allows ssm:GetParameter(s) on every parameter of the account
+and ssm:GetDocument on every document, so any process on a node could read the account's secrets.
 """
 METRICS = "Trainyard"
-"""CloudWatch's namespace of what bootstrap/aws-xeon/monitor.py sends."""
+"""CloudWatch namespace of the metrics that bootstrap/aws-xeon/monitor.py sends."""
 _VERSION = "2012-10-17"
-"""Of the policy language."""
+"""Version of the policy language."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a machine is given."""
+    """What every machine is given."""
 
     profile: pulumi.Output[str]
     key: pulumi.Output[str]
     rights: list[pulumi.Resource]
-    """A machine that boots before these has none."""
+    """Machines depend on these: one that boots earlier has no rights yet."""
 
 
 def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> Access:
@@ -54,7 +54,7 @@ def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOpti
         ),
         opts=opts,
     )
-    # AWS grants none of these on a resource that has a name.
+    # AWS cannot restrict any of these actions to a resource.
     agent = json.dumps(
         {"Version": _VERSION, "Statement": [{"Effect": "Allow", "Action": list(AGENT), "Resource": "*"}]}
     )
@@ -74,7 +74,7 @@ def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOpti
 
 
 def _metrics() -> str:
-    """Write metrics into our own namespace. PutMetricData takes no resource: the condition is its only bound."""
+    """Allow writing metrics in our namespace. PutMetricData takes no resource, so a condition restricts it."""
     write = {
         "Effect": "Allow",
         "Action": "cloudwatch:PutMetricData",
@@ -85,7 +85,7 @@ def _metrics() -> str:
 
 
 def _own_bucket(arn: pulumi.Output[str]) -> pulumi.Output[str]:
-    """Read and write this bucket's objects; delete them, as old checkpoints go. Not its settings, and no other's."""
+    """Allow reading, writing and deleting this bucket's objects (old checkpoints are deleted), but not its settings."""
     listing = {
         "Effect": "Allow",
         "Action": ["s3:ListBucket", "s3:GetBucketLocation", "s3:ListBucketMultipartUploads"],

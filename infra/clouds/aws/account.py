@@ -1,4 +1,4 @@
-"""Is the AWS account fit for the stack? Asks; makes nothing (a launch is asked for as a dry run)."""
+"""Checks that the AWS account can hold the stack. Makes nothing: a launch is tried as a dry run."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ ACTIONS = (
     *("ec2:CreateCapacityReservation", "ec2:CancelCapacityReservation"),
     *("iam:CreateRole", "iam:PassRole", "s3:CreateBucket", "ssm:SendCommand", "budgets:ModifyBudget"),
 )
-"""One of each kind of right that `up` needs."""
+"""A sample of the actions that `up` needs, at least one for each kind of resource."""
 
 
 def check(settings: Settings) -> list[Finding]:
-    """All checks, in the order in which later ones need earlier ones; what is wrong at the top ends the list."""
+    """All checks. Later ones need earlier ones, so a failure at the start ends the list."""
     return list(_findings(settings))
 
 
 def cheap(settings: Settings) -> list[Finding]:
-    """The two checks that `up` begins with: the type exists, and the zone offers it."""
+    """The two checks that `up` starts with: the type exists, and the zone offers it."""
     ec2 = api.client("ec2", region(settings))
     finding, _ = _type(ec2, settings)
     return [finding] if finding.state == "failed" else [finding, _zone(ec2, settings)]
 
 
 def offers(settings: Settings) -> list[str]:
-    """Ids of the region's zones that offer the type. OperationError where that cannot be asked."""
+    """Ids of the region's zones that offer the type. Raises OperationError when AWS cannot be asked."""
     ec2 = api.client("ec2", region(settings))
     wanted = [{"Name": "instance-type", "Values": [_name(settings)]}]
     try:
@@ -85,7 +85,7 @@ def _findings(settings: Settings) -> Iterator[Finding]:
 
 
 def _region(settings: Settings, where: str) -> Finding:
-    """Asked in a region that every account has: an unknown one has no endpoint to ask."""
+    """Asks in a region that every account has, as an unknown region has no endpoint."""
     known = set_key("region", "us-east-1", settings.stack)
     try:
         listed = api.client("ec2", "us-east-1").describe_regions(AllRegions=True)["Regions"]
@@ -101,7 +101,7 @@ def _region(settings: Settings, where: str) -> Finding:
 
 
 def _type(ec2: Any, settings: Settings) -> tuple[Finding, int]:
-    """The finding, and the type's vCPUs."""
+    """(finding, vCPUs of the type)."""
     name, mend = _name(settings), set_key("instanceType", machine_types.DEFAULT, settings.stack)
     try:
         listed = ec2.describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
@@ -131,7 +131,7 @@ def _zone(ec2: Any, settings: Settings) -> Finding:
 
 
 def _reservation(settings: Settings) -> Iterator[Finding]:
-    """The reservation that the nodes are to be put into, where the settings name one."""
+    """Checks the capacity reservation for the nodes, if the settings name one."""
     name = settings.cloud.capacity_reservation
     if not name.startswith("cr-"):
         return
@@ -148,14 +148,14 @@ def _reservation(settings: Settings) -> Iterator[Finding]:
 
 
 def _image(ec2: Any, settings: Settings, where: str) -> tuple[str, Finding]:
-    """The id of the image that the first machine boots, if it is there; and the finding."""
+    """(id of the image that the first machine boots, finding)."""
     image, baked = settings.image, not bakes(settings)
     key = "image" if baked else "baseImage"
     mend = set_key(key, "bake" if baked else '""', settings.stack)
     try:
         if not baked:
             image = settings.cloud.base_image or _ubuntu(where)
-        # Whose a base is does not matter; a baked image is the account's own, and `up` takes no other.
+        # A base may belong to anybody; a baked image must be the account's own, as `up` takes no other.
         own: dict[str, Any] = {"Owners": ["self"], "Filters": [{"Name": "image-id", "Values": [image]}]}
         listed = ec2.describe_images(**(own if baked else {"ImageIds": [image]}))["Images"]
     except api.FAILURES as error:
@@ -182,7 +182,7 @@ def _ubuntu(where: str) -> str:
 
 
 def _launch(ec2: Any, settings: Settings, image: str) -> Finding:
-    """EC2's own word on whether this operator may launch this type from this image."""
+    """A dry run of EC2: may this operator launch this type from this image?"""
     try:
         ec2.run_instances(ImageId=image, InstanceType=_name(settings), MinCount=1, MaxCount=1, DryRun=True)
     except api.FAILURES as error:
@@ -192,13 +192,13 @@ def _launch(ec2: Any, settings: Settings, image: str) -> Finding:
         look = "aws sts decode-authorization-message --encoded-message ..., or ask the account's administrator"
         if word in ("UnauthorizedOperation", "AccessDenied"):
             return Finding("launch", "failed", f"you may not launch: {api.one_line(error)}", look)
-        # A dry run has no subnet: an account without a default network says so here, and `up` makes its own.
+        # A dry run names no subnet, so it fails in an account without a default VPC. `up` makes its own VPC.
         return Finding("launch", "undecided", f"the dry run says {api.one_line(error)}", look)
     return Finding("launch", "undecided", "the dry run did not answer as one", "aws ec2 run-instances --dry-run ...")
 
 
 def _rights(settings: Settings, arn: str, where: str) -> Finding:
-    """What else `up` needs, by IAM's own simulation of the operator's policies."""
+    """The other actions that `up` needs, by IAM's simulation of the operator's policies."""
     look = "https://console.aws.amazon.com/iam/ (the permissions of your user or role), or ask who administers it"
     if arn.endswith(":root"):
         return Finding("rights", "ok", "the account's root may do everything (better not to work as root)")
@@ -216,6 +216,7 @@ def _rights(settings: Settings, arn: str, where: str) -> Finding:
 
 
 def _source(arn: str) -> str:
-    """The role behind a session: IAM simulates users and roles only. A role's path is not in a session's ARN."""
+    """The ARN of the user, or of the role behind a session: IAM simulates only these. A session's ARN lacks the role's
+    path."""
     start, _, session = arn.partition(":assumed-role/")
     return f"{start.replace(':sts:', ':iam:')}:role/{session.split('/')[0]}" if session else arn

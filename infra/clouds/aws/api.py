@@ -1,6 +1,6 @@
-"""boto3 as this project uses it: one region, few retries, and errors in one line.
+"""boto3 as this project uses it: one region, few retries, one-line errors.
 
-AWS_ENDPOINT_URL and AWS_PROFILE count as for every AWS tool.
+AWS_ENDPOINT_URL and AWS_PROFILE work as for every AWS tool.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from infra.errors import OperationError, UsageError
 
 FAILURES = (ClientError, BotoCoreError, ResponseParserError)
-"""Everything that a call may raise."""
+"""Every exception that a call may raise."""
 _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOTokenLoadError, TokenRetrievalError)
 _BAD_CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "UnrecognizedClientException"),
@@ -38,14 +38,14 @@ SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws s
 
 
 _making = threading.RLock()
-"""Pulumi creates several things at once, in threads, and boto3's common session is for one at a time."""
+"""Pulumi creates resources in several threads, and boto3's default session is not thread-safe."""
 
 
 @functools.cache
 def client(service: str, where: str, profile: str = "") -> Any:
-    """A client that gives up within a minute. One for each: making one reads the service's whole description.
+    """A client that gives up within a minute. Cached, because making one reads the service's whole description.
 
-    `profile` is one of AWS's shared files; empty: the environment's credentials.
+    `profile`: a profile of AWS's shared files; empty: the environment's credentials.
     """
     settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
@@ -57,7 +57,7 @@ def client(service: str, where: str, profile: str = "") -> Any:
 
 
 def pages(ours: Any, operation: str, key: str, **arguments: Any) -> list[dict[str, Any]]:
-    """All items of a listing, whether the service pages it or not."""
+    """All items of a listing, whether or not the operation has pages."""
     if not ours.can_paginate(operation):
         return list(getattr(ours, operation)(**arguments).get(key, []))
     return [item for page in ours.get_paginator(operation).paginate(**arguments) for item in page.get(key, [])]
@@ -68,7 +68,7 @@ def tags(item: dict[str, Any]) -> dict[str, str]:
 
 
 def code(error: Exception) -> str:
-    """The service's own word for what went wrong; the exception's where it never got there."""
+    """The service's error code; the exception's name if the request never reached the service."""
     if isinstance(error, ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return type(error).__name__
@@ -79,7 +79,7 @@ def lacks_credentials(error: Exception) -> bool:
 
 
 def passes(error: Exception) -> bool:
-    """Whether the same call may well succeed later: no answer, a service in trouble, too many calls."""
+    """Whether a retry may succeed: no response, a server error, or throttling."""
     if isinstance(error, ClientError):
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         return status >= 500 or code(error) in _BUSY
@@ -98,7 +98,7 @@ def one_line(error: Exception) -> str:
 
 
 def identity(where: str, profile: str = "") -> dict[str, str]:
-    """{Account, Arn, UserId} of who asks. UsageError without credentials, OperationError without an answer."""
+    """{Account, Arn, UserId} of the caller. UsageError without credentials, OperationError if AWS does not answer."""
     try:
         found: dict[str, str] = client("sts", where, profile).get_caller_identity()
     except FAILURES as error:

@@ -1,4 +1,4 @@
-"""What a bucket holds, and how it is emptied: objects, their older versions, and uploads that never ended."""
+"""Measures and empties a bucket: objects, their older versions, and unfinished uploads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from botocore.exceptions import ClientError
 from infra.clouds.aws import api
 
 COUNTED = 100_000
-"""Versions that are counted before the rest is said to be more."""
+"""Counting stops after so many versions; the rest is reported as "more"."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Everything that a bucket is billed for."""
+    """Everything in a bucket that is billed."""
 
     versions: int
     bytes: int
@@ -23,7 +23,7 @@ class Held:
     more: bool = False
 
     def said(self) -> str:
-        """Empty for an empty bucket."""
+        """A summary for people; empty for an empty bucket."""
         if not self.versions and not self.uploads:
             return ""
         least = "more than " if self.more else ""
@@ -40,7 +40,7 @@ def size(count: int) -> str:
 
 
 def tags(client: Any, bucket: str) -> dict[str, str]:
-    """A bucket's tags; none where it has none, or went away meanwhile."""
+    """A bucket's tags; {} if it has none or no longer exists."""
     try:
         return {entry["Key"]: entry["Value"] for entry in client.get_bucket_tagging(Bucket=bucket)["TagSet"]}
     except api.FAILURES as error:
@@ -61,7 +61,7 @@ def measure(client: Any, bucket: str) -> Held:
 
 
 def empty(client: Any, bucket: str) -> None:
-    """Delete every version of everything. A version that is locked is an error, not skipped."""
+    """Delete every version of every object. A locked version is an error, not skipped."""
     for upload in api.pages(client, "list_multipart_uploads", "Uploads", Bucket=bucket):
         client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):

@@ -1,4 +1,4 @@
-"""A budget with an alarm. It tells; it stops nothing: what ends the nodes is maxHours and idleMinutes."""
+"""A monthly budget that sends e-mail. It stops nothing: maxHours and idleMinutes end the nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from infra.clouds.naming import ID_TAG, STACK_TAG
 from infra.config.settings import Settings
 
 ALARMS = ((80.0, "ACTUAL"), (100.0, "ACTUAL"), (100.0, "FORECASTED"))
-"""Per cent of the month's budget, spent or foreseen."""
+"""(percent of the monthly budget, actual or forecast spending)."""
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> None:
-    """Of what carries the stack's id. AWS counts by a tag only once that is activated in the billing console."""
+    """Counts what carries the stack's id. AWS filters by a tag only once the billing console activates it."""
     tag, value = (ID_TAG, settings.stack_id) if settings.stack_id else (STACK_TAG, settings.stack)
     aws.budgets.Budget(
         "budget",

@@ -1,8 +1,8 @@
-"""The gate of a golden image: nothing is made of a builder that is not baked, by its own bootstrap's word.
+"""Gates between the builder and its image: the bootstrap must have recorded success, and the builder must be sealed.
 
-`Baked` waits for the bootstrap's record in the builder; `Sealed` runs bootstrap/seal.sh in it. Both go through Systems
-Manager. When one of them fails, the builder is stopped before the failure is told: it costs its disk, and the next
-`up` boots it and lets its bootstrap try again.
+`Baked` waits for the bootstrap's record in the builder; `Sealed` runs bootstrap/seal.sh in it. Both use Systems
+Manager. If one fails, the builder is stopped before the error is reported: only its disk is billed, and the next `up`
+boots it, which runs its bootstrap again.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from infra.errors import OperationError, UsageError, visible
 from infra.state import operation
 
 BAKE = 3600.0
-"""Seconds for a whole bake; a step that hangs is ended by the bootstrap itself, well before."""
+"""Timeout of a whole bake in seconds. The bootstrap itself ends a step that hangs long before."""
 POLL = 15.0
-"""Seconds between two looks, each of which is a command."""
+"""Seconds between polls; each runs a command in the builder."""
 END_MINUTES = 180
-"""So long after each boot a builder that everybody forgot powers itself off: EC2 stops it, and it costs its disk."""
-# cloud-init runs it before the bus is there that `shutdown +180` would need, and before a timer may start.
-# cloud-init runs this before sysinit.target, which a timer waits for by itself, while systemd-run waits for the timer
-# whatever --no-block says: without its default dependencies the boot would stand still here.
+"""A builder powers itself off so many minutes after each boot, in case nobody does: EC2 stops it, its disk remains."""
+# cloud-init runs this before D-Bus is up, which `shutdown +180` needs, and before sysinit.target, for which a timer
+# waits by default. systemd-run waits for the timer despite --no-block: with default dependencies the boot would hang.
 END = (
     "systemd-run --no-block --unit=trainyard-builder-end --property=DefaultDependencies=no"
     f" --timer-property=DefaultDependencies=no --on-active={END_MINUTES}min systemctl poweroff -i"
 )
-"""What sets that, in the builder's user data: it does not depend on anybody who waits for the bake."""
+"""Sets that timer from the builder's user data, so it works even if nobody waits for the bake."""
 
-# Standard sh, as Systems Manager runs it. The prefix is the tests'; a record of an earlier boot does not count.
+# POSIX sh, as Systems Manager runs it. Tests set the prefix. Records of an earlier boot do not count.
 _LOOK = r"""
 p=${TRAINYARD_PREFIX:-}
 s=$p/var/lib/trainyard
@@ -51,17 +50,17 @@ _SEAL = "exec bash /opt/trainyard/bootstrap/seal.sh"
 
 
 class BakeError(OperationError):
-    """A bake that failed: names the step and the end of its log."""
+    """A bake failed. The message names the step and has the end of its log."""
 
 
 def builder(props: dict[str, Any]) -> ssm.Machine:
-    """The machine of a resource's inputs."""
+    """The machine that a resource's inputs name."""
     return ssm.Machine(props["region"], props["instance"], "builder", operation.Watch().check)
 
 
 @contextmanager
 def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
-    """Stop the builder first, whatever error ends the bake: no builder keeps running."""
+    """Stop the builder on any error, so that none keeps running."""
     try:
         yield
     except BaseException as error:
@@ -74,7 +73,7 @@ def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
 
 
 def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
-    """Follow the bootstrap until its record is there. Raises BakeError with the end of its log when it has failed."""
+    """Follow the bootstrap until it has recorded success. Raises BakeError with the end of its log if it failed."""
     machine.start()
     machine.await_agent()
     machine.run(_ENSURE_END)
@@ -86,7 +85,7 @@ def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
             if step["state"] == "done":
                 print(visible(f"image: {step['step']} {step['seconds']:.0f} s"), flush=True)
         told, last = len(steps), f"step {steps[-1]['step']}" if steps else last
-        # A clock that is set right during the boot may move by a second or two.
+        # Allow 5 s: setting the clock during the boot may move it by a second or two.
         fresh = {kind: record for kind, record in records.items() if record["time"] > boot - 5}
         if "failed" in fresh:
             raise BakeError(_reason(fresh["failed"]))
@@ -98,14 +97,14 @@ def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
 
 
 def _read(output: str) -> tuple[float, dict[str, dict[str, Any]], list[dict[str, Any]]]:
-    """(when it booted, its records, the steps so far) from what _LOOK prints."""
+    """(boot time, records by kind, steps so far) from the output of _LOOK."""
     boot, records, steps = 0.0, {}, []
     for line in output.splitlines():
         word, _, rest = line.partition(" ")
         if word == "boot":
             boot = float(rest)
         elif word == "step":
-            if rest.endswith("}"):  # the last one may be half written
+            if rest.endswith("}"):  # the last line may be half written
                 steps.append(json.loads(rest))
         elif word in ("ready", "failed"):
             records[word] = json.loads(rest)
@@ -118,7 +117,7 @@ def _reason(failed: dict[str, Any]) -> str:
 
 
 class BakedProvider(OnceProvider):
-    """Create waits for the builder's ready record."""
+    """Create waits for the bootstrap's success record."""
 
     machine = "instance"
 
@@ -130,7 +129,7 @@ class BakedProvider(OnceProvider):
 
 
 class SealedProvider(OnceProvider):
-    """Create takes out of the builder what is its own."""
+    """Create removes from the builder whatever must not be in an image."""
 
     machine = "instance"
 
@@ -144,14 +143,14 @@ class SealedProvider(OnceProvider):
 
 
 class Baked(Resource, module="aws", name="Baked"):
-    """A builder whose bootstrap has said that it is ready."""
+    """A builder whose bootstrap has succeeded."""
 
     def __init__(self, name: str, *, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
         super().__init__(BakedProvider(), name, {"region": region, "instance": instance}, opts)
 
 
 class Sealed(Resource, module="aws", name="Sealed"):
-    """A builder that has nothing of its own left."""
+    """A builder after bootstrap/seal.sh."""
 
     def __init__(self, name: str, *, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
         super().__init__(SealedProvider(), name, {"region": region, "instance": instance}, opts)

@@ -1,14 +1,13 @@
-"""Room for all nodes at once: a capacity reservation for the first start of a cluster, and one that is there already.
+"""Room for all nodes at once: a capacity reservation for a cluster's first start, or one that the user already has.
 
-N machines that are asked for one by one in a cluster placement group seldom all start: each takes what is free beside
-the others, until nothing is. `Reserved` asks for N in one request, in the placement group, before any machine is made:
-there is room for all, or the `up` ends there and nothing costs. The nodes are then launched into it as they would be
-without it (the reservation is open, but only what is in the group can use it). `Released` gives it back when all nodes
-stand: they run on, and what ends later leaves nothing reserved that is paid for. Should an `up` be killed in between,
-the reservation ends by itself.
+Of N machines requested one by one in a cluster placement group, the last often find no room. `Reserved` asks for all N
+in one request, in the placement group, before any machine is made: either there is room for all, or `up` ends there and
+nothing is billed. The nodes are then launched normally (the reservation is open, but only machines in the group can use
+it). `Released` cancels it when all nodes run: they keep running, and when they end nothing reserved is left to pay for.
+If `up` is killed in between, the reservation ends by itself.
 
-Nodes that are added to a running cluster are asked for one by one: an open reservation would first be filled by those
-that run. After all nodes have ended, a refresh forgets both resources with them, and the next `up` reserves again.
+Nodes added to a running cluster are requested one by one, as running nodes would use up an open reservation first.
+After all nodes have ended, a refresh drops both resources from the state, and the next `up` reserves again.
 """
 
 from __future__ import annotations
@@ -30,35 +29,35 @@ from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 ENDS_AFTER = datetime.timedelta(hours=1)
-"""When a reservation ends by itself; EC2 takes up to an hour more."""
+"""The reservation's own end; EC2 takes up to an hour more."""
 PENDING = 300.0
-"""Seconds until a reservation is active: EC2's own bound."""
+"""Seconds until a reservation must be active: EC2's own limit."""
 POLL = 5.0
 PLATFORM = "Linux/UNIX"
 NOT_NEEDED = "none"
-"""In place of a reservation's id: nodes run already."""
+"""Stands for a reservation's id when nodes run already."""
 _HOLDS = ("active", "pending")
 _INPUTS = ("region", "zone", "type", "group")
-"""Another one of these is another reservation."""
+"""A change of one of these needs another reservation."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """A reservation of the user's own."""
+    """A reservation that the user made."""
 
     id: str
     group: str
-    """Name of the placement group that it was made in; empty: of none."""
+    """Name of its placement group; empty if it has none."""
 
 
 def wanted(settings: Settings) -> bool:
-    """Whether `up` reserves for its first start: nodes on demand that are to be near each other."""
+    """Whether `up` reserves for the first start: for more than one node, on demand, without a reservation given."""
     cloud = settings.cloud
     return cloud.capacity_reservation == "" and not cloud.spot and settings.nodes > 1
 
 
 def given(settings: Settings, instance_type: str, zone: str) -> Given | None:
-    """The reservation that `capacityReservation` names. Raises UsageError for one that the nodes cannot be put into."""
+    """The reservation in `capacityReservation`. Raises UsageError if the nodes do not fit into it."""
     name = settings.cloud.capacity_reservation
     if not name.startswith("cr-"):
         return None
@@ -72,7 +71,7 @@ def given(settings: Settings, instance_type: str, zone: str) -> Given | None:
 
 
 def unfit(one: dict[str, Any], instance_type: str, zone: str, count: int) -> str:
-    """Why so many nodes more cannot be put into a reservation, as EC2 describes it; empty: they can."""
+    """Why `count` more nodes do not fit into a reservation as EC2 describes it; empty if they do."""
     if one["State"] != "active":
         return f"it is {one['State']}"
     for key, own in (("InstanceType", instance_type), ("AvailabilityZoneId", zone), ("InstancePlatform", PLATFORM)):
@@ -84,7 +83,7 @@ def unfit(one: dict[str, Any], instance_type: str, zone: str, count: int) -> str
 
 
 def _inside(settings: Settings, name: str) -> int:
-    """How many of the stack's nodes run in a reservation."""
+    """How many of the stack's nodes run in the reservation."""
     found = _running(region(settings), settings.stack)
     own = identity(settings).items()
     return sum(one.get("CapacityReservationId") == name and own <= api.tags(one).items() for one in found)
@@ -103,7 +102,7 @@ def _running(where: str, stack: str) -> list[dict[str, Any]]:
 
 
 def _nodes(props: dict[str, Any]) -> int:
-    """How many machines of the stack run in the placement group: its nodes, not its builder."""
+    """How many nodes of the stack run in the placement group; the builder is not in it."""
     name = str(props["group"]).partition(":placement-group/")[2]
     found = _running(props["region"], props["stack"])
     return sum(
@@ -120,13 +119,13 @@ def _described(where: str, **asked: Any) -> list[dict[str, Any]]:
 
 
 def reserve(props: dict[str, Any]) -> str:
-    """The id of a reservation with room for all nodes, one of a killed `up` if it is there; NOT_NEEDED where nodes run.
+    """The id of a reservation for all nodes, also one that a killed `up` left; NOT_NEEDED when nodes run already.
 
-    Raises OperationError with EC2's own code where there is no room.
+    Raises OperationError with EC2's error code if there is no room.
     """
     if _nodes(props):
         return NOT_NEEDED
-    # The id as well: another user's stack of the same name may just be taking its room.
+    # Filter by id as well: another user's stack of the same name may be reserving now.
     own = {STACK_TAG: props["stack"], **{key: props["tags"][key] for key in (ID_TAG,) if key in props["tags"]}}
     wanted = [{"Name": f"tag:{key}", "Values": [value]} for key, value in own.items()]
     for old in _described(props["region"], Filters=wanted):
@@ -161,7 +160,7 @@ def reserve(props: dict[str, Any]) -> str:
 
 
 def _active(where: str, name: str) -> str:
-    """Wait until it is active, or for as long as EC2 may take to say so. OperationError for one that has failed."""
+    """Wait until it is active, at most PENDING seconds. Raises OperationError if it failed."""
     check, until = operation.Watch().check, time.monotonic() + PENDING
     while time.monotonic() < until:
         check()
@@ -176,7 +175,7 @@ def _active(where: str, name: str) -> str:
 
 
 def release(where: str, name: str) -> None:
-    """Cancel it; what runs in it runs on. One that has ended already is no error."""
+    """Cancel a reservation; machines in it keep running. One that has ended already is no error."""
     wanted = [{"Name": "capacity-reservation-id", "Values": [name]}]
     if name == NOT_NEEDED or not any(one["State"] in _HOLDS for one in _described(where, Filters=wanted)):
         return
@@ -188,14 +187,14 @@ def release(where: str, name: str) -> None:
 
 
 class ReservedProvider(PlainProvider):
-    """Room for all nodes, from before the first one is made."""
+    """A reservation, made before the first node."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         name = reserve(props)
         return CreateResult(id_=name, outs={**props, "reservation": name})
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        """Forgotten when no node runs any more: the next `up` starts them all, and reserves again."""
+        """Dropped from the state when no node runs: the next `up` starts all of them, and reserves again."""
         return ReadResult(id_=id_ if _nodes(props) else "", outs=props)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
@@ -207,7 +206,7 @@ class ReservedProvider(PlainProvider):
 
 
 class ReleasedProvider(PlainProvider):
-    """The reservation is given back, as all nodes stand."""
+    """Cancels the reservation once all nodes run."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         release(props["region"], props["reservation"])
@@ -219,7 +218,7 @@ class ReleasedProvider(PlainProvider):
 
 
 class Reserved(Resource, module="aws", name="Reserved"):
-    """A reservation for all nodes of a stack."""
+    """A capacity reservation for all nodes of a stack."""
 
     reservation: pulumi.Output[str]
 
@@ -234,7 +233,7 @@ class Reserved(Resource, module="aws", name="Reserved"):
         opts: pulumi.ResourceOptions,
     ) -> None:
         inputs = {
-            "image": image,  # so that nothing is held while one is baked
+            "image": image,  # waits for the image, so that nothing is reserved during a bake
             "region": region(settings),
             "zone": zone,
             "type": instance_type,
@@ -248,7 +247,7 @@ class Reserved(Resource, module="aws", name="Reserved"):
 
 
 class Released(Resource, module="aws", name="Released"):
-    """That reservation, cancelled."""
+    """The cancellation of that reservation."""
 
     def __init__(self, where: str, *, reservation: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
         super().__init__(ReleasedProvider(), "released", {"region": where, "reservation": reservation}, opts)

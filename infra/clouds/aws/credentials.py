@@ -1,4 +1,4 @@
-"""The AWS account that the credentials are for."""
+"""The AWS account of the credentials."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from infra.state.ownership import Location
 
 
 def location(region: str) -> Location:
-    """Raises UsageError without credentials that work, OperationError where AWS does not answer."""
+    """Account and region. Raises UsageError without working credentials, OperationError if AWS does not answer."""
     return Location("aws", region, api.identity(region)["Account"], os.environ.get("AWS_PROFILE", ""))

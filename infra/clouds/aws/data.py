@@ -1,4 +1,4 @@
-"""The stack's bucket: the data set, and checkpoints beside the nodes."""
+"""The stack's bucket, for the data set and the checkpoints."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 from infra.config.settings import Settings
 
 OLD_DAYS = 7
-"""An object that was overwritten or deleted can be had back for so long."""
+"""Overwritten and deleted objects can be restored for so many days."""
 UPLOAD_DAYS = 2
-"""A multipart upload that never ended is paid for until it is aborted."""
+"""Unfinished multipart uploads are billed until they are aborted, after so many days."""
 
 
 def name(settings: Settings, account: str) -> str:
-    """Unique in the world by the stack's id, and by the region: a bucket that moves needs another name beside the old.
+    """Globally unique by the stack's id and the region: a bucket in another region needs another name beside the old.
 
-    Without an id by the account. No more than 63 characters.
+    Without an id, by the account. At most 63 characters.
     """
     return named(settings, short(settings) if settings.stack_id else f"{account}-{short(settings)}")
 
 
 def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOptions) -> aws.s3.Bucket:
-    """Private, encrypted, versioned, over TLS only. With keepData all of it outlives the stack."""
+    """A private, encrypted, versioned bucket, TLS only. With keepData it outlives the stack."""
     wanted = name(settings, aws.get_caller_identity(opts=asking(provider)).account_id)
     keep = settings.cloud.keep_data
     opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(retain_on_delete=keep))
@@ -63,11 +63,11 @@ def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOpt
 
 
 def _kept(settings: Settings, wanted: str, provider: aws.Provider) -> pulumi.ResourceOptions:
-    """Take up again the bucket that an earlier `destroy` left by keepData; a bucket in the state is left as it is."""
+    """With keepData, import a bucket that an earlier `destroy` left; one that is in the state stays as it is."""
     if not settings.cloud.keep_data:
         return pulumi.ResourceOptions()
     ours = {STACK_TAG: settings.stack}
-    # A bucket of somebody else's is never taken up: without an id the owner says whose it is.
+    # Never import somebody else's bucket: without an id the owner tag tells whose it is.
     ours |= {ID_TAG: settings.stack_id} if settings.stack_id else {OWNER_TAG: settings.cloud.owner}
     tagged = aws.resourcegroupstaggingapi.get_resources(
         resource_type_filters=["s3"],
@@ -96,7 +96,7 @@ def _encrypt(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
 
 
 def _tidy(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-    """Unfinished uploads and old versions, which listings do not show, are removed: they cost money."""
+    """Delete unfinished uploads and old versions after some days: they are billed, and ordinary listings hide them."""
     aws.s3.BucketLifecycleConfiguration(
         "data-tidy",
         bucket=bucket.bucket,

@@ -1,4 +1,4 @@
-"""What stands before the first machine does: network, rules, rights, bucket. Builder and nodes are put into it."""
+"""What exists before the first machine: network, security groups, rights, bucket. Builder and nodes go into it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from infra.config.settings import Settings
 
 @dataclass(frozen=True)
 class Ground:
-    """Everything that a machine of the stack needs to be told of."""
+    """Everything that a machine of the stack refers to."""
 
     provider: aws.Provider
     network: network.Network
@@ -23,12 +23,12 @@ class Ground:
 
     @property
     def first(self) -> list[pulumi.Resource]:
-        """What a machine needs when it boots, and does not name: ways out, rules and rights."""
+        """What must exist before a machine boots, though its arguments do not name it: routes, rules and rights."""
         return [*self.network.ways_out, *self.security.rules, *self.access.rights]
 
 
 def declare(settings: Settings, provider: aws.Provider, *, builder: bool) -> Ground:
-    """`builder` says that a machine is going to bake an image here."""
+    """`builder`: an image is going to be baked here."""
     opts = pulumi.ResourceOptions(provider=provider)
     place = network.declare(settings, builder=builder, opts=opts)
     if settings.cloud.flow_logs:

@@ -1,4 +1,4 @@
-"""A node's public host key, asked for over a way that is authenticated: SSH to it is strict from the first time on."""
+"""A node's public host key, read over an authenticated channel, so that SSH can be strict from the first connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from infra.clouds.aws import ssm
 from infra.clouds.dynamic_provider import OnceProvider
 from infra.state import operation
 
-# cloud-init makes the key before it starts sshd, the agent may be quicker than both.
+# Wait for the key: cloud-init makes it before it starts sshd, but the SSM agent may start earlier.
 _READ = r"""
 f=${TRAINYARD_PREFIX:-}/etc/ssh/ssh_host_ed25519_key.pub
 n=0
@@ -23,7 +23,7 @@ _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+")
 
 
 def read(machine: ssm.Machine) -> str:
-    """`ssh-ed25519 AAAA...`. Raises CommandError for a machine that has none."""
+    """`ssh-ed25519 AAAA...`. Raises CommandError if the machine has no such key."""
     machine.await_agent()
     said = machine.run(_READ).strip()
     if not _KEY.fullmatch(said):
@@ -32,7 +32,7 @@ def read(machine: ssm.Machine) -> str:
 
 
 class HostKeyProvider(OnceProvider):
-    """Create reads it; another instance is another key."""
+    """Create reads the key; another instance has another one."""
 
     machine = "instance"
     delete_before_replace = True
@@ -43,7 +43,7 @@ class HostKeyProvider(OnceProvider):
 
 
 class HostKey(Resource, module="aws", name="HostKey"):
-    """What known_hosts says of a node."""
+    """A node's host key, for known_hosts."""
 
     host_key: pulumi.Output[str]
 

@@ -1,7 +1,7 @@
-"""The golden image as a stage of its own: builder -> baked -> sealed -> stopped -> image.
+"""The golden image, made in stages: builder -> baked -> sealed -> stopped -> image.
 
-The logical names carry the image's key: another bootstrap is another builder and another image, made beside the old
-ones before those go. `image: ami-...` declares none of this.
+Logical names contain the image's key: another bootstrap makes another builder and image, before the old ones are
+deleted. With `image: ami-...` none of this is declared.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from infra.config.values import SettingsError
 from infra.errors import UsageError
 
 UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
-"""The parameter that Canonical keeps pointed at its newest image."""
+"""The SSM parameter that names Canonical's newest image."""
 BUILDER_DISK_GB = 30
-"""What the software and its installation need; a node's disk grows to its own size when it first boots."""
+"""Enough GB for the software and its installation; a node's root file system grows to its own disk at first boot."""
 BUILDER_CORES = 4
-"""Most of a bake is downloads and unpacking."""
+"""Few, as most of a bake is downloads and unpacking."""
 IMAGING = "90m"
-"""A snapshot of a new volume is copied whole."""
+"""Timeout of making the image: the snapshot copies the whole new volume."""
 KEPT = ["ami", "instance_type", "associate_public_ip_address", "user_data_base64"]
-"""Of a builder that has been baked: its name says what went into it. A newer Ubuntu, another limit of hours and a
-stopped machine's missing address are no reasons to bake again."""
+"""Changes that do not replace a baked builder: its name already contains the image's key. A newer Ubuntu, another
+maxHours, or the missing address of a stopped machine are no reasons to bake again."""
 
 
 @dataclass(frozen=True)
 class Golden:
-    """What the nodes boot."""
+    """The image that the nodes boot."""
 
     key: str
-    """What it was baked from; its image.json says the same."""
+    """The key of what it was baked from; image.json on it has the same."""
     ami: pulumi.Input[str]
 
 
@@ -50,21 +50,21 @@ def bakes(settings: Settings) -> bool:
 def key(settings: Settings) -> str:
     """The key of the image that these settings bake.
 
-    Made from the name of the base, not from what the name stands for today: Canonical's parameter moves every other
-    week, and each time an `up` would bake for half an hour. `baseImage: ami-...` pins it.
+    It uses the name of the base, not the image behind it: Canonical's parameter changes every other week, and each
+    change would cost half an hour of baking. `baseImage: ami-...` pins the base.
     """
     return user_data.image_key(settings, "aws", settings.cloud.base_image or UBUNTU)
 
 
 def check(settings: Settings) -> None:
-    """Raise SettingsError for a base that is not AWS's."""
+    """Raises SettingsError for a baseImage that is not an AWS one."""
     base = settings.cloud.base_image
     if base and not base.startswith("ami-"):
         raise SettingsError("baseImage", base, "ami-... on AWS, or empty for Canonical's Ubuntu 24.04")
 
 
 def given(settings: Settings, provider: aws.Provider) -> Golden:
-    """An image that was baked before. Raises UsageError for one that is not there, or not one of ours."""
+    """An image that was baked before. Raises UsageError if it does not exist or is not one of ours."""
     name = settings.image
     where = aws.ec2.GetAmiIdsFilterArgs(name="image-id", values=[name])
     if not aws.ec2.get_ami_ids(owners=["self"], filters=[where], opts=asking(provider)).ids:
@@ -83,15 +83,15 @@ def given(settings: Settings, provider: aws.Provider) -> Golden:
 
 
 def bake(settings: Settings, ground: Ground) -> Golden:
-    """Declare the stage; `image.ami` is there when the gates were passed."""
+    """Declare all stages; `image.ami` resolves once the gates are passed."""
     baked_from, where = key(settings), region(settings)
     machine = _builder(settings, baked_from, ground)
-    # The gates talk to AWS themselves: they have no provider of Pulumi's.
+    # The gates are dynamic resources and call AWS themselves, so they take no Pulumi provider.
     baked = Baked(f"baked-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions())
     sealed = Sealed(
         f"sealed-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions(depends_on=[baked])
     )
-    # Imaged while it is stopped: what is on the disk is all there is, and nothing boots a sealed machine again.
+    # Make the image while the builder is stopped: the disk is complete, and a sealed machine never boots again.
     stopped = aws.ec2transitgateway.InstanceState(
         f"stopped-{baked_from}",
         instance_id=machine.id,
@@ -122,7 +122,7 @@ def _image(
 
 
 def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Instance:
-    assert ground.network.edge is not None and ground.security.builder is not None  # so wherever something is baked
+    assert ground.network.edge is not None and ground.security.builder is not None  # both exist wherever one is baked
     newest = None if settings.cloud.base_image else aws.ssm.get_parameter(name=UBUNTU, opts=asking(ground.provider))
     return aws.ec2.Instance(
         f"builder-{baked_from}",
@@ -152,12 +152,12 @@ def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Ins
 
 
 def builder_data(settings: Settings) -> str:
-    """The builder's user data: the bake, and the builder's own end if nobody ends it."""
+    """The builder's user data: the bake, and the timer that powers the builder off if nobody else does."""
     return user_data.for_bake(settings, key(settings), last_resort=END)
 
 
 def builder_type(settings: Settings) -> str:
-    """The nodes' own family, whose processor the image is verified on, in a size that is enough."""
+    """A smaller size of the nodes' own family, so that the image is verified on their processor."""
     wanted = machine_types.of(settings)
     series = wanted.name.partition(".")[0]
     family = [entry for entry in machine_types.TYPES.values() if entry.name.partition(".")[0] == series]
@@ -165,7 +165,7 @@ def builder_type(settings: Settings) -> str:
 
 
 def _tag_snapshot(settings: Settings, baked_from: str, image: aws.ec2.AmiFromInstance, ground: Ground) -> None:
-    """The image's tags are not its snapshot's, and it is the snapshot that costs."""
+    """Tag the image's snapshot, which does not get the image's tags and is what costs."""
     for tag, value in {**tags(settings), IMAGE_TAG: baked_from}.items():
         aws.ec2.Tag(
             f"snapshot-{tag.removeprefix('trainyard-')}-{baked_from}",

@@ -16,14 +16,14 @@ from infra.state.ownership import Claim
 
 @dataclass(frozen=True)
 class Place:
-    """Where to look for a stack's resources, and which of them are the user's own."""
+    """Where to look for a stack's resources, and whose they are."""
 
     claim: Claim
     region: str
     account: str
     partition: str
     profile: str = ""
-    """The AWS profile to ask with; empty: the environment's credentials."""
+    """AWS profile for the requests; empty: the environment's credentials."""
 
     @property
     def stack(self) -> str:
@@ -33,12 +33,12 @@ class Place:
         return api.client(service, self.region, self.profile)
 
     def of_ec2(self, operation: str, key: str, *, argument: str = "Filters", **more: Any) -> list[dict[str, Any]]:
-        """What EC2 lists with the stack's tag; the tag is read again: a filter that is ignored must not widen it."""
+        """EC2's items with the stack's tag. The tag is checked again, in case the service ignores the filter."""
         more[argument] = [{"Name": f"tag:{STACK_TAG}", "Values": [self.stack]}]
         return [item for item in api.pages(self.client("ec2"), operation, key, **more) if self.is_of_stack(item)]
 
     def is_of_stack(self, item: dict[str, Any]) -> bool:
-        """Whether its tag has the stack's name; two owners may have stacks of one name."""
+        """Whether its tag has the stack's name; stacks of two owners may have the same name."""
         return self.claim.is_of_stack(api.tags(item))
 
     def live(
@@ -52,24 +52,24 @@ class Place:
         tags: dict[str, str],
         holds: str = "",
     ) -> LiveResource:
-        """A resource with the stack's name; its tags say whether it is the user's own or another owner's."""
+        """A resource with the stack's name; its tags say whether the user or another owner has it."""
         whose = self.claim.whose(tags)
         return LiveResource(kind, what, owner, identifier, usd_per_hour, holds, ours=not whose, whose=whose)
 
     def by_name(
         self, kind: str, names: list[str], tags_of: Callable[[str], dict[str, str]], *, owner: str = ""
     ) -> Iterator[LiveResource]:
-        """Of a kind that AWS does not list by tag: those whose name the stack may have given, and whose tag it has."""
+        """For a kind that AWS cannot list by tag: those with a name that the stack may have given, and with its tag."""
         for name in filter(self.may_name, names):
             if self.claim.is_of_stack(tags := tags_of(name)):
                 yield self.live(kind, name, f"{owner}{name}", tags=tags)
 
     def may_name(self, name: str) -> bool:
-        """Whether the stack may have given this name; `yard` begins as `yard-2` does, so its tag has the last word."""
+        """Whether the stack may have given this name. `yard` also matches `yard-2...`, so callers check the tag too."""
         return f"{name.strip('/').replace('/', '-')}-".startswith(f"trainyard-{self.stack}-")
 
     def price(self, sku: str, count: float = 1) -> float | None:
-        """US dollars per hour; None where the table has no price."""
+        """US dollars per hour; None if the table lacks the price."""
         try:
             return table.line("aws", self.region, sku, count).usd_per_hour
         except UsageError:
@@ -100,14 +100,14 @@ def instances(place: Place) -> Iterator[LiveResource]:
 
 def spot_requests(place: Place) -> Iterator[LiveResource]:
     for item in place.of_ec2("describe_spot_instance_requests", "SpotInstanceRequests"):
-        # One that is active belongs to its instance; an open one may still become an instance.
+        # An active request belongs to its instance; an open one may still become an instance.
         if item["State"] == "open":
             name = item["SpotInstanceRequestId"]
             yield place.live("spot request", name, name, tags=api.tags(item))
 
 
 def capacity_reservations(place: Place) -> Iterator[LiveResource]:
-    """What is reserved and not used costs as much as the machines would."""
+    """Unused reserved capacity costs as much as the machines would."""
     for item in place.of_ec2("describe_capacity_reservations", "CapacityReservations"):
         if item["State"] in ("active", "pending"):
             unused, name = item["AvailableInstanceCount"], item["CapacityReservationId"]
@@ -134,7 +134,7 @@ def images(place: Place) -> Iterator[LiveResource]:
 
 
 def snapshots(place: Place) -> Iterator[LiveResource]:
-    """Those with the tag, and those of an image with the tag: EC2 makes these without one."""
+    """Those with the tag, and those of an image with the tag: EC2 makes them without tags."""
     of_image = {
         mapping["Ebs"]["SnapshotId"]: image
         for image in place.of_ec2("describe_images", "Images", Owners=["self"])
@@ -171,7 +171,7 @@ def nat_gateways(place: Place) -> Iterator[LiveResource]:
 
 
 def interfaces(place: Place) -> Iterator[LiveResource]:
-    """Those with the tag, and those in the stack's own network that belong to no instance: they keep it from going."""
+    """Those with the tag, and unattached ones in the stack's VPC: they would block its deletion."""
     found = place.of_ec2("describe_network_interfaces", "NetworkInterfaces")
     own = {item["VpcId"] for item in place.of_ec2("describe_vpcs", "Vpcs") if not place.claim.whose(api.tags(item))}
     for network in sorted(own):
@@ -190,7 +190,7 @@ def interfaces(place: Place) -> Iterator[LiveResource]:
 
 
 def free(kind: str, operation: str, key: str, identifier: str, *, argument: str = "Filters") -> Lister:
-    """A kind of EC2's that costs nothing, and of which its id and its name say enough."""
+    """A lister for an EC2 kind that costs nothing and is described by its id and name alone."""
 
     def lister(place: Place) -> Iterator[LiveResource]:
         for item in place.of_ec2(operation, key, argument=argument):
@@ -201,7 +201,7 @@ def free(kind: str, operation: str, key: str, identifier: str, *, argument: str 
 
 
 def security_groups(place: Place) -> Iterator[LiveResource]:
-    """All but the network's own `default`: nobody can delete it, and it goes with its VPC."""
+    """All but the VPC's `default`, which cannot be deleted and goes with the VPC."""
     for item in place.of_ec2("describe_security_groups", "SecurityGroups"):
         if item["GroupName"] != "default":
             name = item["GroupId"]
@@ -214,7 +214,7 @@ def buckets(place: Place) -> Iterator[LiveResource]:
         name = item["Name"]
         tags = bucket_contents.tags(client, name) if place.may_name(name) else {}
         if place.claim.is_of_stack(tags):
-            # Somebody else's is not looked into: they may not allow it, and it is not ours to count.
+            # Do not measure another owner's bucket: we may lack the rights, and it is not ours to count.
             held = bucket_contents.Held(0, 0) if place.claim.whose(tags) else bucket_contents.measure(client, name)
             price = place.price("s3-gb-month", held.bytes / 1e9) if held.bytes else 0.0
             yield place.live("bucket", name, name, usd_per_hour=price, tags=tags, holds=held.said())
@@ -258,7 +258,7 @@ def log_groups(place: Place) -> Iterator[LiveResource]:
                 yield place.live("log group", name, name, usd_per_hour=price, tags=tags)
 
 
-# kind -> (who lists it, the resource types that it answers for in an ARN: service:type)
+# kind -> (its lister, the ARN resource types that it covers: service:type)
 KINDS: dict[str, tuple[Lister, tuple[str, ...]]] = {
     "instance": (instances, ("ec2:instance",)),
     "spot request": (spot_requests, ("ec2:spot-instances-request",)),
@@ -300,12 +300,12 @@ KINDS: dict[str, tuple[Lister, tuple[str, ...]]] = {
     "log group": (log_groups, ("logs:log-group",)),
     "budget": (budgets, ("budgets:budget",)),
 }
-"""In the order in which they can be removed."""
+"""In the order of removal."""
 GLOBAL = ("bucket", "instance profile", "role", "budget")
-"""Kinds that an account has once, whichever of its regions is asked."""
+"""Kinds that are global in an account: any region lists them."""
 NAMED = {
     "placement group": "arn:{partition}:ec2:{region}:{account}:placement-group/{name}",
     "key pair": "arn:{partition}:ec2:{region}:{account}:key-pair/{name}",
     "log group": "arn:{partition}:logs:{region}:{account}:log-group:{name}",
 }
-"""Kinds whose id in the state is a name, which two regions may both have; and their ARN, which the state has too."""
+"""Kinds whose id in the state is a name, which two regions may both have; and the form of their ARN."""

@@ -1,9 +1,9 @@
-"""Instance types that the nodes can be: what is known of them without asking anybody.
+"""The instance types that nodes can have, and facts about them that need no request to AWS.
 
 Cores, memory and placement: EC2's DescribeInstanceTypes, as recorded by moto 5.2 (a test compares). Sockets: the
 number of cores that one processor of the family gives a guest (Ice Lake 8375C 32, Sapphire Rapids 8488C 48 and 6455B
-32, Granite Rapids 6975P-C 96), not an answer of EC2's; on the node, `fab check` shows the NUMA nodes that there are.
-Bare-metal types are left out: EC2 does not switch off their hyper-threads.
+32, Granite Rapids 6975P-C 96), as EC2 does not report it; on the node, `fab check` shows the actual NUMA nodes.
+Bare-metal types are left out: EC2 cannot switch off their hyper-threads.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CORES = {
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType(Machine):
-    """What a node of this type has, and what EC2 does with it."""
+    """Facts about an instance type."""
 
     cluster: bool
-    """Whether a cluster placement group takes it."""
+    """Whether a cluster placement group accepts it."""
 
 
 def _family(
@@ -56,14 +56,14 @@ TYPES: dict[str, InstanceType] = {
     **_family("r7iz", f"{_SMALL} 32xlarge", gb_per_core=16, cores_per_socket=32, amx=True),
     # 6th generation (Granite Rapids).
     **_family("m8i", f"{_SMALL} 24xlarge 32xlarge 48xlarge 96xlarge", gb_per_core=8, cores_per_socket=96, amx=True),
-    # Their cores are shared by design: known, so that the refusal can say why.
+    # Not accepted, as their cores are shared; listed so that the error message can say why.
     **_family("m7i-flex", _SMALL, gb_per_core=8, cores_per_socket=48, amx=True, cluster=False),
     **_family("m8i-flex", _SMALL, gb_per_core=8, cores_per_socket=96, amx=True, cluster=False),
 }
 
 
 def of(settings: Settings) -> InstanceType:
-    """The nodes' type. Raises SettingsError for one that is not known, or that a cluster placement group refuses."""
+    """The nodes' type. Raises SettingsError for an unknown one, or one that a cluster placement group refuses."""
     name = settings.cloud.instance_type or DEFAULT
     known = TYPES.get(name)
     usable = [entry.name for entry in TYPES.values() if entry.cluster]
@@ -83,7 +83,7 @@ def _families(families: list[str]) -> str:
 
 
 def without_amx(known: InstanceType) -> str:
-    """What to know of a type without AMX; empty for one that has it."""
+    """A warning about a type without AMX; empty for one that has it."""
     if known.amx:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""The stack's own AWS provider: one region, and the tags that everything carries. And how things are called."""
+"""The stack's AWS provider (one region, tags on everything), and how resources are named."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from infra.config.settings import Settings
 
 DEFAULT_REGION = "us-east-1"
 IMAGE_TAG = "trainyard-image"
-"""On an image: the key of what it was baked from, which the node's bootstrap compares with its own."""
+"""Tag of an image: the key of what it was baked from. The node's bootstrap compares it with its own."""
 
 
 def region(settings: Settings) -> str:
@@ -18,7 +18,7 @@ def region(settings: Settings) -> str:
 
 
 def partition(settings: Settings) -> str:
-    """What the ARNs of the region begin with: China and the US government have an AWS of their own."""
+    """The partition in the region's ARNs; China and the US government have their own."""
     where = region(settings)
     return "aws-cn" if where.startswith("cn-") else "aws-us-gov" if where.startswith("us-gov-") else "aws"
 
@@ -28,20 +28,20 @@ def arn(settings: Settings, service: str, account: str, resource: str) -> str:
 
 
 def named(settings: Settings, what: str = "") -> str:
-    """The name of something of the stack: the same at each `up`, and no other stack's, as the stack's id is in it.
+    """A resource's name: the same on each `up`, and unique to the stack, as it contains the stack's id.
 
-    At most 42 characters and `what`: the stack's name has 32 at most, and a bucket's or a role's may have 63.
+    At most 42 characters plus `what`: a stack's name has at most 32, and a bucket or role allows 63.
     """
     return f"trainyard-{unique(settings.stack, settings.stack_id)}" + (f"-{what}" if what else "")
 
 
 def titled(settings: Settings, what: str = "") -> dict[str, str]:
-    """The tag that AWS shows as a thing's name, where a thing has no name of its own."""
+    """The Name tag, for resources that have no name of their own."""
     return {"Name": named(settings, what)}
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> aws.Provider:
-    """The provider. Credentials are the environment's and the shared files', as everywhere with AWS."""
+    """The provider. Credentials come from the environment and AWS's shared files."""
     default_tags = aws.ProviderDefaultTagsArgs(tags=tags(settings))
     return aws.Provider("aws", region=region(settings), default_tags=default_tags, opts=opts)
 

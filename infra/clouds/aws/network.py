@@ -1,10 +1,10 @@
-"""The network of a cluster: one zone, a subnet for each way out, fixed addresses.
+"""The network of a cluster: one zone, one subnet for each kind of route, fixed addresses.
 
-`cidr` is cut up in the same way whatever is asked for, so that no setting moves another node's address:
+`cidr` is divided the same way for all settings, so that no setting moves another node's address:
 
     first half        public nodes: the head, and the workers with publicNodes: all
     third quarter     workers behind the NAT gateway
-    last quarter      what takes an address by itself: the NAT gateway and the builder, never in a node's way
+    last quarter      machines with dynamic addresses: the NAT gateway and the builder, never in a node's way
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from infra.config.values import SettingsError
 
 ANYWHERE = "0.0.0.0/0"
 _KEPT = 1
-"""AWS keeps the first four addresses of a subnet, which are below FIRST_HOST, and the last one."""
+"""Addresses that AWS reserves at a subnet's end; the four at its start are below FIRST_HOST."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which subnet is where."""
+    """The subnets' address ranges."""
 
     public: IPv4Network
     private: IPv4Network
@@ -36,18 +36,18 @@ class Plan:
 
 @dataclass(frozen=True)
 class Network:
-    """What the nodes are put into."""
+    """What the nodes are attached to."""
 
     vpc: aws.ec2.Vpc
     public: aws.ec2.Subnet
     private: aws.ec2.Subnet | None
     edge: aws.ec2.Subnet | None
     ways_out: list[pulumi.Resource]
-    """The routes out of the network: without them a machine boots, but reaches nothing."""
+    """The routes out of the network: a machine that boots before them reaches nothing."""
 
 
 def plan(settings: Settings) -> Plan:
-    """Cut up the network. Raises SettingsError where it is not AWS's size, or has not room for the nodes."""
+    """Divide the network. Raises SettingsError if AWS does not accept its size, or the nodes do not fit."""
     cidr = settings.cidr
     if not 16 <= cidr.prefixlen <= 26:
         raise SettingsError("cidr", str(cidr), "a network of /16 to /26 on AWS, which is cut into subnets")
@@ -72,24 +72,24 @@ def is_public(settings: Settings, index: int) -> bool:
 
 
 def has_private(settings: Settings) -> bool:
-    """Whether any node is behind the NAT gateway, which costs by the hour."""
+    """Whether any node is behind the NAT gateway, which is billed by the hour."""
     return settings.nodes > _public_nodes(settings)
 
 
 def address(settings: Settings, index: int) -> str:
-    """The fixed private address of node `index`: at the same place of its subnet, whichever that is."""
+    """The fixed private address of node `index`: the same offset in whichever subnet it is in."""
     subnets = plan(settings)
     return str((subnets.public if is_public(settings, index) else subnets.private)[FIRST_HOST + index])
 
 
 def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) -> Network:
-    """`builder` says that a machine is going to bake an image here."""
+    """`builder`: an image is going to be baked here."""
     subnets = plan(settings)
     vpc = aws.ec2.Vpc(
         "network",
         cidr_block=str(settings.cidr),
         enable_dns_support=True,
-        enable_dns_hostnames=True,  # off by default, and then the names of AWS's own services do not resolve inside
+        enable_dns_hostnames=True,  # off by default; without it the names of AWS's services do not resolve inside
         tags=titled(settings),
         opts=opts,
     )
@@ -125,7 +125,7 @@ def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) 
 
 
 def _table(settings: Settings, name: str, vpc: aws.ec2.Vpc, opts: pulumi.ResourceOptions) -> aws.ec2.RouteTable:
-    # Its routes are resources of their own: the two ways to declare them fight over the table.
+    # Routes are separate resources. Declaring some inline as well would make the two overwrite each other.
     return aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
 
 
@@ -142,7 +142,7 @@ def _subnet(
         vpc_id=vpc.id,
         cidr_block=str(cidr),
         availability_zone_id=zone(settings),
-        map_public_ip_on_launch=False,  # a node is public because it says so itself
+        map_public_ip_on_launch=False,  # each node's own setting decides
         tags=titled(settings, name),
         opts=opts,
     )
@@ -158,7 +158,7 @@ def _nat(settings: Settings, edge: aws.ec2.Subnet, opts: pulumi.ResourceOptions)
 def _store(
     settings: Settings, vpc: aws.ec2.Vpc, tables: list[aws.ec2.RouteTable], opts: pulumi.ResourceOptions
 ) -> aws.ec2.VpcEndpoint:
-    """The data set's way, past the NAT gateway that would ask money for each gigabyte of it."""
+    """S3 endpoint for the data set, which would otherwise be billed by the gigabyte at the NAT gateway."""
     return aws.ec2.VpcEndpoint(
         "store",
         vpc_id=vpc.id,
@@ -171,7 +171,7 @@ def _store(
 
 
 def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulumi.ResourceOptions) -> None:
-    """Flow logs: who talked to whom, kept for a month."""
+    """Flow logs, kept for a month."""
     name = named(settings, "flow-logs")
     account = aws.get_caller_identity(opts=asking(provider)).account_id
     group = aws.cloudwatch.LogGroup("flow-log-group", name=name, retention_in_days=30, opts=opts)
@@ -183,7 +183,7 @@ def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulu
                     "Effect": "Allow",
                     "Principal": {"Service": "vpc-flow-logs.amazonaws.com"},
                     "Action": "sts:AssumeRole",
-                    # The service works for every account: it may take this role for a flow log of our own only.
+                    # The flow log service acts for every account: let it use this role only for our own flow logs.
                     "Condition": {
                         "StringEquals": {"aws:SourceAccount": account},
                         "ArnLike": {"aws:SourceArn": arn(settings, "ec2", account, "vpc-flow-log/*")},

@@ -1,8 +1,7 @@
 """The nodes: one launch template for all, and N instances at fixed addresses.
 
-The template has what makes the machine (type, disk, placement, Spot); the instance has what makes it this node
-(address, image, user data). A new image or bootstrap therefore leaves the template, and the nodes that run, as they
-are.
+The template has what all nodes share (type, disk, placement, Spot); an instance has its own address, image and user
+data. So a new image or bootstrap changes neither the template nor the running nodes.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from infra.config.settings import Settings
 from infra.errors import UsageError
 
 USER_DATA_BYTES = 16 * 1024
-"""What EC2 takes, before base64."""
+"""EC2's limit on user data, before base64."""
 ROOT = "/dev/sda1"
-"""The root device of Ubuntu's images, and of what is baked from them."""
+"""The root device of Ubuntu's images and of those baked from them."""
 KEPT = ["ami", "user_data_base64", "capacity_reservation_specification"]
-"""Of a node that runs, unless replaceNodes says otherwise."""
+"""Changes that do not replace a running node, unless replaceNodes is set."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """What the inventory has to know of a node once it is there."""
+    """What the inventory needs of a node."""
 
     instance: aws.ec2.Instance
     public_ip: pulumi.Output[str]
@@ -43,7 +42,7 @@ class Node:
 
 
 def check_user_data(text: str, what: str) -> str:
-    """The user data as EC2 takes it. Raises UsageError for one that is too large."""
+    """The user data in base64, as EC2 takes it. Raises UsageError if it is too large."""
     packed = user_data.packed(text)
     size = len(packed) * 3 // 4 - packed.count("=")
     if size > USER_DATA_BYTES:
@@ -54,18 +53,18 @@ def check_user_data(text: str, what: str) -> str:
 
 
 def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.Given | None) -> list[Node]:
-    """Declare all of them, the head first. `given`: the user's own reservation that they are put into."""
+    """Declare all nodes, the head first. `given`: the user's own capacity reservation for them."""
     machine, where = machine_types.of(settings).name, zone(settings)
     opts = pulumi.ResourceOptions(provider=ground.provider)
     first, name = list(ground.first), pulumi.Output.from_input(given.group if given else "")
     reserved = None
     if given is None:
-        # Near each other in the one zone, for the sake of the collectives.
+        # Close together in the zone, for fast collectives.
         cluster = aws.ec2.PlacementStrategy.CLUSTER
         group = aws.ec2.PlacementGroup("together", name=named(settings), strategy=cluster, opts=opts)
         name = group.name
         if capacity.wanted(settings):
-            # Last of all that a node needs: while it stands it costs as much as the nodes.
+            # Reserve last of all: a reservation costs as much as the nodes.
             after = pulumi.ResourceOptions(depends_on=ground.first)
             reserved = capacity.Reserved(settings, machine, where, group=group.arn, image=golden.ami, opts=after)
             first.append(reserved)
@@ -87,7 +86,7 @@ def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | No
         description=f"Nodes of the Trainyard stack {settings.stack}",
         update_default_version=True,
         instance_type=machine.name,
-        # One thread per core: a matrix product gains nothing from a second one. EC2 wants both numbers.
+        # One thread per core: a second one does not speed up matrix products. EC2 requires both numbers.
         cpu_options=aws.ec2.LaunchTemplateCpuOptionsArgs(core_count=machine.cores, threads_per_core=1),
         placement=None if group is None else aws.ec2.LaunchTemplatePlacementArgs(group_name=group),
         iam_instance_profile=aws.ec2.LaunchTemplateIamInstanceProfileArgs(name=ground.access.profile),
@@ -101,15 +100,15 @@ def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | No
                 ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
                     volume_type="gp3",
                     volume_size=settings.cloud.disk_gb,
-                    encrypted="true",  # text, in a template
+                    encrypted="true",  # a launch template wants a string
                     delete_on_termination="true",
                 ),
             )
         ],
-        # What ends a node from inside (maxHours, idleMinutes) ends its cost.
+        # A node that shuts itself down (maxHours, idleMinutes) is then no longer billed.
         instance_initiated_shutdown_behavior="terminate",
         instance_market_options=_spot() if settings.cloud.spot else None,
-        # Only the tags that never change: another version of the template is another machine.
+        # Only tags that never change: a new template version would replace the nodes.
         tag_specifications=[
             aws.ec2.LaunchTemplateTagSpecificationArgs(
                 resource_type=kind, tags={STACK_TAG: settings.stack, **identity(settings)}
@@ -121,7 +120,7 @@ def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | No
 
 
 def _spot() -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs:
-    # No highest price: it is on demand's, and a lower one only means more interruptions.
+    # No maximum price: the default is the on-demand price, and a lower one only causes more interruptions.
     return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
         market_type="spot",
         spot_options=aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
@@ -139,21 +138,21 @@ def _node(
     first: list[pulumi.Resource],
     reservation: str,
 ) -> Node:
-    """`first`: what must be there before it; `reservation`: the id of the one that it is put into, or empty."""
+    """`first`: what must exist before the node. `reservation`: id of the one to launch into, or empty."""
     called, public = naming.node(index), is_public(settings, index)
     subnet = ground.network.public if public else ground.network.private
-    assert subnet is not None  # there is a private one wherever a node is not public
+    assert subnet is not None  # a private subnet exists whenever a node is not public
     text = user_data.for_node(settings, golden.key, called, naming.role(index), baked=True)
     instance = aws.ec2.Instance(
         called,
         launch_template=aws.ec2.InstanceLaunchTemplateArgs(id=template.id, version=template.latest_version.apply(str)),
         ami=golden.ami,
         user_data_base64=check_user_data(text, called),
-        user_data_replace_on_change=True,  # a node that runs does not read it again
+        user_data_replace_on_change=True,  # a running node does not read it again
         subnet_id=subnet.id,
         private_ip=address(settings, index),
         associate_public_ip_address=public,
-        # Here and not in the template, which must not have them beside an interface of its own.
+        # Not in the template, where they would conflict with the template's own network interface.
         vpc_security_group_ids=[ground.security.nodes.id],
         capacity_reservation_specification=_inside(reservation) if reservation else None,
         tags=titled(settings, called),
@@ -162,9 +161,9 @@ def _node(
             provider=ground.provider,
             depends_on=first,
             ignore_changes=None if settings.cloud.replace_nodes else KEPT,
-            # EC2 changes it of a stopped machine only.
+            # EC2 can change it only on a stopped machine.
             replace_on_changes=["capacity_reservation_specification"],
-            delete_before_replace=True,  # its address is wanted again
+            delete_before_replace=True,  # the new node needs the same address
             custom_timeouts=pulumi.CustomTimeouts(create="15m", delete="20m"),
         ),
     )

@@ -1,8 +1,7 @@
-"""Finds the stack's resources in its AWS account, and removes those that the state does not have.
+"""Finds a stack's resources in its AWS accounts, and removes those that are not in its state.
 
-Everything of a stack carries the tag trainyard-stack with its name, and only what also carries the stack's id (or, if
-it is of a version without ids, its owner) is ever removed. Every region and account that the stack has been in is
-looked at.
+Everything of a stack carries the tag trainyard-stack with its name. Only what also carries the stack's id (or, made by
+a version without ids, its owner) is ever removed. Every region and account that the stack has used is searched.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from infra.state.ownership import Claim, Location
 
 
 def place_of(settings: Settings, claim: Claim | None = None) -> Place:
-    """Where the stack's file says that it is. UsageError without credentials that work."""
+    """The place that the stack's file names. Raises UsageError without working credentials."""
     where = region(settings)
     who = api.identity(where)
     claim = claim or Claim(settings.stack, settings.cloud.owner)
@@ -30,7 +29,7 @@ def place_of(settings: Settings, claim: Claim | None = None) -> Place:
 
 
 def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Place], list[LiveResource]]:
-    """Everywhere that the stack has been, the current place first; and what of it these credentials cannot look at."""
+    """(every place that the stack has used, the current one first; what these credentials cannot look at)."""
     places, blind = [place_of(settings, claim)], []
     here = places[0]
     for location in here.claim.locations:
@@ -50,7 +49,7 @@ def _is_at(place: Place, location: Location, current: str) -> bool:
 
 
 def _with_profile(here: Place, location: Location) -> Place | None:
-    """An account that is not that of the environment's credentials, if the profile of that time still opens it."""
+    """A place in another account, if the AWS profile that was used then still opens it; else None."""
     if not location.profile:
         return None
     try:
@@ -72,9 +71,9 @@ def _out_of_reach(location: Location, current: str) -> LiveResource:
 
 
 def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
-    """Everything that carries the stack's name, somebody else's too, which is not `ours`.
+    """Everything with the stack's name; what another owner has is not `ours`.
 
-    A kind that cannot be listed stands there as unseen, with the reason.
+    A kind that cannot be listed is returned as unseen, with the reason.
     """
     places, found = places_of(settings, claim)
     for place, kinds in _kinds(places):
@@ -84,7 +83,7 @@ def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
 
 
 def _kinds(places: list[Place]) -> Iterator[tuple[Place, list[str]]]:
-    """What is listed where: what an account has only once is listed in the first of its regions."""
+    """The kinds to list in each place; account-wide kinds only in the first region of an account."""
     seen: set[str] = set()
     for place in places:
         yield place, [kind for kind in KINDS if kind not in GLOBAL or place.account not in seen]
@@ -101,7 +100,7 @@ def _of_kind(place: Place, kind: str) -> list[LiveResource]:
 
 
 def _located(place: Place, live: LiveResource) -> LiveResource:
-    """With its ARN where the state's id is a name, which another region may have as well."""
+    """Add the ARN if the state's id is a name, which another region may have as well."""
     form = NAMED.get(live.kind)
     if form is None:
         return live
@@ -110,14 +109,14 @@ def _located(place: Place, live: LiveResource) -> LiveResource:
 
 
 def unseen(kind: str, error: Exception) -> LiveResource:
-    """A refusal, or a service that is not there (a stand-in without placement groups): not the same as none."""
+    """A kind that could not be listed (refused, or no such service): it may have resources all the same."""
     return LiveResource(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
 
 
 def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[LiveResource]:
-    """What the account's own index of tags has of kinds that are not listed above.
+    """Resources in the account's tag index of kinds that were not listed, or could not be.
 
-    Kinds that are listed are left out: the index keeps what was deleted for an hour or so.
+    Listed kinds are skipped: the index keeps deleted resources for an hour or so.
     """
     covered = {name for kind, (_, types) in KINDS.items() if kind not in blind for name in types}
     wanted = [{"Key": STACK_TAG, "Values": [place.stack]}]
@@ -135,24 +134,24 @@ def _second_opinion(place: Place, blind: Collection[str]) -> Iterator[LiveResour
 
 
 def _type(service: str, resource: str) -> str:
-    """`ec2:instance`, from the two ends of an ARN; a bucket's has no type in it."""
+    """`ec2:instance`, from the two ends of an ARN; a bucket's ARN has no type."""
     return "s3:bucket" if service == "s3" else f"{service}:{resource.replace(':', '/').partition('/')[0]}"
 
 
 def sweep(
     settings: Settings, known: Collection[str], *, delete_data: bool = False, claim: Claim | None = None
 ) -> list[LiveResource]:
-    """Remove everything of the user's stack that belongs to none of the `known` ids; what it was.
+    """Remove everything of the user's stack whose id is not in `known`; returns what was removed.
 
-    A bucket with something in it goes only with `delete_data`. Safe to repeat after whatever ended it. Raises
-    OperationError for what could not be removed, after everything else was.
+    A bucket that is not empty is removed only with `delete_data`. Safe to repeat after an interruption. Raises
+    OperationError for what could not be removed, after trying everything else.
     """
     places, _ = places_of(settings, claim)
     swept: list[LiveResource] = []
     trouble: list[str] = []
     for place, kinds in _kinds(places):
         for kind in kinds:
-            # Listed when its turn comes: a disk may have gone with its instance.
+            # List each kind only when its turn comes: a disk may have gone with its instance.
             doomed = [live for live in _of_kind(place, kind) if _is_doomed(live, known, delete_data)]
             if kind in removal.BEFORE:
                 trouble += _try(f"{kind}s", partial(removal.BEFORE[kind], place, doomed))
@@ -169,7 +168,7 @@ def _is_doomed(live: LiveResource, known: Collection[str], delete_data: bool) ->
 
 
 def _try(what: str, remove: Callable[[], None]) -> list[str]:
-    """What went wrong, if it did: one thing that stays must not keep the others."""
+    """Error messages; empty on success. One failure must not stop the removal of the rest."""
     try:
         remove()
     except api.FAILURES as error:

@@ -1,10 +1,10 @@
-"""AWS's public price list: the regional offer files, without credentials.
+"""Prices from AWS's public regional offer files, which need no credentials.
 
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/reading-service-price-list-file-for-services.html
 
-There is no way to ask it for a few prices only (the Price List Query API wants credentials, and the web pages' own
-files are nobody's contract), and EC2's file has hundreds of megabytes a region. So it is read as it comes, line by
-line, and only what the table wants is kept: little memory, no file. Spot prices are not in it.
+They cannot be queried (the Price List Query API needs credentials, and the files behind AWS's web pages are
+undocumented), and EC2's file has hundreds of megabytes for each region. So it is read as a stream, line by line, and
+only the wanted rows are kept, without a temporary file. Spot prices are not in it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, cast
 
 SOURCE = "aws-offer"
-"""What the table of prices calls it."""
+"""Its name in the table of prices."""
 BASE = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws"
 TIMEOUT = 60.0
-"""Seconds without a byte."""
+"""Read timeout in seconds."""
 _FIRST = "SKU"
-"""The name of the first column: lines of metadata come before."""
+"""Name of the first column; lines of metadata come before the header."""
 USAGE = {
     "AmazonEC2": {
         "EBS:VolumeUsage.gp3": "gp3-gb-month",
@@ -34,7 +34,7 @@ USAGE = {
     "AmazonS3": {"TimedStorage-ByteHrs": "s3-gb-month"},
     "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
-"""Offer -> usage type, without its region's prefix -> our name for it."""
+"""Offer -> usage type without its region's prefix -> our name for it."""
 _INSTANCE = {
     "Operating System": "Linux",
     "Tenancy": "Shared",
@@ -47,9 +47,9 @@ Row = dict[str, str]
 
 
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
-    """The prices found of each sku, in USD an hour or a month; more than one: the file does not say which.
+    """The prices found for each sku, in USD per hour or per month. More than one: the file is ambiguous.
 
-    Raises OSError when the list cannot be had or is cut off.
+    Raises OSError when the file cannot be fetched or is cut off.
     """
     found: dict[str, set[float]] = {}
     for offer, usage in USAGE.items():
@@ -62,13 +62,13 @@ def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[
 
 
 def sku_of(offer: str, row: Row) -> str:
-    """Our name for what a row of an offer file is the price of; empty for what we never declare."""
+    """Our name for the item of an offer file's row; empty for what we do not use."""
     if row.get("TermType") != "OnDemand" or row.get("Currency") != "USD":
         return ""
     if offer == "AmazonEC2" and all(row.get(key) == value for key, value in _INSTANCE.items()):
         return row["Instance Type"]
     usage = re.fullmatch(r"(?:[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
-    # Storage is cheaper beyond so many terabytes: ours is in the first tier.
+    # Take the first tier: storage is cheaper only beyond many terabytes.
     return USAGE[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
 
 
@@ -83,7 +83,7 @@ def rows(url: str) -> Iterator[Row]:
 
 
 def table(lines: Iterable[str]) -> Iterator[Row]:
-    """The rows below the line of the columns' names."""
+    """The rows below the header."""
     names: list[str] = []
     for fields in csv.reader(lines):
         if names:

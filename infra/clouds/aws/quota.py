@@ -1,4 +1,4 @@
-"""EC2's limits on vCPUs: whether they leave room for the stack's nodes and for the builder of its image."""
+"""Checks that EC2's vCPU limits leave room for the stack's nodes and for the builder of its image."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from infra.clouds.naming import STACK_TAG
 from infra.config.settings import Settings
 
 QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}
-"""Service Quotas' codes of EC2's vCPU limits for the standard families (A, C, D, H, I, M, R, T, Z), by spot."""
+"""Service Quotas codes of the vCPU limits of the standard families (A, C, D, H, I, M, R, T, Z): on demand, Spot."""
 STANDARD = "acdhimrtz"
 
 
 def findings(ec2: Any, settings: Settings, vcpus: int) -> Iterator[Finding]:
-    """The nodes, and the builder, which is never a Spot machine. Beside nodes on demand it counts as one more.
+    """Findings for the nodes and for the builder, which is never Spot. Beside on-demand nodes it is added to them.
 
-    The first `up` stops the builder before it launches nodes; one with another bootstrap bakes while nodes run.
+    The first `up` stops the builder before it launches nodes, but a bake after a changed bootstrap runs beside nodes.
     """
     name = settings.cloud.instance_type or machine_types.DEFAULT
     spot, nodes, needed = settings.cloud.spot, f"{settings.nodes} nodes", settings.nodes * vcpus
@@ -29,7 +29,7 @@ def findings(ec2: Any, settings: Settings, vcpus: int) -> Iterator[Finding]:
         look = f"https://{region(settings)}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
         yield Finding("quota", "undecided", f"{name} is of no standard family", look)
         return
-    if not bakes(settings) or name not in machine_types.TYPES:  # of another type `up` makes neither
+    if not bakes(settings) or name not in machine_types.TYPES:  # `up` refuses an unknown type, so nothing is baked
         yield _quota("quota", ec2, settings, spot, nodes, needed)
         return
     builder = builder_type(settings)
@@ -47,7 +47,7 @@ def findings(ec2: Any, settings: Settings, vcpus: int) -> Iterator[Finding]:
 
 
 def _quota(check: str, ec2: Any, settings: Settings, spot: bool, who: str, needed: int) -> Finding:
-    """The limit counts what runs in the region, the stack's own machines left out: they are what is asked about."""
+    """Compare `needed` vCPUs with what the limit leaves beside other machines; the stack's own are not counted."""
     where, code = region(settings), QUOTAS[spot]
     look = f"https://{where}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas/{code}"
     try:
@@ -68,9 +68,9 @@ def _quota(check: str, ec2: Any, settings: Settings, spot: bool, who: str, neede
 
 
 def _used(ec2: Any, settings: Settings, spot: bool) -> int:
-    """vCPUs of the standard families that run for others than this stack, in the same market.
+    """vCPUs of the standard families that run in the same market (Spot or not) and are not this stack's.
 
-    By each type's own number: whether the limit counts threads that are switched off, EC2 does not say.
+    Uses each type's default vCPU count: EC2 does not say whether the limit counts threads that are switched off.
     """
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     counts: Counter[str] = Counter()
@@ -83,6 +83,6 @@ def _used(ec2: Any, settings: Settings, spot: bool) -> int:
 
 
 def _vcpus(ec2: Any, counts: Mapping[str, int]) -> int:
-    """Of so many machines of each type."""
+    """vCPUs of so many machines of each type."""
     listed = api.pages(ec2, "describe_instance_types", "InstanceTypes", InstanceTypes=list(counts)) if counts else []
     return sum(counts[item["InstanceType"]] * int(item["VCpuInfo"]["DefaultVCpus"]) for item in listed)

@@ -15,16 +15,16 @@ from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 WAIT_S = 600.0
-"""How long something may be held by what is just ending: an instance's disk, a NAT gateway's address."""
+"""Seconds to wait for what is still in use by a resource that is ending, such as a disk or an address."""
 POLL_S = 5.0
 _HELD = (
     *("DependencyViolation", "VolumeInUse", "IncorrectState", "InvalidIPAddress.InUse", "InvalidAddress.InUse"),
     *("InvalidSnapshot.InUse", "InvalidPlacementGroup.InUse", "DeleteConflict"),
     *("ResourceInUse", "OperationAborted", "InvalidNetworkInterface.InUse"),
 )
-"""Codes that mean: not yet."""
+"""Error codes that mean "not yet"."""
 _HELD_ADDRESS = (*_HELD, "AuthFailure")
-"""EC2's word for an address that a NAT gateway still has."""
+"""EC2 answers AuthFailure for an address that a NAT gateway still holds."""
 
 Remover = Callable[[Place, LiveResource], None]
 
@@ -36,7 +36,7 @@ def is_gone(error: Exception) -> bool:
 
 
 def until_free(remove: Callable[[], object], held: Collection[str] = _HELD) -> None:
-    """Call `remove` until nothing holds the thing any more; gone already is well."""
+    """Retry `remove` until nothing holds the resource any more. One that is already gone is no error."""
     end = time.monotonic() + WAIT_S
     while True:
         try:
@@ -52,7 +52,7 @@ def until_free(remove: Callable[[], object], held: Collection[str] = _HELD) -> N
 
 
 def end_instances(place: Place, live_resources: list[LiveResource]) -> None:
-    """Terminate them all at once, and wait: disks, addresses and security groups come free only then."""
+    """Terminate all at once, and wait, because disks, addresses and security groups become free only then."""
     ec2, identifiers = place.client("ec2"), [live.owner for live in live_resources]
     for identifier in identifiers:
         until_free(partial(ec2.terminate_instances, InstanceIds=[identifier]))
@@ -66,13 +66,13 @@ def _waiting() -> dict[str, int]:
 
 
 def _complain(answer: Any, operation: str) -> None:
-    """Raise what some calls only mention in their answer."""
+    """Raise errors that some calls return in a successful response."""
     for failed in (answer or {}).get("Unsuccessful") or []:
         raise ClientError({"Error": failed["Error"]}, operation)
 
 
 def _ec2(operation: str, argument: str, *, many: bool = False) -> Remover:
-    """A kind that one call of EC2's removes."""
+    """A remover for a kind that a single EC2 call removes."""
 
     def remove(place: Place, live: LiveResource) -> None:
         value = live.id or live.owner
@@ -83,7 +83,7 @@ def _ec2(operation: str, argument: str, *, many: bool = False) -> Remover:
 
 
 def _image(place: Place, live: LiveResource) -> None:
-    """Deregister it. Its snapshots get its tags first: a sweep that ends here must find them again, as the stack's."""
+    """Deregister an image. First copy its tags to its snapshots, so that a repeated sweep still finds them."""
     ec2 = place.client("ec2")
     for image in api.pages(ec2, "describe_images", "Images", Filters=[{"Name": "image-id", "Values": [live.owner]}]):
         mapped = [entry.get("Ebs", {}).get("SnapshotId") for entry in image.get("BlockDeviceMappings", [])]
@@ -95,7 +95,7 @@ def _image(place: Place, live: LiveResource) -> None:
 
 
 def _nat_gateway(place: Place, live: LiveResource) -> None:
-    """Deleted, and waited for: its address and its subnet come free only then."""
+    """Delete a NAT gateway and wait, because its address and its subnet become free only then."""
     ec2 = place.client("ec2")
     until_free(lambda: ec2.delete_nat_gateway(NatGatewayId=live.owner))
     ec2.get_waiter("nat_gateway_deleted").wait(NatGatewayIds=[live.owner], WaiterConfig=_waiting())
@@ -112,7 +112,7 @@ def _address(place: Place, live: LiveResource) -> None:
 
 
 def free_groups(place: Place, live_resources: list[LiveResource]) -> None:
-    """Take all rules from all of them: two groups that name each other could not go otherwise."""
+    """Remove all rules from all groups: two groups that refer to each other could not be deleted otherwise."""
     ec2 = place.client("ec2")
     wanted = [{"Name": "group-id", "Values": [live.owner for live in live_resources]}]
     for group in api.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=wanted) if live_resources else ():
@@ -128,7 +128,7 @@ def _route_table(place: Place, live: LiveResource) -> None:
     for table in api.pages(ec2, "describe_route_tables", "RouteTables", Filters=wanted):
         for entry in table.get("Associations", []):
             if entry.get("Main"):
-                return  # it goes with its VPC
+                return  # it is deleted with its VPC
             name = entry["RouteTableAssociationId"]
             until_free(partial(ec2.disassociate_route_table, AssociationId=name))
     until_free(lambda: ec2.delete_route_table(RouteTableId=live.owner))
@@ -180,10 +180,10 @@ BEFORE: dict[str, Callable[[Place, list[LiveResource]], None]] = {
     "instance": end_instances,
     "security group": free_groups,
 }
-"""What is done with all of a kind at once, before they are removed one by one."""
+"""Runs for all resources of a kind at once, before they are removed one by one."""
 
 REMOVERS: dict[str, Remover] = {
-    "instance": lambda _place, _thing: None,  # ended together
+    "instance": lambda _place, _thing: None,  # already terminated, all together (BEFORE)
     "spot request": _ec2("cancel_spot_instance_requests", "SpotInstanceRequestIds", many=True),
     "image": _image,
     "capacity reservation": _ec2("cancel_capacity_reservation", "CapacityReservationId"),

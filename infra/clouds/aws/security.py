@@ -14,7 +14,7 @@ from infra.config.settings import Settings
 
 @dataclass(frozen=True)
 class Security:
-    """The groups that machines are put into, and the rules that must stand before they are."""
+    """The machines' security groups, and the rules that must exist before the machines."""
 
     nodes: aws.ec2.SecurityGroup
     builder: aws.ec2.SecurityGroup | None
@@ -22,7 +22,7 @@ class Security:
 
 
 def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi.ResourceOptions) -> Security:
-    # A machine that names no group gets the default one: it lets nothing in or out.
+    # A machine that names no group gets the default one: empty it, so that it allows nothing.
     aws.ec2.DefaultSecurityGroup(
         "default-group", vpc_id=network.vpc.id, ingress=[], egress=[], tags=titled(settings, "closed"), opts=opts
     )
@@ -34,13 +34,13 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
         tags=titled(settings, "nodes"),
         opts=opts,
     )
-    # Rules are resources of their own; the group would otherwise remove the ones that it does not know.
+    # Rules are separate resources; with inline rules the group would delete these.
     among = aws.vpc.SecurityGroupIngressRule(
         "nodes-among-themselves",
         description="Everything from the other nodes",
         security_group_id=nodes.id,
         referenced_security_group_id=nodes.id,
-        ip_protocol="-1",  # all protocols, and then no ports
+        ip_protocol="-1",  # all protocols; then no ports may be given
         tags=titled(settings, "nodes-among-themselves"),
         opts=opts,
     )
@@ -63,7 +63,7 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
 
 
 def _builder(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> aws.ec2.SecurityGroup:
-    """No way in to the builder: its commands come through Systems Manager, which it calls itself."""
+    """Nothing may connect to the builder: its commands come through Systems Manager, which it contacts itself."""
     return aws.ec2.SecurityGroup(
         "builder-group",
         name=named(settings, "builder"),
@@ -77,7 +77,7 @@ def _builder(settings: Settings, network: Network, opts: pulumi.ResourceOptions)
 def _way_out(
     settings: Settings, name: str, group: aws.ec2.SecurityGroup, opts: pulumi.ResourceOptions
 ) -> aws.vpc.SecurityGroupEgressRule:
-    # Pulumi's provider takes away the rule that AWS gives to every new group.
+    # Needed, as Pulumi's provider removes the egress rule that AWS adds to every new group.
     return aws.vpc.SecurityGroupEgressRule(
         f"{name}-out",
         description="Packages, data and Systems Manager",

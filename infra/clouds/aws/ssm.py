@@ -1,6 +1,6 @@
-"""A command inside a machine, through Systems Manager: authenticated by AWS, without SSH and without a key.
+"""Runs a command inside a machine through Systems Manager: authenticated by AWS, without SSH or a key.
 
-A bake asks a few hundred times: an answer that is missing is no end of it.
+A bake polls a few hundred times, so one failed poll must not fail the bake.
 """
 
 from __future__ import annotations
@@ -14,57 +14,57 @@ from infra.clouds.aws import api
 from infra.errors import OperationError
 
 REGISTERED = 600.0
-"""Seconds until a machine must have called Systems Manager; two or three minutes are usual."""
+"""Seconds within which a machine must register with Systems Manager; two or three minutes are usual."""
 COMMAND = 900.0
-"""Seconds that a command may take, the delivery included."""
+"""Timeout of a command in seconds, delivery included."""
 POLL = 2.0
-"""Seconds between two looks."""
+"""Seconds between polls."""
 PATIENCE = 300.0
-"""Seconds for which a call without an answer is made again, where nothing else says how long."""
+"""Seconds for which a failed call is retried, unless the caller sets a limit."""
 _NOT_YET = ("InvalidInstanceID.NotFound", "InvocationDoesNotExist")
-"""AWS's words for what it has made a moment ago."""
+"""Error codes for what was created a moment ago and is not visible yet."""
 _UNDER_WAY = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
 class CommandError(OperationError):
-    """A machine that Systems Manager does not reach, or a command that did not end well in it."""
+    """Systems Manager does not reach a machine, or a command failed in it."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine as Systems Manager sees it."""
+    """A machine, reached through Systems Manager."""
 
     region: str
     instance: str
     name: str
-    """What people call it."""
+    """For messages."""
     check: Callable[[], None]
-    """Raises when the operation was cancelled."""
+    """Called between polls; raises when the operation was cancelled."""
 
     def state(self) -> str:
-        """pending, running, stopping, stopped, shutting-down or terminated; pending, too, while EC2 does not know it.
+        """pending, running, stopping, stopped, shutting-down or terminated.
 
-        EC2 may not know a machine for a moment after it has made it.
+        Also pending while EC2 does not know the machine, which may last a moment after it was made.
         """
         asked = self._ask("ec2", "describe_instances", unknown=_NOT_YET, InstanceIds=[self.instance])
         found = [machine for reservation in asked.get("Reservations", []) for machine in reservation["Instances"]]
         return str(found[0]["State"]["Name"]) if found else "pending"
 
     def start(self) -> None:
-        """Boot it again if it is stopped."""
+        """Boot the instance if it is stopped."""
         while (state := self.state()) == "stopping":
             self._wait()
         if state == "stopped":
             self._ask("ec2", "start_instances", InstanceIds=[self.instance])
 
     def stop(self) -> None:
-        """Stop the instance if it runs, also after a cancellation; then only its disk costs."""
+        """Stop the instance if it runs, even after a cancellation; then only its disk is billed."""
         heedless = replace(self, check=lambda: None)
         if heedless.state() in ("pending", "running"):
             heedless._ask("ec2", "stop_instances", InstanceIds=[self.instance])
 
     def await_agent(self, timeout: float = REGISTERED) -> None:
-        """Until its agent has registered. Raises CommandError where that does not happen, or the machine has ended."""
+        """Wait until its agent has registered. Raises CommandError at the timeout, or if the machine has ended."""
         until = time.monotonic() + timeout
         filters = [{"Key": "InstanceIds", "Values": [self.instance]}]
         while True:
@@ -83,7 +83,7 @@ class Machine:
             self._wait()
 
     def run(self, script: str, timeout: float = COMMAND) -> str:
-        """Run a script for /bin/sh as root; what it printed. Raises CommandError, with what it said, when it fails."""
+        """Run a script with /bin/sh as root; returns its output. Raises CommandError, with the output, on failure."""
         sent = self._ask(
             "ssm",
             "send_command",
@@ -107,7 +107,7 @@ class Machine:
         return output
 
     def _ended(self, command: str, until: float) -> dict[str, Any] | None:
-        """What became of a command; None while it is under way, or AWS does not know of it yet."""
+        """The result of a command; None while it runs, or before AWS knows of it."""
         asked = {"CommandId": command, "InstanceId": self.instance}
         found = self._ask("ssm", "get_command_invocation", until=until, unknown=_NOT_YET, **asked)
         return None if found.get("Status", "Pending") in _UNDER_WAY else found
@@ -115,9 +115,10 @@ class Machine:
     def _ask(
         self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
     ) -> dict[str, Any]:
-        """AWS's answer; nothing where it answers that what is asked about is not there, by a code of `unknown`.
+        """AWS's response; {} if it fails with one of the error codes in `unknown`.
 
-        What passes by itself is asked again, until then (PATIENCE from now on). Raises CommandError for the rest.
+        Retries transient failures until the time `until` (default: PATIENCE seconds from now). Raises CommandError for
+        all other failures.
         """
         until = time.monotonic() + PATIENCE if until is None else until
         while True:

@@ -1,4 +1,4 @@
-"""Regions and zones. A zone is named by its id, which means the same place in every account; its name does not."""
+"""Regions and zones. Zones are given by id, which means the same place in every account; a zone's name does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORT = {
 
 
 def short(settings: Settings) -> str:
-    """A region as zone ids write it: use1 for us-east-1. Raises SettingsError for what is no region's name."""
+    """A region's form in zone ids: use1 for us-east-1. Raises SettingsError for an invalid region name."""
     parts = _REGION.fullmatch(region(settings))
     if parts is None:
         raise SettingsError("region", region(settings), "an AWS region such as us-east-1")
@@ -30,7 +30,7 @@ def short(settings: Settings) -> str:
 
 
 def zone(settings: Settings) -> str:
-    """The zone of all nodes. Raises SettingsError for one of another region, or where none is given."""
+    """The zone of all nodes. Raises SettingsError if none is given, or if it is in another region."""
     given, prefix = settings.cloud.zone, short(settings)
     if not given and region(settings) == DEFAULT_REGION:
         return DEFAULT_ZONE
@@ -40,7 +40,7 @@ def zone(settings: Settings) -> str:
 
 
 def check_offer(settings: Settings, instance_type: str, provider: aws.Provider) -> None:
-    """Ask EC2 whether the zone has the type. Raises UsageError that names the zones that do."""
+    """Ask EC2 whether the zone has the type. Raises UsageError naming the zones that do."""
     offers = aws.ec2.get_instance_type_offerings(
         location_type="availability-zone-id",
         filters=[aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[instance_type])],

@@ -1,4 +1,4 @@
-"""Who may do what: the nodes' one identity ends the stack's own machines and uses its container, the operator reads."""
+"""Roles: the nodes' identity may deallocate the stack's machines and use its container; the operator may read blobs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ BLOB_CONTRIBUTOR = "ba92f5b4-2d11-453d-a403-e96b0029c9fe"
 BLOB_READER = "2a2b9908-6ea1-4ae2-8e65-a410df84e7d1"
 """Azure's own role Storage Blob Data Reader: list and read blobs."""
 ASSIGNED = ("may-end", "may-store", "may-read", "may-log")
-"""The assignments, by their names in the program."""
+"""Logical names of the role assignments."""
 ENDS_MACHINES = ("Microsoft.Compute/virtualMachines/read", "Microsoft.Compute/virtualMachines/deallocate/action")
-"""A role of our own: the narrowest of Azure's that may deallocate may start, restart and reconfigure as well."""
+"""Actions of the stack's own role: every built-in role that may deallocate may also start, restart and reconfigure."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a machine of the stack needs before it may be there."""
+    """What must exist before a machine is made."""
 
     identity: pulumi.Output[str]
-    """The id of the nodes' identity."""
+    """ARM id of the nodes' identity."""
     may_end: pulumi.Resource
-    """The right of that identity to deallocate machines. A machine that is made without it could not end itself, and
-    would be billed until somebody finds it."""
+    """Assignment that lets the identity deallocate machines. Machines depend on it: one made earlier could not stop
+    itself, and would be billed until somebody notices."""
 
 
 def declare_identity(base: Base, name: str) -> managedidentity.UserAssignedIdentity:
-    """An identity of the stack's own, that rights are then given to."""
+    """A user-assigned identity of the stack, without any role yet."""
     return managedidentity.UserAssignedIdentity(
         name,
         resource_name_=base.name(name),
@@ -50,7 +50,7 @@ def declare(base: Base, data: Data) -> Access:
     role = authorization.RoleDefinition(
         "role",
         role_definition_id=base.subscription.apply(lambda subscription: role_guid(subscription, unique)),
-        # Unique in the whole directory, so the subscription is part of it.
+        # A role's name is unique in the whole directory, so it includes the subscription.
         role_name=base.subscription.apply(lambda subscription: f"{base.name('role')}-{guid(subscription, unique)[:8]}"),
         description=f"Deallocate the machines of the Trainyard stack {base.settings.stack}",
         scope=base.group.id,
@@ -58,14 +58,14 @@ def declare(base: Base, data: Data) -> Access:
         permissions=[authorization.PermissionArgs(actions=list(ENDS_MACHINES))],
         opts=base.opts(),
     )
-    # Its type is said, or Azure would look for an identity that its directory may not have yet.
+    # With an explicit type Azure does not look the new identity up in its directory, where it may not be yet.
     nodes = Principal(identity.principal_id, "ServicePrincipal")
     operator = Principal(base.operator, base.operator_type)
     may_end = assign(base, "may-end", nodes, base.group.id, role.id)
     assign(base, "may-store", nodes, data.container.id, builtin(base, BLOB_CONTRIBUTOR))
-    # Whoever owns a subscription may still not list its blobs: that needs a right to data, and keys are off. Without it
-    # the audit could not tell an empty container from a full one. On the account, as flow logs have a container of
-    # their own. It stays with data that is kept, and goes with the account.
+    # Even a subscription's owner needs a data role to list blobs, as account keys are off. Without this one the audit
+    # could not tell an empty container from a full one. Its scope is the account, because flow logs have their own
+    # container. It is kept as long as the data is.
     assign(base, "may-read", operator, data.account.id, builtin(base, BLOB_READER), retain_on_delete=base.kept)
     return Access(identity.id, may_end)
 
@@ -79,17 +79,18 @@ class Principal:
 
 
 def role_guid(subscription: str, unique: str) -> str:
-    """The name of the stack's own role, by the stack's name with its id."""
+    """GUID of the stack's own role. `unique`: the stack's name with its id (naming.unique)."""
     return guid(subscription, unique, "role")
 
 
 def assignment_guid(logical: str, scope: str, principal: str) -> str:
-    """The name of an assignment: it has no tag, and is known as ours by this. Azure's capitals vary."""
+    """GUID of an assignment. Assignments have no tags: the audit knows ours by it. Azure varies the case of ids."""
+
     return guid(logical, scope.lower(), principal.lower())
 
 
 def builtin(base: Base, role: str) -> pulumi.Output[str]:
-    """The id of one of Azure's own roles."""
+    """The id of an Azure built-in role, given its GUID."""
     return base.subscription.apply(
         lambda subscription: f"/subscriptions/{subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
     )
@@ -98,7 +99,7 @@ def builtin(base: Base, role: str) -> pulumi.Output[str]:
 def assign(
     base: Base, logical: str, who: Principal, scope: pulumi.Output[str], role: pulumi.Output[str], **more: Any
 ) -> authorization.RoleAssignment:
-    """Give a role on a scope. `logical` is one of ASSIGNED: by it the audit knows the assignment as the stack's."""
+    """Assign a role on a scope. `logical` is one of ASSIGNED: the audit recognises the assignment by it."""
     names = pulumi.Output.all(scope, who.id)
     return authorization.RoleAssignment(
         logical,

@@ -1,4 +1,4 @@
-"""Is the Azure subscription fit for the stack? Asks; makes nothing."""
+"""Checks that the Azure subscription can hold the stack. Reads only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from infra.errors import UsageError
 
 RESOURCES, SUBSCRIPTIONS, SKUS = "2021-04-01", "2022-12-01", "2021-07-01"
 IMAGES, GALLERIES, PERMISSIONS = "2024-07-01", "2024-03-03", "2022-04-01"
-"""Versions of the interfaces that are asked."""
+"""API versions."""
 NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.Storage", "Microsoft.ManagedIdentity")
-"""Resource providers that a subscription has to register before their resources can be made in it. Those of resource
-groups, roles and budgets are registered in every subscription."""
+"""Resource providers that must be registered in the subscription. Those of resource groups, roles and budgets always
+are."""
 FLOW_LOG_NAMESPACE = "Microsoft.Insights"
-"""What flow logs need besides: without it Network Watcher writes none."""
+"""Flow logs need it as well: without it Network Watcher writes none."""
 ACTIONS = (
     *("Microsoft.Resources/subscriptions/resourceGroups/write", "Microsoft.Compute/virtualMachines/write"),
     *("Microsoft.Compute/galleries/images/versions/write", "Microsoft.Network/virtualNetworks/write"),
@@ -33,29 +33,29 @@ ACTIONS = (
     "Microsoft.Authorization/roleAssignments/write",
     "Microsoft.Authorization/roleDefinitions/write",
 )
-"""One of each kind of right that `up` needs."""
+"""A sample of the actions that `up` needs, at least one for each kind of resource."""
 
 
 FLOW_LOG_ACTION = "Microsoft.Network/networkWatchers/flowLogs/write"
 
 
 def namespaces(settings: Settings) -> tuple[str, ...]:
-    """The resource providers that `up` needs with these settings."""
+    """The resource providers that these settings need."""
     return (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
 
 
 def check(settings: Settings, arm: Arm | None = None) -> list[Finding]:
-    """All checks, in the order in which later ones need earlier ones; what is wrong at the top ends the list."""
+    """All checks. Later ones need earlier ones, so a failed sign-in ends the list."""
     return list(_findings(settings, arm))
 
 
 def cheap(settings: Settings, arm: Arm | None = None) -> list[Finding]:
-    """The checks that `up` begins with: the size exists in the region, and in the zone."""
+    """The check that `up` starts with: does the region, and the zone if one is set, offer the size?"""
     return [_size(settings, _skus(arm or Arm(subscription()), settings))]
 
 
 def offers(settings: Settings, arm: Arm | None = None) -> list[str]:
-    """Regions that offer the size to this subscription. ArmError where that cannot be asked."""
+    """Regions that offer the nodes' size to this subscription. Raises ArmError when Azure cannot be asked."""
     arm = arm or Arm(subscription())
     wanted, found = _name(settings), set()
     for item in arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS):
@@ -114,7 +114,7 @@ def _region(arm: Arm, settings: Settings) -> Iterator[Finding]:
 
 
 def _skus(arm: Arm, settings: Settings) -> dict[str, Sku]:
-    """Every machine size of the region, by its name in small letters."""
+    """Every machine size of the region, by its name in lower case."""
     wanted = {"$filter": f"location eq '{region(settings)}'"}
     listed = arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS, **wanted)
     return {item["name"].lower(): _sku(item) for item in listed if item.get("resourceType") == "virtualMachines"}
@@ -168,7 +168,7 @@ def _image(arm: Arm, settings: Settings) -> Iterator[Finding]:
         f"/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
     )
     mend = set_key("baseImage", '""', settings.stack)
-    # This listing is a plain list, without pages.
+    # This listing is a bare JSON list, without pages.
     listed = [item["name"] for item in arm.plain(path, IMAGES)]
     if version in listed:
         yield Finding("image", "ok", name)
@@ -203,7 +203,7 @@ def _rights(arm: Arm, settings: Settings) -> Iterator[Finding]:
 
 
 def _allows(entry: dict[str, Any], action: str) -> bool:
-    """One role's word: what it allows, less what it takes out again. A star stands for any text."""
+    """Whether one role allows an action: in `actions` and not in `notActions`, where * matches any text."""
     return _matches(entry.get("actions", []), action) and not _matches(entry.get("notActions", []), action)
 
 

@@ -1,8 +1,8 @@
-"""A client of Azure's management interface (ARM), for what Pulumi's provider cannot do: list, look at and delete what
-no state knows, and run a command inside a machine.
+"""A client of Azure's management API (ARM) for what Pulumi's provider cannot do: list, read and delete resources that
+are in no state, and run a command inside a machine.
 
-azure-core does the HTTP: request ids, retries (a 429 and a 503 say by Retry-After how long to wait), tokens, pages and
-long-running operations. What is here: one line for every way to fail, and an end for every wait.
+azure-core does the HTTP: request ids, retries (429 and 503 with Retry-After), tokens, pages and long-running
+operations. This module turns every failure into a one-line error and gives every wait a limit.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ ENDPOINT = "https://management.azure.com"
 SCOPE, STORAGE_SCOPE = "https://management.azure.com/.default", "https://storage.azure.com/.default"
 STORAGE_HEADERS = {"x-ms-version": "2021-12-02"}
 COMPUTE = "2024-11-01"
-"""Version of the Compute interface: the one that pulumi-azure-native 3.29 uses."""
+"""Version of the Compute API: the one that pulumi-azure-native 3.29 uses."""
 CONNECT_S, READ_S = 30, 120
-"""Seconds for a connection, and for each part of an answer."""
+"""Timeouts in seconds: to connect, and for each read."""
 DELETING_S = 3600.0
-"""Seconds that a deletion may take: a gallery version with replicas is the slowest."""
+"""Timeout of a deletion in seconds. A gallery version with replicas is the slowest."""
 
 
 class ArmError(OperationError):
-    """A request that Azure refused, or that did not reach it."""
+    """Azure refused a request, or could not be reached."""
 
 
 class _OneHost(policies.SansIOHTTPPolicy[HttpRequest, HttpResponse]):
-    """Refuse requests to another host: answers contain links, and the token must not go anywhere else."""
+    """Refuse requests to another host: responses contain links, and the token must not be sent anywhere else."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -52,7 +52,7 @@ class _OneHost(policies.SansIOHTTPPolicy[HttpRequest, HttpResponse]):
 
 
 class Arm:
-    """The management interface, as one caller and for one subscription."""
+    """The management API for one caller and one subscription."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Arm:
         wait: float = 10.0,
         retries: int = 6,
     ) -> None:
-        """`wait`: seconds between two looks at a long-running operation where Azure does not say how long."""
+        """`wait`: seconds between polls of a long-running operation when Azure gives no Retry-After."""
         self.subscription = f"/subscriptions/{subscription}"
         self._endpoint, self._who = endpoint or ENDPOINT, who or credential()
         self._wait, self._retries = wait, retries
@@ -76,20 +76,20 @@ class Arm:
         return PipelineClient(self._endpoint, policies=steps, connection_timeout=CONNECT_S, read_timeout=READ_S)
 
     def of(self, subscription: str) -> Arm:
-        """The same for another subscription."""
+        """The same client for another subscription."""
         return Arm(subscription, endpoint=self._endpoint, who=self._who, wait=self._wait, retries=self._retries)
 
     def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
-        """One resource. ArmError with Azure's own words when it cannot be had, UsageError without credentials."""
+        """One resource. Raises ArmError with Azure's message, UsageError without credentials."""
         return _parsed(self._send(self._request("GET", path, version, **query)))
 
     def get_if_there(self, path: str, version: str) -> dict[str, Any] | None:
-        """One resource, None where there is none."""
+        """One resource, or None if it does not exist."""
         response = self._send(self._request("GET", path, version), missing_ok=True)
         return None if response.status_code == 404 else _parsed(response)
 
     def plain(self, path: str, version: str) -> list[dict[str, Any]]:
-        """A listing that is a bare list, without pages: Compute's of its marketplace images."""
+        """A listing that is a bare JSON list without pages (Compute's marketplace images). Empty on a 404."""
         found = self._send(self._request("GET", path, version), missing_ok=True)
         return list(json.loads(found.text())) if found.status_code == 200 else []
 
@@ -103,15 +103,15 @@ class Arm:
         return list(ItemPaged(next_page, lambda page: (page.get("nextLink") or None, iter(page.get("value", [])))))
 
     def put(self, path: str, version: str, body: object) -> dict[str, Any]:
-        """Begin to make a resource; what Azure answers at once."""
+        """Begin to create a resource. Returns Azure's first response; does not wait."""
         return _parsed(self._send(self._request("PUT", path, version, body)))
 
     def post(self, path: str, version: str) -> None:
-        """Begin an action on a resource."""
+        """Begin an action on a resource; does not wait."""
         self._send(self._request("POST", path, version))
 
     def delete(self, path: str, version: str) -> None:
-        """Delete, and wait until it is done. A resource that is gone already is no error."""
+        """Delete a resource and wait until it is gone, at most DELETING_S. A missing resource is no error."""
         request, what = self._request("DELETE", path, version), f"DELETE {path}"
         started = self._run(request, missing_ok=True)
         if started.http_response.status_code not in (201, 202):
@@ -125,14 +125,14 @@ class Arm:
                 poller.wait(DELETING_S)
             except HttpResponseError as error:
                 by_location = "Azure-AsyncOperation" not in started.http_response.headers
-                if not (by_location and error.status_code == 404):  # a Location may go with the resource
+                if not (by_location and error.status_code == 404):  # a Location URL may vanish with the resource
                     raise
             if not poller.done():
                 raise ArmError(f"{what}: not done within {DELETING_S:.0f} s")
 
     def blobs(self, container: str) -> tuple[int, int]:
-        """(how many, bytes) of a container by its URL. Old versions and deleted blobs that can be had back are counted
-        too: they are billed."""
+        """(number of blobs, bytes) of a container by its URL. Counts old versions and soft-deleted blobs too, as they
+        are billed."""
         count, total, marker = 0, 0, ""
         while True:
             query = {"restype": "container", "comp": "list", "include": "versions,deleted", "marker": marker}
@@ -146,7 +146,7 @@ class Arm:
 
     @property
     def _tls(self) -> bool:
-        """Azure's own address has TLS; a stand-in on loopback need not."""
+        """Azure needs TLS; a test server on loopback does not."""
         return self._endpoint.startswith("https:")
 
     def _request(self, method: str, path: str, version: str, body: object = None, **query: str) -> HttpRequest:
@@ -157,9 +157,9 @@ class Arm:
         return response
 
     def _run(self, request: HttpRequest, *, missing_ok: bool = False, storage: bool = False) -> Any:
-        """The pipeline's answer, read to its end; with `missing_ok` a 404 is one, too.
+        """Send a request and return azure-core's pipeline response, fully read. `missing_ok`: return a 404 as well.
 
-        Raises ArmError for any other status that says no, UsageError without credentials.
+        Raises ArmError for any other status of 400 or more, UsageError without credentials.
         """
         client = self._storage if storage else self._arm
         what = f"{request.method} {urlsplit(request.url).path}"
@@ -174,10 +174,10 @@ class Arm:
 
 @contextmanager
 def _one_line(what: str) -> Iterator[None]:
-    """Turn azure-core's exceptions into ours, of one line that begins with what was asked."""
+    """Turn azure-core's exceptions into one-line errors that begin with `what`."""
     try:
         yield
-    except ClientAuthenticationError as error:  # also where there is no `az`
+    except ClientAuthenticationError as error:  # also raised when `az` is not installed
         raise UsageError(f"no Azure credentials that work: {_first_line(error)}; {SIGN_IN}") from None
     except HttpResponseError as error:
         if error.response is None:
@@ -189,7 +189,7 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def _parsed(response: Any) -> dict[str, Any]:
-    """The answer's JSON object; an empty one for an answer that has none."""
+    """The response's JSON object; {} if the body is empty or anything else."""
     try:
         found = json.loads(response.text() or "{}")
     except ValueError:
@@ -198,7 +198,7 @@ def _parsed(response: Any) -> dict[str, Any]:
 
 
 def _reason(response: Any) -> str:
-    """Azure's own words in an answer that says no."""
+    """Azure's error message, at most 400 characters."""
     error = _parsed(response).get("error")
     if isinstance(error, dict):
         return f"{error.get('code', '')}: {error.get('message', '')}"[:400]

@@ -1,4 +1,4 @@
-"""A budget of a month with an alarm. An alarm, not a switch: Azure reports costs with a delay of hours."""
+"""A monthly budget that sends e-mail. It stops nothing: Azure reports costs hours late."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from infra.clouds.dynamic_provider import PlainProvider
 
 
 class MonthProvider(PlainProvider):
-    """Create looks at the calendar, once; from then on the state has the answer."""
+    """Reads the calendar in create, once; later runs take the month from the state."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         today = datetime.datetime.now(datetime.UTC)
@@ -28,20 +28,20 @@ class MonthProvider(PlainProvider):
         return ReadResult(id_=id_, outs=props)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """Nothing: a month goes by itself."""
+        """Nothing to delete."""
 
 
 class Month(Resource, module="azure", name="Month"):
-    """The month in which something was made. `first` is its first day.
+    """The month in which something was made; `first` is its first day.
 
-    Azure takes a new budget only with the first day of the current month, so no day can be written down here; and a
-    program that looked at the calendar itself would replace the budget at each first of a month.
+    Azure accepts a new budget only if it starts on the first day of the current month, so the date cannot be fixed in
+    the program; and a program that computed it on each run would replace the budget every month.
     """
 
     first: pulumi.Output[str]
 
     def __init__(self, resource_name: str, *, of: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
-        """`of` is what the month is of: another one has a month of its own."""
+        """`of`: the id of the resource; another id gets a new month."""
         super().__init__(MonthProvider(), resource_name, {"of": of, "first": None}, opts)
 
 

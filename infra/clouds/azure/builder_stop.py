@@ -1,11 +1,11 @@
-"""The builder's end: sealed, switched off by itself, then deallocated, so that nothing of it runs.
+"""Stops the builder: wait until it has sealed itself and switched off, then deallocate it.
 
-Deallocated, not deleted: the machine stays in Pulumi's state as it is, so that the next `up`, `refresh` and `destroy`
-see what is there. A builder that was deleted behind Pulumi's back is gone at the next `refresh`, and the `up` after
-it would make and run a new one for nothing. What is left costs its disk (machine_types.BUILDER_DISK_GB, which the
-bill has), and counts against the quota with the few vCPUs that a builder has. A `poweroff` alone would go on to be
-billed. It ends before the snapshot, not after the image: a snapshot of a disk that nothing writes to is whole, and an
-image version takes up to an hour, for which nobody should pay a machine.
+A `poweroff` alone leaves the machine billed. It is deallocated and not deleted, because the next `refresh` would drop a
+deleted builder from the state, and the `up` after that would make and run a new one for nothing. Its disk is still
+billed (machine_types.BUILDER_DISK_GB, part of the bill) and its few vCPUs count against the quota.
+
+It stops before the snapshot, not after the image: the snapshot needs a disk that nothing writes to, and an image
+version takes up to an hour, for which the machine need not be paid.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 SEALING = 900.0
-"""Seconds for the builder to seal itself and switch off."""
+"""Timeout in seconds for the builder to seal itself and switch off."""
 
 
 class StopError(OperationError):
-    """A builder that was not sealed: no image may be made of it."""
+    """The builder was not sealed; no image may be made from it."""
 
 
 class StopProvider(OnceProvider):
-    """Create waits until the machine is off, then deallocates it."""
+    """Waits in create until the machine is off, then deallocates it."""
 
     machine = "incarnation"
 
@@ -41,7 +41,7 @@ class StopProvider(OnceProvider):
 
         def off() -> bool:
             state = machine.power()
-            if state == "deallocated":  # by somebody else, or by an `up` that failed here
+            if state == "deallocated":  # by somebody else, or by an earlier `up` that failed here
                 raise StopError(f"{name} is off, and there is no proof that it was sealed; {anew}")
             return state == "stopped"
 
@@ -54,7 +54,7 @@ class StopProvider(OnceProvider):
 
 
 class Stopped(Resource, module="azure", name="Stopped"):
-    """A machine that has switched itself off and is billed no more."""
+    """A machine that has switched itself off and been deallocated."""
 
     machine: pulumi.Output[str]
 
@@ -67,6 +67,7 @@ class Stopped(Resource, module="azure", name="Stopped"):
         incarnation: pulumi.Input[str],
         opts: pulumi.ResourceOptions,
     ) -> None:
-        """`name` is the machine's in the program, `machine` its ARM id, `incarnation` what only this one has."""
+        """`name`: the machine's logical name. `machine`: its ARM id. `incarnation`: an id that changes when the machine
+        is replaced."""
         inputs = {"name": name, "machine": machine, "incarnation": incarnation}
         super().__init__(StopProvider(), resource_name, inputs, opts)

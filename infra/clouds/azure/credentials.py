@@ -1,4 +1,4 @@
-"""Who asks Azure, and which subscription that works on: chosen as Pulumi's own provider chooses them."""
+"""Credentials and subscription, chosen by the same rules as in Pulumi's own provider."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from infra.state.ownership import Location
 
 SIGN_IN = "az login, then: az account set --subscription ...; or ARM_SUBSCRIPTION_ID and a service principal's ARM_*"
 AZ_S = 60
-"""Seconds that Azure's command line may take for an answer."""
+"""Timeout of an `az` command in seconds."""
 
 
 def credential() -> TokenCredential:
-    """The credential that the ARM_* variables name; `az login` where there are none. UsageError for ARM_USE_OIDC."""
+    """The credential that the ARM_* variables name, or `az login`'s without them. UsageError for ARM_USE_OIDC."""
     tenant, client = os.environ.get("ARM_TENANT_ID", ""), os.environ.get("ARM_CLIENT_ID", "")
     if tenant and client and (secret := os.environ.get("ARM_CLIENT_SECRET")):
         return ClientSecretCredential(tenant, client, secret)
@@ -33,7 +33,7 @@ def credential() -> TokenCredential:
 
 
 def subscription() -> str:
-    """The subscription's id. UsageError where none is chosen."""
+    """The subscription's id. Raises UsageError if none is chosen."""
     given = os.environ.get("ARM_SUBSCRIPTION_ID") or os.environ.get("AZURE_SUBSCRIPTION_ID")
     if given:
         return given
@@ -49,5 +49,5 @@ def subscription() -> str:
 
 
 def location(region: str) -> Location:
-    """Where the stack is made. Raises UsageError where no subscription is chosen."""
+    """Where the stack is made. Raises UsageError if no subscription is chosen."""
     return Location("azure", region, subscription())

@@ -1,4 +1,4 @@
-"""Where the data set and the checkpoints are kept beside the nodes: a storage account with one container."""
+"""The storage account and container that hold the data set and the checkpoints."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from infra.config.settings import PRIVATE
 
 CONTAINER = "data"
 FLOW_LOG_CONTAINER = "insights-logs-flowlogflowevent"
-"""Network Watcher makes this container in the account when flow logs are on: a blob an hour for each interface."""
+"""Network Watcher makes this container when flow logs are on, and writes one blob an hour for each interface."""
 FLOW_LOG_DAYS = 30
 KEPT_DAYS = 7
-"""What was overwritten or deleted can be had back for so long, as in the bucket of a stack on AWS."""
+"""Overwritten and deleted blobs can be restored for so many days, as in an AWS stack's bucket."""
 VERSION_DAYS = 1
-"""An old version is deleted so many days after it was written, and can then be had back for KEPT_DAYS more. Azure
-counts from when a version was written, not from when another replaced it, so a longer time here would promise nothing:
-of a checkpoint that is a week old and is deleted now, the version would go tonight."""
+"""An old version is deleted so many days after it was written, and can then be restored for KEPT_DAYS more. Azure
+counts from when the version was written, not from when it was replaced, so a longer time would not help: the version of
+a week-old checkpoint that is deleted now would go tonight anyway."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,15 @@ class Data:
 
     @property
     def url(self) -> pulumi.Output[str]:
-        """As fsspec's adlfs takes it."""
+        """The container's URL for fsspec's adlfs."""
         return pulumi.Output.concat("abfs://", CONTAINER, "@", self.account.name, ".dfs.core.windows.net")
 
 
 def declare(base: Base, net: Network) -> Data:
-    """No public blobs, no keys: who comes in has an identity, TLS 1.2, and an address of the nodes' or the admin's.
+    """The account takes no public blobs and no keys: access needs an identity, TLS 1.2, and an address of the nodes or
+    the admin.
 
-    What a node overwrites or deletes can be had back for a week: its role may delete blobs, but no version of one.
+    What a node overwrites or deletes can be restored for a week: its role may delete blobs, but no versions.
     """
     unique = base.unique
     account = storage.StorageAccount(
@@ -80,7 +81,7 @@ def declare(base: Base, net: Network) -> Data:
 
 
 def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
-    """Keep old versions and what was deleted for some days, and no longer: both are billed like other blobs."""
+    """Keep old versions and deleted blobs for some days only: they are billed like other blobs."""
     service = storage.BlobServiceProperties(
         "blobs",
         blob_services_name="default",
@@ -130,18 +131,17 @@ def _rule(
 
 
 def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
-    """The subnet's id, once the subnet is there, without the account's depending on it in Pulumi's state.
+    """The subnet's id, once the subnet is made, but without a dependency of the account on it in Pulumi's state.
 
-    `pulumi destroy --exclude` of the account keeps all that it depends on, and depends_on is no different: through the
-    subnet that would be the NAT gateway and its address, which cost, for data that needs neither. Azure itself wants
-    the subnet first (it looks at its service endpoint), and lets it go first: a subnet that is deleted is taken out
-    of the account's rules, and the account works on for the admin's network. The next `up --refresh` sees that the
-    rule lacks and puts it back, with the new subnet.
+    `pulumi destroy --exclude` of the account keeps all that it depends on: through the subnet that would be the NAT
+    gateway and its address, which cost and which the data does not need. Azure itself requires only that the subnet is
+    made first (it checks the service endpoint). When the subnet is deleted, Azure removes it from the account's rules,
+    and the account still works for the admin's network. The next `up --refresh` restores the rule with the new subnet.
     """
     subscription = base.subscription.future()
 
     async def waited() -> str:
-        # Not known in the preview before it is made; then what it is going to be.
+        # Unknown in a preview before the subnet is made: then use the id that it will have.
         own = f"virtualNetworks/{base.name('network')}/subnets/{base.name('subnet')}"
         group = f"/subscriptions/{await subscription}/resourceGroups/{group_name(base.unique)}"
         return await net.subnet.id.future() or f"{group}/providers/Microsoft.Network/{own}"
@@ -150,9 +150,9 @@ def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
 
 
 def ip_rules(admin: ipaddress.IPv4Network | None) -> list[str]:
-    """The admin's network as a storage account takes it: a single address without its /32, a /31 as its two.
+    """The admin's network in a storage account's form: a single address without /32, a /31 as two addresses.
 
-    A private network cannot be named there: its user works from the nodes, or through a public address.
+    Empty for a private network, which Azure refuses there: its users work from the nodes or a public address.
     """
     if admin is None or any(admin.subnet_of(private) for private in PRIVATE):
         return []

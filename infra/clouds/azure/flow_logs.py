@@ -1,4 +1,4 @@
-"""Flow logs of the network, written into the stack's storage account by an identity that may do nothing else."""
+"""Flow logs of the network, written into the stack's storage account by an identity with no other rights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from infra.clouds.azure.network import Network
 
 
 def declare(base: Base, net: Network, data: Data) -> None:
-    """Log the VNet's traffic. The account takes no keys, so Network Watcher comes with an identity of its own: not with
-    the nodes', which could then change the logs. Azure makes one watcher per region by itself.
+    """Log the VNet's traffic. The account takes no keys, so Network Watcher gets its own identity; with the nodes' one,
+    the nodes could change the logs. Azure itself makes one Network Watcher per region.
     """
     identity = access.declare_identity(base, "flow-logs-identity")
-    # On the account, as the container is not there before the first log.
+    # Its scope is the account, as the container does not exist before the first log.
     writer = access.Principal(identity.principal_id, "ServicePrincipal")
     may_log = access.assign(base, "may-log", writer, data.account.id, access.builtin(base, access.BLOB_CONTRIBUTOR))
     network.FlowLog(
         "flow-logs",
-        flow_log_name=f"trainyard-{base.unique}-flow-logs",  # in a group of Azure's own, where others have theirs
+        flow_log_name=f"trainyard-{base.unique}-flow-logs",  # unique, as Azure's group has other stacks' logs too
         network_watcher_name=f"NetworkWatcher_{base.location}",
         resource_group_name="NetworkWatcherRG",
         location=base.location,
@@ -31,8 +31,7 @@ def declare(base: Base, net: Network, data: Data) -> None:
         ),
         enabled=True,
         format=network.FlowLogFormatParametersArgs(type="JSON", version=2),
-        # Off: Network Watcher would write a lifecycle policy of its own over the account's (data.py), which
-        # removes old logs as well.
+        # Off: otherwise Network Watcher replaces the account's lifecycle policy (data.py), which removes old logs too.
         retention_policy=network.RetentionPolicyParametersArgs(days=0, enabled=False),
         tags=base.tags,
         opts=base.opts(depends_on=[may_log]),

@@ -1,9 +1,9 @@
-"""The golden image as a stage of its own: builder -> gate -> seal -> stop -> snapshot -> version.
+"""The golden image, made in stages: builder -> gate -> seal -> stop -> snapshot -> version.
 
-Every name carries the image's key, or the start of it. A changed bootstrap has another key, so it makes a new builder
-and a new image, and what belonged to the old one goes when the new one is there; the nodes keep their disks. The
-builder is a small machine of the nodes' series: an image learns there whether its disks are NVMe, and a Trusted Launch
-machine cannot change that.
+Every name contains the image's key or its start. A changed bootstrap has another key and so makes a new builder and
+image; the old ones are deleted when the new image is there, and the nodes keep their disks. The builder is a small
+machine of the nodes' series, because an image is baked for NVMe or SCSI disks, and a Trusted Launch machine cannot
+change between them.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from infra.config.settings import Settings
 from infra.config.values import SettingsError
 
 DEFAULT_BASE = "Canonical:ubuntu-24_04-lts:server:24.04.202609040"
-"""Ubuntu 24.04 for Trusted Launch and NVMe, at one version: `latest` would bake a version that was never chosen."""
+"""Ubuntu 24.04 for Trusted Launch and NVMe. A fixed version: with `latest` the base would change unnoticed."""
 NODES_PER_REPLICA = 20
-"""So many machines at once one replica of an image serves well, says Azure."""
+"""Azure's recommendation: one image replica for each 20 machines that start at once."""
 _SCRIPTS = Path(__file__).with_name("scripts")
 _KEY = re.compile(r"/images/[^/]*-([0-9a-f]{16})/versions/")
 _URN = re.compile(r"[A-Za-z0-9_-]+:[A-Za-z0-9._-]+:[A-Za-z0-9._-]+:[0-9]+(\.[0-9]+){2}")
 
 
 def script(name: str) -> str:
-    """A script that is run inside a machine."""
+    """The text of a script in scripts/, which runs inside a machine."""
     return (_SCRIPTS / name).read_text()
 
 
 def last_resort() -> str:
-    """The script in the builder's user data that sets its end. Without comments, as user data has a limit."""
+    """The script in the builder's user data that limits its life. Comments are removed: user data has a size limit."""
     program = (user_data.BOOTSTRAP / "azure-xeon/deallocate.py").read_text().rstrip()
     return user_data.without_comments(script("last_resort.sh").replace("@PROGRAM@", program))
 
 
 def base_image(settings: Settings) -> str:
-    """`publisher:offer:sku:version`. Raises SettingsError for another form, or no version."""
+    """`publisher:offer:sku:version`. Raises SettingsError for another form, or without a version."""
     urn = settings.cloud.base_image or DEFAULT_BASE
     if not _URN.fullmatch(urn):
         raise SettingsError(
@@ -57,9 +57,9 @@ def base_image(settings: Settings) -> str:
 
 
 def key(settings: Settings) -> str:
-    """The image's key: of the one that is baked, or of the one that was asked for, which is part of its id."""
+    """The image's key: computed from what is baked, or, for a given image, taken from its id."""
     if settings.image == "bake":
-        # What is sealed makes another image too, and so does the series: disks are NVMe there or are not.
+        # seal.sh and the builder's series (NVMe or SCSI) change the image, so both are part of the key.
         builder = machine_types.of(settings).builder
         return user_data.image_key(settings, base_image(settings), script("seal.sh"), builder)
     found = _KEY.search(settings.image)
@@ -83,14 +83,14 @@ class Golden:
     id: pulumi.Output[str]
     key: str
     made: tuple[pulumi.Resource, ...]
-    """What a node has to wait for; nothing for an image that is there already."""
+    """What a node depends on; empty for an image that already exists."""
 
 
 def declare(base: Base, net: Network, own: Access) -> Golden:
     settings, name = base.settings, key(base.settings)
     if settings.image != "bake":
         return Golden(pulumi.Output.from_input(settings.image), name, ())
-    # The start of it is enough for names: with all of it, the longest machine's would have more than 64 characters.
+    # Only its start: a name with the whole key could be longer than a machine's 64 characters.
     stage = name[:12]
     builder = _builder(base, net, own, stage, name)
     sealed = _sealed(base, builder, stage, name)
@@ -110,10 +110,10 @@ def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> co
         storage="StandardSSD_LRS",
         disk_gb=machine_types.BUILDER_DISK_GB,
         user_data=user_data.packed(user_data.for_bake(settings, name, last_resort=last_resort())),
-        # It installs from the outside: without a NAT gateway through an address of its own.
+        # The bootstrap downloads packages: without a NAT gateway it needs a public address of its own.
         public=_builder_address(base, stage),
     )
-    # Limits and keys are no part of an image: changed, they must not bake it again. What is has another key.
+    # Ignore changes of limits and SSH keys, which are not part of the image; everything that is changes the key.
     kept = ["osProfile", "hardwareProfile", "storageProfile.imageReference", "storageProfile.osDisk"]
     opts = pulumi.ResourceOptions(
         ignore_changes=kept, delete_before_replace=True, custom_timeouts=pulumi.CustomTimeouts(create="30m")
@@ -126,7 +126,7 @@ def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
 
 
 def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:
-    """The builder, ready by its bootstrap's own record, then sealed (no keys, no identity), then off."""
+    """Wait for the bootstrap's record that the builder is ready, seal it (removes keys and identity), stop it."""
     gate = Command(
         f"gate-{stage}",
         name="gate",
@@ -135,7 +135,7 @@ def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) 
         location=base.location,
         script=script("gate.sh"),
         seconds=5400,
-        wanted=name,  # the record is of the image that was asked for
+        wanted=name,  # the record must name the image that was asked for
         builder=True,
         opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="2h")),
     )
@@ -145,7 +145,7 @@ def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) 
         machine=builder.id,
         incarnation=builder.vm_id,
         location=base.location,
-        # Behind the gate once more: a builder that was stopped in between bakes again when it is started.
+        # Run the gate again: a builder that was stopped in between bakes again when it is started.
         script=f"bash -s <<'GATE' || exit 1\n{script('gate.sh')}GATE\n{script('seal.sh')}",
         seconds=5400,
         wanted="sealing",
@@ -162,11 +162,11 @@ def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) 
 
 
 def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
-    # By the name that it was given. Azure's own answer varies in capitals, and another spelling, which a refresh
-    # brings, must not look like another disk.
+    # The id from the name that we gave. Azure returns ids in varying case, and after a refresh another spelling would
+    # look like another disk.
     disk_name = vm.disk_name(base, f"builder-{stage}")
     disk = pulumi.Output.concat(base.group.id, "/providers/Microsoft.Compute/disks/", disk_name)
-    # Of this very builder: one that was replaced has a disk of the same name, and needs another snapshot.
+    # A replaced builder's disk has the same name but needs a new snapshot, so the name includes the VM's own id.
     own = builder.vm_id.apply(lambda incarnation: base.name(f"snapshot-{stage}-{incarnation[:8]}"))
     return compute.Snapshot(
         f"snapshot-{stage}",
@@ -195,7 +195,7 @@ def _gallery(base: Base) -> compute.Gallery:
 
 
 def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> compute.GalleryImage:
-    """Of a generalised Trusted Launch image of generation 2, which NVMe sizes may use as well as others."""
+    """A generalised Trusted Launch image of generation 2, for NVMe and SCSI sizes."""
     return compute.GalleryImage(
         f"definition-{stage}",
         gallery_image_name=f"trainyard-{name}",
@@ -208,7 +208,7 @@ def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> 
         architecture="x64",
         identifier=compute.GalleryImageIdentifierArgs(publisher="trainyard", offer=base.settings.stack, sku=name),
         features=[
-            # Not TrustedLaunchSupported: the snapshot is of a Trusted Launch machine, with its guest state.
+            # Not TrustedLaunchSupported: the snapshot comes from a Trusted Launch machine and has its guest state.
             compute.GalleryImageFeatureArgs(name="SecurityType", value="TrustedLaunch"),
             compute.GalleryImageFeatureArgs(name="DiskControllerTypes", value="SCSI, NVMe"),
             compute.GalleryImageFeatureArgs(name="IsAcceleratedNetworkSupported", value="True"),
@@ -241,11 +241,11 @@ def _version(
         safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
         tags=base.tags,
         opts=base.opts(
-            # Another builder is another image, and nothing else is. Not replace_on_changes of what it is made from: a
-            # refresh brings Azure's own spelling of ids and its defaults, and an image takes an hour to make.
+            # Replace the image only for another builder. No replace_on_changes on its source: a refresh brings Azure's
+            # spelling of ids and its defaults, and an image takes an hour to make.
             replacement_trigger=builder.vm_id,
             delete_before_replace=True,
-            # 20 to 60 minutes are usual.
+            # It usually takes 20 to 60 minutes.
             custom_timeouts=pulumi.CustomTimeouts(create="2h", update="2h", delete="60m"),
         ),
     )

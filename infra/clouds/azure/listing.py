@@ -1,8 +1,8 @@
-"""Everything of a stack in its subscription: what carries its tag, and what lies in a resource group that does.
+"""Lists a stack's resources in its subscription: whatever carries its tag, and everything in its resource groups.
 
-A group with the stack's tag was made by the stack, and what is in it belongs to it (a disk that came with a
-machine has no tag of its own), unless it carries the tag of another stack, or the id of another of the same name. A
-group of another stack of the same name is listed as one thing, and not looked into.
+The stack made the groups that carry its tag, so their content belongs to it (a disk made with a machine has no tag),
+unless it carries another stack's tag, or the id of another stack of the same name. A group of another stack of the
+same name is listed as one item and not searched.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ GROUP = "resource group"
 
 @dataclass(frozen=True)
 class Kind:
-    """One type of resource, as ARM and as the audit name it."""
+    """A type of resource, with its name in ARM and in the audit."""
 
     type: str
-    """In small letters, as ARM's spelling varies."""
+    """In lower case, as ARM varies the case."""
     name: str
     version: str
-    """Of the interface: those that pulumi-azure-native 3.29 uses."""
+    """API version: the one that pulumi-azure-native 3.29 uses."""
 
 
 KINDS = (
-    # In Azure's own NetworkWatcherRG; what they are of and what they are kept in go after them.
+    # Flow logs are in Azure's own NetworkWatcherRG; they go before their VNet and storage account.
     Kind("microsoft.network/networkwatchers/flowlogs", "flow log", "2024-05-01"),
     Kind("microsoft.compute/virtualmachines", "machine", "2024-11-01"),
     Kind("microsoft.network/networkinterfaces", "network interface", "2024-05-01"),
@@ -53,10 +53,10 @@ KINDS = (
     Kind("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
     Kind("microsoft.storage/storageaccounts", "storage account", "2024-01-01"),
 )
-"""In the order in which they can be removed; then what has no tags (infra.clouds.azure.untagged), and the groups."""
+"""In the order of removal; then come resources without tags (infra.clouds.azure.untagged), then the groups."""
 ORDER = (*(kind.name for kind in KINDS), *untagged.VERSIONS, "other", GROUP)
 VERSIONS = {**{kind.name: kind.version for kind in KINDS}, **untagged.VERSIONS, GROUP: RESOURCES}
-"""Of the interface that removes a thing, by its kind."""
+"""API version for the removal of each kind."""
 _BY_TYPE = {kind.type: kind for kind in KINDS}
 _INSIDE_A_MACHINE = ("microsoft.compute/virtualmachines/extensions", "microsoft.compute/virtualmachines/runcommands")
 
@@ -73,7 +73,7 @@ def groups(arm: Arm, stack: str) -> list[dict[str, Any]]:
 
 
 def resources(arm: Arm, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Everything with the tag, wherever it lies, and everything in the groups that are the stack's `own`; each once."""
+    """Everything with the stack's tag, in any group, and everything in the stack's `own` groups; each once."""
     wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
     listed = arm.every(f"{arm.subscription}/resources", RESOURCES, **{"$filter": wanted})
     found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
@@ -84,7 +84,7 @@ def resources(arm: Arm, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[
 
 
 def find(arm: Arm, claim: Claim) -> list[LiveResource]:
-    """Everything that carries the stack's name, the groups last; a kind that cannot be looked at is there as unseen."""
+    """Everything with the stack's name, groups last. A kind that cannot be listed is returned as unseen."""
     tagged = groups(arm, claim.stack)
     own = [group for group in tagged if not claim.whose(group["tags"])]
     others = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged if group not in own}
@@ -101,7 +101,7 @@ def find(arm: Arm, claim: Claim) -> list[LiveResource]:
 
 
 def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
-    """In somebody else's group all is theirs but what carries our id."""
+    """Whether an item belongs to another stack. In another stack's group everything does but what carries our id."""
     tags = item.get("tags") or {}
     return ID_TAG not in tags or bool(claim.whose(tags))
 
@@ -120,21 +120,21 @@ def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
     try:
         said = _DETAILS[kind.name](arm, item, kind.version) if kind.name in _DETAILS else Detail()
     except ArmError as error:
-        # It is there, and its price is not known; what a storage account holds is then taken for something.
+        # It exists, but its price is unknown; a storage account that cannot be read is treated as not empty.
         said = Detail(f"cannot be looked at: {error}", None, "what cannot be read" if "storage" in kind.name else "")
     what = f"{name} {said.what}".strip()
     return LiveResource(kind.name, what, owner, identifier, usd_per_hour=said.usd, holds=said.holds, ours=ours)
 
 
 def _short(item: dict[str, Any]) -> str:
-    """A gallery's version is nothing without the names above it."""
+    """The name without its type; a gallery version's includes the gallery and the image."""
     parts = item["id"].split("/providers/")[-1].split("/")
     return "/".join(parts[2::2])
 
 
 @dataclass(frozen=True)
 class Detail:
-    """What the listing alone does not say."""
+    """What only a second request for the resource tells."""
 
     what: str = ""
     usd: float | None = 0.0
@@ -154,7 +154,7 @@ def _machine(arm: Arm, item: dict[str, Any], version: str) -> Detail:
     states = [status["code"] for status in properties.get("instanceView", {}).get("statuses", [])]
     state = next((code.partition("/")[2] for code in states if code.startswith("PowerState/")), "unknown")
     sku = f"{size}/spot" if properties.get("priority") == "Spot" else size
-    # Stopped from inside still costs: only a deallocated machine does not.
+    # A machine that was powered off from inside is still billed; only a deallocated one is not.
     return Detail(f"{size} {state}", 0.0 if state == "deallocated" else _price(item, sku))
 
 
@@ -164,7 +164,7 @@ def _disk(arm: Arm, item: dict[str, Any], version: str) -> Detail:
     try:
         price = _price(item, f"managed-disk-{machine_types.tier(storage, size)}")
     except (KeyError, StopIteration):
-        price = None  # a kind of disk, or a size, that the table does not know
+        price = None  # a disk type or size that is not in the table
     return Detail(f"{size} GB {storage}", price)
 
 

@@ -1,4 +1,4 @@
-"""What is known of Azure's machine sizes, and what follows from it for disks.
+"""Facts about Azure's machine sizes, and about disks for them.
 
 Sources: Microsoft's pages of the Dv5, Dsv6 and Dsv7 series (MicrosoftDocs/azure-compute-docs, 2026) and of
 "VM vCore Customization" there. Sizes of up to 32 vCPUs only: each is one NUMA node, so a rank has the whole machine.
@@ -14,37 +14,38 @@ from infra.machine import Machine
 
 DEFAULT = "Standard_D32s_v6"
 BUILDER_DISK_GB = 64
-"""Disk of the machine that an image is baked on: a bake fills about 16 GB. A node's disk cannot be smaller."""
+"""Disk of the builder, in GiB: a bake fills about 16 GB. A node's disk cannot be smaller."""
 MOST_DISK_GB = 4095
 """The largest disk that Azure boots from, in GiB."""
 _TIERS = {32: 4, 64: 6, 128: 10, 256: 15, 512: 20, 1024: 30, 2048: 40, 4096: 50}
-"""Azure bills a managed disk as the next larger of these sizes, in GiB; the number is the tier's: P15, E15."""
+"""Azure bills a managed disk as the next larger of these sizes in GiB. Value: the number in the tier's name, as in P15
+and E15."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Machine):
-    """One size of machine, and what Azure does with it. Its vCPUs are hyperthreads, two to a core."""
+    """A machine size. Its vCPUs are hyperthreads, two to a core."""
 
     processor: str
     nvme: bool
-    """Whether its disks are NVMe, and nothing else; SCSI otherwise."""
+    """Disks are NVMe only; otherwise SCSI."""
     premium: bool
-    """Whether it takes Premium SSDs."""
+    """Whether it can have Premium SSDs."""
     one_thread: bool
-    """Whether hyperthreading can be switched off, by vCPUsPerCore."""
+    """Whether vCPUsPerCore can switch hyperthreading off."""
     builder: str
-    """A small size of the same series, that images for this one are baked on."""
+    """A small size of the same series, on which images for this one are baked."""
 
     @property
     def storage(self) -> str:
-        """The kind of a node's disk: the fastest that the size takes."""
+        """The disk type of a node: the fastest that the size supports."""
         return "Premium_LRS" if self.premium else "StandardSSD_LRS"
 
 
 def _series(name: str, *vcpus: int, processor: str, modern: bool) -> list[Size]:
-    """The sizes of a series, `name` with {} for the vCPUs. A modern one has AMX on every machine, NVMe, Premium SSDs.
+    """The sizes of a series; `name` has {} for the vCPUs. `modern`: AMX on every machine, NVMe, Premium SSDs.
 
-    "Most VM families" can switch hyperthreading off, says the documentation; it does not name the v5 series.
+    The documentation says that hyperthreading can be switched off on "most VM families", without naming the v5 series.
     """
     return [
         Size(
@@ -74,7 +75,7 @@ SIZES = {
 
 
 def of(settings: Settings) -> Size:
-    """The nodes' size. Raises SettingsError for one that is not known here, naming those that are."""
+    """The nodes' size. Raises SettingsError for an unknown one, and lists the known ones."""
     name = settings.cloud.instance_type or DEFAULT
     if name not in SIZES:
         raise SettingsError("instanceType", name, f"one of {', '.join(SIZES)}, or empty for {DEFAULT}")
@@ -82,13 +83,13 @@ def of(settings: Settings) -> Size:
 
 
 def tier(storage: str, gb: int) -> str:
-    """What a managed disk of `gb` GiB is billed as: P15, E6."""
+    """The billing tier of a managed disk of `gb` GiB, such as P15 or E6."""
     letter = {"Premium_LRS": "P", "StandardSSD_LRS": "E"}[storage]
     return f"{letter}{next(number for most, number in _TIERS.items() if gb <= most)}"
 
 
 def amx_warning(size: Size) -> str:
-    """What a size without certain AMX means for training; empty for one with it."""
+    """A warning about training speed on a size that may lack AMX; empty for one that has it."""
     if size.amx:
         return ""
     return (

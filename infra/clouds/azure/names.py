@@ -1,4 +1,4 @@
-"""What every resource of a stack on Azure has in common: the provider, the resource group, names and tags."""
+"""What all Azure resources of a stack share: provider, resource group, names and tags."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from infra.config.settings import Settings
 
 DEFAULT_REGION = "eastus"
 USER = "trainyard"
-"""The user of bootstrap/cloud-config.yaml, and the administrator that Azure wants a machine to have."""
+"""The user in bootstrap/cloud-config.yaml, and the administrator that Azure requires on a machine."""
 AZURE_CLI = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
-"""Azure's command line as an application: whoever has signed in through it is a person."""
+"""Application id of `az`: whoever signed in through it is a person."""
 
 
 def region(settings: Settings) -> str:
@@ -27,50 +27,50 @@ def region(settings: Settings) -> str:
 
 
 def name(stack: str, logical: str) -> str:
-    """A resource's name in the stack's own group: the same at each `up`, so that what a killed one has left is found.
+    """A resource's name in the stack's group: the same on each `up`, so that leftovers of an interrupted one are found.
 
-    A stack's name has 32 characters at most, so these have 64 at most, which is what Azure allows a Linux machine.
+    A stack's name has at most 32 characters, so this has at most 64: Azure's limit for a Linux machine.
     """
     return f"trainyard-{stack}-{logical}"
 
 
 def group_name(unique: str) -> str:
-    """Of the resource group that everything is in. `unique`: the stack's name with its id (naming.unique)."""
+    """The name of the stack's resource group. `unique`: the stack's name with its id (naming.unique)."""
     return f"trainyard-{unique}"
 
 
 def gallery_name(unique: str) -> str:
-    """Of the gallery, which a subscription has once: letters, digits, dots and underscores."""
+    """The gallery's name, unique in a subscription: letters, digits, dots and underscores only."""
     return f"trainyard_{unique.replace('-', '_')}"
 
 
 def account_name(subscription: str, unique: str) -> str:
-    """Of the storage account: 3-24 of a-z and 0-9, and nobody else's in all of Azure.
+    """The storage account's name: 3-24 of a-z and 0-9, unique in all of Azure.
 
-    The start of the stack's name is for people; a hash of the subscription and the unique name makes it one's own.
+    It starts with the stack's name, for people; a hash of the subscription and `unique` makes it unique.
     """
     own = hashlib.sha256(f"{subscription}/{unique}".encode()).hexdigest()[:12]
     return f"ty{re.sub('[^a-z0-9]', '', unique)[:10]}{own}"
 
 
 def guid(*parts: str) -> str:
-    """A GUID for what Azure names by one; the same parts give the same."""
+    """A GUID computed from `parts`, for resources that Azure names by GUID."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join(("trainyard", *parts))))
 
 
 @dataclass(frozen=True)
 class Base:
-    """Handed to every part of the cluster."""
+    """What every part of the cluster needs."""
 
     settings: Settings
     provider: azure.Provider
     subscription: pulumi.Output[str]
-    """The subscription's id. Known at preview: asking for it makes nothing."""
+    """The subscription's id. Known at preview, as it is only read."""
     group: resources.ResourceGroup
     operator: pulumi.Output[str]
-    """The directory's id of the user who runs the program."""
+    """Directory (object) id of the user who runs the program."""
     operator_type: pulumi.Output[str]
-    """User or ServicePrincipal, as a role assignment wants it."""
+    """User or ServicePrincipal, for role assignments."""
 
     @property
     def location(self) -> str:
@@ -82,24 +82,24 @@ class Base:
 
     @property
     def unique(self) -> str:
-        """The stack's name with its id: for what a subscription, or all of Azure, has once."""
+        """The stack's name with its id: for names that must be unique in the subscription or in all of Azure."""
         return naming.unique(self.settings.stack, self.settings.stack_id)
 
     def name(self, logical: str) -> str:
         return name(self.settings.stack, logical)
 
     def opts(self, **more: Any) -> pulumi.ResourceOptions:
-        """Options of a resource of Azure's: the stack's one provider, and what it needs beside."""
+        """Options for an Azure resource: the stack's provider, and `more`."""
         return pulumi.ResourceOptions(provider=self.provider, **more)
 
     @property
     def kept(self) -> bool:
-        """Whether the data outlives the cluster, and with it the group that it is in."""
+        """Whether the data, and the group with it, outlive the cluster."""
         return self.settings.cloud.keep_data
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> Base:
-    """The provider, with these options, and the resource group that all the rest goes into."""
+    """Declare the provider, with these options, and the resource group for everything else."""
     location = region(settings)
     provider = azure.Provider("azure", location=location, disable_pulumi_partner_id=True, opts=opts)
     client = authorization.get_client_config_output(opts=pulumi.InvokeOptions(provider=provider))
@@ -114,8 +114,8 @@ def declare(settings: Settings, opts: pulumi.ResourceOptions) -> Base:
 
 
 def _type(client: str) -> str:
-    """What a caller is by the application that it has signed in with. A service principal's, also one that has signed
-    in through `az`, and a managed identity's application is itself. A wrong type is refused (UnmatchedPrincipalType),
-    and pulumi-azure-native takes one that is left out for User.
+    """The caller's type, from the application it signed in with: `az` means a user. A service principal (also one that
+    signed in through `az`) and a managed identity have themselves as the application. Azure refuses a wrong type
+    (UnmatchedPrincipalType), and pulumi-azure-native takes a missing one for User.
     """
     return "User" if client == AZURE_CLI else "ServicePrincipal"

@@ -1,4 +1,4 @@
-"""The network: a VNet around the cluster's subnet, who may reach it, and its way out."""
+"""The network: a VNet with the cluster's subnet, its firewall rules, and its outbound route."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Network:
 
 
 def vnet_cidr(settings: Settings) -> str:
-    """The /16 around the subnet; the subnet itself where it is as large."""
+    """The /16 around the subnet, or the subnet itself if it is that large."""
     return str(settings.cidr.supernet(new_prefix=min(VNET_PREFIX, settings.cidr.prefixlen)))
 
 
 def has_nat_gateway(settings: Settings) -> bool:
-    """Whether nodes without a public address need a way out. The head has an address; a single node is the head."""
+    """Whether a NAT gateway is needed: it is for nodes without a public address. The head always has one."""
     return settings.cloud.public_nodes == "head" and settings.nodes > 1
 
 
@@ -48,7 +48,7 @@ def declare(base: Base) -> Network:
         address_prefix=str(base.settings.cidr),
         network_security_group=network.NetworkSecurityGroupArgs(id=group.id),
         nat_gateway=network.SubResourceArgs(id=gateway.id) if gateway else None,
-        # The way out is declared: the NAT gateway, or each machine's own address.
+        # Outbound access is explicit: the NAT gateway, or each machine's own address.
         default_outbound_access=False,
         service_endpoints=[network.ServiceEndpointPropertiesFormatArgs(service="Microsoft.Storage")],
         opts=base.opts(),
@@ -57,7 +57,7 @@ def declare(base: Base) -> Network:
 
 
 def address(base: Base, logical: str) -> network.PublicIPAddress:
-    """A public address that stays. Standard: Basic ones were retired in 2025, and let everything in."""
+    """A static public address. Standard SKU: Basic was retired in 2025, and let all traffic in."""
     return network.PublicIPAddress(
         logical,
         public_ip_address_name=base.name(logical),
@@ -86,9 +86,9 @@ def _nat_gateway(base: Base) -> network.NatGateway:
 
 
 def _security_group(base: Base) -> network.NetworkSecurityGroup:
-    """SSH from the admin's network, everything among the nodes, and nothing else comes in.
+    """Allow SSH from the admin's network and all traffic among the nodes; deny everything else inbound.
 
-    The last rule is there because Azure's own let the whole VNet and its load balancers in.
+    The last rule overrides Azure's default rules, which let in the whole VNet and the load balancer.
     """
     subnet, admin = str(base.settings.cidr), str(base.settings.cloud.admin_cidr)
     return network.NetworkSecurityGroup(

@@ -1,4 +1,4 @@
-"""The nodes: N machines of the golden image, close together, each with its fixed address."""
+"""The nodes: N machines of the golden image, placed close together, each with a fixed address."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def is_public(base: Base, index: int) -> bool:
 
 
 def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
-    """A node keeps the image and the user data that it began with, unless its replacement is asked for.
+    """A node keeps its image and user data until replacement is asked for (replaceNodes).
 
-    What Azure cannot change on a machine replaces it in either case. The old one goes first: the interface, with the
-    address, is one.
+    A change that Azure cannot make on a machine replaces it in any case. The old machine is deleted first, because its
+    network interface, which has the address, can be attached to one machine only.
     """
     own = ["osProfile", "storageProfile.imageReference"]
-    # What the program itself changes in those: Azure adds defaults of its own beside them, which a refresh brings.
+    # Only the fields that the program changes: Azure adds defaults beside them, which a refresh would show as changes.
     changing = ["osProfile.customData", "osProfile.linuxConfiguration.ssh", "storageProfile.imageReference.id"]
     replace = base.settings.cloud.replace_nodes
     return pulumi.ResourceOptions(
@@ -95,7 +95,7 @@ def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
 
 
 def _host_key(base: Base, node: compute.VirtualMachine, host: str) -> pulumi.Output[str]:
-    """Read through the machine's agent, so that the first SSH connection already knows whom to expect."""
+    """Read through the Azure agent, so that the first SSH connection can already check the host key."""
     return Command(
         f"{host}-key",
         name="host-key",

@@ -1,4 +1,4 @@
-"""What of a stack exists in its Azure subscription, whatever any state says; and a sweep of what the state lacks."""
+"""Finds what a stack has in its Azure subscriptions, independent of any state, and removes what no state contains."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from infra.state.ownership import Claim
 
 
 def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None) -> list[LiveResource]:
-    """Everything that carries the stack's name, in every subscription that the stack has been in.
+    """Everything with the stack's name, in every subscription that the stack has used.
 
-    UsageError without credentials, OperationError where Azure does not list.
+    Raises UsageError without credentials, OperationError when Azure's listing fails.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
     arm = arm or Arm(subscription())
@@ -33,7 +33,7 @@ def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None)
 
 
 def _elsewhere(arm: Arm, claim: Claim) -> list[Arm]:
-    """The other subscriptions that the stack has been in. A listing is of all regions, so those need no look each."""
+    """The other subscriptions that the stack has used. A listing covers all regions, so one for each is enough."""
     accounts = {location.account.lower() for location in claim.locations if location.cloud == "azure"}
     others = sorted(accounts - {"", arm.subscription.lower().rpartition("/")[2]})
     return [arm.of(subscription) for subscription in others]
@@ -47,10 +47,10 @@ def sweep(
     arm: Arm | None = None,
     claim: Claim | None = None,
 ) -> list[LiveResource]:
-    """Remove everything of the user's own stack that belongs to none of the `known` ids; what it was.
+    """Remove everything of the user's own stack whose id is not in `known`; returns what was removed.
 
-    A storage account with something in it goes only with `delete_data`. Safe to repeat after whatever ended it.
-    Raises OperationError for what could not be removed, after everything else was.
+    A storage account that is not empty is removed only with `delete_data`. Safe to repeat after an interruption.
+    Raises OperationError for what could not be removed, after trying everything else.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
     arm = arm or Arm(subscription())
@@ -76,14 +76,14 @@ def _sweep_one(
     """(what was removed, what went wrong) in one subscription."""
     known = {identifier.lower() for identifier in known}
     found = listing.find(arm, claim)
-    if not delete_data:  # what belongs to data that stays, stays: the right to read it
+    if not delete_data:  # kept data keeps the assignment that lets the operator read it
         known |= {live.owner for live in found if live.holds}
     doomed = [live for live in found if _is_doomed(live, known)]
     trouble: list[str] = []
     swept: list[LiveResource] = []
-    for live in doomed:  # in the order in which they can go, groups last
+    for live in doomed:  # already in the order of removal, groups last
         if live.kind == GROUP and arm.every(f"{live.owner}/resources", RESOURCES):
-            continue  # deleting a group takes with it whatever is there: it goes only when nothing is in it
+            continue  # deleting a group deletes its content: only empty groups are deleted
         trouble += _try(live, partial(_remove, arm, live))
         swept.append(live)
     return swept, trouble
@@ -101,7 +101,7 @@ def _remove(arm: Arm, live: LiveResource) -> None:
 
 
 def _try(live: LiveResource, remove: Callable[[], None]) -> list[str]:
-    """What went wrong, if it did: one thing that stays must not keep the others."""
+    """Error messages; empty on success. One failure must not stop the removal of the rest."""
     try:
         remove()
     except ArmError as error:

@@ -1,4 +1,4 @@
-"""Azure's public Retail Prices interface, without credentials.
+"""Prices from Azure's public Retail Prices API, which needs no credentials.
 
 https://learn.microsoft.com/rest/api/cost-management/retail-prices/azure-retail-prices
 """
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 SOURCE = "azure-retail"
-"""What the table of prices calls it."""
+"""Its name in the table of prices."""
 BASE = "https://prices.azure.com/api/retail/prices"
 TIMEOUT = 60.0
-"""Seconds without a byte."""
+"""Read timeout in seconds."""
 _MACHINE = re.compile(r"Standard_[A-Za-z0-9_]+(/spot)?")
 _DISK = re.compile(r"managed-disk-(([PE])[0-9]+)")
 _DISKS = {"P": "Premium SSD Managed Disks", "E": "Standard SSD Managed Disks"}
@@ -27,15 +27,15 @@ _OTHERS = {
     "gallery-version-gb-month": ("Storage", "Standard HDD Managed Disks", "LRS Snapshots"),
     "blob-gb-month": ("Storage", "General Block Blob v2", "Hot LRS Data Stored"),
 }
-"""Sku -> service, product and meter. Gallery versions are billed as the snapshots that they are made of."""
+"""Sku -> (service, product, meter). Gallery versions are billed as the snapshots that they are made from."""
 
 Item = Mapping[str, Any]
 
 
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
-    """The prices found of each sku, in USD an hour or a month; more than one: the answer does not say which.
+    """The prices found for each sku, in USD per hour or per month. More than one: the API's answer is ambiguous.
 
-    Raises OSError when the prices cannot be had.
+    Raises OSError when the prices cannot be fetched.
     """
     machines = sorted({sku.removesuffix("/spot") for sku in skus if _MACHINE.fullmatch(sku)})
     found: dict[str, set[float]] = {}
@@ -55,7 +55,7 @@ def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[
 
 
 def machine_of(item: Item) -> str:
-    """Our name for the machine that a price is of; empty for Windows and for what is neither on demand nor Spot."""
+    """Our name for the machine of a price; empty for Windows, and for what is neither on demand nor Spot."""
     if "Windows" in item["productName"] or "Low Priority" in item["skuName"]:
         return ""
     spot = "/spot" if item["skuName"].endswith(" Spot") else ""
@@ -63,13 +63,13 @@ def machine_of(item: Item) -> str:
 
 
 def meter_of(sku: str) -> tuple[str, str, str] | None:
-    """(service, product, meter) of what is no machine."""
+    """(service, product, meter) of a sku that is no machine; None if unknown."""
     disk = _DISK.fullmatch(sku)
     return ("Storage", _DISKS[disk[2]], f"{disk[1]} LRS Disk") if disk else _OTHERS.get(sku)
 
 
 def items(base: str, where: str) -> Iterator[Item]:
-    """Every price that a filter finds, page after page."""
+    """Every price that matches a filter, over all pages."""
     url = f"{base}?$filter={urllib.parse.quote(where + _CONSUMPTION)}"
     while url:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
@@ -89,6 +89,6 @@ def _in(region: str) -> str:
 
 
 def _put(found: dict[str, set[float]], sku: str, item: Item) -> None:
-    # Storage is cheaper beyond so many terabytes: ours is in the first tier. Each meter has one region that is billed.
+    # Take the first tier: storage is cheaper only beyond many terabytes. Each meter is billed in its primary region.
     if sku and not item.get("tierMinimumUnits") and item.get("isPrimaryMeterRegion", True):
         found.setdefault(sku, set()).add(float(item["retailPrice"]))

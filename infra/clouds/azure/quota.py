@@ -1,4 +1,4 @@
-"""Has the subscription the vCPUs that the stack needs, beside what it has already?"""
+"""Checks that the subscription's quota has room for the stack's vCPUs."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 
 USAGES, MACHINES = "2024-07-01", "2024-11-01"
-"""Versions of the interfaces that are asked."""
+"""API versions."""
 SPOT, TOTAL = "lowPriorityCores", "cores"
 LOOK = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade/~/myQuotas"
 
 
 @dataclass(frozen=True)
 class Sku:
-    """One machine size as one region offers it to one subscription."""
+    """A machine size as a region offers it to a subscription."""
 
     family: str
     vcpus: int
     zones: tuple[str, ...] = field(default=())
     refused: str = ""
-    """Azure's reason why this subscription may not have it here."""
+    """Azure's reason why this subscription may not use it in the region; empty if it may."""
     refused_zones: tuple[str, ...] = field(default=())
 
     def quotas(self, *, spot: bool) -> tuple[str, ...]:
-        """What a machine of this size counts against: its family's and the region's total; Spot has one of its own."""
+        """Quotas that a machine of this size counts against: its family's and the region's; Spot has its own."""
         return (SPOT,) if spot else (self.family, TOTAL)
 
 
 def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
-    """`skus` by their names in small letters; the nodes' is one of them.
+    """Compare the vCPUs that the stack needs with the free quota. `skus`: by name in lower case, the nodes' among them.
 
-    The stack's own machines are there already, and count once. Azure counts deallocated ones as well.
+    The stack's existing machines are not counted twice. Azure counts deallocated machines too.
     """
     where, size = region(settings), machine_types.of(settings)
     builder = size.builder if settings.image == "bake" else ""
@@ -66,7 +66,7 @@ def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
 
 
 def _count(machines: list[tuple[str, bool]], skus: Mapping[str, Sku]) -> Counter[str]:
-    """vCPUs by quota, of (size, whether it is Spot)."""
+    """vCPUs by quota. `machines`: (size, is it Spot)."""
     counted: Counter[str] = Counter()
     for size, spot in machines:
         if sku := skus.get(size.lower()):
@@ -75,7 +75,7 @@ def _count(machines: list[tuple[str, bool]], skus: Mapping[str, Sku]) -> Counter
 
 
 def _own(arm: Arm, settings: Settings) -> list[tuple[str, bool]]:
-    """The nodes and the builder that are there already. Another image's builder goes only after the new one."""
+    """The stack's existing nodes and builder. A builder of another image is deleted only after the new one is made."""
     wanted = {name(settings.stack, f"node{index + 1}") for index in range(settings.nodes)}
     if settings.image == "bake":
         wanted.add(name(settings.stack, f"builder-{key(settings)[:12]}"))

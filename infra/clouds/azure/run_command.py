@@ -1,10 +1,10 @@
-"""A command run once inside a machine, through the machine's agent: no SSH, no key, no way in from outside.
+"""Runs a command once inside a machine, through the Azure agent: no SSH, no key, no inbound port.
 
-Why not pulumi-azure-native's VirtualMachineRunCommandByVirtualMachine. Azure gives a command's output and exit code
-only to a GET with $expand=instanceView, which that resource never sends: its instance_view is empty, so neither a
-node's host key nor the log's tail of a bake that failed could be had from it. And a command that failed would stay in
-the state as half made, to be updated by the next `up` to what it is already, without running again. A dynamic resource
-that failed is not there, so the next `up` runs the command again.
+Why not pulumi-azure-native's VirtualMachineRunCommandByVirtualMachine: Azure returns a command's output and exit code
+only to a GET with $expand=instanceView, which that resource never sends. Its instance_view is empty, so neither a
+node's host key nor the log of a failed bake could be read from it. And a failed command would stay in the state as
+partly created, and the next `up` would update it without running it again. A dynamic resource that fails is not in the
+state, so the next `up` runs the command again.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from infra.state import operation
 
 _OVER = ("Succeeded", "Failed", "TimedOut", "Canceled")
 _GRACE = 600.0
-"""Seconds beyond a command's own time-out for the agent to begin, and to report the end."""
+"""Seconds beyond a command's own timeout for the agent to start it and report its end."""
 
 
 class CommandError(OperationError):
-    """A command inside a machine that failed: what it said last."""
+    """A command inside a machine failed. The message has the end of its output."""
 
 
 def run(machine: RunningMachine, name: str, location: str, script: str, seconds: int) -> str:
-    """Run a script as root inside a machine and return what it printed: the last 4 KB, more Azure does not keep.
+    """Run a script as root inside a machine. Returns its last 4 KB of output, which is all that Azure keeps.
 
     Raises CommandError when it fails or takes longer than `seconds`.
     """
-    # Another name each time: a command of a name that is there already is not run again.
+    # A new name each time: Azure does not run a command again under an existing name.
     path = f"{machine.id}/runCommands/{name}-{time.time_ns() // 1_000_000_000}"
     properties = {"source": {"script": script}, "timeoutInSeconds": seconds, "asyncExecution": True}
     machine.arm.put(path, COMPUTE, {"location": location, "properties": properties})
@@ -59,7 +59,7 @@ def run(machine: RunningMachine, name: str, location: str, script: str, seconds:
 
 
 class CommandProvider(OnceProvider):
-    """Create runs the command. A node that has ended cannot be asked again, nor a sealed builder."""
+    """Runs the command in create only: a node that has ended or a sealed builder cannot be asked again."""
 
     machine = "incarnation"
 
@@ -67,7 +67,7 @@ class CommandProvider(OnceProvider):
         machine = RunningMachine(props["machine"], operation.Watch().check)
         try:
             if props["builder"]:
-                machine.start()  # an `up` before this one may have stopped it; its bootstrap runs again
+                machine.start()  # an earlier `up` may have stopped it; its bootstrap runs again
             output = run(machine, props["name"], props["location"], props["script"], int(props["seconds"]))
             found = re.search(props["wanted"], output)
             if found is None:
@@ -84,7 +84,7 @@ class CommandProvider(OnceProvider):
 
 
 class Command(Resource, module="azure", name="Command"):
-    """A command that was run inside a machine, and what it printed."""
+    """A command that ran inside a machine, and its output."""
 
     output: pulumi.Output[str]
 
@@ -102,9 +102,9 @@ class Command(Resource, module="azure", name="Command"):
         builder: bool = False,
         opts: pulumi.ResourceOptions,
     ) -> None:
-        """`machine` is its ARM id, `incarnation` what only this machine of that id has; `wanted` a pattern that the
-        output must hold, and that `output` is the match of. A `builder` is started when it is off, and stopped when
-        the command fails: it must not go on to be billed."""
+        """`machine`: its ARM id. `incarnation`: an id that changes when the machine is replaced. `wanted`: a pattern
+        that must be found in what the command prints; `output` is the match. `builder`: start the machine if it is off,
+        and stop it when the command fails, so that it is not billed further."""
         inputs = {
             "name": name,
             "machine": machine,

@@ -1,4 +1,4 @@
-"""A virtual machine while `up` works on it: its power state, and what is waited for."""
+"""Power state of a virtual machine, and waits for it, during `up`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from infra.clouds.azure.arm import COMPUTE, Arm, ArmError
 from infra.errors import OperationError, UsageError
 
 WAIT = 10.0
-"""Seconds between two looks at a machine."""
+"""Seconds between polls."""
 
 
 class RunningMachine:
-    """One machine by its ARM id."""
+    """A machine, by its ARM id."""
 
     def __init__(self, identifier: str, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called while something is waited for, and raises when `up` was interrupted."""
+        """`check` is called between polls, and raises when `up` was interrupted."""
         self.id = identifier
         self.arm = Arm()
         self._check = check
 
     def until(self, what: str, seconds: float, look: Callable[[], bool]) -> None:
-        """Look again and again until `look` is true. Raises ArmError when it is not within `seconds`."""
+        """Poll until `look` returns true. Raises ArmError if it does not within `seconds`."""
         deadline = time.monotonic() + seconds
         while not look():
             self._check()
@@ -31,25 +31,25 @@ class RunningMachine:
             time.sleep(WAIT)
 
     def power(self) -> str:
-        """running, stopped (still billed), deallocated ...; empty where Azure does not say."""
+        """running, stopped (still billed), deallocated ...; empty if Azure does not say."""
         view = self.arm.get(f"{self.id}/instanceView", COMPUTE)
         states = [str(status.get("code", "")).partition("/") for status in view.get("statuses", [])]
         return next((state for kind, _, state in states if kind == "PowerState"), "")
 
     def start(self, seconds: float = 900) -> None:
-        """Start it where it is off, and wait until it runs."""
+        """Start the machine if it is off, and wait until it runs."""
         if self.power() in ("deallocated", "stopped"):
             self.arm.post(f"{self.id}/start", COMPUTE)
             self.until(f"{self.id}: running", seconds, lambda: self.power() == "running")
 
     def deallocate(self, seconds: float = 900) -> None:
-        """Stop it so that it is billed no more, and wait until it is."""
+        """Deallocate the machine, which ends its billing, and wait until it is."""
         self.arm.post(f"{self.id}/deallocate", COMPUTE)
         self.until(f"{self.id}: deallocated", seconds, lambda: self.power() == "deallocated")
 
 
 def stop_after_failure(machine: str) -> str:
-    """Deallocate a machine, also when `up` was interrupted; a line that says so, or that it still runs."""
+    """Deallocate a machine, even after an interruption. Returns a line: it is stopped, or it still runs."""
     try:
         RunningMachine(machine).deallocate()
     except (OperationError, UsageError) as error:

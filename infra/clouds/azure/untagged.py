@@ -1,7 +1,7 @@
-"""What Azure gives no tags, and what no listing of resources has: rights, the role of our own, the budget.
+"""Resources that have no tags and are in no resource listing: role assignments, the stack's own role, the budget.
 
-They go with their group, but for the role: it outlives a group that was removed by whatever means, and the next `up`
-is then refused, as a role of its name is there already. All are known by the names that the program gives them.
+They are deleted with their resource group, except for the role: it outlives the group, and the next `up` then fails
+because a role of that name exists. All are recognised by the names that the program gives them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from infra.state.ownership import Claim
 
 ASSIGNMENT, ROLE, BUDGET = "role assignment", "role definition", "budget"
 VERSIONS = {ASSIGNMENT: "2022-04-01", ROLE: "2022-05-01-preview", BUDGET: "2024-08-01"}
-"""In the order in which they can be removed, with the versions that pulumi-azure-native 3.29 uses: a role that is
-assigned stays."""
+"""API versions that pulumi-azure-native 3.29 uses, in the order of removal: a role that is still assigned cannot be
+deleted."""
 
 
 def find(arm: Arm, claim: Claim, groups: list[dict[str, Any]]) -> list[LiveResource]:
-    """All of the user's own stack, in its `groups` and outside. What may not be looked at stands there as unseen."""
-    # Without an id as well: the names of a version that had none.
+    """Those of the user's own stack, in its `groups` and outside. What cannot be read is returned as unseen."""
+    # Also without an id: earlier versions had names without one.
     uniques = sorted({naming.unique(claim.stack, stack_id) for stack_id in {"", *claim.ids}})
     found: list[LiveResource] = []
     for listed in groups:
         found += _seen(ASSIGNMENT, partial(_assignments, arm, uniques, listed["id"]))
     for unique in uniques:
-        # By its name, as the role may be there without the group.
+        # Looked up by name, as the role may exist without the group.
         group = f"{arm.subscription}/resourceGroups/{group_name(unique)}"
         found += _seen(ROLE, partial(_role, arm, unique, group))
         found += _seen(BUDGET, partial(_budget, arm, claim.stack, group))
@@ -46,7 +46,7 @@ def _seen(kind: str, look: Callable[[], list[LiveResource]]) -> list[LiveResourc
 
 
 def _assignments(arm: Arm, uniques: Sequence[str], group: str) -> list[LiveResource]:
-    """Those that the program makes; others in the group are somebody else's, and go with it."""
+    """The assignments that the program makes. Others in the group are not listed, and are deleted with it."""
     own = tuple(role_guid(arm.subscription.rpartition("/")[2], unique) for unique in uniques)
     listed = arm.every(f"{group}/providers/Microsoft.Authorization/roleAssignments", VERSIONS[ASSIGNMENT])
     return [live for item in listed if (live := _assignment(item, group.lower(), own))]
@@ -56,13 +56,13 @@ def _assignment(item: dict[str, Any], group: str, own: tuple[str, ...]) -> LiveR
     properties, called = item["properties"], str(item["name"]).lower()
     scope = str(properties["scope"]).lower()
     if not f"{scope}/".startswith(f"{group}/"):
-        return None  # of the subscription: it is listed here as it holds here as well
+        return None  # assigned on the subscription, and listed here because it is inherited
     names = [assignment_guid(logical, scope, properties["principalId"]) for logical in ASSIGNED]
     role = str(properties["roleDefinitionId"]).lower()
     if called not in names and not role.endswith(own):
         return None
     what = ASSIGNED[names.index(called)] if called in names else f"of {properties['principalId']}"
-    # What is of an account belongs to it: as long as the account stays, the right to read it does.
+    # An assignment on an account belongs to it: as long as the account is kept, so is the right to read it.
     account = scope.partition("/blobservices/")[0]
     identifier = str(item["id"]).lower()
     return LiveResource(ASSIGNMENT, what, account if account != group else identifier, identifier)
@@ -74,7 +74,7 @@ def _role(arm: Arm, unique: str, group: str) -> list[LiveResource]:
     found = arm.get_if_there(f"{arm.subscription}{path}", VERSIONS[ROLE])
     if found is None:
         return []
-    # Azure names it by the subscription, Pulumi's state by the group that it is for: both are the one.
+    # Azure's id has the subscription, Pulumi's state the group as its scope: both mean this role.
     what = str(found["properties"].get("roleName", called))
     return [LiveResource(ROLE, what, f"{group}{path}".lower(), f"{arm.subscription}{path}".lower())]
 

@@ -1,4 +1,4 @@
-"""A machine: what the builder and the nodes have in common."""
+"""A virtual machine: what the builder and the nodes have in common."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from infra.clouds.azure.names import USER, Base
 
 @dataclass(frozen=True)
 class Spec:
-    """What a machine is made from."""
+    """What varies between machines."""
 
     logical: str
-    """Its name in the program, and with the stack's in front in Azure."""
+    """Its name in the program; in Azure the stack's name is put before it."""
     hostname: str
     size: str
     facts: Size
-    """Of the series that the size is in."""
+    """Facts about its size."""
     image: compute.ImageReferenceArgs
     storage: str
     disk_gb: int
     user_data: str
-    """gzip, then base64; cloud-init takes it so."""
+    """gzipped, then base64: the form that cloud-init accepts."""
     address: str = ""
-    """Fixed private address; empty: a free one."""
+    """Fixed private address; empty: any free one."""
     public: network.PublicIPAddress | None = None
     spot: bool = False
     one_thread: bool = False
@@ -36,7 +36,7 @@ class Spec:
 
 
 def disk_name(base: Base, logical: str) -> str:
-    """Of the disk that a machine is made with."""
+    """The name of the disk that a machine is made with."""
     return base.name(f"{logical}-disk")
 
 
@@ -48,9 +48,9 @@ def declare(
     own: Access,
     opts: pulumi.ResourceOptions,
 ) -> compute.VirtualMachine:
-    """The machine and its interface. `opts` are the machine's; the provider is the stack's.
+    """The machine and its network interface. `opts` apply to the machine.
 
-    It is made after its identity's right to deallocate it: from its first boot on it can end itself.
+    It depends on its identity's right to deallocate it, so it can stop itself from its first boot on.
     """
     zone = base.settings.cloud.zone
     card = _interface(base, spec, subnet)
@@ -74,15 +74,15 @@ def declare(
         storage_profile=_storage(base, spec),
         os_profile=_system(base, spec),
         network_profile=compute.NetworkProfileArgs(
-            # Detach: the interface is a resource of its own. One that Azure deletes with a machine is missed by the
-            # machine that replaces it.
+            # Detach: the interface is a separate resource. If Azure deleted it with a machine, the machine's
+            # replacement would lack it.
             network_interfaces=[compute.NetworkInterfaceReferenceArgs(id=card.id, primary=True, delete_option="Detach")]
         ),
         diagnostics_profile=compute.DiagnosticsProfileArgs(
-            boot_diagnostics=compute.BootDiagnosticsArgs(enabled=True)  # the serial console, for a node that is silent
+            boot_diagnostics=compute.BootDiagnosticsArgs(enabled=True)  # the serial console, for a node without SSH
         ),
         priority="Spot" if spec.spot else "Regular",
-        # An evicted node keeps its disk, with the checkpoints that are not in the container yet.
+        # Deallocate: an evicted node keeps its disk, with checkpoints that may not be in the container yet.
         eviction_policy="Deallocate" if spec.spot else None,
         billing_profile=compute.BillingProfileArgs(max_price=-1) if spec.spot else None,
         proximity_placement_group=compute.SubResourceArgs(id=spec.near.id) if spec.near else None,
@@ -130,16 +130,16 @@ def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
 
 
 def _system(base: Base, spec: Spec) -> compute.OSProfileArgs:
-    """Azure wants an administrator; cloud-init makes no user of that name but the one that the user data asks for.
+    """Azure requires an administrator. cloud-init does not create it beside the user that the user data asks for.
 
-    With `users:` in it and no `default` among them, the administrator's entry is left aside; its name and key are the
-    same, so that nobody else could log in even if it were not.
+    `users:` without `default` makes cloud-init ignore the administrator's entry; its name and key are those of our
+    user anyway, so nobody else could log in if it did not.
     """
     return compute.OSProfileArgs(
         computer_name=spec.hostname,
         admin_username=USER,
         custom_data=spec.user_data,
-        allow_extension_operations=True,  # the run commands
+        allow_extension_operations=True,  # needed for run commands
         linux_configuration=compute.LinuxConfigurationArgs(
             disable_password_authentication=True,
             provision_vm_agent=True,
