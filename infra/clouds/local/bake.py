@@ -1,8 +1,8 @@
-"""Bake a golden image: boot a base with the bootstrap that a cloud node gets, wait for its record, seal it.
+"""Bakes a golden image: boot a base with the bootstrap of a cloud node, wait for its success record, seal it.
 
-The builder shares the host's network, with the host's name servers, certificate authorities and pip settings:
-what the host can install, the bake can, also behind a company's proxy. None of it is left in the image.
-Its root has no more rights here than a node's: see infra.clouds.local.ids.
+The builder uses the host's network, name servers, certificate authorities and pip settings, so a bake can download
+whatever the host can, also behind a company's proxy. The seal removes these from the image. The builder's root has no
+more rights on the host than a node's: see infra.clouds.local.ids.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from infra.clouds.local.nspawn import Machine
 from infra.errors import OperationError
 
 DEADLINE = 1800.0
-"""Seconds for a whole bake. A step that hangs is ended by the bootstrap itself, well before."""
+"""Timeout of a whole bake in seconds. The bootstrap itself ends a step that hangs long before."""
 FIRST_SIGN = 90.0
-"""Seconds until the bootstrap must have begun: cloud-init can be done without having started anything."""
+"""Seconds until the bootstrap must have started: cloud-init may finish without having started anything."""
 BUILDER = "builder"
 INHERITED = (
     "PIP_",
@@ -40,7 +40,7 @@ INHERITED = (
 HOST_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 HOST_ENV = "etc/trainyard-host.env"
 STATE = "var/lib/trainyard"
-# The host's network is shared, so what would touch it or listen on it stays off.
+# The builder shares the host's network: mask what would configure it or listen on it.
 INIT = ("systemd.mask=ssh.service", "systemd.mask=systemd-networkd.service", "systemd.mask=systemd-networkd.socket")
 
 SEALED = (
@@ -51,33 +51,33 @@ SEALED = (
     *("root/.ssh", "root/.cache", "root/.bash_history", "home/*/.ssh", "home/*/.cache", "home/*/.bash_history"),
     *("tmp/*", "var/tmp/*"),
 )
-"""What makes one machine different from another, and what the bake borrowed from the host."""
+"""Files that must differ between machines, or that the bake borrowed from the host."""
 
 
 class BakeError(OperationError):
-    """A bake that failed: names the step and the end of its log."""
+    """A bake failed. The message names the step and has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Bake:
-    """One bake on behalf of a stack."""
+    """A bake for one stack."""
 
     stack: str
     image: str
     user_data: str
     say: Callable[[str], None]
     check: Callable[[], None]
-    """Raises when the result is not wanted any more."""
+    """Called while waiting; raises when the result is no longer wanted."""
 
     @property
     def machine(self) -> Machine:
         return Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
 
     def run(self) -> None:
-        """Bake, seal and put the image into the cache. The builder is removed, also after an error."""
+        """Bake, seal and put the image into the cache. The builder is removed, even after an error."""
         base_key = base_image.key()
         builder = self.machine
-        builder.remove()  # of an earlier one that was killed
+        builder.remove()  # a killed bake may have left one
         try:
             self._make_base(base_key)
             builder.mount([paths.base(base_key) / "rootfs"])
@@ -106,14 +106,14 @@ class Bake:
         self.say(f"base {key}: made in {time.monotonic() - began:.0f} s")
 
     def _prepare(self, root: Path) -> None:
-        """The NoCloud seed, and what the builder borrows from the host."""
+        """Write the NoCloud seed, and copy what the builder needs from the host."""
         seed(root, self.user_data, instance=f"bake-{self.image}", name=BUILDER)
         borrowed = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
         text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
         rootfs.write(root, HOST_ENV, text, mode=0o600)
 
     def _check_schema(self, builder: Machine) -> None:
-        """cloud-init itself says whether it understands the user data, before anything is booted."""
+        """Validate the user data with the builder's own cloud-init before booting."""
         rootfs.write(builder.root, "var/tmp/user-data", self.user_data)
         try:
             builder.run_inside(["/usr/bin/cloud-init", "schema", "--config-file", "/var/tmp/user-data"])
@@ -121,7 +121,7 @@ class Bake:
             raise BakeError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
 
     def _wait(self, builder: Machine) -> dict[str, Any]:
-        """Follow the bootstrap until its record is there; its image.json."""
+        """Follow the bootstrap until it has recorded success; returns its image.json."""
         seen, began = 0, time.monotonic()
         while True:
             self.check()
@@ -146,36 +146,37 @@ class Bake:
             raise BakeError(f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}")
 
     def _keep(self, builder: Machine, base_key: str, record: dict[str, Any]) -> None:
-        """Move the layer into the cache; image.json is written last, and makes it an image."""
+        """Move the layer into the cache. image.json is written last: without it the folder is no image."""
         target = paths.images() / self.image
         if target.exists():
-            shutil.rmtree(target)  # without its image.json: of a bake that was killed right here
+            shutil.rmtree(target)  # without image.json: a bake was killed right here
         target.mkdir(parents=True)
         (builder.directory / "upper").rename(target / "layer")
-        os.sync()  # what is in the cache is trusted later: it must outlive a crash of the host
+        os.sync()  # the cache is trusted later, so it must survive a crash of the host
         temporary = target / "image.json.tmp"
         temporary.write_text(json.dumps({**record, "base": base_key, "ids": ids.RANGE}, indent=2) + "\n")
         temporary.rename(target / "image.json")
 
 
 def seed(root: Path, user_data: str, *, instance: str, name: str) -> None:
-    """Write cloud-init's NoCloud seed; `instance` is what makes cloud-init run its once-per-instance parts again."""
+    """Write cloud-init's NoCloud seed. A new `instance` makes cloud-init run its once-per-instance parts again."""
     folder = "var/lib/cloud/seed/nocloud"
     rootfs.write(root, f"{folder}/meta-data", f"instance-id: {instance}\nlocal-hostname: {name}\n")
     rootfs.write(root, f"{folder}/user-data", user_data)
 
 
 def seal(root: Path) -> None:
-    """Take out of a baked root what belongs to the builder alone."""
+    """Remove from a baked root what belongs to the builder alone."""
     for pattern in SEALED:
         rootfs.remove(root, pattern)
     rootfs.write(root, "etc/machine-id", "")
 
 
 def _binds(folder: Path) -> list[str]:
-    """Copies of the host's files that the builder needs, for its root's eyes alone, and the options that show them.
+    """Copy the host files that the builder needs into `folder`; returns the nspawn options that bind them.
 
-    Copies, as its root may not read what is for this machine's root alone, such as a pip.conf with a password.
+    Copies, readable by the builder's root only: the originals may be for the host's root alone, such as a pip.conf with
+    a password.
     """
     folder.mkdir(mode=0o700)
     binds = []
@@ -191,7 +192,7 @@ def _binds(folder: Path) -> list[str]:
 
 
 def _read(root: Path, name: str) -> str:
-    """A file of the builder; empty while there is none."""
+    """A file of the builder; empty if it does not exist."""
     try:
         return rootfs.read(root, name)
     except FileNotFoundError:
@@ -199,7 +200,7 @@ def _read(root: Path, name: str) -> str:
 
 
 def _events(root: Path) -> list[dict[str, Any]]:
-    """The bootstrap's progress so far; a line that is still being written waits for the next look."""
+    """The bootstrap's progress so far. A line that is still being written is skipped until the next call."""
     lines = _read(root, f"{STATE}/progress.jsonl").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 

@@ -1,4 +1,4 @@
-"""The base of every local image: a Debian or Ubuntu root file system, as the host's own archive has it."""
+"""The base of every local image: a Debian or Ubuntu root file system from the host's own archive."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ PACKAGES = (
     *("cloud-init", "locales", "openssh-server", "sudo", "ca-certificates", "procps", "less", "rsync", "kmod"),
     *("python3", "python3-venv", "libgomp1", "libtcmalloc-minimal4", "numactl"),
 )
-"""What a cloud's image has, and what the bootstrap's first step would add. Without `locales` cloud-init
-reports an error at every boot."""
+"""What a cloud's image has, and what the bootstrap's first step would install. Without `locales` cloud-init reports an
+error at every boot."""
 
 UNUSED_UNITS = (
     *("systemd-networkd-wait-online.service", "systemd-logind.service", "systemd-pstore.service"),
     *("getty@tty1.service", "console-getty.service", "e2scrub_reap.service", "cloud-init-hotplugd.socket"),
     *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "fstrim.timer"),
 )
-"""Masked: a node on this machine has no use for them, and waiting for the network alone cost 13 s a boot."""
+"""Masked, as a local node does not need them; waiting for the network alone took 13 s a boot."""
 
 FILES = {
-    # The provider says what is in reach; the network is systemd-networkd's, as cloud-init's own renderer has
-    # a race that left one node of three without an address.
+    # nspawn's setup decides what is reachable. systemd-networkd configures the network: a race in cloud-init's renderer
+    # left one node of three without an address.
     "etc/cloud/cloud.cfg.d/90-trainyard.cfg": "datasource_list: [NoCloud, None]\nnetwork: {config: disabled}\n",
-    # The console is the only thing to look at when a machine does not come up.
+    # The console is all there is to look at when a machine does not come up.
     "etc/systemd/journald.conf.d/trainyard.conf": "[Journal]\nForwardToConsole=yes\nStorage=volatile\n",
-    # The machine's init is protected when memory runs out, by infra/clouds/local/keep.sh; what it starts is not.
+    # infra/clouds/local/keep.sh protects the machine's init from the OOM killer; what init starts is not protected.
     "etc/systemd/system.conf.d/10-trainyard-local.conf": "[Manager]\nDefaultOOMScoreAdjust=0\n",
 }
 EXCLUDED = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
@@ -44,7 +44,7 @@ def release() -> dict[str, str]:
 
 
 def sources() -> list[Path]:
-    """The host's own files that name its distribution's archive, whatever they are called; none of another archive."""
+    """The host's apt source files for its distribution's own archive, whatever their names; no other archive."""
     found = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
     codename = release().get("VERSION_CODENAME", "")
     suites = {codename, f"{codename}-updates", f"{codename}-security"}
@@ -52,9 +52,9 @@ def sources() -> list[Path]:
 
 
 def _names(path: Path, suites: set[str]) -> bool:
-    """Whether a file has an entry for one of the release's own suites; no other archive has `main` in it."""
+    """Whether a file has an entry for one of the release's own suites with `main`, which other archives lack."""
     lines = path.read_text(errors="replace").splitlines()
-    text = "\n".join(line for line in lines if not line.startswith("#"))  # between the lines of an entry, too
+    text = "\n".join(line for line in lines if not line.startswith("#"))  # comments may be inside an entry, too
     if path.suffix == ".list":  # deb [options] URI SUITE COMPONENT...
         entries = [re.sub(r"\[.*?\]|#.*", "", line).split() for line in text.splitlines()]
         return any(entry[:1] == ["deb"] and set(entry[2:3]) & suites and "main" in entry[3:] for entry in entries)
@@ -64,7 +64,7 @@ def _names(path: Path, suites: set[str]) -> bool:
 
 
 def key() -> str:
-    """Name of the base that this host makes: over its release, the packages and what is set in it."""
+    """The base's name: a hash of the release, the packages and the files that are set in it."""
     parts = [release().get("VERSION_CODENAME", ""), *PACKAGES, *UNUSED_UNITS, *EXCLUDED, ids.RANGE]
     parts.append(repr(sorted(FILES.items())))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -75,7 +75,7 @@ def is_made(name: str) -> bool:
 
 
 def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]) -> None:
-    """Make the base in `work` and rename it into place, so that a part of one is never used."""
+    """Make the base in `work`, then rename it into place, so that an incomplete one is never used."""
     root = work / "rootfs"
     argv = [
         *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
@@ -92,7 +92,7 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
 
 
 def apt_options() -> list[str]:
-    """The host's way to its archive: proxies and certificate authorities."""
+    """apt's options for the host's proxies and certificate authorities."""
     wanted = ("Acquire::http", "Acquire::https", "Acquire::Check")
     return [
         line

@@ -1,8 +1,8 @@
-"""Control groups of the local machines: what they may use, and a handle to kill all of one at once.
+"""Control groups of the local machines: they limit a machine, and kill all its processes at once.
 
-A machine is one group `trainyard/<stack>/<machine>`. On a host with the unified hierarchy alone that is one
-directory; on a hybrid host (controllers of version 1 beside the unified tree) it is one per controller, and
-the unified one is the handle.
+A machine has one group, `trainyard/<stack>/<machine>`. On a host with only the unified hierarchy (v2) that is one
+directory. On a hybrid host (v1 controllers beside the unified tree) it is one directory per controller, and processes
+are counted and killed through the unified one.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ CONTROLLERS = ("cpu", "memory", "pids")
 
 
 class CgroupError(OperationError):
-    """The control groups of this host cannot be used as we need them."""
+    """This host's control groups cannot be used as we need them."""
 
 
 def is_hybrid() -> bool:
-    """Whether controllers of version 1 stand beside the unified tree."""
+    """Whether the host has v1 controllers beside the unified tree."""
     return (ROOT / "unified" / "cgroup.procs").exists()
 
 
 def unified(*parts: str) -> Path:
-    """The directory of a group in the unified tree, the one that kills and counts."""
+    """A group's directory in the unified tree, through which it is killed and its processes are counted."""
     return (ROOT / "unified" if is_hybrid() else ROOT).joinpath(TOP, *parts)
 
 
 def _trees() -> list[Path]:
-    """The roots of all hierarchies that a machine's processes are put into."""
+    """The roots of all hierarchies that a machine's processes join."""
     if not is_hybrid():
         return [ROOT]
     named = [ROOT / name for name in ("unified", "systemd", "memory", "cpu", "cpuacct", "pids")]
@@ -43,7 +43,7 @@ def _trees() -> list[Path]:
 
 
 def missing() -> list[str]:
-    """The controllers that a machine's limits need and this host does not offer, such as a container without them."""
+    """The controllers that a machine's limits need and this host lacks, as inside a container."""
     if is_hybrid():
         return [name for name in CONTROLLERS if not (ROOT / name / "cgroup.procs").exists()]
     offered = (ROOT / "cgroup.controllers").read_text().split()
@@ -51,10 +51,10 @@ def missing() -> list[str]:
 
 
 def make(stack: str, machine: str, part: str = "") -> list[Path]:
-    """Make the machine's groups; the `cgroup.procs` files that a process joins them through.
+    """Make the machine's groups. Returns the `cgroup.procs` files through which a process joins them.
 
-    In the unified tree it joins the subgroup `part`, where one is named: there, processes and subgroups that have
-    controllers must not be in one group.
+    With `part`, a process joins that subgroup in the unified tree, where a group may not have both processes and
+    subgroups with controllers.
     """
     joins = []
     for tree in _trees():
@@ -75,12 +75,12 @@ def _mkdir(group: Path) -> None:
         try:
             group.mkdir(parents=True, exist_ok=True)
             return
-        except FileNotFoundError:  # another stack, or machine, tidied up the empty parent just now
+        except FileNotFoundError:  # another operation has just removed the empty parent
             continue
 
 
 def limit(stack: str, machine: str, *, cpus: int, memory_mb: int) -> None:
-    """Set what the machine may use; takes effect at once, also on a running one."""
+    """Set the machine's CPUs and memory; also takes effect on a running one."""
     quota, size = cpus * PERIOD_US, memory_mb * 1024 * 1024
     if not is_hybrid():
         group = ROOT / TOP / stack / machine
@@ -96,7 +96,7 @@ def limit(stack: str, machine: str, *, cpus: int, memory_mb: int) -> None:
 
 
 def _limit_memory_v1(group: Path, size: int) -> None:
-    """memory.memsw must never be below memory.limit: which is written first depends on the direction."""
+    """memory.memsw must never be below memory.limit, so the order depends on whether the limit rises or falls."""
     files = [name for name in ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes") if (group / name).exists()]
     growing = int((group / files[0]).read_text()) < size
     for name in reversed(files) if growing else files:
@@ -107,18 +107,18 @@ def processes(stack: str, *machine: str) -> list[int]:
     """All process ids in a group and below it."""
     pids: list[int] = []
     for group in _below(unified(stack, *machine)):
-        with suppress(OSError):  # the group went away while we looked
+        with suppress(OSError):  # the group was removed meanwhile
             pids += [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
     return sorted(pids)
 
 
 def _below(top: Path) -> list[Path]:
-    """A group and all below it, the deepest first; not there: none. os.walk bears groups that go away meanwhile."""
+    """A group and all below it, the deepest first; empty if it does not exist. os.walk tolerates concurrent removal."""
     return [Path(path) for path, _, _ in os.walk(top, topdown=False)]
 
 
 def is_populated(group: Path) -> bool:
-    """Whether a group, or one below it, has a living process."""
+    """Whether a group, or one below it, has a live process."""
     try:
         return "populated 1" in (group / "cgroup.events").read_text()
     except (FileNotFoundError, OSError):
@@ -126,7 +126,7 @@ def is_populated(group: Path) -> bool:
 
 
 def kill(group: Path, timeout: float) -> bool:
-    """Kill everything in a group and below; whether it was empty within `timeout` seconds."""
+    """Kill everything in a group and below. Returns whether it was empty within `timeout` seconds."""
     with suppress(FileNotFoundError):
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + timeout
@@ -143,7 +143,7 @@ def groups(stack: str) -> list[Path]:
 
 
 def remove(stack: str, *machine: str) -> None:
-    """Remove the groups of a machine, or of a stack; a group that still has a process is a CgroupError."""
+    """Remove the groups of a machine, or of a stack. Raises CgroupError if one still has a process."""
     for tree in _trees():
         for group in _below(tree.joinpath(TOP, stack, *machine)):
             _rmdir(group)
@@ -151,15 +151,15 @@ def remove(stack: str, *machine: str) -> None:
 
 
 def tidy(stack: str) -> None:
-    """Remove a stack's groups that no machine is in any more."""
+    """Remove a stack's groups that have no machine any more."""
     for tree in _trees():
-        with suppress(OSError):  # not empty, or not there: whoever empties it tidies it
+        with suppress(OSError):  # not empty, or already removed by another operation
             (tree / TOP / stack).rmdir()
             (tree / TOP).rmdir()
 
 
 def _rmdir(group: Path) -> None:
-    """A group can stay busy for a moment after its last process is gone."""
+    """Retry, as a group can stay busy for a moment after its last process has ended."""
     deadline = time.monotonic() + 5.0
     while True:
         try:

@@ -1,7 +1,7 @@
-"""Let a stack's own bridge through the host's firewall.
+"""Lets a stack's own bridge through the host's firewall.
 
-Where br_netfilter is on, and Docker turns it on, frames from one port of a bridge to another pass the host's
-FORWARD chain, and Docker makes its policy DROP: the nodes would not reach each other, without a word anywhere.
+With br_netfilter, which Docker enables, frames between two ports of a bridge pass the host's FORWARD chain, and Docker
+sets that chain's policy to DROP: the nodes could not reach each other, without any error message.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _rule(bridge: str) -> list[str]:
 
 
 def applies() -> bool:
-    """Whether frames within a bridge pass the host's firewall at all."""
+    """Whether frames within a bridge pass the host's firewall."""
     return SWITCH.exists() and SWITCH.read_text().strip() == "1" and shutil.which("iptables") is not None
 
 
@@ -32,12 +32,12 @@ def is_open(bridge: str) -> bool:
 
 
 def open_for(bridge: str) -> None:
-    """Accept what goes from the bridge to itself; twice is once."""
+    """Accept traffic within the bridge. Safe to repeat."""
     if applies() and not is_open(bridge):
         system_command.run(["iptables", "--wait", "--insert", *_rule(bridge)])
 
 
 def close_for(bridge: str) -> None:
-    """Take the bridge's rule out again; without one is fine."""
+    """Remove the bridge's rule. A missing rule is no error."""
     while is_open(bridge):
         system_command.run(["iptables", "--wait", "--delete", *_rule(bridge)])

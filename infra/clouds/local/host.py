@@ -1,4 +1,4 @@
-"""What this machine must be for the local stack; found out before anything is touched."""
+"""What the local stack needs of this machine; checked before anything is changed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ TOOLS = {
 }
 BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}
 BAKE_GB = {"native": 7, "ipex": 9}
-"""GiB that a bake of a profile needs, with torch's default build: measured 5.8 and 7.7, the base's 0.3 among them."""
+"""GiB that a bake of a profile needs with torch's default build: measured 5.8 and 7.7, including 0.3 for the base."""
 NODE_GB = 0.5
-"""GiB that a node's own files need, before its checkpoints."""
+"""GiB for a node's own files, without checkpoints."""
 DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
-"""Destinations that stand for everywhere; a VPN writes the two halves."""
+"""Destinations of a default route; VPNs often use the two halves."""
 
 
 def machine(settings: Settings) -> Machine:
-    """What a node is: what the settings ask for, as far as this machine has it."""
+    """A node's machine: what the settings ask for, at most what this machine has."""
     cores = min(settings.local.cpus, os.cpu_count() or 1)
     return Machine(name="a machine on this host", cores=cores, memory_gb=settings.local.memory_mb / 1024)
 
 
 def check_machine() -> None:
-    """Raise UsageError when this machine cannot boot others, whatever the settings are."""
+    """Raise UsageError if this machine cannot boot nodes, whatever the settings."""
     if platform.system() != "Linux":
         raise UsageError(f"cluster = 'local': needs a Linux machine, and this is {platform.system()}")
     if os.geteuid() != 0:
@@ -75,7 +75,7 @@ def check(settings: Settings, image_id: str) -> None:
 
 def _check_home() -> None:
     home = paths.home()
-    # overlayfs takes directories separated by colons, as one of the options that commas separate.
+    # overlayfs separates directories by colons, and mount options by commas.
     if not home.is_absolute() or home.is_file() or set(str(home)) & set(":,\\"):
         raise SettingsError("TRAINYARD_HOME", str(home), "the absolute path of a directory, without ':', ',' and '\\'")
 

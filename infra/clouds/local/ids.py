@@ -1,7 +1,7 @@
-"""The user and group ids of the local machines: root on a node is user 524288 here, whom this machine gives no rights.
+"""User and group ids of the local machines: root on a node is user 524288 on the host, which has no rights there.
 
-One range for all machines and all images, so that machines share the layers of an image. A base is shifted into the
-range once, when it is made; whatever a bake or a node adds is written in the range from the start.
+All machines and images use one range, so that machines can share an image's layers. A base is shifted into the range
+once, when it is made; what a bake or a node writes is in the range from the start.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from infra.errors import OperationError
 
 FIRST = 524288
-"""This machine's id of a node's root; systemd's own containers begin here too."""
+"""The host's id of a node's root; systemd's own containers begin here too."""
 COUNT = 65536
 RANGE = f"{FIRST}:{COUNT}"
-"""As systemd-nspawn's --private-users takes it, and as an image's record has it."""
+"""The range in the form of systemd-nspawn's --private-users, and in an image's record."""
 _CAPABILITY = "security.capability"
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _REVISION_2, _REVISION_3, _REVISION_MASK = 0x02000000, 0x03000000, 0xFF000000
 
 
 class IdsError(OperationError):
-    """A file system that cannot be shifted into the range."""
+    """A file system cannot be shifted into the range."""
 
 
 def why_unavailable(proc: Path = Path("/proc")) -> str:
-    """Why machines cannot have a range of ids of their own here, in one line; empty: they can."""
+    """Why machines cannot have their own id range here, in one line; empty if they can."""
     for name, kind in (("uid_map", "user"), ("gid_map", "group")):
         path = proc / "self" / name
         if not path.exists():
@@ -49,15 +49,15 @@ def why_unavailable(proc: Path = Path("/proc")) -> str:
 
 
 def shift(root: Path) -> None:
-    """Give every file below `root` to the same user and group within the range.
+    """Move the owner and group of every file below `root` into the range. Files already in it stay as they are.
 
-    Set-id bits and file capabilities, which a change of owner takes away, are set again; access control lists, which
-    name ids too and which no file of a base needs, are removed. What is shifted already stays as it is.
+    A change of owner clears set-id bits and file capabilities, so they are set again. Access control lists, which
+    contain ids too and which no file of a base needs, are removed.
     """
     for path in _everything(root):
         status = path.lstat()
         if status.st_uid >= FIRST:
-            continue  # another name of a file that has had its turn
+            continue  # a hard link to a file that is already done
         if status.st_uid >= COUNT or status.st_gid >= COUNT:
             raise IdsError(f"{path}: owner {status.st_uid}:{status.st_gid} is outside of the {COUNT} ids of a machine")
         link = stat.S_ISLNK(status.st_mode)
@@ -82,13 +82,13 @@ def _everything(root: Path) -> Iterator[Path]:
 
 
 def _xattr(path: Path, name: str) -> bytes | None:
-    with suppress(OSError):  # it has none, or its file system knows none
+    with suppress(OSError):  # it has none, or the file system does not support them
         return os.getxattr(path, name, follow_symlinks=False)
     return None
 
 
 def _for_range(capability: bytes) -> bytes:
-    """A file's capabilities as they hold in the range: the third revision of the format, which names the root."""
+    """A file's capabilities for the range: version 3 of the format, which names the user namespace's root."""
     (magic,) = struct.unpack_from("<I", capability)
     if magic & _REVISION_MASK not in (_REVISION_2, _REVISION_3):
         raise IdsError(f"file capabilities of an unknown revision: {capability.hex()}")

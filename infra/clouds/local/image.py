@@ -1,4 +1,4 @@
-"""The golden image as a resource, and the cache that images live in."""
+"""The golden image as a Pulumi resource, and the cache of images."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from infra.state import operation
 
 
 class ImageError(OperationError):
-    """An image that is not there."""
+    """An image does not exist."""
 
 
 def record(image: str) -> dict[str, Any] | None:
-    """What is known of a baked image; None when there is none of that id that the machines' ids fit."""
+    """image.json of a baked image; None if there is none, or its files have other ids than the machines'."""
     try:
         loaded = _load(image)
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def record(image: str) -> dict[str, Any] | None:
 
 
 def base_of(image: str) -> str:
-    """The base that an image of the cache lies on, also an outdated one's."""
+    """The base under an image of the cache, also of an outdated one."""
     return str(_load(image)["base"])
 
 
@@ -53,7 +53,7 @@ def _load(image: str) -> dict[str, Any]:
 
 
 def layers(image: str) -> list[Path]:
-    """The directories that a node's root is mounted over, the uppermost first."""
+    """The directories under a node's root, the uppermost first."""
     known = record(image)
     if known is None:
         raise ImageError(f"image {image} is not in {paths.images()}")
@@ -61,12 +61,12 @@ def layers(image: str) -> list[Path]:
 
 
 def baked() -> list[str]:
-    """The ids of all images in the cache that can be used."""
+    """The ids of all usable images in the cache."""
     return sorted(name for name in _cached() if record(name) is not None)
 
 
 def outdated() -> list[str]:
-    """The ids of images whose files belong to other ids than the machines': of a version before them, of no use now."""
+    """The ids of images that an older version made with other user ids than the machines'; they cannot be used."""
     return sorted(name for name in _cached() if record(name) is None)
 
 
@@ -75,7 +75,7 @@ def _cached() -> list[str]:
 
 
 def remove(image: str) -> None:
-    """Take an image out of the cache; its record goes first, so that a part of one is never used."""
+    """Remove an image from the cache; its record goes first, so that an incomplete one is never used."""
     directory = paths.images() / image
     (directory / "image.json").unlink(missing_ok=True)
     shutil.rmtree(directory)
@@ -83,7 +83,7 @@ def remove(image: str) -> None:
 
 @contextmanager
 def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
-    """Two stacks that want the same image bake it once."""
+    """Two stacks that want the same image bake it once: the second waits."""
     paths.images().mkdir(parents=True, exist_ok=True)
     handle = os.open(paths.images(), os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -104,7 +104,7 @@ def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
 
 
 class ImageProvider(PlainProvider):
-    """Create bakes an image that is not in the cache; delete leaves the cache alone."""
+    """Create bakes an image that is not in the cache; delete leaves it there."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         stack, image = props["stack"], props["image"]
@@ -131,7 +131,7 @@ class ImageProvider(PlainProvider):
         return ReadResult(id_=id_, outs=props)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """Nothing: other stacks may use it, and the next `up` will. `fab prune` empties the cache."""
+        """Nothing: other stacks may use the image, and the next `up` will. `fab prune` empties the cache."""
 
 
 def _software(image: str) -> str:
@@ -140,12 +140,12 @@ def _software(image: str) -> str:
 
 
 class Image(Resource, module="local", name="Image"):
-    """A golden image, by the name of its content."""
+    """A golden image, named by a hash of its content."""
 
     image: pulumi.Output[str]
     software: pulumi.Output[str]
 
     def __init__(self, name: str, *, stack: str, image: str, user_data: str, opts: pulumi.ResourceOptions) -> None:
-        """`user_data` bakes it; empty: it must be there already."""
+        """`user_data` bakes the image; empty: it must be in the cache already."""
         inputs = {"stack": stack, "image": image, "user_data": user_data, "software": None}
         super().__init__(ImageProvider(), name, inputs, opts)

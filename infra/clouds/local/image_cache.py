@@ -1,7 +1,7 @@
 """The cache of golden images: `python -m infra.clouds.local.image_cache list|unused|prune`.
 
 `list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `unused` prints what `prune` would remove.
-`prune` removes the images, and then the bases, that no stack's node was booted from, and prints what it removed.
+`prune` removes the images, and then the bases, from which no stack's node was booted, and prints what it removed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from infra.state import operation
 
 
 def used() -> dict[str, list[str]]:
-    """Image id -> the stacks with a node that was booted from it."""
+    """Image id -> the stacks with a node booted from it."""
     users: dict[str, set[str]] = {}
     for spec in paths.home().glob("stacks/*/nodes/*/spec.json"):
         try:
             users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
         except (ValueError, KeyError, TypeError) as error:
-            # Which image it needs is not known, so none may be removed.
+            # The image of a damaged record is unknown, so no image may be removed.
             raise OperationError(
                 f"{spec}: this record of a node is damaged ({_what(error)}); run: fab recover --stack {spec.parts[-4]}"
             ) from None
@@ -51,7 +51,7 @@ def listing() -> list[dict[str, Any]]:
 
 
 def _doomed() -> tuple[dict[str, str], list[Path]]:
-    """What no stack uses: images with what to say of each, and the bases that no other image needs."""
+    """What no stack uses: (image id -> description for messages, bases that no remaining image needs)."""
     doomed = {row["id"]: f"{row['gb']} GiB" for row in listing() if not row["used_by"]}
     in_use = used()
     old = "of a version whose nodes were root on this machine"
@@ -61,14 +61,14 @@ def _doomed() -> tuple[dict[str, str], list[Path]]:
 
 
 def unused() -> list[str]:
-    """What `prune` removes, in words."""
+    """What `prune` would remove, as lines for the user."""
     doomed, bases = _doomed()
     return [*(f"image {name} ({what})" for name, what in doomed.items()), *(f"base {base.name}" for base in bases)]
 
 
 def prune() -> list[str]:
-    """Remove what no stack uses; a base stays as long as an image needs it. Raises Busy while a stack is baking."""
-    with operation.lock(paths.images(), alone=True, timeout=1.0):  # a bake holds it: its base has no image yet
+    """Remove what no stack uses; a base stays while an image needs it. Raises Busy while a stack is baking."""
+    with operation.lock(paths.images(), alone=True, timeout=1.0):  # bakes hold it; theirs is a base without an image
         removed = unused()
         doomed, bases = _doomed()
         for name in doomed:
@@ -81,7 +81,7 @@ def prune() -> list[str]:
 def _size(path: Path) -> int:
     """Bytes on disk below a path."""
     done = subprocess.run(["du", "-s", "--block-size=1", str(path)], capture_output=True, text=True, check=False)
-    if not done.stdout:  # files that vanish meanwhile make its exit code 1, and are not the matter
+    if not done.stdout:  # not the exit code: it is 1 if files vanish meanwhile, which does not matter
         raise OperationError(f"{path}: {done.stderr.strip() or 'du says nothing'}")
     return int(done.stdout.split()[0])
 

@@ -1,6 +1,6 @@
-"""The network of a local stack: a bridge of its own, whose first address is the host's.
+"""The network of a local stack: its own bridge, on which the host has the first address.
 
-Nothing leaves it: there is no route from the nodes to the outside, and none to other stacks.
+It is isolated: the nodes have no route to the outside or to other stacks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from infra.state import operation
 
 
 class NetworkError(OperationError):
-    """A link of our name that is not ours, or not as we need it."""
+    """A link with our name belongs to somebody else, or is not as we need it."""
 
 
 def bridge_name(stack: str) -> str:
-    """The bridge's name: a link's name has at most 15 characters, a stack's may have more."""
+    """The bridge's name. A link's name has at most 15 characters; a stack's may have more."""
     return "ty" + hashlib.sha256(stack.encode()).hexdigest()[:10]
 
 
 def alias(stack: str) -> str:
-    """What marks a link as a stack's own."""
+    """The link's alias, which marks it as the stack's own."""
     return f"trainyard:{stack}"
 
 
 def links() -> list[dict[str, Any]]:
-    """All links of the host, as `ip` knows them."""
+    """All links of the host, as `ip -json` reports them."""
     found: list[dict[str, Any]] = json.loads(system_command.run(["ip", "-json", "address", "show"]))
     return found
 
 
 def find(stack: str) -> dict[str, Any] | None:
-    """The stack's bridge, or None; a link of that name with another owner is a NetworkError."""
+    """The stack's bridge, or None. Raises NetworkError for a link of that name with another owner."""
     for link in links():
         if link["ifname"] == bridge_name(stack):
-            # Without an alias it is a bridge whose making was cut off: the name alone is ours.
+            # A link without an alias is ours: its creation was interrupted before the alias was set.
             if link.get("ifalias", alias(stack)) != alias(stack):
                 name = link["ifname"]
                 raise NetworkError(f"link {name} is there but is not stack {stack}'s; remove it: ip link delete {name}")
@@ -52,7 +52,7 @@ def find(stack: str) -> dict[str, Any] | None:
 
 
 def remove(stack: str) -> None:
-    """Remove the stack's bridge; not there is fine."""
+    """Remove the stack's bridge. A missing one is no error."""
     firewall.close_for(bridge_name(stack))
     if find(stack) is not None:
         system_command.run(["ip", "link", "delete", bridge_name(stack)])
@@ -68,7 +68,7 @@ def _has_address(link: dict[str, Any], gateway: str) -> bool:
 
 
 class NetworkProvider(PlainProvider):
-    """Create makes the bridge, or adopts the one that a killed `up` has left."""
+    """Create makes the bridge, or adopts one that a killed `up` has left."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         stack, gateway = props["stack"], _gateway(props["cidr"])

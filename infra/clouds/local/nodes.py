@@ -18,12 +18,12 @@ from infra.state import operation
 
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
-"""What cannot change on a running node: another value is another node."""
+"""Inputs that cannot change on a running node: another value replaces it."""
 LIMITS = ("cpus", "memory_mb")
 
 
 class NodeError(OperationError):
-    """A node that cannot be made, or stands in the way."""
+    """A node cannot be made, or another one is in the way."""
 
 
 def machine(stack: str, name: str) -> Machine:
@@ -31,7 +31,7 @@ def machine(stack: str, name: str) -> Machine:
 
 
 class NodeProvider(PlainProvider):
-    """Create adopts the same running node of a killed `up`, and never touches one that is not the same."""
+    """Create adopts an identical running node that a killed `up` has left, and never touches a different one."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         node = machine(props["stack"], props["name"])
@@ -45,14 +45,14 @@ class NodeProvider(PlainProvider):
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         replaces = [key for key in FIXED if olds.get(key) != news[key]]
-        # Looked at here as well, not only by a refresh: a plain `pulumi up` or preview must not say "no changes".
+        # Checked here too, not only by a refresh: a plain `pulumi up` or preview must not report "no changes".
         if not olds["alive"] or not machine(olds["stack"], olds["name"]).is_alive():
             replaces.append("alive")
         changes = replaces + [key for key in LIMITS if olds.get(key) != news[key]]
         return DiffResult(changes=bool(changes), replaces=replaces, delete_before_replace=True)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        """A node that died stays in the state, which lists its remains as known; `up` makes it again."""
+        """A dead node stays in the state, so that its remains count as known; `up` makes it again."""
         node = machine(props["stack"], props["name"])
         if not node.is_there():
             return ReadResult(id_="", outs={})
@@ -80,7 +80,7 @@ def _spec(props: dict[str, Any]) -> dict[str, Any]:
 
 
 def _adopt(node: Machine, props: dict[str, Any]) -> bool:
-    """Whether the node is there already as it is wanted; a living one that differs is a NodeError."""
+    """Whether the wanted node already runs. Raises NodeError if a live one differs from it."""
     if not node.is_alive():
         return False
     path = node.directory / "spec.json"
@@ -93,12 +93,12 @@ def _adopt(node: Machine, props: dict[str, Any]) -> bool:
 
 
 def _boot(node: Machine, props: dict[str, Any]) -> None:
-    """Boot it from nothing; when that fails, nothing of it is left."""
+    """Boot a new node; on failure remove everything of it."""
     node.clear()
     try:
         node.mount(image.layers(props["image"]))
         _personalise(node, props)
-        # Written before the boot: a living machine always has it.
+        # Written before the boot, so that a live machine always has it.
         (node.directory / "spec.json").write_text(json.dumps(_spec(props)))
         options = [
             f"--network-bridge={props['bridge']}",
@@ -113,16 +113,16 @@ def _boot(node: Machine, props: dict[str, Any]) -> None:
 
 
 def _personalise(node: Machine, props: dict[str, Any]) -> None:
-    """What a cloud gives a machine before it boots: its identity, its address and its seed.
+    """Write what a cloud gives a machine before its boot: its identity, its address and its cloud-init seed.
 
-    The host key is made here, so that the host knows the public half without asking the network or the node; the
-    private half goes to the node's own disk, and is nowhere else.
+    The host key is made here, so that the host knows the public half without asking the node over the network. The
+    private half is written only to the node's own disk.
     """
     root, name = node.root, node.name
     rootfs.write(root, "etc/machine-id", uuid.uuid4().hex + "\n")
     rootfs.write(root, "etc/hostname", name + "\n")
     network = f"[Match]\nName=host0\n[Network]\nAddress={props['address']}\nLinkLocalAddressing=no\n"
-    # Sorted before the distribution's own 80-container-host0.network, which asks for DHCP.
+    # The name sorts before the distribution's 80-container-host0.network, which uses DHCP.
     rootfs.write(root, "etc/systemd/network/10-trainyard.network", network)
     key, public = node.directory / "host_key", node.directory / "host_key.pub"
     system_command.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(key)])
@@ -133,12 +133,12 @@ def _personalise(node: Machine, props: dict[str, Any]) -> None:
 
 
 def _host_key(node: Machine) -> str:
-    """The public half, `TYPE BASE64`; from our own copy, as the node's root may have changed the node's."""
+    """The public host key, `TYPE BASE64`, from our own copy, as the node's root may have changed the node's."""
     return " ".join((node.directory / "host_key.pub").read_text().split()[:2])
 
 
 class Node(Resource, module="local", name="Node"):
-    """A booted machine. It is made when its init runs; `fab wait` follows it until it is ready."""
+    """A booted machine. It counts as made once its init runs; `fab wait` waits until it is ready."""
 
     host_key: pulumi.Output[str]
     console: pulumi.Output[str]
@@ -157,7 +157,7 @@ class Node(Resource, module="local", name="Node"):
         memory_mb: int,
         opts: pulumi.ResourceOptions,
     ) -> None:
-        """`address` with its prefix length, such as 10.77.0.10/24."""
+        """`address`: with its prefix length, such as 10.77.0.10/24."""
         inputs = {
             "stack": stack,
             "name": name,

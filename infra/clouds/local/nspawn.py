@@ -1,11 +1,11 @@
-"""A Linux machine on this host: systemd-nspawn boots the systemd of an overlay root.
+"""A Linux machine on this host: systemd-nspawn boots systemd in an overlay root.
 
-`--register=no --keep-unit` needs no systemd on the host itself. The handle of a machine is its control group:
-killing systemd-nspawn alone would leave the machine's own init behind, with its link. In that group, keep.sh boots the
-machine again when it reboots itself.
+`--register=no --keep-unit` needs no systemd on the host. A machine is stopped through its control group: killing
+systemd-nspawn alone would leave the machine's init and its network link behind. keep.sh, in that group, boots the
+machine again when it reboots.
 
-Root on the machine is a user without rights here (ids.py): it makes no device files, opens no disk, loads no
-module, sets nothing of this machine's kernel, and sees no other machine's files.
+The machine's root is a user without rights on the host (ids.py): it cannot make device files, open disks, load modules
+or change kernel settings, and sees no other machine's files.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from infra.errors import OperationError
 NSPAWN_RUN = Path("/run/systemd/nspawn")
 START_TIMEOUT = 10.0
 KEEPER = "keeper"
-"""The part of a machine's control group that keep.sh is in."""
+"""The part of a machine's control group in which keep.sh runs."""
 KEEP = (Path(__file__).parent / "keep.sh").read_text()
 CONFINED = (
     *(f"--private-users={ids.RANGE}", "--private-users-ownership=off"),
     *("--drop-capability=CAP_MKNOD", "--register=no", "--keep-unit", "--quiet"),
 )
-"""systemd-nspawn's options for everything that runs in a machine's root; the layers are shifted already."""
+"""systemd-nspawn's options for every command in a machine's root. No id shift: the layers are already shifted."""
 _APART = """
 mount -o remount,bind,suid,nodev "$1/root"
 for kind in proc sysfs; do
@@ -40,19 +40,19 @@ done
 shift
 exec "$@"
 """
-"""Runs a command in a mount namespace of its own, where two things differ: set-id programs of the machine's root work,
-which they must not for anybody who sees that root from outside. And there are a whole /proc and /sys somewhere: a
-container hides parts of its own, and then the kernel refuses both to any user namespace below."""
+"""Runs a command in its own mount namespace. There, set-id programs of the machine's root work; outside they must not,
+or a host user could run them. And it mounts a complete /proc and /sys: a container hides parts of its own, and the
+kernel then refuses to mount them in any user namespace below."""
 _TAIL_BYTES = 65536
 
 
 class MachineError(OperationError):
-    """A machine that does not start or does not stop: names it and the end of its console."""
+    """A machine does not start or stop. The message names it and has the end of its console."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine and its directory; `stack` and `name` are its control group."""
+    """A machine and its directory; `stack` and `name` determine its control group."""
 
     stack: str
     name: str
@@ -69,7 +69,7 @@ class Machine:
 
     @property
     def unique_name(self) -> str:
-        """Its name among all machines of this host."""
+        """Its name, unique on this host."""
         return f"{self.stack}-{self.name}"
 
     @property
@@ -84,11 +84,11 @@ class Machine:
         (self.directory / "upper").chmod(0o755)
         lower = ":".join(str(layer) for layer in layers)
         options = f"lowerdir={lower},upperdir={self.directory / 'upper'},workdir={self.directory / 'work'}"
-        # From outside, a file that the machine has made is no way to another user's rights, nor to a device.
+        # nosuid,nodev: on the host, a machine's files must not give anybody another user's rights, or a device.
         system_command.run(["mount", "-t", "overlay", "overlay", "-o", f"nosuid,nodev,{options}", str(self.root)])
 
     def run_inside(self, argv: Sequence[str]) -> str:
-        """Run a command in the mounted root of a machine that does not run; what it printed."""
+        """Run a command in the mounted root of a stopped machine; returns its output."""
         nspawn = ["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", "--private-network", *argv]
         return system_command.run(system_command.in_groups(self._apart(nspawn), cgroup.make(self.stack, self.name)))
 
@@ -99,17 +99,17 @@ class Machine:
     def start(self, options: Sequence[str], *, cpus: int, memory_mb: int, init: Sequence[str] = ()) -> None:
         """Boot it, detached from this process; returns when its init runs.
 
-        `options` are systemd-nspawn's, `init` are arguments to the machine's own init.
+        `options` are for systemd-nspawn, `init` are arguments for the machine's init.
         """
         joins = cgroup.make(self.stack, self.name, KEEPER)
         cgroup.limit(self.stack, self.name, cpus=cpus, memory_mb=memory_mb)
         nspawn = [
             *("systemd-nspawn", *CONFINED, "--link-journal=no"),
-            # With a pipe, the machine would have no /dev/console at all, and nobody would hear of a boot that fails.
+            # read-only: with a pipe, the machine would have no /dev/console, and a failed boot would show nothing.
             *("--console=read-only", "--setenv=TERM=dumb"),
-            # What a cloud's machine allows by itself: locked memory for the fabric, and many files.
+            # Limits as on a cloud's machine: locked memory for the fabric, and many open files.
             *("--rlimit=RLIMIT_MEMLOCK=infinity", "--rlimit=RLIMIT_NOFILE=1048576"),
-            # A machine's root may not lower a nice value by its rights alone; down to -20, among its own processes.
+            # The machine's root lacks the right to lower nice values; allow down to -20, for its own processes.
             "--rlimit=RLIMIT_NICE=40",
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
@@ -127,14 +127,14 @@ class Machine:
 
     def _wait_for_init(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
-        # Not the init alone: systemd-nspawn joins its own group a moment later, and until then it looks dead.
+        # Wait for both: systemd-nspawn joins its own group a moment after init, and until then looks dead.
         while not self._has_booted():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise MachineError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
             time.sleep(0.01)
 
     def is_there(self) -> bool:
-        """Whether there is anything of it, dead or alive."""
+        """Whether anything of it exists, running or not."""
         return self.directory.exists() or self.group.exists()
 
     def is_alive(self) -> bool:
@@ -142,13 +142,13 @@ class Machine:
         return self._has_booted() or cgroup.is_populated(self.group / KEEPER)
 
     def _has_booted(self) -> bool:
-        """Whether its init runs, and the systemd-nspawn above it."""
+        """Whether its init and its systemd-nspawn run."""
         return cgroup.is_populated(self.group / "payload") and cgroup.is_populated(self.group / "supervisor")
 
     def stop(self) -> None:
-        """Kill the machine with all its processes; one that does not run is no error."""
-        cgroup.kill(self.group / KEEPER, timeout=5.0)  # nothing boots it again from here on
-        # When its payload is dead systemd-nspawn cleans up after itself; it gets a moment for that.
+        """Kill all processes of the machine. A machine that does not run is no error."""
+        cgroup.kill(self.group / KEEPER, timeout=5.0)  # keep.sh first, or it would boot the machine again
+        # When its payload is dead, systemd-nspawn cleans up; give it a moment.
         cgroup.kill(self.group / "payload", timeout=5.0)
         deadline = time.monotonic() + 2.0
         while cgroup.is_populated(self.group) and time.monotonic() < deadline:
@@ -156,21 +156,21 @@ class Machine:
         if not cgroup.kill(self.group, timeout=10.0):
             raise MachineError(f"{self.name}: processes {cgroup.processes(self.stack, self.name)} do not die")
         for remains in (NSPAWN_RUN / "propagate" / self.unique_name, NSPAWN_RUN / "unix-export" / self.unique_name):
-            # systemd 257 mounts something there, and leaves it when it is killed before it has cleaned up.
+            # systemd 257 mounts something there, and leaves it if it is killed before it has cleaned up.
             while os.path.ismount(remains):
                 system_command.run(["umount", str(remains)])
             with suppress(FileNotFoundError):
                 shutil.rmtree(remains)
 
     def unmount(self) -> None:
-        """Unmount its root; not mounted is fine."""
+        """Unmount its root. An unmounted one is no error."""
         while os.path.ismount(self.root):
             lock = _lock_file(self.root)
             system_command.run(["umount", str(self.root)])
             lock.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Stop it and remove everything of it but its directory, which others may be waiting to lock."""
+        """Stop it and remove everything but its directory, which others may be waiting to lock."""
         self.stop()
         cgroup.remove(self.stack, self.name)
         self.unmount()
@@ -181,13 +181,13 @@ class Machine:
                 path.unlink()
 
     def remove(self) -> None:
-        """Stop it and remove everything of it: processes, groups, mount, directory."""
+        """Stop it and remove everything: processes, groups, mount, directory."""
         self.clear()
         with suppress(FileNotFoundError):
             self.directory.rmdir()
 
     def console_tail(self, lines: int) -> str:
-        """The last lines of its console, joined to one; of the machine's control characters, none."""
+        """The last lines of its console, joined to one, without control characters."""
         try:
             with self.console.open("rb") as file:
                 file.seek(max(0, self.console.stat().st_size - _TAIL_BYTES))
@@ -200,6 +200,6 @@ class Machine:
 
 
 def _lock_file(root: Path) -> Path:
-    """The lock that systemd-nspawn keeps for a root, named by its inode; a killed one leaves it behind."""
+    """The lock file that systemd-nspawn keeps for a root, named by its inode; a killed one leaves it behind."""
     status = root.stat()
     return NSPAWN_RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}"

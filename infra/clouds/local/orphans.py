@@ -1,6 +1,6 @@
-"""Finds the stack's resources on this machine, and removes those that the state does not have.
+"""Finds a stack's resources on this machine, and removes those that are not in its state.
 
-Everything of a stack carries its name: its control groups, its directory, the mounts below it, its bridge.
+Control groups, directory, mounts and bridge are all named after the stack.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from infra.state import operation
 
 NETWORK = "network"
 STACK_ID = "stack-id"
-"""The resource that keeps whose the stack is (infra.state.stack_id)."""
+"""The resource that holds the stack's id (infra.state.stack_id)."""
 
 
 def find(stack: str, ids: Collection[str] | None = None) -> list[LiveResource]:
     """Everything of a stack that exists on this machine.
 
-    With `ids`, those that the user's stack of this name may have: what is another's is marked so.
+    `ids`: the ids of the user's own stack; if another id owns the name, the resources are marked as somebody else's.
     """
     live_resources = _all(stack)
     whose = "" if ids is None else owner.stranger(stack, ids)
@@ -60,7 +60,7 @@ def _describe(pid: int) -> str:
 
 
 def _owner(stack: str, path: str) -> str:
-    """The machine that a path below the stack's directory belongs to."""
+    """The machine to which a path below the stack's directory belongs."""
     below = Path(path).relative_to(paths.stack(stack)).parts
     return {"nodes": below[1], "build": bake.BUILDER}.get(below[0], below[0]) if len(below) > 1 else below[0]
 
@@ -77,17 +77,17 @@ def _directories(stack: str) -> list[LiveResource]:
 
 
 def _run_files(stack: str) -> list[LiveResource]:
-    """What a killed systemd-nspawn leaves in /run, for the machines that the stack still has something else of."""
+    """Files that a killed systemd-nspawn leaves in /run, for machines of which something else exists too."""
     names = {path.name for path in paths.stack(stack).glob("nodes/*")} | {bake.BUILDER}
     files = [(name, NSPAWN_RUN / "propagate" / f"{stack}-{name}") for name in sorted(names)]
     return [LiveResource("file", str(path), name) for name, path in files if path.exists()]
 
 
 def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None) -> list[LiveResource]:
-    """Remove everything of a stack whose owner is not among `known` resources; what it was.
+    """Remove everything of a stack whose owner is not in `known`; returns what was removed.
 
-    With `ids` nothing of a stack that has another id. Waits for operations that are still under way: those of a killed
-    `up` end by themselves.
+    With `ids`, nothing of a stack with another id. Waits for operations under way: those of a killed `up` end by
+    themselves.
     """
     if not paths.stack(stack).exists() and not find(stack):
         return []
@@ -108,7 +108,7 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
 
 
 def _all_of(stack: str, name: str) -> list[Machine]:
-    """The machine of that name; for the builder one for each build directory."""
+    """The machine of that name; for the builder, one for each build directory."""
     if name != bake.BUILDER:
         return [Machine(stack, name, paths.node(stack, name))]
     builds = sorted((paths.stack(stack) / "build").glob("*"))

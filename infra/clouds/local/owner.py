@@ -1,7 +1,7 @@
-"""Whose a local stack is. Its directories, control groups and bridge are named after it, so a machine has it once.
+"""Who owns a local stack. Directories, control groups and bridge are named after it, so a name exists once per machine.
 
-`stacks/<stack>/owner.json` is written before anything of the stack is made, and goes last. Another user, or the same
-one with another home, is refused the name.
+`stacks/<stack>/owner.json` is written before anything of the stack is made, and removed last. Another user, or the same
+one with another home directory, is refused the name.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from infra.state import operation
 
 
 class OwnerError(OperationError):
-    """A stack of this name that is another's."""
+    """The name belongs to another user's stack."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who has made a stack on this machine."""
+    """The user who made a stack on this machine."""
 
     stack_id: str
     user: str
     home: str
-    """Their home directory, where the stack's state is."""
+    """Home directory, which has the stack's state."""
     since: str
-    """When, in UTC."""
+    """When the stack was made, in UTC."""
 
     def said(self) -> str:
         return f"{self.user} (home {self.home}, since {self.since}), stack id {self.stack_id}"
 
 
 def read(stack: str) -> Owner | None:
-    """The owner's record of the stack; None where the name is free, or an older version without records made it."""
+    """The owner's record; None if the name is free, or a version without records made the stack."""
     file = _file(stack)
     try:
         return Owner(**json.loads(file.read_text(encoding="utf-8")))
@@ -51,19 +51,19 @@ def read(stack: str) -> Owner | None:
 
 
 def stranger(stack: str, ids: Collection[str]) -> str:
-    """Whose the stack is, in words; empty where one of these ids owns it, or its name is free."""
+    """Who else owns the stack, in words; empty if one of these ids owns it, or the name is free."""
     owner = read(stack)
     return owner.said() if owner is not None and owner.stack_id not in ids else ""
 
 
 def check(stack: str, ids: Collection[str]) -> None:
-    """Raise UsageError where another user has the name."""
+    """Raise UsageError if another user has the name."""
     if whose := stranger(stack, ids):
         raise UsageError(taken(stack, whose))
 
 
 def taken(stack: str, whose: str) -> str:
-    """The line that refuses a name."""
+    """The message that refuses a name."""
     return (
         f"stack {stack}: on this machine it is the stack of {whose}; take another name: copy the file "
         f"stacks/Pulumi.{stack}.yaml, with another cidr in it, and use --stack"
@@ -71,7 +71,7 @@ def taken(stack: str, whose: str) -> str:
 
 
 def claim(stack: str, stack_id: str) -> None:
-    """Take the name. Raises OwnerError where another user has it."""
+    """Take the name. Raises OwnerError if another user has it."""
     with operation.lock(paths.stack(stack)):
         whose = stranger(stack, [stack_id])
         if whose:
@@ -82,7 +82,7 @@ def claim(stack: str, stack_id: str) -> None:
 
 
 def release(stack: str, stack_id: str) -> None:
-    """Give the name back; a name of another user stays as it is."""
+    """Give the name back. Another user's record stays."""
     owner = read(stack)
     if owner is not None and owner.stack_id == stack_id:
         _file(stack).unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def release(stack: str, stack_id: str) -> None:
 
 
 def _write(stack: str, owner: Owner) -> None:
-    """As a link, which the first of two takes, and which is never half a file."""
+    """Write the record with a hard link: only the first of two writers succeeds, and the file is never half written."""
     temporary = _file(stack).with_name(f".owner.{os.getpid()}")
     temporary.write_text(json.dumps(asdict(owner), indent=1) + "\n", encoding="utf-8")
     try:
@@ -106,7 +106,7 @@ def _file(stack: str) -> Path:
 
 
 def _user() -> str:
-    """The person: who has called sudo, if it was that."""
+    """The user's name; under sudo, that of who called it."""
     with suppress(KeyError):
         return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
     return f"user {os.getuid()}"

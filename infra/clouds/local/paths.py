@@ -1,14 +1,13 @@
-"""Where the local stacks keep things on this machine.
+"""Where the local stacks keep their files on this machine.
 
     /var/lib/trainyard/
-        base/<key>/rootfs          a Debian root file system, as mmdebstrap made it, shifted into the machines' ids
-        images/<id>/layer          what the bootstrap added to a base; image.json says which, written last
+        base/<key>/rootfs          a Debian root file system from mmdebstrap, shifted into the machines' ids
+        images/<id>/layer          what the bootstrap added to a base; image.json describes it, and is written last
         stacks/<stack>/nodes/...   one directory per machine: spec.json, upper, work, root, console.log
         stacks/<stack>/build/...   the same for a machine that is baking an image
 
-All three are for root alone: files below them belong to the machines' own users, set-id bits included.
-Bases and images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is gone
-after destroy.
+All three are accessible to root only: the files in them belong to the machines' users, and some are set-id. Bases and
+images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is deleted by destroy.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """The directory of everything; TRAINYARD_HOME moves it to another disk."""
+    """The top directory; TRAINYARD_HOME moves it to another disk."""
     return Path(os.environ.get("TRAINYARD_HOME", "/var/lib/trainyard"))
 
 
 def close() -> None:
-    """Make the directories of everything, each for root alone; also those that an older version left open."""
+    """Make the directories, accessible to root only; also corrects those that an older version left open."""
     for name in ("base", "images", "stacks"):
         (home() / name).mkdir(parents=True, exist_ok=True)
         (home() / name).chmod(0o700)
@@ -51,7 +50,7 @@ def build(stack_name: str, image_id: str) -> Path:
 
 
 def tidy(stack_name: str) -> None:
-    """Remove a stack's directories that nothing is in any more."""
+    """Remove a stack's empty directories."""
     for directory in (stack(stack_name) / "nodes", stack(stack_name) / "build", stack(stack_name)):
-        with suppress(OSError):  # not empty, or not there: whoever empties it tidies it
+        with suppress(OSError):  # not empty, or already removed by another operation
             directory.rmdir()

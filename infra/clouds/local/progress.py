@@ -4,5 +4,5 @@ from infra.errors import visible
 
 
 def say(line: str) -> None:
-    """A line of progress: Pulumi shows what a provider prints, and so does the embedded engine."""
+    """Print a line of progress: Pulumi shows what a provider prints, and so does the embedded engine."""
     print(visible(line), flush=True)

@@ -1,7 +1,7 @@
-"""A machine's root file system, touched from outside.
+"""Reads and writes a machine's root file system from the host.
 
-Whoever is root on the machine may have put a link or a device anywhere in it, and for this machine's root a link's
-target is a path of this machine. So nothing here follows a link, waits for a pipe, or reads without end.
+The machine's root may have put links, pipes or devices anywhere in it, and for the host a link's target is a path on
+the host. So nothing here follows a link, waits for a pipe, or reads without a limit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from infra.errors import OperationError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 MOST = 16 * 1024 * 1024
-"""Bytes that are read of a file; none that we read comes near."""
+"""Most bytes read of a file; those that we read are far smaller."""
 
 
 class RootError(OperationError):
-    """Something in a root file system is not what it must be: names the path and what stands there."""
+    """A file in a machine's root is of the wrong type or too large. The message names the path and what it is."""
 
 
 def read(root: Path, name: str) -> str:
-    """The text of a file; FileNotFoundError where there is none, RootError for a link, a device or too much of it."""
+    """The text of a file. Raises FileNotFoundError if missing, RootError for a link, a device or too large a file."""
     parts = PurePosixPath(name).parts
     with _folder(root, parts[:-1]) as folder:
         try:
@@ -46,7 +46,7 @@ def read(root: Path, name: str) -> str:
 
 
 def write(root: Path, name: str, text: str, mode: int = 0o644) -> None:
-    """Put a file of the machine's root in place, with the folders above it; whatever stood there is replaced."""
+    """Write a file into the machine's root, owned by its root; makes folders, replaces whatever was there."""
     parts = PurePosixPath(name).parts
     with _folder(root, parts[:-1], make=True) as folder:
         temporary = f".{parts[-1]}.{secrets.token_hex(8)}"
@@ -64,7 +64,7 @@ def write(root: Path, name: str, text: str, mode: int = 0o644) -> None:
 
 
 def remove(root: Path, pattern: str) -> None:
-    """Remove what matches a pattern such as `home/*/.ssh`, with what is below it; a link goes, its target stays."""
+    """Remove what matches a pattern such as `home/*/.ssh`, recursively. Of a link only the link goes."""
     with _folder(root, ()) as folder:
         _remove(folder, PurePosixPath(pattern).parts, str(root))
 
@@ -86,7 +86,7 @@ def _remove(folder: int, parts: Sequence[str], where: str) -> None:
 
 @contextmanager
 def _folder(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """A handle of a folder, reached without following a link; `make` makes what is missing of the way."""
+    """A descriptor of a folder, opened without following links; `make` makes missing folders."""
     if ".." in parts or "/" in parts:
         raise ValueError(f"{'/'.join(parts)}: not a path below a root")
     handle, where = os.open(root, os.O_RDONLY | os.O_DIRECTORY), str(root)

@@ -1,4 +1,4 @@
-"""Run a system command; a failure says which one and what it printed last."""
+"""Runs system commands; an error has the command and the end of its output."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from infra.errors import OperationError
 
 
 class CommandError(OperationError):
-    """A system command that failed."""
+    """A system command failed."""
 
 
 def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
-    """Run `argv` to its end and return what it wrote to standard output.
+    """Run `argv` to its end and return its standard output.
 
-    Raises CommandError for a command that is not there, fails, or takes longer than `timeout` seconds.
+    Raises CommandError if the command is missing, fails, or takes longer than `timeout` seconds.
     """
     try:
         done = subprocess.run(
@@ -39,11 +39,10 @@ def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
 def run_watched(
     argv: Sequence[str], joins: Sequence[Path], scratch: Path, *, timeout: float, check: Callable[[], None]
 ) -> None:
-    """Run a long `argv`, asking `check` again and again; when it raises, the command is killed with its children.
+    """Run a long `argv` and call `check` repeatedly; when it raises, kill the command with its children.
 
-    However it ends, also by SIGKILL with this process, nothing of it is out of reach: `joins` are the
-    `cgroup.procs` files of the control groups that it runs in, `scratch` is where it has its temporary files, and
-    what it mounts is in a namespace of its own.
+    Even if this process is killed, everything of the command can be found: it runs in the control groups whose
+    `cgroup.procs` files are `joins`, has its temporary files in `scratch`, and mounts only in its own namespace.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
@@ -70,13 +69,13 @@ def run_watched(
 
 
 def in_groups(argv: Sequence[str], joins: Sequence[Path]) -> list[str]:
-    """`argv` behind a shell that joins the control groups before it becomes the command: no process is ever outside."""
+    """`argv` behind a shell that joins the control groups before it execs the command: no process is ever outside."""
     script = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo $$ > "$1"; shift; n=$((n - 1)); done; exec "$@"'
     return ["sh", "-euc", script, "sh", str(len(joins)), *map(str, joins), *argv]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the whole group first: mmdebstrap unmounts what it mounted on that."""
+    """Send SIGTERM to the whole process group first: mmdebstrap then unmounts what it has mounted."""
     for signum, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signum)
