@@ -1,4 +1,4 @@
-"""Which machines a verb works on: a stack's inventory, or a file's."""
+"""Load the cluster that a verb works on, from a stack's output or from an inventory file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from infra.inventory import InventoryError, Node, SshCluster, from_json
 
 
 def load(stack: str, inventory: str) -> SshCluster:
-    """The cluster in the inventory file, else that of the stack; what cannot be used ends fab with exit code 2."""
+    """The cluster of the inventory file if one is named, else of the stack. Exit 2 for an unusable inventory.
+
+    Also rewrites the operator's SSH files of the cluster, if they exist.
+    """
     text, source = (_read(Path(inventory).expanduser()), inventory) if inventory else _stack_output(stack)
     cluster = parse(text, source)
-    renew(cluster)  # a node that was made again has a new key: plain `ssh node2` is to know it as well
+    renew(cluster)  # plain `ssh node2` must know the new key of a node that was made again
     return cluster
 
 
 def parse(text: str, source: str) -> SshCluster:
-    """The cluster of an inventory that is in hand; what cannot be used ends fab with exit code 2, naming `source`."""
+    """The cluster of an inventory's JSON text. Exit 2, which names `source`, for one that cannot be used."""
     try:
         cluster = from_json(text, source=source)
         if not isinstance(cluster, SshCluster):
@@ -35,13 +38,13 @@ def parse(text: str, source: str) -> SshCluster:
 
 
 def renew_files(stack: str) -> None:
-    """After a change of the stack: what plain `ssh node2` reads is made to fit, where the operator has it."""
+    """After a change of the stack, rewrite the files that plain `ssh node2` reads, if the operator has them."""
     if any((directory(stack) / name).exists() for name in ("known_hosts", CONFIG)):
         load(stack, "")
 
 
 def choose(cluster: SshCluster, names: str) -> list[Node]:
-    """The nodes of a comma-separated list; empty: all of them."""
+    """The nodes of a comma-separated list, each once; an empty list means all. Exit 2 for an unknown name."""
     try:
         wanted = [cluster.node(name.strip()) for name in names.split(",")] if names else list(cluster.nodes)
     except InventoryError as error:
@@ -59,7 +62,7 @@ def _read(path: Path) -> str:
 
 
 def _stack_output(stack: str) -> tuple[str, str]:
-    from fabfile.stacks import pulumi_cli  # only here: with an inventory file no stack is needed, nor what makes one
+    from fabfile.stacks import pulumi_cli  # imported only here: an inventory file needs no stack
 
     stack = stack or pulumi_cli.default_stack()
     return pulumi_cli.stack_output(stack), f"stack {stack}"

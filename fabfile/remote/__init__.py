@@ -1,1 +1,1 @@
-"""How a machine is reached: strict SSH connections, commands on them, and what is put on a node."""
+"""Reach machines: strict SSH connections, commands over them, and the programs that are copied to a node."""

@@ -1,4 +1,4 @@
-"""One command on one open connection, line by line, and its end: whatever happens here, nothing stays running there."""
+"""Run one command on an open connection and read its output. The command ends when the connection does."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ TIMED_OUT = 124
 """The exit code that timeout(1) gives."""
 
 MOST = 64 << 20
-"""Characters that are kept of an output that somebody needs whole."""
+"""Most characters of an output that is needed whole; more raises TooMuch."""
 TAIL = 64 << 10
-"""Characters that are kept of an output whose lines were passed on: enough to say why a command failed."""
+"""Characters kept from the end of an output whose lines went to `on_line`: enough to say why a command failed."""
 LONGEST_LINE = 64 << 10
+"""Characters after which an unfinished line is passed on as it is."""
 
 _GUARD = FOLDER / "guard.sh"
-# A command is over when its shell is. What it left in the background may hold the output open for ever.
+# Silence after the shell's exit that ends the reading: a background process may hold the output open for ever.
 _DRAIN_SECONDS = 1.0
 _POLL_SECONDS = 0.25  # how often to look whether a silent command has ended while something else holds its output
 
 
 class Channel(Protocol):
-    """What is used of paramiko.Channel."""
+    """The part of paramiko.Channel that is used here."""
 
     status_event: threading.Event
     eof_received: bool
@@ -53,7 +54,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What a command did on a node; an unreachable node has exit code 255 and the reason."""
+    """The outcome of a command on one node; an unreachable node has exit code 255 and a reason."""
 
     node: str
     exited: int
@@ -74,16 +75,16 @@ class Result:
 
 
 def guarded(command: str) -> str:
-    """The command under a guard that ends it, with all it started, as soon as the connection is gone."""
+    """Wrap a command in a guard (node/guard.sh) that ends it and its children when the connection is gone."""
     return f"exec bash --norc -c {shlex.quote(_GUARD.read_text())} {shlex.quote(command)}"
 
 
 class TooMuch(Exception):
-    """A command printed more than is kept of an output that is needed whole."""
+    """A command printed more than MOST characters of an output that is needed whole."""
 
 
 class Lines:
-    """Bytes in, whole lines out. Of the text it keeps all, up to MOST; where each line is passed on, only the end."""
+    """Split bytes into lines. With `on_line` keep only the last TAIL characters; without it all, up to MOST."""
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
         self.text = ""
@@ -118,18 +119,18 @@ class Lines:
             lines, self._rest = [*lines, self._rest], ""
         for line in lines:
             on_line(_last_state(line))
-        # A progress bar that goes on without a line's end: its earlier states are of no use.
+        # A progress bar that has not ended its line: drop all states but the last.
         whole = self._rest.rstrip("\r")
         self._rest = self._rest[whole.rfind("\r") + 1 :]
 
 
 def _last_state(line: str) -> str:
-    """What a terminal would show in the end: a progress bar writes each state over the one before."""
+    """What a terminal would show of a line that a progress bar has overwritten with carriage returns."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
 def exit_status(channel: Any, seconds: float) -> int:
-    """The exit code of a command whose input is all sent; OSError when there is none within so many seconds."""
+    """The exit code of a command whose input has been sent; OSError if it does not end in time, or is lost."""
     if not channel.status_event.wait(seconds):
         raise OSError(f"no end after {seconds:g} s")
     code: int = channel.recv_exit_status()
@@ -146,8 +147,11 @@ def follow(
     quiet: float | None = None,
     on_line: OnLine | None = None,
 ) -> Result:
-    """Read a started command's output to its end. `timeout` is for all of it, `quiet` without a byte of output, in
-    seconds; None: as long as the connection lives (see fabfile/remote/keepalive.py)."""
+    """Read a started command's output to its end. A late or lost command does not raise: its Result has the reason.
+
+    `timeout` limits the whole command, `quiet` the time without a byte of output, both in seconds; None: no limit
+    while the connection lives (see fabfile/remote/keepalive.py).
+    """
 
     def each(stream: str) -> Callable[[str], None] | None:
         return (lambda line: on_line(node, stream, line)) if on_line else None
@@ -173,8 +177,8 @@ def follow(
 
 
 def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
-    """What a started command prints, as it comes; last its Result, with the end of what it said on stderr. `quiet`:
-    seconds without a byte after which it is given up."""
+    """Yield a started command's stdout as it comes, then its Result, which has the end of stderr. Give the command
+    up after `quiet` seconds without a byte."""
     err = Lines(lambda line: None)
     try:
         for out_data, err_data in parts(channel, None, quiet):
@@ -193,11 +197,14 @@ def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Re
 
 
 class Late(Exception):
-    """A command that did not end, or said nothing, within its time."""
+    """A command did not end, or printed nothing, within its time."""
 
 
 def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Iterator[tuple[bytes, bytes]]:
-    """What comes on (stdout, stderr), until the output's end, or the command's and a moment of silence."""
+    """Yield (stdout, stderr) until the output ends, or the command has ended and is silent for _DRAIN_SECONDS.
+
+    Raises Late after `timeout` seconds in all, or `quiet` seconds of silence.
+    """
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     heard = time.monotonic()
     poller = select.poll()
@@ -206,15 +213,15 @@ def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Itera
         left = max(0.0, deadline - time.monotonic())
         ended = channel.exit_status_ready()
         poller.poll(min(left, _DRAIN_SECONDS if ended else _POLL_SECONDS) * 1000)
-        # Asked before reading, so that nothing can slip in between the last read and the answer.
+        # Checked before reading: output that came between the last read and the check would be lost.
         closed = channel.eof_received or channel.closed
         out = channel.recv(1 << 16) if channel.recv_ready() else b""
         err = channel.recv_stderr(1 << 16) if channel.recv_stderr_ready() else b""
         if out or err:
             yield out, err
-            heard = time.monotonic()  # after that: what its reader takes is not the command's silence
+            heard = time.monotonic()  # set after the yield: the reader's own time is not the command's silence
             continue
-        if closed:  # the command may go on without an output
+        if closed:  # a command may close its output and go on
             if not channel.status_event.wait(None if timeout is None else left):
                 raise Late(f"not finished after {timeout:g} s")
             return

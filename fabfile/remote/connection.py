@@ -1,7 +1,7 @@
-"""One strict connection: keys only, and only to a machine whose host key is known.
+"""A strict SSH connection: by key only, and only to a machine whose host key is known.
 
-Fabric by itself accepts every host key (fabric#2071) and reads the operator's ~/.ssh/config. A connection made
-here reads neither that nor anything else outside the inventory, and refuses before a byte of a command is sent.
+Fabric by default accepts every host key (fabric#2071) and reads the operator's ~/.ssh/config. A connection made
+here takes all its settings from the inventory, and fails before a byte of a command is sent.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fabfile.remote.known_hosts import HostKeyMismatch, HostKeyUnknown, SshError
 from fabfile.remote.openssh import jump_node, user_of
 from infra.inventory import Node, SshCluster
 
-# Without a handler, logging prints paramiko's own account of every refused connection, traceback and all.
+# Without a handler, logging prints paramiko's traceback of every refused connection.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 _HANDSHAKE_SECONDS = 30.0
-"""For the key exchange and the login once a TCP connection stands: many nodes may be booting on few cores."""
+"""Limit for key exchange and login after the TCP connection: many nodes may be booting on few cores."""
 
 
 class Tunnel:
-    """A channel through the jump host, used as a socket: closing it is no error when the way there is gone already."""
+    """A channel through the jump host, used as a socket. Closing it after the jump host is lost is no error."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -46,7 +46,7 @@ class Tunnel:
 
 
 class StrictConnection(Connection):  # type: ignore[misc]
-    """A fabric.Connection that goes to one node of the inventory or nowhere."""
+    """A fabric.Connection that can reach only the one node of the inventory that it was made for."""
 
     def __init__(self, cluster: SshCluster, node: Node, timeout: float, via: StrictConnection | None) -> None:
         super().__init__(
@@ -76,7 +76,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
         self.transport = transport
 
     def close(self) -> None:
-        # Shutting the socket wakes paramiko's thread at once; by itself it would notice a tenth of a second later.
+        # Shutting the socket wakes paramiko's thread at once; otherwise it notices 0.1 s later.
         if self._socket is not None:
             shut(self._socket)
         super().close()
@@ -143,7 +143,7 @@ def connect(
 ) -> StrictConnection:
     """An open connection to one node, closed by the caller (it is a context manager).
 
-    `timeout` is for reaching it. `via` is an open connection to the jump host, to be shared by many nodes.
+    `timeout`, in seconds, is for reaching it. `via` is an open connection to the jump host, shared by many nodes.
     Raises HostKeyMismatch or HostKeyUnknown before any command is sent, SshError for every other reason.
     """
     connection = StrictConnection(cluster, node, timeout, via)
@@ -157,8 +157,8 @@ def _fabric_config() -> Any:
 
 
 def _transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
-    """Like paramiko's own, but with the modern RSA signatures first: it puts the known key's type before all others,
-    and a server without the old `ssh-rsa` would then show a key of another type, which looks like an impostor's."""
+    """paramiko's transport, but with the SHA-2 RSA signatures first. paramiko prefers the type of the known key; for
+    an RSA key a server without the old `ssh-rsa` would offer a key of another type: a false host key mismatch."""
     transport = WatchedTransport(sock, **kwargs)
     security = transport.get_security_options()
     known: Sequence[str] = security.key_types
@@ -167,7 +167,7 @@ def _transport(sock: Any, **kwargs: Any) -> paramiko.Transport:
 
 
 def identity_of(file: str) -> paramiko.PKey:
-    """The operator's private key; one with a passphrase is used through the agent."""
+    """The operator's private key; one with a passphrase must be loaded into the SSH agent."""
     path = Path(file).expanduser()
     try:
         return paramiko.PKey.from_path(path)
@@ -198,7 +198,7 @@ def shut(sock: socket.socket) -> None:
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # closed already, from the other side or by paramiko
+        return  # already closed, by the far end or by paramiko
 
 
 def where(node: Node) -> str:

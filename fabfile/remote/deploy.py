@@ -1,4 +1,4 @@
-"""Puts the wheel of training/ on the nodes, with the program that runs its jobs: all at once, each content once."""
+"""Put the wheel of training/ and the node program on all nodes at once. A node that has the same content keeps it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TIMEOUT = 60
 
 @dataclass(frozen=True)
 class Package:
-    """What goes to a node; equal content has an equal hash."""
+    """The wheel that goes to a node, and the hash of its content."""
 
     hash: str
     wheel: bytes
@@ -35,20 +35,23 @@ class Deployed:
 
     folder: str
     busy: str
-    """The job that the node has; empty: none."""
+    """The job that runs on the node; empty: none."""
     problem: str
-    """Why the node cannot have the job that it was asked about; empty: it can."""
+    """Why the node cannot run the job in question; empty: it can."""
 
 
 @cache
 def package() -> Package:
-    """That of this checkout."""
+    """The package of this checkout."""
     _, training = wheel.wheel(ROOT / "training")
     return Package(hashlib.sha256(training + node_program.content()).hexdigest()[:16], training)
 
 
 def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -> dict[str, Deployed]:
-    """The package on all these nodes, and what each says to the job; Exit 1 names those that cannot be reached."""
+    """Put the package on these nodes and ask each whether it can run the job file `job` (empty: no job).
+
+    The result is by node name. Exit 1 names the nodes where this failed.
+    """
     answers = in_parallel(lambda node: _one(fleet, node, job, ranks), nodes)
     wrong = [answer for answer in answers.values() if isinstance(answer, str)]
     if wrong:
@@ -57,7 +60,7 @@ def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -
 
 
 def _one(fleet: Fleet, node: Node, job: str, ranks: int) -> Deployed | str:
-    """A string says why not."""
+    """Deploy to one node; a string says why that failed."""
     sent = package()
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # rank 0's alone
     asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb}

@@ -1,4 +1,4 @@
-"""Nodes that are machines of this very host: whether one has ended is known here at once, where SSH only times out."""
+"""Whether a node that runs on this host has ended. The host knows at once; SSH would only time out."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from infra.inventory import Node
 
 WHY = "its machine has ended: it was powered off, has crashed or was killed"
 MEND = "fab up"
-"""It looks at what is really there before it decides, and makes the node anew."""
+"""It compares the state with the machines that exist, and makes the node again."""
 _GROUPS = "/sys/fs/cgroup/"
 
 
 def is_gone(node: Node) -> bool:
     """Whether the node's machine on this host has ended; False for one that runs, and for machines elsewhere.
 
-    Also False for a group that is none of this host's: an inventory may be somebody else's.
+    Also False for a group of another host: the inventory may be of somebody else's machines.
     """
     group = Path(node.control_group)
     if not node.control_group.startswith(_GROUPS) or ".." in group.parts or not Path(_GROUPS).is_dir():

@@ -1,4 +1,4 @@
-"""Names of files that a node, a bucket or a manifest gives: which of them may be written or read under our folder."""
+"""Check file names that come from a node, a bucket or a manifest: which may be used under a folder of ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""SSH to the nodes of a cluster: what every verb uses.
+"""SSH connections to the nodes of a cluster, as every verb uses them.
 
-Connections are strict (connection.py), so is the ssh command with `options` (openssh.py); a command ends with the
-connection that it was started on (command.py).
+Connections check host keys (connection.py), as does the ssh command with `options` (openssh.py). A command ends with
+the connection that it was started on (command.py).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = [
 
 T = TypeVar("T")
 AHEAD = 100
-"""Items that are read before they are asked for; a slow terminal holds up the reading, not the memory."""
+"""Items that `apart` reads ahead: with a slow terminal the reading waits, and memory does not grow."""
 
 
 class Fleet:
-    """The connections to a cluster's nodes: one kept per node, opened at need, all through one to the jump host."""
+    """The connections to a cluster's nodes: one per node, opened when first needed, all through one jump connection."""
 
     def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
         if cluster.identity_file:
-            identity_of(cluster.identity_file)  # a key that cannot be used is said once, not once per node
+            identity_of(cluster.identity_file)  # reports an unusable key once, not once per node
         known_hosts(cluster)
         self.cluster = cluster
         self._timeout = timeout
@@ -58,7 +58,10 @@ class Fleet:
         self._closed = False
 
     def connection(self, node: Node, timeout: float | None = None) -> StrictConnection:
-        """The kept connection to a node, made again if it was lost. Different nodes may be asked for at once."""
+        """The open connection to a node, made again if it was lost. Threads may ask for different nodes at once.
+
+        Raises SshError.
+        """
         kept = self._open.get(node.name)
         if kept is not None:
             if kept.is_connected:
@@ -81,7 +84,7 @@ class Fleet:
         quiet: float | None = None,
         on_line: OnLine | None = None,
     ) -> dict[str, Result]:
-        """Run a command on all nodes at once; see run_all. `quiet`: seconds without output after which it is ended."""
+        """Run a command on all nodes at once; see run_all. It is ended after `quiet` seconds without output."""
         guard = guarded(command)
 
         def one(node: Node) -> Result:
@@ -95,7 +98,7 @@ class Fleet:
                 return Result(node.name, UNREACHABLE, stderr=reason, reason=reason)
             result = follow(node.name, channel, timeout=timeout, quiet=quiet, on_line=on_line)
             if result.reason:
-                self._open[node.name].close()  # which ends the command on the node
+                self._open[node.name].close()  # this ends the command on the node
             return result
 
         try:
@@ -105,9 +108,9 @@ class Fleet:
             raise
 
     def close(self) -> None:
-        """Close everything; what still runs on the nodes is ended by its guard."""
+        """Close all connections; the guards end what still runs on the nodes."""
         self._closed = True
-        # All sockets first: that is immediate and ends the commands, the rest is tidying up.
+        # All sockets first: that is immediate and ends the commands.
         connections = [*self._open.values(), *([self._jump] if self._jump else [])]
         for connection in connections:
             if connection._socket is not None:
@@ -124,7 +127,7 @@ class Fleet:
             if self._jump is not None and self._jump.is_connected:
                 return self._jump
             if tries != self._jump_tries and self._jump_error is not None:
-                raise self._jump_error  # somebody has just tried: 64 nodes are not to wait one after the other
+                raise self._jump_error  # just tried by another thread: 64 nodes must not each wait for the timeout
             self._jump_tries, self._jump_error = self._jump_tries + 1, None
             try:
                 self._jump = connect(self.cluster, jump, timeout)
@@ -152,8 +155,9 @@ def run_all(
 ) -> dict[str, Result]:
     """Run a command on all nodes at once; the results are by name, in the inventory's order.
 
-    Every node has a result: one that is not reached has exit code 255 and the reason. `on_line(node, stream, line)`
-    is called for each line as it comes. When this function is left, by Ctrl-C too, the command has ended or is ended.
+    Every node has a result: an unreachable one has exit code 255 and the reason. `timeout` is in seconds.
+    `on_line(node, stream, line)` is called for each line as it comes. Leaving this function, also by Ctrl-C, ends a
+    command that still runs.
     """
     chosen = None if nodes is None else [cluster.node(node) if isinstance(node, str) else node for node in nodes]
     with Fleet(cluster) as fleet:
@@ -161,7 +165,8 @@ def run_all(
 
 
 def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T]:
-    """Do something for each node, each in a thread of its own. Neither an error nor Ctrl-C waits for the others."""
+    """Call `work` for each node, each in its own thread; results by node name. The first error, or Ctrl-C, is raised
+    at once, without waiting for the other nodes."""
     done: queue.SimpleQueue[tuple[str, T | None, BaseException | None]] = queue.SimpleQueue()
 
     def one(node: Node) -> None:
@@ -183,12 +188,12 @@ def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T
 
 
 def apart(items: Generator[T, None, None]) -> Iterator[T]:
-    """The same items, taken in a thread of its own, AHEAD of them ahead at most.
+    """Yield the same items, read in a separate thread at most AHEAD items ahead.
 
-    paramiko takes its locks outside of `try`: Ctrl-C in the middle of it may leave one locked, and whoever closes the
-    channel then waits for ever. In this thread no Ctrl-C is ever raised.
+    paramiko takes its locks outside of `try`: Ctrl-C at that moment leaves one locked, and closing the channel then
+    hangs. Python raises Ctrl-C in the main thread only, so this thread is safe.
     """
-    # Not a Queue: in its Python code Ctrl-C leaves a lock behind in the same way.
+    # Not a Queue: it is written in Python, where Ctrl-C can leave its lock taken in the same way.
     taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     left = threading.Event()
 

@@ -1,7 +1,7 @@
-"""Lets the nodes of a cluster know each other: names, addresses, host keys, and each node's own SSH key.
+"""Make the nodes of a cluster known to each other: names, addresses, host keys, and each node's own SSH key.
 
-A node's private key is made on it and never leaves it. Two round trips per node at most: what each has to say,
-and, where that changes anything, the same files for all of them.
+A node's private key is made on it and never leaves it. At most two round trips per node: one collects each node's
+keys, the second writes the same files to every node where they differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TIMEOUT = 60
 
 
 def join(fleet: Fleet) -> list[str]:
-    """Make the nodes know each other; returns the names of those that had to be changed."""
+    """Make the nodes known to each other; returns the names of the nodes that were changed."""
     gathered = _run(fleet, fleet.cluster.nodes, "facts")
     said = {name: _said(name, result) for name, result in gathered.items()}
     host_keys = {node.name: _host_key(fleet, node) for node in fleet.cluster.nodes}
@@ -41,7 +41,7 @@ def join(fleet: Fleet) -> list[str]:
 def make_blocks(
     nodes: tuple[Node, ...], user: str, said: dict[str, dict[str, str]], host_keys: dict[str, str]
 ) -> dict[str, str]:
-    """Our part of each file, the same on every node."""
+    """Trainyard's block of each file, the same on every node."""
     hosts, known, keys, config = [], [], [], []
     for node in nodes:
         port = int(said[node.name]["port"])
@@ -61,7 +61,7 @@ def make_blocks(
         "    BatchMode yes",
         "    IdentityFile ~/.ssh/id_ed25519",
         "    IdentitiesOnly yes",
-        "Match all",  # what follows in the file is not about these hosts only
+        "Match all",  # lines after our block apply to all hosts again
     ]
     bodies = {"hosts": hosts, "known_hosts": known, "authorized_keys": keys, "ssh_config": config}
     return {name: "\n".join([BEGIN, *body, END, ""]) for name, body in bodies.items()}
@@ -76,7 +76,7 @@ def _run(fleet: Fleet, nodes: Sequence[Node], *argv: str, sudo: bool = False) ->
 
 
 def _said(name: str, result: Result) -> dict[str, str]:
-    """What a node says of itself, checked: its key goes into every other node's authorized_keys."""
+    """A node's answer, checked, as its key goes into every other node's authorized_keys."""
     said: dict[str, Any] = json.loads(result.stdout)
     match = _PUBLIC_KEY.fullmatch(str(said["key"]))
     if match is None or not str(said["port"]).isdigit():
@@ -85,7 +85,7 @@ def _said(name: str, result: Result) -> dict[str, str]:
 
 
 def _host_key(fleet: Fleet, node: Node) -> str:
-    """The inventory's key, else the one that the operator's known_hosts has just confirmed."""
+    """The host key of the inventory, else the one that the operator's known_hosts has just confirmed."""
     if node.host_key:
         return node.host_key
     key = fleet.connection(node).transport.get_remote_server_key()

@@ -1,7 +1,7 @@
-"""Whether the far end of an SSH connection is still there: asked every INTERVAL seconds, given up after DEAD seconds.
+"""Detect a lost SSH connection: probe the far end every INTERVAL seconds, give it up after DEAD seconds of silence.
 
-Without this a verb waits for ever when the network goes, or a node stops without a word: TCP by itself notices only
-after many minutes, or never while nothing is sent. paramiko's own keepalive sends, but does not look for an answer.
+Without this a verb hangs when the network fails or a node dies: TCP notices only after many minutes, or never while
+nothing is sent. paramiko's own keepalive sends, but does not check for an answer.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from paramiko.common import cMSG_GLOBAL_REQUEST
 
 INTERVAL = 15.0
 DEAD = 60.0
-"""As OpenSSH's ServerAliveInterval times ServerAliveCountMax in fabfile/remote/openssh.py."""
+"""The product of ServerAliveInterval and ServerAliveCountMax in fabfile/remote/openssh.py."""
 
 
 class WatchedTransport(paramiko.Transport):
-    """A transport that ends itself when nothing at all has come from the far end for DEAD seconds."""
+    """A transport that closes itself after DEAD seconds without any message from the far end."""
 
     def __init__(self, sock: Any, **kwargs: Any) -> None:
         super().__init__(sock, **kwargs)
         self.heard = time.monotonic()
         self.lost = ""
-        """Why it was given up; empty: it was not."""
+        """Why the connection was given up; empty: it was not."""
         read = self.packetizer.read_message
 
         def noted() -> Any:
             message = read()
-            self.heard = time.monotonic()  # whatever it is: somebody is there
+            self.heard = time.monotonic()  # any message shows that the far end is alive
             return message
 
         self.packetizer.read_message = noted  # type: ignore[method-assign]
 
     def watch(self) -> None:
-        """From now on, after the login: the handshake has limits of its own."""
+        """Start watching. Called after the login: the handshake has its own time limits."""
         self.heard = time.monotonic()
         this = weakref.ref(self)
         self.packetizer.set_keepalive(INTERVAL, lambda: _ask(this))
-        # A thread of its own: that of the transport may hang in sending to a far end that takes nothing any more.
+        # A separate thread: the transport's own may block while it sends to a far end that no longer reads.
         threading.Thread(target=_watch, args=(this,), daemon=True).start()
 
     def give_up(self) -> None:
-        """End the connection: whoever waits for something on it hears so at once."""
+        """Close the connection, so that every reader waiting on it fails at once."""
         self.lost = f"no sign of life for {DEAD:g} s"
         self.saved_exception = paramiko.SSHException(self.lost)
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
@@ -59,14 +59,14 @@ def why_lost(channel: Any) -> str:
 
 
 def _ask(this: weakref.ref[WatchedTransport]) -> None:
-    """Ask for an answer, any answer. Runs in the transport's own thread while nothing comes."""
+    """Send a request that the far end must answer. Runs in the transport's own thread while nothing comes."""
     transport = this()
     if transport is None or not transport.clear_to_send.is_set():
-        return  # it exchanges keys just now: that is life enough, and only this thread can end it
+        return  # a key exchange is under way: the far end is alive, and only this thread can finish it
     message = paramiko.Message()
     message.add_byte(cMSG_GLOBAL_REQUEST)
     message.add_string("keepalive@openssh.com")
-    message.add_boolean(True)  # every server has to answer, if only that it does not know the request
+    message.add_boolean(True)  # want reply: a server must answer, even to a request that it does not know
     transport._send_user_message(message)  # type: ignore[attr-defined]
 
 

@@ -1,9 +1,9 @@
-"""The host keys that the operator's SSH trusts, one file per cluster, written from the inventory.
+"""The host keys that the operator's SSH trusts: one file per cluster, written from the inventory.
 
     ~/.trainyard/<cluster name>/known_hosts
 
-A node that is created again at the same address has a new key in the inventory, so the file changes with it:
-nothing prompts, and the old key is refused.
+A node that is made again at the same address has a new key in the inventory, and the file follows: ssh does not
+prompt, and the old key is refused.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class SshError(Exception):
 
 
 class HostKeyError(SshError):
-    """The far end is not known to be the node; trying again would not help."""
+    """The far end's host key does not prove that it is the node; a retry cannot help."""
 
 
 class HostKeyMismatch(HostKeyError):
-    """Another key than the inventory's answers at a node's address."""
+    """A node's address offers another host key than the inventory's."""
 
 
 class HostKeyUnknown(HostKeyError):
@@ -36,7 +36,7 @@ class HostKeyUnknown(HostKeyError):
 
 
 def directory(name: str) -> Path:
-    """Where the operator keeps the files of one cluster; the name becomes a path, so it is checked."""
+    """The operator's folder of one cluster. InventoryError for a name that cannot be a folder's."""
     form: Form = get_args(ClusterName)[1]
     if not form.fits(name):
         raise InventoryError(f"name = {name!r}: must be {form.allowed}")
@@ -44,7 +44,7 @@ def directory(name: str) -> Path:
 
 
 def known_hosts(cluster: SshCluster) -> Path:
-    """The file with the keys of the cluster's nodes, written if the inventory has changed."""
+    """The file with the keys of the cluster's nodes, rewritten if the inventory has changed."""
     path = directory(cluster.name) / "known_hosts"
     lines = [line for node in cluster.nodes if node.host_key for line in _lines(node)]
     write(path, "# Written by trainyard from the inventory; changes are overwritten.\n" + "\n".join([*lines, ""]))
@@ -52,13 +52,13 @@ def known_hosts(cluster: SshCluster) -> Path:
 
 
 def trusted_files(cluster: SshCluster, node: Node) -> list[Path]:
-    """The files that decide about one node: the inventory's word alone where there is one, else the operator's."""
+    """The known_hosts files for one node: ours alone if the inventory has its key, else the operator's own."""
     ours = known_hosts(cluster)
     return [ours] if node.host_key else [ours, Path.home() / ".ssh" / "known_hosts"]
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file of the operator's directory: whole or not at all, and only when it changes."""
+    """Write a file of the operator's folder atomically, and only if it changes."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_file() and path.read_text() == text:
         return
@@ -82,6 +82,6 @@ def fingerprint(blob: bytes) -> str:
 
 
 def _lines(node: Node) -> list[str]:
-    # The plain names come last: behind a shared address with many ports, only [address]:port tells nodes apart.
+    # The node's name comes last: nodes behind one shared address differ only in [address]:port.
     names = [f"[{node.address}]:{node.ssh_port}"] if node.ssh_port != 22 else [node.address]
     return [f"{name} {node.host_key}" for name in [*names, node.name]]

@@ -1,7 +1,7 @@
-"""The one program that runs on the nodes: the package node/ as a zip that Python runs, put on each node once.
+"""The program that runs on the nodes: the package node/ as a zip that Python runs, copied to each node once.
 
-Its name is the hash of its content, so a node that has the name has the content. A node that lacks it is sent it,
-checks the hash and renames it into place: nobody runs half of it, and two operators at once do no harm.
+The file's name is the hash of its content, so a node that has the name has the content. A node without it receives
+it, checks the hash and renames it into place: no command runs half a file, and two operators can do this at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from infra.inventory import Node
 from node import FOLDER
 
 MISSING = 78
-"""Exit code of `command` on a node that does not have the program (EX_CONFIG; no command of the program gives it)."""
+"""Exit code of `command` on a node without the program (EX_CONFIG; no command of the program exits with it)."""
 _PUT_SECONDS = 60.0
 _OLD_DAYS = 14
-"""Other versions stay for so long: another checkout may be in use for this cluster. A job has a copy of its own."""
+"""Days that other versions stay: another checkout may be using this cluster. A running job has its own copy."""
 _ROOT = FOLDER.parent
 _MAIN = b"import sys\n\nfrom node.main import main\n\nsys.exit(main(sys.argv[1:]))\n"
 
 
 @cache
 def content() -> bytes:
-    """The zip: equal sources give equal bytes. It has what node/ may import beside itself (tests/test_imports.py)."""
+    """The zip; equal sources give equal bytes. It has all modules that node/ may import (tests/test_imports.py)."""
     sources = [path for kind in ("*.py", "*.sh") for path in FOLDER.rglob(kind)]
     sources += [_ROOT / "infra/inventory.py", *(_ROOT / "fabfile/launchers").glob("*.py")]
     files = {str(path.relative_to(_ROOT)): path.read_bytes() for path in sources}
@@ -47,12 +47,12 @@ def digest() -> str:
 
 
 def place() -> str:
-    """Shell for where the program is on a node, to be used within double quotes. The prefix is a test's."""
+    """The program's path on a node, as shell within double quotes. TRAINYARD_PREFIX is for tests."""
     return f"${{TRAINYARD_PREFIX:-$HOME}}/.cache/trainyard/node/{digest()[:16]}.pyz"
 
 
 def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> str:
-    """Shell that runs one of the program's commands (see node/main.py); exit code MISSING where it is not there."""
+    """Shell that runs one of the program's commands (see node/main.py); it exits with MISSING without the program."""
     before = "sudo -n " if sudo else ""
     return f'P="{place()}"; [ -f "$P" ] || exit {MISSING}; exec {before}{python} "$P" {shlex.join(argv)}'
 
@@ -60,7 +60,7 @@ def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> st
 def run(
     fleet: Fleet, *argv: str, nodes: Iterable[Node] | None = None, timeout: float, sudo: bool = False
 ) -> dict[str, Result]:
-    """A command of the program on these nodes at once (default: all), after putting it where it is missing."""
+    """Run a command of the program on these nodes at once (default: all); copy the program to nodes without it."""
     line = command(*argv, sudo=sudo)
     results = fleet.run(line, nodes=nodes, timeout=timeout)
     missing = [fleet.cluster.node(name) for name, result in results.items() if result.exited == MISSING]
@@ -72,7 +72,7 @@ def run(
 
 
 def _try_to_put(fleet: Fleet, node: Node) -> str:
-    """Why the node could not be given the program; empty: it has it."""
+    """Copy the program to a node; returns why that failed, or an empty string."""
     try:
         put(fleet.connection(node))
     except SshError as error:
@@ -83,7 +83,7 @@ def _try_to_put(fleet: Fleet, node: Node) -> str:
 
 
 def put(connection: StrictConnection) -> None:
-    """Make sure that the node at the other end has the program. OSError says why it cannot have it."""
+    """Copy the program to the node at the other end, if it lacks it. OSError says why that failed."""
     with connection.create_session() as channel:
         channel.settimeout(_PUT_SECONDS)
         channel.exec_command(_receive(len(content()), digest()))
@@ -99,7 +99,7 @@ def put(connection: StrictConnection) -> None:
 
 
 def _receive(size: int, sha256: str) -> str:
-    """Shell that says `have` or `want`, and takes so many bytes from its stdin in the second case."""
+    """Shell that prints `have` or `want`; after `want` it reads `size` bytes from stdin and checks their hash."""
     return f"""P="{place()}"
 [ -f "$P" ] && echo have && exit
 umask 022; mkdir -p "${{P%/*}}" && : >"$P.$$" || exit

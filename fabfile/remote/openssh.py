@@ -1,4 +1,4 @@
-"""What the ssh command has to be told, so that it is as strict as our own connections."""
+"""Options for the ssh command that make it as strict as our own connections."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fabfile.remote.known_hosts import directory, known_hosts, trusted_files, wr
 from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
 
 STRANGER = "Host key verification failed"
-"""What the ssh between two nodes says when one was made again, and the other has not been told its new key."""
+"""What ssh between two nodes prints when one was made again and the other does not have its new host key."""
 MEET = "a node was made again, and the others do not know its key yet; run: fab wait"
 CONFIG = "ssh_config"
-"""The file that `fab ssh-config` writes, in the operator's directory of the cluster."""
+"""The file that `fab ssh-config` writes in the operator's folder of the cluster."""
 
 
 def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
-    """What OpenSSH has to be told about a node: keyword and value, quoted as in a configuration file."""
+    """OpenSSH's settings for a node: (keyword, value), quoted as in a configuration file."""
     identity = cluster.identity_file
     pairs = [
         ("User", user_of(cluster, node)),
@@ -38,7 +38,7 @@ def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
         pairs += [("IdentityFile", quoted(Path(identity).expanduser())), ("IdentitiesOnly", "yes")]
     jump = jump_node(cluster)
     if jump is not None and node != jump:
-        # Not ProxyJump: its ssh would take the jump host's settings from the operator's own configuration.
+        # Not ProxyJump: its ssh would read the jump host's settings from the operator's own configuration.
         hop = shlex.join(["ssh", *options(cluster, jump)]).replace("%", "%%")
         pairs.append(("ProxyCommand", f"{hop} -W '[%h]:%p' {shlex.quote(jump.address)}"))
     return pairs
@@ -66,7 +66,7 @@ def config_text(cluster: SshCluster) -> str:
 
 
 def renew(cluster: SshCluster) -> None:
-    """Write those of the operator's files of a cluster again that are there: the inventory may have changed."""
+    """Rewrite the operator's files of a cluster, if they exist: the inventory may have changed."""
     folder = directory(cluster.name)
     if (folder / "known_hosts").exists():
         known_hosts(cluster)
@@ -75,7 +75,8 @@ def renew(cluster: SshCluster) -> None:
 
 
 def jump_node(cluster: SshCluster) -> Node | None:
-    """The jump host `[user@]host[:port]` as a node; its key is that of a node at its address or the operator's own."""
+    """The jump host `[user@]host[:port]` as a node: the cluster's node at that address, if there is one. Otherwise
+    its host key must be in the operator's known_hosts. None: no jump host."""
     if not cluster.jump_host:
         return None
     _, host, port = _split(cluster)
@@ -86,18 +87,18 @@ def jump_node(cluster: SshCluster) -> Node | None:
 
 
 def user_of(cluster: SshCluster, node: Node) -> str:
-    """Who logs in: the cluster's user, but for a jump host that names its own."""
+    """The user who logs in: the jump host's own where it names one, else the cluster's."""
     user = _split(cluster)[0] if node == jump_node(cluster) else ""
     return user or cluster.ssh_user
 
 
 def _split(cluster: SshCluster) -> tuple[str, str, int]:
     parts = split_jump_host(cluster.jump_host)
-    if parts is None:  # from_json refuses it: only a cluster made in code gets here
+    if parts is None:  # from_json refuses it, so only a cluster made in code gets here
         raise InventoryError(f"jump_host = {cluster.jump_host!r}: must be [user@]host[:port]")
     return parts
 
 
 def quoted(path: Path) -> str:
-    """A path as ssh_config reads it: spaces kept, `%` not taken for one of its tokens."""
+    """A path quoted for ssh_config: with spaces kept and `%` escaped, which would start a token."""
     return '"' + str(path).replace("%", "%%").replace('"', '\\"') + '"'

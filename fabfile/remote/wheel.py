@@ -1,7 +1,7 @@
-"""The wheel of training/, as bytes that depend on the files alone.
+"""Build the wheel of training/; equal files give equal bytes.
 
-A wheel of pure Python is a zip with four lines of metadata, so it is made here, in milliseconds and without a network;
-`pip wheel training/` makes the same one from training/pyproject.toml.
+A pure-Python wheel is a zip with a few lines of metadata, so it is built here, in milliseconds and without a network;
+`pip wheel training/` builds the same one from training/pyproject.toml.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def wheel(source: Path) -> tuple[str, bytes]:
-    """(file name, content) of the wheel of a folder that is a package with its pyproject.toml."""
+    """(file name, content) of the wheel of `source`, a package with its pyproject.toml."""
     project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
     name, version = str(project["name"]).replace("-", "_"), str(project["version"])
     info = f"{name}-{version}.dist-info"
@@ -31,7 +31,7 @@ def wheel(source: Path) -> tuple[str, bytes]:
 
 
 def archive(files: Mapping[str, bytes]) -> bytes:
-    """A zip that is the same whenever and wherever it is made."""
+    """A zip of these files with sorted names and fixed dates: equal files give equal bytes."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in sorted(files.items()):
@@ -43,7 +43,7 @@ def archive(files: Mapping[str, bytes]) -> bytes:
 
 
 def _package(source: Path) -> list[Path]:
-    """The package's own files: what a tool has left there stays here."""
+    """The package's own files, without hidden folders and other files that tools leave there."""
     hidden = [path for path in source.rglob("*") if path.is_file() and path.suffix in (".py", ".toml")]
     return sorted(
         path

@@ -1,1 +1,1 @@
-"""A stack's state and configuration, through Pulumi's command or the embedded engine."""
+"""Read and change a stack's state and configuration, by Pulumi's command or by the embedded engine."""

@@ -1,7 +1,7 @@
-"""When a cloud has no room: what `up` failed of, read from Pulumi's own event log, told as what it is.
+"""Run `pulumi up`, and explain a failure for want of capacity or quota in the cloud.
 
-Pulumi writes the log beside its live display (`pulumi up --event-log FILE`, a flag that it shows with
-PULUMI_DEBUG_COMMANDS): one JSON event a line; the errors are in its `diagnosticEvent`s.
+The reason is in Pulumi's event log, written beside its live display (`pulumi up --event-log FILE`, a flag that its
+help lists only with PULUMI_DEBUG_COMMANDS): one JSON event a line; the errors are in `diagnosticEvent`s.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ CODES = {
     "SkuNotAvailable": _OFFER,
     "QuotaExceeded": _QUOTA,
 }
-# `Unsupported` is a common word: only as EC2 says it. Azure says OperationNotAllowed for more than a quota.
+# `Unsupported` is a common word, so only in EC2's form. Azure's OperationNotAllowed does not only mean a quota.
 _CODE = re.compile(rf"\b({'|'.join(code for code in CODES if code != 'Unsupported')})\b|api error (Unsupported):")
 _AZURE_QUOTA = re.compile(r"OperationNotAllowed.*exceeding approved .*Cores quota", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Shortage:
-    """One resource that there was no room for."""
+    """One resource that the cloud had no capacity or quota for."""
 
     resource: str
     code: str
     message: str
-    """The cloud's own words, in one line."""
+    """The cloud's own message, in one line."""
 
     @property
     def why(self) -> str:
@@ -68,12 +68,12 @@ class Update:
 
     code: int
     began: bool
-    """Whether it came further than its preview and the question after it: something may have been changed."""
+    """Whether it went past its preview and the question: something may have been changed."""
 
 
 def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> Update:
-    """Run `pulumi up` before the user's eyes; on a failure for want of room in a cloud, say so at the end."""
-    with tempfile.TemporaryDirectory(prefix="trainyard-") as directory:  # for this user's eyes only
+    """Run `pulumi up` with its live display; after a failure for want of capacity print advice at the end."""
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as directory:  # mode 700: readable by this user only
         log = Path(directory) / "events.json"
         variables = {"PULUMI_DEBUG_COMMANDS": "true", **pulumi_cli.plugins(told["cloud"])}
         code = pulumi_cli.follow([*argv, "--event-log", str(log)], **variables)
@@ -85,14 +85,14 @@ def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> Update:
 
 
 def began(log: str) -> bool:
-    """Whether an event log has a step of the update itself; those of its preview are marked as planning."""
+    """Whether an event log has a step of the update itself; the preview's steps are marked as planning."""
     kinds = ("resourcePreEvent", "resOutputsEvent", "resOpFailedEvent")
     steps = [event[kind] for event in _events(log) for kind in kinds if kind in event]
     return any(not step.get("planning") for step in steps)
 
 
 def shortages(log: str) -> list[Shortage]:
-    """What an event log has of failures for want of room; each resource once. A torn last line is no harm."""
+    """The capacity failures in an event log, each resource once. A torn last line is skipped."""
     found: dict[str, Shortage] = {}
     for event in _events(log):
         told = event.get("diagnosticEvent") or {}
@@ -119,7 +119,7 @@ def _events(log: str) -> Iterable[dict[str, Any]]:
 
 
 def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[str]:
-    """The lines that end a failed `up`: what it is, where the type is offered, and what to do."""
+    """The lines that end a failed `up`: what is missing, where the machine type is offered, and what to do."""
     if not found:
         return []
     lines = [f"no capacity: {entry.resource}: {entry.code}: {entry.why}" for entry in found]

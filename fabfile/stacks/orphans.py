@@ -1,4 +1,4 @@
-"""What of a stack is left in its cloud or on this machine: the audit's list, what it costs, and the data in it."""
+"""Find what is left of a stack in its cloud or on this machine, what it costs, and which of it holds data."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from fabfile.output import say, table
 from fabfile.stacks import pulumi_cli
 
 SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
-"""A cloud lists for a while what has just been removed: a disk that is `deleting`, a machine `shutting-down`."""
+"""A cloud goes on listing what was just removed (a disk `deleting`, a machine `shutting-down`): ask again every
+SETTLE_POLL_S seconds, for SETTLE_S."""
 _DATA_TYPES = ("aws:s3/", "azure-native:storage:")
 _DATA_KINDS = ("bucket", "storage account")
 _MAY_READ = "::may-read"
-"""Azure: the operator's right to list what is kept; without it the audit could not say what that is."""
+"""Azure: the operator's right to list the data that is kept. It stays too, as the audit needs it."""
 _GROUP_KIND = "resource group"
 _LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi")
-"""Of what a local stack has in Pulumi's state: dynamic resources, and the providers of those and of Pulumi itself."""
+"""The types in a local stack's state: dynamic resources, their providers and Pulumi's own."""
 _GROUP_TYPE = "azure-native:resources:ResourceGroup"
 
 Thing = dict[str, Any]
 
 
 def about(stack: str) -> dict[str, Any]:
-    """What the stack's file says, and what its state says of whose it is (`state`, see pulumi_cli.identity).
+    """The settings of the stack's file, and `state`: the stack's identity by its state (see pulumi_cli.identity).
 
-    Without a file that can be used, a local stack: it is found by its name.
+    Without a usable file the stack is taken for a local one, which is found by its name.
 
     Exit 2 for a cloud's stack without `pulumi`, for one without a file whose state has a cloud's resources, and for a
     broken file of a stack that is nowhere to be seen: without the file nobody knows where to look.
@@ -43,7 +44,7 @@ def about(stack: str) -> dict[str, Any]:
             message = f"{error.message}; the stack is in a cloud, and its file says where: put it right first"
             raise Exit(message, code=pulumi_cli.USAGE) from None
         if not _has_local_state(stack):
-            # Ends with the file's error where nothing is here either.
+            # Ends with the file's error if nothing of the stack is on this machine either.
             found = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.audit", stack)))
             if not found and stack not in pulumi_cli.files():
                 raise pulumi_cli.unknown(stack) from None
@@ -53,19 +54,19 @@ def about(stack: str) -> dict[str, Any]:
 
 
 def _has_local_state(stack: str) -> bool:
-    """Whether the state, which has nothing of a cloud's, has something."""
+    """Whether the state has resources, and none of a cloud."""
     if not pulumi_cli.has_pulumi():
         return bool(pulumi_cli.resources(stack))
     return any(not entry["type"].startswith("pulumi:") for entry in pulumi_cli.exported(stack))
 
 
 def known(stack: str, told: dict[str, Any]) -> list[str]:
-    """The resources of the state as the audit compares them: by id in a cloud, by name on this machine."""
+    """The resources of the state, as the audit compares them: ids in a cloud, names on this machine."""
     return pulumi_cli.ids(stack) if told["cloud"] else pulumi_cli.resources(stack)
 
 
 def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> list[Thing]:
-    """What stays: in a cloud only what is still there after a minute."""
+    """What is left outside the state; in a cloud only what is still listed after SETTLE_S seconds."""
     end = time.monotonic() + (SETTLE_S if told["cloud"] else 0)
     while (found := find(stack, of_state, told)) and time.monotonic() < end and not all(map(_stays, found)):
         say(f"audit: {len(found)} resources are still there; looking again in {SETTLE_POLL_S:.0f} s")
@@ -74,7 +75,8 @@ def find_settled(stack: str, of_state: Sequence[str], told: dict[str, Any]) -> l
 
 
 def _stays(thing: Thing) -> bool:
-    """Whether no waiting helps: nobody removes data, and what is not the stack's; what may not be listed stays so."""
+    """Whether waiting is useless: data and other stacks' things are not being removed, and a kind that may not be
+    listed now will not be listed later."""
     return bool(thing["unseen"] or thing["holds"] or not thing["ours"])
 
 
@@ -83,7 +85,7 @@ def sweep(stack: str, of_state: Sequence[str], told: dict[str, Any], *, delete_d
 
 
 def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str) -> list[Thing]:
-    """Everything of the stack but what is `of_state`. `flags` are infra.clouds.audit's."""
+    """Everything of the stack except what is in `of_state`. `flags` are options of infra.clouds.audit."""
     where = [] if told["cloud"] else ["--local"]
     state = json.dumps(told.get("state") or {})
     known = json.dumps(list(of_state))
@@ -93,10 +95,11 @@ def find(stack: str, of_state: Sequence[str], told: dict[str, Any], *flags: str)
 
 
 def sweep_destroyed(stack: str, told: dict[str, Any], *, keeps: bool) -> list[str]:
-    """After `pulumi destroy`, remove what it leaves of a cloud's stack and is to go; the ids of what is to stay.
+    """After `pulumi destroy`, remove what it has left of a cloud's stack; returns the ids of what is to be kept.
 
-    Pulumi keeps whatever the data depends on (on Azure the account's subnet, and so the NAT gateway, which costs), and
-    only lets go of data that the last `up` was to keep. What cannot be removed is said, and found by the audit after.
+    With data that is kept Pulumi keeps all that the data depends on (on Azure the account's subnet, and so the NAT
+    gateway, which costs money). Data that the last `up` was to keep it only drops from its state. What cannot be
+    removed here is printed, and the audit that follows finds it.
     """
     of_state = _of_data(stack, told) if keeps else []
     rest = find(stack, of_state, told)
@@ -111,7 +114,7 @@ def sweep_destroyed(stack: str, told: dict[str, Any], *, keeps: bool) -> list[st
 
 
 def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
-    """The ids of the data, by the state and by the cloud, and of the resource group that it is in."""
+    """The ids of the data, from the state and from the cloud, and of its resource group."""
     state = pulumi_cli.exported(stack)
     ids = [entry["id"] for entry in state if entry["type"].startswith(_DATA_TYPES) and entry.get("id")]
     things = find(stack, [], told)
@@ -123,34 +126,34 @@ def _of_data(stack: str, told: dict[str, Any]) -> list[str]:
 
 
 def forget(stack: str) -> None:
-    """Nothing is left: remove the user's record of the stack, so that its next `up` has another id."""
+    """Remove the user's record of a stack of which nothing is left, so that its next `up` gets a new id."""
     pulumi_cli.ask(pulumi_cli.module("clouds.audit", stack, "--forget"))
 
 
 def data(things: Sequence[Thing]) -> list[Thing]:
-    """What data of the user's is kept in, whether something is in it or not."""
+    """The things that can hold the user's data, empty or not."""
     own = [thing for thing in things if thing["ours"] and not thing["unseen"]]
     return [thing for thing in own if thing["holds"] or thing["kind"] in _DATA_KINDS]
 
 
 def with_data(things: Sequence[Thing]) -> list[Thing]:
-    """What has data of the user's in it, or may have: a kind that could not be looked at counts as full."""
+    """The things that hold the user's data. A kind that could not be listed counts as full."""
     own = [thing for thing in things if thing["ours"]]
     return [thing for thing in own if thing["holds"] or (thing["unseen"] and thing["kind"] in _DATA_KINDS)]
 
 
 def strangers(things: Sequence[Thing]) -> list[Thing]:
-    """What carries the stack's name, and another stack's id or another owner: never touched."""
+    """The things with this stack's name but another stack id or owner: never touched."""
     return [thing for thing in things if thing["whose"]]
 
 
 def goes(things: Sequence[Thing]) -> list[Thing]:
-    """What a sweep of all these would remove: the user's own, without what could not be looked at."""
+    """The things that a sweep would remove: the user's own, without kinds that could not be listed."""
     return [thing for thing in things if thing["ours"] and not thing["unseen"]]
 
 
 def data_urns(stack: str) -> list[str]:
-    """The state's resources that hold data, and the parts of them: their policy, their encryption, who may look."""
+    """The URNs in the state of the data's resources and their parts: policy, encryption, access."""
     return [
         entry["urn"]
         for entry in pulumi_cli.exported(stack)
@@ -163,7 +166,7 @@ def describe(thing: Thing) -> str:
 
 
 def show(things: Sequence[Thing], *, prices: bool) -> None:
-    """The list as a table; with what each costs where that is known."""
+    """Print the list as a table; with `prices`, also what each thing costs an hour."""
     if not things:
         return
     heading = ("OWNER", "KIND", "WHAT", *(["USD/H"] if prices else []))
@@ -182,14 +185,14 @@ def show(things: Sequence[Thing], *, prices: bool) -> None:
 
 
 def price(thing: Thing) -> str:
-    """0.1234, - for what is free, ? for what costs something that the table does not know."""
+    """USD per hour: `0.1234`, `-` for free, `?` for a price that is not in the table."""
     if thing["usd_per_hour"] is None:
         return "?"
     return f"{thing['usd_per_hour']:.4f}" if thing["usd_per_hour"] else "-"
 
 
 def costs(things: Sequence[Thing]) -> str:
-    """`at least 1.63 USD per hour`; empty where nothing of it costs anything."""
+    """`at least 1.63 USD per hour`; empty if all of it is free."""
     sure = sum(thing["usd_per_hour"] or 0 for thing in things)
     unknown = [thing for thing in things if thing["usd_per_hour"] is None]
     if not sure and not unknown:

@@ -1,6 +1,6 @@
-"""What makes and remembers a stack: Pulumi's command, or the embedded engine where there is none.
+"""Call what makes and records stacks: Pulumi's command, or the embedded engine where that is not installed.
 
-Everything goes through a command line; the operator's verbs import neither Pulumi nor the program.
+Both are called by command line; the verbs import neither Pulumi nor the Pulumi program.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
 INTERRUPTED = 130
 _LAST_OUTPUT_S = 5.0
-"""Seconds to wait for a command's last output after its end: a program that it left behind may hold the pipe open."""
+"""Seconds to wait for output after a command's end: a background process that it left may hold the pipe open."""
 
 
 def default_stack() -> str:
@@ -46,28 +46,28 @@ def environment() -> dict[str, str]:
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
     if not has_pulumi():
-        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of a stack's id it is (infra.state.stack_record)
+        env["TRAINYARD_BACKEND"] = "embedded"  # part of the key of the stack's record (infra.state.stack_record)
     if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
-        # The stacks keep no secrets; whoever adds some sets a passphrase.
+        # The stacks keep no secrets; if you add some, set a passphrase.
         env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")
     return env
 
 
 def module(name: str, *args: str) -> list[str]:
-    """The command line of one of the program's modules."""
+    """The command line that runs a module of infra/."""
     return [sys.executable, "-m", f"infra.{name}", *args]
 
 
 def plugins(cloud: str) -> dict[str, str]:
-    """Variables for a `pulumi` that runs the program of a stack; `cloud` is empty for a local one.
+    """Environment variables for a `pulumi` that runs a stack's program; `cloud` is empty for a local stack.
 
-    Pulumi would fetch the plugin of each SDK that is installed, hundreds of megabytes that a local stack never uses.
+    By itself Pulumi fetches a plugin for each installed SDK: hundreds of megabytes that a local stack never uses.
     """
     return {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
 def ask(argv: Sequence[str], **more: str) -> str:
-    """Run a command that answers with its output; Exit with its code and what it said when it fails.
+    """The output of a command. If it fails, Exit with its exit code and its message.
 
     `more` are variables of its environment.
     """
@@ -80,13 +80,13 @@ def ask(argv: Sequence[str], **more: str) -> str:
 
 
 def follow(argv: Sequence[str], **more: str) -> int:
-    """Run a command that talks to the user; its exit code. An interrupt reaches it once, and is waited for.
+    """Run a command that talks to the user; its exit code. It gets an interrupt once, and is waited for.
 
-    A reader that goes away, as in `fab up | head`, does not end it: see `_relay`. `more` are variables of its
-    environment.
+    It does not end when the reader of its output does, as in `fab up | head`: see `_relay`. `more` are variables of
+    its environment.
     """
-    # On a terminal Ctrl-C goes to the whole foreground group. Elsewhere only this process gets the signal,
-    # and hands it on: twice would make Pulumi give up at once, with work under way.
+    # On a terminal Ctrl-C reaches the whole foreground group. Elsewhere only this process gets the signal, and must
+    # pass it on. Never both: a second interrupt makes Pulumi quit at once, with work under way.
     foreground = sys.stdin is not None and sys.stdin.isatty()
     process: subprocess.Popen[bytes] | None = None
     got: list[int] = []
@@ -132,10 +132,10 @@ def follow(argv: Sequence[str], **more: str) -> int:
 
 
 def _relay(source: IO[bytes], target: TextIO) -> None:
-    """Pass on what a command prints, to its end; where nobody reads it any more, drop it.
+    """Pass on a command's output to its end; once nobody reads it, go on and drop it.
 
-    A `pulumi` that writes to a closed pipe is killed by SIGPIPE, and leaves its lock and resources that its state does
-    not know.
+    A `pulumi` that writes to a closed pipe is killed by SIGPIPE; it leaves its lock, and resources that are not in its
+    state.
     """
     with source:
         while data := os.read(source.fileno(), 1 << 16):
@@ -148,20 +148,19 @@ def _relay(source: IO[bytes], target: TextIO) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """What Pulumi's backend, or the embedded engine, has recorded of a stack."""
+    """A stack's record in Pulumi's backend or the embedded engine."""
 
     exists: bool
-    """Whether there is such a stack, perhaps without resources."""
+    """Whether the stack is recorded, even without resources."""
     resources: tuple[dict[str, Any], ...] = ()
-    """As `pulumi stack export` has them, in the order of their making; the embedded engine's have only their `name`,
-    `id` and `outputs`."""
+    """As in `pulumi stack export`, in order of creation; the embedded engine's have only `name`, `id`, `outputs`."""
     inventory: str = ""
-    """The stack's output, as JSON text; empty where it is not up."""
+    """The stack's output, as JSON text; empty if the stack is not up."""
 
 
 @functools.cache
 def _state(stack: str) -> State:
-    """Read once, until `follow` runs something that may change it: each question costs a process."""
+    """Cached until `follow` runs a command that may change it: each read starts a process."""
     if not has_pulumi():
         found = json.loads(ask(module("state.engine", "export", stack)))
         return State(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
@@ -180,7 +179,7 @@ def _inventory_in(outputs: dict[str, Any]) -> str:
 
 
 def read_state_again() -> None:
-    """Forget what was read of every stack's state: something may have changed it."""
+    """Drop the cached states of all stacks."""
     _state.cache_clear()
 
 
@@ -195,12 +194,12 @@ def stack_output(stack: str) -> str:
 
 
 def exists(stack: str) -> bool:
-    """Whether Pulumi's backend, or the embedded engine, knows the stack."""
+    """Whether Pulumi's backend, or the embedded engine, has the stack."""
     return _state(stack).exists
 
 
 def make_known(stack: str) -> None:
-    """Create the stack in Pulumi's backend, without resources, where it is not known there."""
+    """Create the stack in Pulumi's backend, without resources, if it is not there."""
     if not exists(stack):
         ask(["pulumi", "stack", "select", stack, "--create", "--non-interactive"])
         read_state_again()
@@ -216,9 +215,9 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def ids(stack: str) -> list[str]:
-    """What the cloud calls the resources in the stack's state: what was made twice under one name has two of these.
+    """The cloud's ids of the resources in the stack's state; two resources made under one name differ in these.
 
-    ARNs as well: on AWS an id may be a name, which two regions may both have.
+    ARNs are included: an id on AWS may be only a name, which can exist in two regions.
     """
     state = exported(stack)
     arns = [str((entry.get("outputs") or {}).get("arn") or "") for entry in state]
@@ -226,13 +225,13 @@ def ids(stack: str) -> list[str]:
 
 
 def identity(stack: str) -> dict[str, Any]:
-    """{stack_id, locations} of the stack by its state: what infra.clouds.audit takes as --state; {} without one."""
+    """{stack_id, locations} from the stack's state, as infra.clouds.audit takes it in --state; {} without a state."""
     found = {_name(entry): entry.get("outputs") for entry in exported(stack)}.get("stack-id") or {}
     return {key: found[key] for key in ("stack_id", "locations") if key in found}
 
 
 def exported(stack: str) -> list[dict[str, Any]]:
-    """The resources in the state of the stack; none where there is no such stack."""
+    """The resources in the stack's state; none if there is no such stack."""
     return list(_state(stack).resources)
 
 
@@ -243,20 +242,20 @@ def files() -> list[str]:
 
 
 def unknown(stack: str) -> Exit:
-    """What ends a verb on a stack that has no file and no state: a typing error, most likely."""
+    """The Exit for a stack that has neither file nor state: most likely a typing error."""
     return Exit(
         f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {', '.join(files())}", code=USAGE
     )
 
 
 def about(stack: str) -> dict[str, Any]:
-    """{cluster, cloud, type, place, keep_data} of the stack's file; Exit 2 where it cannot be used."""
+    """{cluster, cloud, type, place, keep_data} from the stack's file; Exit 2 if the file cannot be used."""
     found: dict[str, Any] = json.loads(ask(module("config.summary", stack)))
     return found
 
 
 def refuse_without_pulumi(told: dict[str, Any], stack: str) -> None:
-    """Exit 2 for a stack in a cloud where there is no `pulumi`: the embedded engine makes machines of this one only."""
+    """Exit 2 for a cloud's stack without `pulumi`: the embedded engine makes only machines on this one."""
     if told.get("cloud") and not has_pulumi():
         raise Exit(
             f"stack {stack} is in a cloud: that needs the `pulumi` command (curl -fsSL https://get.pulumi.com | sh)",

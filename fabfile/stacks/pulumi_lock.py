@@ -1,7 +1,7 @@
-"""What a killed `pulumi up` leaves behind: its lock on the stack, and its language host.
+"""Clean up after a killed `pulumi up`: free its lock on the stack, end its language host.
 
-Pulumi's file backend keeps a JSON file per lock with the process and the host that hold it. Other backends do
-not say whether the holder lives.
+Pulumi's file backend has a JSON file per lock, with the holder's process and host. Other backends do not record
+whether the holder is alive.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fabfile.stacks import pulumi_cli
 
 
 def free(stack: str) -> None:
-    """Cancel the stack's lock when its holder is dead; Exit 1 names a holder that lives."""
+    """Cancel the stack's lock if its holder is dead; Exit 1 names a holder that is alive."""
     held = _locks(stack)
     if held is None:
         say("the backend does not say who holds a lock: cancelling it as asked")
@@ -40,8 +40,8 @@ def free(stack: str) -> None:
 
 
 def end_language_hosts() -> None:
-    """End the language hosts whose pulumi is dead: by themselves they notice that after five minutes."""
-    import psutil  # here, as it would cost every verb 15 ms at its start
+    """End the language hosts whose pulumi is dead; left alone, they notice it only after five minutes."""
+    import psutil  # imported here: it would cost every verb 15 ms at its start
 
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it ended while we looked, or is another user's
@@ -53,7 +53,7 @@ def end_language_hosts() -> None:
 
 
 def _locks(stack: str) -> list[dict[str, Any]] | None:
-    """The holders of the stack's locks; None where the backend keeps no files here."""
+    """The holders of the stack's locks; None if the backend has no files on this machine."""
     about = json.loads(pulumi_cli.ask(["pulumi", "about", "--json"]))
     url = urlparse((about.get("backend") or {}).get("url", ""))
     if url.scheme != "file":

@@ -1,4 +1,4 @@
-"""What `destroy` and `recover` are about to remove, listed before they ask; and what remains, said when they end."""
+"""List what `destroy` and `recover` will remove before they ask, and what remains when they end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fabfile.stacks.orphans import Thing
 
 _NOT_SHOWN = ("pulumi:pulumi:Stack", "pulumi:providers:")
 _INTERNAL = ("image", "stack-id")
-"""Resources of a local stack that remove nothing a user would miss: the image stays in the cache."""
+"""Resources of a local stack that are not listed: removing them loses nothing (the image stays in the cache)."""
 
 
 def show_destroy(stack: str, told: dict[str, Any]) -> None:
-    """List all that `destroy` removes. Exit 1, naming whose it is, where all of it is somebody else's."""
+    """List all that `destroy` removes. Exit 1, with the owner's name, if all of it is somebody else's."""
     found = orphans.find(stack, [], told)
     others = orphans.strangers(found)
     own = orphans.goes(found)
@@ -38,7 +38,7 @@ def show_destroy(stack: str, told: dict[str, Any]) -> None:
 
 
 def show_recover(stack: str, told: dict[str, Any]) -> None:
-    """List what a recovery removes: the user's own, outside the state, without data."""
+    """List what `recover` removes: the user's own things outside the state, except data."""
     found = orphans.find(stack, orphans.known(stack, told), told)
     own = [thing for thing in orphans.goes(found) if not thing["holds"]]
     if own:
@@ -48,9 +48,9 @@ def show_recover(stack: str, told: dict[str, Any]) -> None:
 
 
 def remains(stack: str, found: Sequence[Thing], mend: str, how: tuple[str, str] = ("remains", "remain")) -> str:
-    """The line that ends a verb that leaves something: how much, what it costs, and what to do.
+    """The last line of a verb that leaves things: how many, what they cost, and what to do (`mend`).
 
-    `how` says it of one thing, and of several.
+    `how` is the verb's form for one thing and for several.
     """
     others = orphans.strangers(found)
     own = [thing for thing in found if not thing["whose"]]
@@ -72,7 +72,7 @@ def _of_others(stack: str, others: Sequence[Thing]) -> str:
 
 
 def names(stack: str) -> list[str]:
-    """The resources of the state that are things, by name."""
+    """Names of the resources in the state whose removal a user would notice."""
     if not pulumi_cli.has_pulumi():
         return pulumi_cli.resources(stack)
     state = [entry for entry in pulumi_cli.exported(stack) if not entry["type"].startswith(_NOT_SHOWN)]

@@ -1,4 +1,4 @@
-"""The jobs that run on nodes which are about to go, and the runs on their disks: said before anything is removed."""
+"""Before nodes are removed, print which jobs run on them and which runs are on their disks."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from fabfile.output import hint, say
 from fabfile.stacks import pulumi_cli
 
 CONNECT_S = 10.0
-"""Seconds for reaching the head and logging in: a dead cluster must be quick to destroy."""
+"""Seconds to reach the head and log in: a dead cluster must be quick to destroy."""
 ANSWER_S = 20.0
-"""Seconds that a head which has been reached may take to say what runs there, this checkout's programs sent first."""
+"""Seconds for a reached head to list its jobs; includes the copying of this checkout's programs."""
 _NODE = re.compile(r"node[0-9]+")
 _GOES = re.compile(r"^\s*(node[0-9]+): (?:- delete|\+- replace)", re.MULTILINE)
-"""As the embedded engine's preview says it."""
+"""A line of the embedded engine's preview."""
 
 
 def say_of_destroy(stack: str) -> None:
-    """Say what runs on the stack's nodes, and which runs their disks have. A head that does not answer is said, too."""
+    """Print the jobs on the stack's nodes and the runs on their disks, or that the head does not answer."""
     backend = _backend(stack)
     if backend:
         _say(jobs_of(backend) or [], _names(backend), runs_go=True)
 
 
 def say_of_up(stack: str, cloud: str) -> None:
-    """Say which nodes an `up` removes or replaces, and which jobs and runs go with them.
+    """Print which nodes an `up` removes or replaces, and which jobs and runs are lost with them.
 
-    `cloud` is empty for a local stack. Says nothing where the cluster is not up, and where the head knows no jobs.
+    `cloud` is empty for a local stack. Prints nothing if the cluster is not up or has no jobs.
     """
     backend = _backend(stack)
     if not backend:
         return
     jobs = jobs_of(backend)
     if jobs == []:
-        return  # nothing can be lost: no need of a preview
+        return  # nothing can be lost, so no preview is needed
     say("looking which nodes this `up` removes or replaces (a preview)")
     gone = nodes_that_go(stack, cloud)
     if gone:
@@ -49,7 +49,7 @@ def say_of_up(stack: str, cloud: str) -> None:
 
 
 def nodes_that_go(stack: str, cloud: str) -> list[str]:
-    """The nodes that the next `up` deletes or makes anew, by a preview. Empty, said in a line, where that fails."""
+    """The nodes that the next `up` deletes or replaces, by a preview. Empty, after a message, if that fails."""
     try:
         if not pulumi_cli.has_pulumi():
             return sorted(set(_GOES.findall(pulumi_cli.ask(pulumi_cli.module("state.engine", "preview", stack)))))
@@ -63,7 +63,7 @@ def nodes_that_go(stack: str, cloud: str) -> list[str]:
 
 
 def jobs_of(backend: Backend) -> list[Job] | None:
-    """The jobs of a cluster; None, said in a line, where it does not answer in time."""
+    """The jobs of a cluster; None, after a message, if it does not answer in time."""
     reached = threading.Event()
     answer: list[list[Job]] = []
     wrong: list[str] = []
@@ -91,7 +91,7 @@ def jobs_of(backend: Backend) -> list[Job] | None:
 
 
 def _backend(stack: str) -> Backend | None:
-    """The backend of the stack's cluster; None where it is not up, and, said in a line, where it cannot be used."""
+    """The backend of the stack's cluster; None if it is not up, or, after a message, if it cannot be used."""
     try:
         text = pulumi_cli.stack_output(stack)
     except Exit:
@@ -113,13 +113,13 @@ def _say_unknown(why: str) -> None:
 
 
 def _line(error: Exception) -> str:
-    """What an error says, in one line of at most 200 characters."""
+    """An error's message, in one line of at most 200 characters."""
     text = str(error.message if isinstance(error, Exit) else error) or type(error).__name__
     return " ".join(text.split())[:200]
 
 
 def _say(jobs: Sequence[Job], gone: Collection[str], *, runs_go: bool) -> None:
-    """The jobs that end when these nodes go, and with `runs_go` the run directories that go with the head's disk."""
+    """Print the jobs that end when these nodes go; with `runs_go` also the run directories on the head's disk."""
     for job in jobs:
         if not job.state.is_final and set(job.nodes) & set(gone):
             say(f"job {job.id} is {job.state} on {', '.join(job.nodes)}: it ends with them")

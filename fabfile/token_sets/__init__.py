@@ -1,1 +1,1 @@
-"""Token sets: where the text comes from, and how the tokens reach the nodes."""
+"""Token sets: find the text, make the tokens, and bring them to the nodes."""

@@ -1,7 +1,7 @@
-"""tiktoken's published vocabularies for nodes without a route to the outside: this machine fetches what they cannot.
+"""Fetch tiktoken's published vocabularies on this machine, for nodes without a route to the Internet.
 
-The head says which files it lacks and cannot fetch (training.data.vocabulary); they are put where tiktoken keeps its
-own downloads, which are checked by their SHA-256 whenever they are read.
+The head lists the files that it lacks and cannot fetch (training.data.vocabulary). They are put into tiktoken's own
+cache, whose files tiktoken checks by SHA-256 each time it reads them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fabfile.remote.fleet import Fleet
 
 _SECONDS = 60.0
 _LARGEST = 64 << 20
-"""Bytes of a vocabulary's file; the largest that is published has 3.6 MB."""
+"""Most bytes of a vocabulary file; the largest published one has 3.6 MB."""
 
 
 def bring(fleet: Fleet, folder: str, name: str) -> None:
-    """See that the head can load the encoding `name`; Exit 1 with the ways out where nobody can fetch it.
+    """Make sure that the head can load the encoding `name`. Exit 1, with what to do instead, if it cannot be fetched.
 
-    `folder` has the package training on the head. An encoding that nobody knows is left to what reads it.
+    `folder` has the package training on the head. An unknown encoding is no error here: its reader reports it.
     """
     head = fleet.cluster.head
     program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.data.vocabulary missing {shlex.quote(name)}"
@@ -41,7 +41,7 @@ def bring(fleet: Fleet, folder: str, name: str) -> None:
 
 
 def fetch(url: str, head: str, name: str) -> bytes:
-    """A file of the encoding `name`, fetched by this machine."""
+    """Download a file of the encoding `name` to this machine. `head` is named in the error."""
     try:
         with urlopen(url, timeout=_SECONDS) as answer:
             data: bytes = answer.read(_LARGEST + 1)
@@ -59,7 +59,7 @@ def fetch(url: str, head: str, name: str) -> bytes:
 
 
 def _put(fleet: Fleet, data: bytes, file: str) -> None:
-    """Into a file of the head, under another name until it is whole."""
+    """Write a file on the head, under another name until it is complete."""
     head, quoted = fleet.cluster.head, shlex.quote(file)
     try:
         with fleet.connection(head).create_session() as channel:

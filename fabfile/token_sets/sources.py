@@ -1,9 +1,9 @@
-"""Where a job's text is: on the head, or here, from where it is brought to the head.
+"""Find a job's text, on the head or on this machine, and bring it to the head.
 
 Each word of `data.source` is a path, a glob, `stdlib` or hf:NAME. A relative path or glob means this machine where it
-is found here, else the head's home; an absolute one means the head where it is found there, else this machine. Which
-one it was is said. What is here goes to ~/sources/KEY on the head, KEY being made of names, sizes and times: the same
-text is not sent again.
+is found here, else the head's home; an absolute one means the head where it is found there, else this machine. The
+verb prints which one it took. Files of this machine go to ~/sources/KEY on the head; KEY is a hash of names, sizes and
+times, so the same text is not sent again.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from fabfile.remote.command import exit_status
 from fabfile.remote.fleet import Fleet, apart
 
 ASK_BYTES = 1 << 30
-"""More than this is brought only after a question."""
+"""A folder larger than this is sent only after a question."""
 FOLDER = "sources"
 _TELL = 5.0
 _END_S = 600.0
-"""Seconds for the head to put the last of it on its disk."""
+"""Seconds for the head to finish writing after the last byte is sent."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Files of this machine that one word of data.source stands for."""
+    """The files of this machine that one word of data.source names."""
 
     word: str
     root: Path
-    """Names on the head are relative to this."""
+    """The folder that the names on the head are relative to."""
     files: tuple[Path, ...]
 
     @property
@@ -54,7 +54,7 @@ class Local:
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits over names, sizes and times."""
+        """A hash of names, sizes and times: 16 hexadecimal digits."""
         facts = [(str(self.name(file)), file.stat().st_size, file.stat().st_mtime_ns) for file in self.files]
         return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
@@ -63,18 +63,18 @@ class Local:
 
     @property
     def on_head(self) -> str:
-        """Its path there, relative to the home: of the file where it is one, else of the folder."""
+        """The path of the file, the folder or the glob on the head, relative to the home."""
         folder = f"{FOLDER}/{self.key}"
         if self.is_file:
             return f"{folder}/{self.files[0].name}"
-        # Of a folder only files of text are read, of a glob all that match, whatever they are called.
+        # prepare reads only text files of a folder, but every file that a glob matches.
         return f"{folder}/**/*" if glob.has_magic(self.word) else folder
 
 
 def brought(fleet: Fleet, words: Sequence[str], *, yes: bool) -> list[str]:
-    """The words as the head can read them; what is on this machine is brought there first, and every place is said.
+    """The words as paths that the head can read; files of this machine are sent there first. Prints where each is.
 
-    Raises Exit 2 for a word that is neither here nor there, and where nobody can be asked about a large folder.
+    Exit 2 for a word found neither here nor on the head, and for a large folder when nobody can be asked.
     """
     return [_placed(fleet, word, yes=yes) for word in words]
 
@@ -99,7 +99,7 @@ def _placed(fleet: Fleet, word: str, *, yes: bool) -> str:
 
 
 def found_here(word: str) -> Local | None:
-    """The files of this machine that a path or a glob stands for; None: none. No link in a folder is followed."""
+    """The files of this machine that a path or a glob names; None: none. Links inside a folder are not followed."""
     path = Path(word).expanduser().absolute()
     if path.is_dir():
         files = tuple(sorted(_below(path)))
@@ -129,7 +129,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _is_on_head(fleet: Fleet, word: str) -> bool:
-    """Whether a path is there, or anything that a glob matches."""
+    """Whether the head has this path, or a file that the glob matches."""
     head = fleet.cluster.head
     test = "import glob, os, sys; sys.exit(not glob.glob(os.path.expanduser(sys.argv[1]), recursive=True))"
     result = fleet.run(f"cd ~; exec python3 -c {shlex.quote(test)} {shlex.quote(word)}", nodes=[head], timeout=60)
@@ -149,7 +149,7 @@ def _confirm(local: Local, head: str, *, yes: bool) -> None:
 
 
 def _send(fleet: Fleet, local: Local) -> None:
-    """As a tar over one SSH session, under another name on the head until it is whole."""
+    """Send the files as a tar over one SSH session; on the head they have another name until they are complete."""
     head = fleet.cluster.head
     target = f"{FOLDER}/{local.key}"
     there = fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name]
@@ -172,7 +172,7 @@ def _send(fleet: Fleet, local: Local) -> None:
 
 
 def _packed(channel: paramiko.Channel, local: Local) -> Generator[int, None, None]:
-    """Sends the files; yields how many bytes are through, every few seconds."""
+    """Send the files; every few seconds yield how many bytes have been sent."""
     done, told = 0, time.monotonic()
     with tarfile.open(fileobj=cast(IO[bytes], _Sending(channel)), mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for file in local.files:
@@ -188,7 +188,7 @@ def _packed(channel: paramiko.Channel, local: Local) -> Generator[int, None, Non
 
 
 class _Sending:
-    """A channel's input as a file that can only be written."""
+    """A channel's input as a write-only file."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel

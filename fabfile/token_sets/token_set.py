@@ -1,4 +1,4 @@
-"""A job's token set on the nodes: what `fab prepare` and `fab data` have in common."""
+"""Make a job's token set on the nodes: the common part of `fab prepare` and `fab data`."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fabfile.token_sets import encodings, sources
 from infra.inventory import Node
 
 RANKS = ".tiktoken"
-"""How the name of a rank file ends: a vocabulary in a file."""
+"""The ending of a rank file's name; a rank file is a vocabulary in tiktoken's format."""
 STDLIB = "stdlib"
-"""A source that every machine has: the source code of Python's standard library."""
+"""The name of a source that every machine has: the source code of Python's standard library."""
 _LONGEST = 7 * 86400.0
-"""Seconds that a step may take: tokenising or copying terabytes may take days, but there is an end."""
+"""Limit of one step, in seconds: tokenising or copying terabytes takes days."""
 HELP = {
     "job": "a job's TOML file, or the name of one in training/jobs",
     "set": "section.key=value, over the file; also without --set",
@@ -40,21 +40,21 @@ HELP = {
 
 
 def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> dict[str, Any]:
-    """The job's section `data`; Exit 2 for a job that makes no sense. `options` are keys of that section, given by an
-    option of the verb; 0 or empty: not given."""
+    """The job's section `data`; Exit 2 for an invalid job. `options` are keys of that section that the verb's options
+    set; 0 or empty: not set."""
     words = [*(overrides or ()), *(f"data.{key}={json.dumps(value)}" for key, value in options.items() if value)]
     data: dict[str, Any] = tomllib.loads(resolve(job, words, 1).text)["data"]
     return data
 
 
 def train_command(job: str, overrides: Sequence[str] | None) -> str:
-    """`fab train JOB`, on the very token set: where it lies is said again."""
+    """The `fab train JOB` command for this token set; an override of its path is repeated."""
     where = [override for override in overrides or () if override.startswith("data.path=")]
     return shlex.join(["fab", "train", job, *where])
 
 
 def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
-    """Run a step on some nodes, its lines as they come; Exit names the nodes where it failed."""
+    """Run a step on these nodes and print its lines as they come. Exit names the nodes where it failed."""
 
     def show(node: str, stream: str, line: str) -> None:
         if not quiet or stream == "stderr":
@@ -71,7 +71,7 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
 
 
 def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
-    """Make it on the head, from data.source: text that is on this machine is brought there first."""
+    """Make the token set on the head, from data.source. Text on this machine is sent there first."""
     words = text(fleet, data, yes=yes)
     vocabulary = data["encoding"]
     if not data["train_vocab"] and vocabulary.endswith(RANKS):
@@ -82,7 +82,7 @@ def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, ye
 
 
 def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
-    """Send the text that the token set at this address (quoted) was made from to its folder raw, from the head."""
+    """Copy the token set's source text from the head to the bucket, into URL/raw. `url` is quoted for a shell."""
     words, reading = text(fleet, data, yes=yes), ["--text-key", data["text_key"], "--invalid", data["invalid"]]
     given = shlex.join(words)
     if data["source"] == STDLIB:
@@ -92,7 +92,7 @@ def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes:
 
 
 def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
-    """The words of data.source as the head can read them; what is on this machine is brought there first."""
+    """The words of data.source as paths that the head can read. Text on this machine is sent there first."""
     if not data["source"]:
         raise Exit(
             "data.source is empty: there is nothing to prepare from; name files, folders, globs or hf:NAME", code=2
@@ -105,7 +105,7 @@ def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
 
 
 def own(path: str) -> str:
-    """The folder above the token set, the user's own; it may be at the root, where only root can make one."""
+    """Shell that makes the folder above the token set, owned by the user; by sudo, as it may be at the root."""
     return f'sudo install -d -o "$(id -un)" -g "$(id -gn)" "$(dirname {shlex.quote(path)})"'
 
 
@@ -114,12 +114,12 @@ def python(folder: str) -> str:
 
 
 def library() -> str:
-    """The source STDLIB, as a word of a shell command on a node."""
+    """The path of the standard library on a node, as a word of a shell command there."""
     return f'"$({VENV}/python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')/**/*.py"'
 
 
 def is_shared(path: str, shared_dir: str) -> bool:
-    """Whether what one node writes there all nodes have."""
+    """Whether the path is in the folder that all nodes share."""
     return bool(shared_dir) and path.startswith(shared_dir.rstrip("/") + "/")
 
 
@@ -133,7 +133,7 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
     else:
         options += ["--encoding", data["encoding"]]
     if data["source"] == STDLIB:
-        # A few of its files are not UTF-8 on purpose. Its documents are large, so a larger share of them is held out.
+        # A few of its files are deliberately not UTF-8. Its documents are large, so hold out a larger share.
         options += ["--invalid", "skip", "--val-fraction", "0.05"]
         return f"{python(folder)} training.data.prepare {shlex.join(options)} {library()}"
     options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]

@@ -1,7 +1,7 @@
-"""A prepared token set from this machine to the head: over the SSH that is there anyway, resumable.
+"""Upload a prepared token set from this machine to the head over SSH, resumable.
 
-What has come lies in PATH/.upload until all of it is there, so a connection that breaks costs nothing but time. Whether
-the bytes are right the node finds out, by the set's checksums, when it puts them into the bucket.
+Files stay in PATH/.upload until all have arrived, so that an upload continues after a lost connection. The head checks
+them against the set's checksums when it copies them into the bucket.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _CHUNK = 1 << 18
 _LONGEST_MANIFEST = 64 << 20
 _TELL = 5.0
 _QUIET = 120.0
-"""Seconds in which the head takes nothing, after which the connection counts as lost."""
+"""Seconds without progress after which the connection counts as lost."""
 
 
 def prepared(folder: Path) -> list[Path]:
-    """The files of a token set, the manifest last; Exit 2 for a folder that is none, or that names a file outside.
+    """The files of a token set, the manifest last. Exit 2 if the folder has none, or its manifest names a file outside.
 
-    The folder may be a download of somebody's: what its manifest names is sent to a cluster and its bucket.
+    The folder may come from somebody else, and every file that its manifest names is sent to the cluster.
     """
     try:
         names = _listed(json.loads(_manifest(folder))) if (folder / MANIFEST).exists() else list(_BARE)
@@ -57,7 +57,7 @@ def _manifest(folder: Path) -> str:
 
 
 def _check(folder: Path, name: str) -> None:
-    """A plain name of a file in the folder itself; a link is followed when it stays in there."""
+    """Exit 2 unless `name` is a file directly in the folder; a link must not lead out of it."""
     why = (
         refusal(name) or ("is in a folder of its own" if "/" in name else "") or ("is hidden" if name[0] == "." else "")
     )
@@ -68,11 +68,11 @@ def _check(folder: Path, name: str) -> None:
 
 
 def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
-    """Puts the files into this folder on the head, in place of what is there."""
+    """Put the files into the folder `path` on the head; they replace a token set there."""
     target = path.rstrip("/")
     work = f"{target}/.upload/{_key(files)}"
     head = fleet.cluster.head
-    # Parts of another set than this are of no use any more.
+    # Remove unfinished uploads of other sets.
     begin = f'for d in {shlex.quote(target)}/.upload/*; do [ "$d" = {shlex.quote(work)} ] || rm -rf "$d"; done'
     token_set.run(fleet, [head], f"{token_set.own(target)}; cd ~; {begin}; mkdir -p {shlex.quote(work)}")
     for file in files:
@@ -84,7 +84,7 @@ def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
 
 
 def _send(fleet: Fleet, file: Path, target: str) -> None:
-    """One file, on from where an earlier attempt came to."""
+    """Send one file, from where an earlier attempt stopped."""
     head, quoted, size = fleet.cluster.head, shlex.quote(target), file.stat().st_size
     channel: paramiko.Channel | None = None
     try:
@@ -130,7 +130,7 @@ def _listed(manifest: dict[str, dict[str, dict[str, str]]]) -> list[str]:
 
 
 def _key(files: Sequence[Path]) -> str:
-    """Tells one set from another; of one without a manifest, by what a file system knows of it."""
+    """A key of the set: a hash of its manifest, or, without one, of names, sizes and times."""
     if files[-1].name == MANIFEST:
         return hashlib.sha256(files[-1].read_bytes()).hexdigest()[:16]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
