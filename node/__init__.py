@@ -1,10 +1,10 @@
-"""What runs on the nodes for the verbs: boot, status, probes, and a job's supervisor, keeper and rank wrapper.
+"""The programs that the verbs run on the nodes: boot, status, probes, and a job's supervisor, keeper and rank wrapper.
 
-It may use the standard library, infra.inventory and fabfile.launchers; the probes torch as well. It must run on the
-python3 of the node's distribution.
+They run on the python3 of the node's distribution, so they import only the standard library, infra.inventory and
+fabfile.launchers; the network probe also imports torch.
 """
 
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""The folder of these files, to read the ones that are sent to a node."""
+"""The folder of this package; the verbs send some of its files to nodes."""

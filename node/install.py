@@ -1,13 +1,13 @@
-"""Installs the training package on a node for jobs, in a folder named by content: what is there is not sent again.
+"""Installs the training package on a node, in a folder named by its content hash so that no version is sent twice.
 
 Talks over its stdin and stdout, in lines of JSON:
 
     in   {"hash": ..., "size": bytes of the wheel, "job": text or "", "ranks": n, "wandb": bool}
     out  {"have": bool}
-    in   the wheel, where it was not there
-    out  {"folder": where it is, "busy": the job that the node has or "", "problem": why it cannot have this one}
+    in   the wheel, unless "have"
+    out  {"folder": path, "busy": id of the job that the node runs or "", "problem": why it cannot run this one or ""}
 
-Beside the package the folder has a copy of this program, `launch`, with which the folder's jobs run.
+The folder also gets a copy of this program, `launch`, with which jobs that use the folder run.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from node.job import cleanup
 
 CODE = Path.home() / ".cache" / "trainyard" / "code"
 OLD = 14 * 86400
+"""Seconds since its last use after which a version may be removed."""
 
 
 def main(_argv: list[str]) -> None:
@@ -40,7 +41,7 @@ def main(_argv: list[str]) -> None:
     have = folder.is_dir()
     print(json.dumps({"have": have}), flush=True)
     if have:
-        os.utime(folder)  # in use: it stays
+        os.utime(folder)  # so that forget_old keeps it
     else:
         unpack(folder, sys.stdin.buffer.read(asked["size"]), Path(sys.argv[0]))
         forget_old(folder)
@@ -50,45 +51,46 @@ def main(_argv: list[str]) -> None:
 
 
 def unpack(folder: Path, wheel: bytes, program: Path) -> None:
-    """The wheel and the program under another name first, so that the folder is whole when it is there."""
+    """Unpack the wheel and copy the program into a temporary folder, then rename it, so that `folder` is never partly
+    there."""
     CODE.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=CODE, prefix=".new-"))
     try:
         zipfile.ZipFile(io.BytesIO(wheel)).extractall(temporary)
         shutil.copy(program, temporary / "launch")
-        compileall.compile_dir(temporary, quiet=2)  # not once per rank, at the start of a job
+        compileall.compile_dir(temporary, quiet=2)  # once here, not by every rank at the start of a job
         temporary.chmod(0o755)
-        if not folder.is_dir():  # somebody else may have been quicker
+        if not folder.is_dir():  # another install may have been faster
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def forget_old(current: Path) -> None:
-    """Remove the folders of old versions that no job runs from: a job may take longer than OLD."""
+    """Remove the folders of versions unused for OLD seconds, unless a job still runs from them."""
     for other in CODE.iterdir():
         if other != current and time.time() - other.stat().st_mtime > OLD and not is_in_use(other):
             shutil.rmtree(other, ignore_errors=True)
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process runs from this folder: its command line names `launch` in it (supervisor, keeper, rank)."""
+    """Whether the command line of a process (supervisor, keeper, rank) names `launch` in this folder."""
     mark = os.fsencode(folder / "launch")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process has ended
             if mark in path.read_bytes().split(b"\0"):
                 return True
     return False
 
 
 def check(folder: Path, job: str, ranks: int, wandb: bool) -> str:
-    """The job against the data that this node has, by the trainer's own rules."""
+    """Let the trainer check the job against this node's data; returns its error message, empty if there is none."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(job)
         file.flush()
         argv = [f"{VENV}/python", "-m", "training.job", "check", file.name, "--ranks", str(ranks)]
         argv += ["--wandb"] if wandb else []
-        # Relative paths in a job start at home, on every node.
+        # A job's relative paths start at the home directory, on every node.
         environment = {**os.environ, "PYTHONPATH": str(folder)}
         done = subprocess.run(argv, cwd=Path.home(), env=environment, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else (done.stderr.strip() or "the job cannot be checked").splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Starts mpirun or torchrun on the head, as one job of systemd's: for training and for `fab check` alike."""
+"""Starts mpirun or torchrun on the head in a systemd scope, for training and for `fab check`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def start(
     began: float = 0.0,
     output: int | None = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """The launcher's process; `output` as subprocess.Popen takes it for stdout, None: that of this process.
+    """Start the launcher and return its process; `output` is Popen's stdout, None: that of this process.
 
-    On every node its processes run in the scope `unit` with these properties of systemd's, so that none survives the
-    scope. `folder` takes the hostfile and the SSH command that the launcher uses. `began` as in Found.
+    On every node its processes run in the scope `unit` with these systemd properties, so that none outlives the scope.
+    The hostfile and the launcher's SSH command are written into `folder`. `began` as in Found.
     """
     first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
     interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")

@@ -37,7 +37,8 @@ COMMANDS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run one command. Its module alone is imported: a rank's wrapper is started sixteen times at once."""
+    """Run one command and return its exit code. Only that command's module is imported: a node may start sixteen rank
+    wrappers at once."""
     module, _, function = COMMANDS[argv[0]].partition(":")
     code = getattr(importlib.import_module(module), function or "main")(argv[1:])
     return int(code or 0)

@@ -1,6 +1,6 @@
-"""This node's memory: how much there is and in use, and whether it has run out (the kernel counts what it kills then).
+"""This node's memory: size, use, and whether it has run out, from the kernel's count of out-of-memory kills.
 
-A node that is a container has a limit of its own, and its control group's count; any other has the machine's.
+In a container, limit and count are those of its control group; otherwise the machine's.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from pathlib import Path
 
 ROOT = Path("/")
 LATELY = 20.0
-"""Seconds from the kernel's killing to the ends of ranks that it explains: one may wait for another that was killed."""
+"""Seconds after an out-of-memory kill in which a rank's failure is attributed to it: a rank may fail only after it has
+waited for another one that was killed."""
 _GIB = 1 << 30
 _NO_LIMIT = 1 << 60
 
 
 class Starved:
-    """Whether the node has run out of memory lately; asked again and again."""
+    """Detects that the node has run out of memory; `lately` must be called regularly."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
@@ -25,7 +26,8 @@ class Starved:
         self._seen = float("-inf")
 
     def lately(self, now: float) -> bool:
-        """`now` in seconds of any clock that only goes forward."""
+        """Whether the kernel killed a process for lack of memory in the last LATELY seconds before `now`, in seconds of
+        a monotonic clock."""
         count = killed(self._root)
         if count > self._killed:
             self._killed, self._seen = count, now
@@ -33,7 +35,7 @@ class Starved:
 
 
 def killed(root: Path = ROOT) -> int:
-    """How many processes the kernel has killed here for want of memory, since the boot; 0 where it does not say."""
+    """How many processes the kernel has killed for lack of memory since the boot; 0 if it does not count them."""
     if not _is_container(root):
         return _field(root / "proc/vmstat")
     groups = root / "sys/fs/cgroup"
@@ -41,7 +43,7 @@ def killed(root: Path = ROOT) -> int:
 
 
 def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
-    """How much memory the node may use, such as `2 GiB`; where the kernel does not say, `known_gb`; empty: unknown."""
+    """How much memory the node may use, such as `2 GiB`: by the kernel, else `known_gb` (GiB); empty: unknown."""
     total = float(_limit(root)) / _GIB or known_gb
     if not total:
         return ""
@@ -49,23 +51,23 @@ def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
 
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
-    """/proc/meminfo in bytes, by the kernel's names. In a container it is the machine's."""
+    """The fields of /proc/meminfo in bytes. In a container they are the whole machine's."""
     lines = (line.split() for line in _text(root / "proc/meminfo").splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
 
 
 def private() -> int:
-    """Bytes that the processes seen from here have to themselves; what they share with others is not counted."""
+    """Bytes of memory private to the processes that are visible here, without what they share with others."""
     pages = 0
     for path in Path("/proc").glob("[0-9]*/statm"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process has ended
             _, resident, shared = path.read_text().split()[:3]
             pages += int(resident) - int(shared)
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _limit(root: Path) -> int:
-    """Bytes; 0: not known."""
+    """Bytes that the node may use; 0: not known."""
     if not _is_container(root):
         return meminfo(root).get("MemTotal", 0)
     groups = root / "sys/fs/cgroup"
@@ -77,7 +79,7 @@ def _limit(root: Path) -> int:
 
 
 def _field(path: Path) -> int:
-    """The count of `oom_kill`."""
+    """The value of the `oom_kill` field; 0 if there is none."""
     lines = (line.split() for line in _text(path).splitlines())
     return next((int(words[1]) for words in lines if words[0] == "oom_kill"), 0)
 
@@ -90,4 +92,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except OSError:
-        return ""  # this kernel has no such file, or does not show it
+        return ""  # this kernel has no such file, or does not let us read it

@@ -1,10 +1,10 @@
-"""Everything that `fab report` shows of some runs, as one line of JSON. Runs on the head, and for a folder that was
-fetched on the operator's machine.
+"""Everything that `fab report` shows of some runs, as one line of JSON. Runs on the head, and on the operator's machine
+for a fetched folder.
 
     run-data RUNS ID [ID ...]
 
-An ID is a run's name or its number. A line of metrics that is torn or no JSON object is counted, not believed. A long
-run is thinned to about LIMIT points: the mean of the loss, the largest gradient norm, sums of the seconds.
+An ID is a run's name, its number, or `latest`. A metrics line that is cut or is not a JSON object is skipped and
+counted. A long run is reduced to about LIMIT points, with the mean loss and the largest gradient norm of each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTES = 40
 USAGE_LIMIT = 300
 SAMPLES = 3
 _STEP = re.compile(r"step-(\d{6,})")
-# The launcher's own lines have no rank; of the ranks' lines these tell how the run went, the steps are in the metrics.
+# The ranks' log lines that a report shows, besides all of the launcher's own; the steps are in the metrics.
 _TOLD = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
 
 _OVER = re.compile(r"(SUCCEEDED|FAILED|CANCELLED)\b")
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
-    """Print the runs with these names or numbers; `latest` is the newest."""
+    """Print the runs with these names or numbers, or `unknown` with the first that is not exactly one run."""
     runs = Path.home() / argv[0]
     there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
     told: list[Record] = []
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 
 def collect(run: Path) -> Record:
-    """Everything of a run that its report shows."""
+    """Everything that the report of a run shows."""
     return {
         "id": run.name,
         "now": time.time(),
@@ -67,12 +67,12 @@ def collect(run: Path) -> Record:
 
 
 def text(path: Path) -> str:
-    """A file's text, whatever its bytes are; empty: there is none."""
+    """A file's text with invalid UTF-8 replaced; empty if there is no file."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def record(path: Path) -> Record:
-    """A record; empty when there is none, or none that can be read."""
+    """A record; empty if there is none or it is damaged."""
     found = parsed(text(path))
     return found or {}
 
@@ -87,7 +87,7 @@ def parsed(line: str) -> Record | None:
 
 
 def number(value: object) -> float | None:
-    """A finite number, else None."""
+    """The value as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -97,7 +97,8 @@ def number(value: object) -> float | None:
 
 
 def metrics(path: Path) -> Record:
-    """The lines as points; where steps were done again after a restart, the later ones count."""
+    """The metrics as points, validations and total seconds by phase. Of steps that were repeated after a restart, the
+    points show the last run; the totals count all."""
     with_step = sum(1 for _ in lines_of(path))
     width = max(1, math.ceil(with_step / LIMIT))
     points: list[Record] = []
@@ -129,14 +130,14 @@ def metrics(path: Path) -> Record:
 
 
 def raw_lines(path: Path) -> Iterator[str]:
-    """The lines of a file; none where there is no file."""
+    """The lines of a file; none if there is no file."""
     if path.exists():
         with path.open(encoding="utf-8", errors="replace") as file:
             yield from file
 
 
 def lines_of(path: Path) -> Iterator[Record]:
-    """The lines that have a step."""
+    """The metrics lines that are JSON objects with a step."""
     for raw in raw_lines(path):
         line = parsed(raw)
         if line is not None and number(line.get("step")) is not None:
@@ -144,20 +145,20 @@ def lines_of(path: Path) -> Iterator[Record]:
 
 
 def ranks(line: Record) -> int:
-    """How many ranks a line of metrics tells the seconds of."""
+    """The number of ranks in a metrics line's `rank_seconds`."""
     found = line.get("rank_seconds")
     return len(found) if isinstance(found, list) else 0
 
 
 def seconds_of(line: Record) -> dict[str, float]:
-    """Phase -> seconds of a step."""
+    """Phase -> seconds that a step spent in it."""
     found = line.get("seconds")
     items = found.items() if isinstance(found, dict) else ()
     return {str(name): value for name, raw in items if (value := number(raw)) is not None}
 
 
 def merged(group: list[Record]) -> Record:
-    """Several steps as one point."""
+    """Combine the metrics lines of several steps into one point; the throughput is the harmonic mean."""
 
     def values(key: str) -> list[float]:
         return [value for line in group if (value := number(line.get(key))) is not None]
@@ -180,13 +181,13 @@ def merged(group: list[Record]) -> Record:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of what is known; None: nothing is."""
+    """The mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def log(path: Path) -> Record:
-    """Of `time node rank text` lines: when the first and the last were, and the ones that tell how the run went."""
+    """From a log of `time node rank text` lines: the first and last time, and the lines that show how the run went."""
     notes: list[list[Any]] = []
     ends: list[float] = []
     first = last = None
@@ -201,7 +202,7 @@ def log(path: Path) -> Record:
             continue
         first, last = first or when, when
         own = words[2] == "-"
-        if own or (_TOLD.match(words[3]) and words[3] not in said):  # what all ranks say, once
+        if own or (_TOLD.match(words[3]) and words[3] not in said):  # a line that all ranks print is shown once
             said |= set() if own else {words[3]}
             notes.append([when, words[1], words[2], words[3][:400]])
             if own and words[3].startswith("attempt "):
@@ -221,7 +222,7 @@ def log(path: Path) -> Record:
 
 
 def usage(path: Path) -> Record:
-    """Node -> [[time, cores, GiB, MB/s], ...]; of a long run every so manieth sample."""
+    """Node -> [[time, cores, GiB, MB/s], ...]; of a long run every n-th sample, about USAGE_LIMIT of them."""
     found: dict[str, list[list[float | None]]] = {}
     for raw in raw_lines(path):
         line = parsed(raw)
@@ -233,13 +234,13 @@ def usage(path: Path) -> Record:
 
 
 def samples(path: Path) -> list[Record]:
-    """The last texts that were sampled from the run's model."""
+    """The last SAMPLES records of text sampled from the run's model."""
     found = [line for raw in raw_lines(path) if (line := parsed(raw)) is not None]
     return found[-SAMPLES:]
 
 
 def checkpoints(run: Path) -> Record:
-    """The steps whose checkpoints are still there, and that of the best model."""
+    """The steps whose checkpoints still exist, the step of the best model, and the newest checkpoint's state."""
     there = (run / "checkpoints").iterdir() if (run / "checkpoints").is_dir() else ()
     steps = sorted(int(match[1]) for path in there if (match := _STEP.fullmatch(path.name)))
     newest = record(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json") if steps else {}

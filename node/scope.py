@@ -1,7 +1,8 @@
-"""On the head: what mpirun needs so that nothing of it survives, and where it may listen. The standard library only.
+"""Runs mpirun's processes in systemd scopes so that none survives, and finds its interface and port. Runs on the head.
 
-mpirun leaves survivors: its ranks sit in process groups of their own and outlive it. So each node's part of a job
-runs in a systemd scope of one name there: the SSH that mpirun uses is wrapped to make it. systemd kills a scope whole.
+mpirun's ranks have process groups of their own and can outlive it. So on each node a job's processes run in a systemd
+scope, which systemd kills whole; a wrapper around mpirun's SSH command makes that scope. Imports only the standard
+library.
 """
 
 from __future__ import annotations
@@ -16,25 +17,26 @@ from pathlib import Path
 
 SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "ConnectTimeout=8", "LogLevel=ERROR")
 STRICT = [word for option in SSH_OPTIONS for word in ("-o", option)]
-"""For every ssh between nodes. A connection of its own each: a shared one would be lost for all at once."""
+"""Options of every ssh between nodes. ControlPath=none: if a shared connection broke, all its users would lose it."""
 _PORTS = range(20000, 32768)
-"""Below those that Linux gives to outgoing connections, so that none of these takes the port meanwhile."""
+"""Below Linux's range for outgoing connections, so that none of these takes a chosen port before mpirun does."""
 
 
 def in_scope(unit: str, properties: Sequence[str]) -> str:
-    """Shell that runs what follows it in a scope of this name, as the user who runs the shell."""
+    """A shell command prefix that runs what follows it in a scope of this name, as the user who runs the shell."""
     options = " ".join(f"--property={shlex.quote(item)}" for item in (*properties, "KillSignal=SIGKILL"))
     return f'sudo -n systemd-run --quiet --scope --collect --unit={unit} {options} --uid="$(id -u)" --gid="$(id -g)" --'
 
 
 def ssh_in_scope(folder: Path, unit: str, properties: Sequence[str]) -> Path:
-    """The SSH command for mpirun: strict, and what it starts on the other node is in that node's scope."""
+    """Write the SSH command for mpirun into `folder` and return its path. It checks host keys strictly and runs its
+    command in a scope on the other node."""
     wrapper = folder / "ssh"
     wrapper.write_text(
         "#!/bin/sh\n"
         'while [ "${1#-}" != "$1" ]; do shift; done  # the options that mpirun has for ssh\n'
         "host=$1; shift\n"
-        # In single quotes: whose id it is, is asked on the other node.
+        # In single quotes, so that $(id -u) is evaluated on the other node.
         f'exec ssh -n -x {shlex.join(STRICT)} "$host" \'{in_scope(unit, properties)}\' "$@"\n'
     )
     wrapper.chmod(0o700)
@@ -42,7 +44,7 @@ def ssh_in_scope(folder: Path, unit: str, properties: Sequence[str]) -> Path:
 
 
 def interface(address: str) -> str:
-    """The interface that the route to an address goes through."""
+    """Name of the interface on the route to an address. Raises CalledProcessError if there is no route."""
     found = subprocess.run(
         ["ip", "-j", "route", "get", address], capture_output=True, text=True, timeout=10, check=True
     )
@@ -50,7 +52,7 @@ def interface(address: str) -> str:
 
 
 def free_port(address: str) -> int:
-    """A free TCP port at this address."""
+    """A TCP port that is free at this address of this node; OSError if none of 100 is."""
     for port in random.sample(_PORTS, 100):
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
             try:

@@ -1,9 +1,9 @@
-"""Makes a node one of a cluster: the nodes find each other by name and trust each other's SSH, both ways.
+"""Makes a node a member of a cluster: the nodes find each other by name and trust each other's SSH keys.
 
     trust facts         as the user: makes the node's own key if it has none; prints what the others need to know
     trust install JSON  as root: writes /etc/hosts, known_hosts, authorized_keys and the user's SSH configuration
 
-Only the lines between the marks are trainyard's; everything else in these files is kept.
+Only the lines between the marks BEGIN and END are changed; everything else in these files is kept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ END = "# END trainyard nodes"
 
 
 def targets(root: Path, home: Path) -> dict[str, Path]:
-    """The files that have a part of ours, by what they are for."""
+    """The files that get a block of ours, by name of the block."""
     return {
         "hosts": root / "etc/hosts",
         "known_hosts": root / "etc/ssh/ssh_known_hosts",
@@ -32,11 +32,11 @@ def targets(root: Path, home: Path) -> dict[str, Path]:
 
 
 def facts(root: Path, home: Path) -> dict[str, str]:
-    """Public key, the port sshd listens on here, and a digest of the blocks that are installed now."""
+    """Public key, sshd's port on this node, and the digest of the installed blocks. Makes the key if there is none."""
     key = home / ".ssh/id_ed25519"
     key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (key.parent / ".trainyard.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two `fab wait` at once must not make two keys
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two concurrent `fab wait` must not make two keys
         if not key.exists():
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"trainyard@{os.uname().nodename}", "-f"]
             subprocess.run([*command, str(key)], check=True, stdin=subprocess.DEVNULL)
@@ -46,54 +46,55 @@ def facts(root: Path, home: Path) -> dict[str, str]:
 
 
 def current(root: Path, home: Path) -> dict[str, str]:
-    """Our part of each file, as it is now."""
+    """Our block of each file, as installed now."""
     return {name: block_of(read(path)) for name, path in targets(root, home).items()}
 
 
 def digest(blocks: dict[str, str]) -> str:
-    """SHA-256 over our parts of all files, in hexadecimal."""
+    """SHA-256 of all blocks, in hexadecimal."""
     return hashlib.sha256(json.dumps(blocks, sort_keys=True).encode()).hexdigest()
 
 
 def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) -> None:
-    """Put our parts into the files; `names` are the nodes' names, which must not mean the loopback."""
+    """Put our blocks into the files; `names` are the nodes' names, which are removed from loopback lines in hosts."""
     paths = targets(root, home)
     for name, path in paths.items():
         old = read(path)
         kept = without_block(old)
         if name == "hosts":
             kept = without_loopback_names(kept, names)
-        # OpenSSH takes the first value that it finds, and so does a resolver: there our lines come first.
+        # OpenSSH and the resolver use the first match, so in these two files our lines come first.
         new = blocks[name] + kept if name in ("hosts", "ssh_config") else with_newline(kept) + blocks[name]
         if new != old:
             write(path, new, like=home if path.is_relative_to(home) else root)
 
 
 def read(path: Path) -> str:
-    """A file's text; empty: there is none."""
+    """A file's text; empty if there is no file."""
     return path.read_text() if path.exists() else ""
 
 
 def block_of(text: str) -> str:
-    """Our lines, marks included; empty if there are none."""
+    """Our block in a file's text, with its marks; empty if there is none."""
     if BEGIN not in text or END not in text:
         return ""
     return text[text.index(BEGIN) : text.index(END) + len(END) + 1]
 
 
 def without_block(text: str) -> str:
-    """The text without our lines."""
+    """The text without our block."""
     block = block_of(text)
     return text.replace(block, "", 1) if block else text
 
 
 def with_newline(text: str) -> str:
-    """The text with a line end at its end."""
+    """The text, with a newline at its end unless it is empty."""
     return text if not text or text.endswith("\n") else text + "\n"
 
 
 def without_loopback_names(text: str, names: list[str]) -> str:
-    """Debian's `127.0.1.1 node1`: a node that takes itself for 127.0.1.1 is not reached by the others."""
+    """Remove the nodes' names from loopback lines such as Debian's `127.0.1.1 node1`: a node that takes that for its
+    own address cannot be reached by the others."""
     lines = []
     for line in text.splitlines(keepends=True):
         address, *aliases = line.split("#")[0].split() or [""]
@@ -108,7 +109,7 @@ def without_loopback_names(text: str, names: list[str]) -> str:
 
 
 def write(path: Path, text: str, like: Path) -> None:
-    """Whole or not at all; the owner is that of `like`, the mode that of the old file."""
+    """Replace a file atomically. The owner is that of `like`; the mode stays, or is 0600 under .ssh and else 0644."""
     mode = path.stat().st_mode & 0o777 if path.exists() else (0o600 if ".ssh" in path.parts else 0o644)
     owner = like.stat()
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -122,7 +123,7 @@ def write(path: Path, text: str, like: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """`facts`, or `install JSON` with {"blocks": file -> our part, "names": of the nodes}."""
+    """`facts`, or `install JSON` with {"blocks": {name: block}, "names": the nodes' names}."""
     root = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
     user = pwd.getpwuid(int(os.environ.get("SUDO_UID", os.getuid())))
     home = root / user.pw_dir.lstrip("/")

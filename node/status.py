@@ -1,7 +1,7 @@
-"""The state of a node, as one line of JSON: `status run/trainyard/limits.json`.
+"""Prints the state of a node as one line of JSON: `status run/trainyard/limits.json`.
 
-A node that is a container shares the kernel with others: then memory comes from its own cgroup, or from its processes
-where that is not readable, and the load is the whole machine's; `shared` says so.
+If the node is a container (`shared`), its used memory is read from its cgroup, or summed over its processes if that is
+not readable; the load is the whole machine's.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ GIB = 1 << 30
 
 
 def main(argv: list[str]) -> None:
-    """`argv[0]` is the path of the record of the node's limits: bootstrap/limits.py does not count a command line with
-    this word as somebody's use of the node, else a loop of `fab status` would keep a cluster alive for ever."""
+    """`argv[0]` is the path of the node's limits record. bootstrap/limits.py does not count a process with this path in
+    its command line as use of the node; otherwise a loop of `fab status` would keep an idle cluster alive."""
     shared = Path("/run/systemd/container").exists()
     ready, failed = record("ready.json"), record("failed.json")
     disk = shutil.disk_usage("/")
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
 
 
 def record(name: str) -> Any:
-    """A record of this boot; None if there is none."""
+    """A record in STATE that was written during this boot; None if there is none."""
     path = STATE / name
     if not path.exists() or not of_this_boot(path):
         return None
@@ -64,13 +64,13 @@ def of_this_boot(path: Path) -> bool:
 
 
 def is_bare() -> bool:
-    """Whether no bootstrap was put here nor is on its way; boot.sh decides it, as it does for `fab wait`."""
+    """Whether no bootstrap is installed or being installed on this node; boot.sh decides, as for `fab wait`."""
     script = pkgutil.get_data("node", "boot.sh")
     return subprocess.run(["bash", "--norc", "-s", "bare"], input=script, check=False).returncode == 0
 
 
 def age_seconds() -> int | None:
-    """Since the node's first boot, over all others; None while that is not known."""
+    """Seconds since the node's first boot; None while that is not known."""
     try:
         return int(time.time() - json.loads((STATE / "first-boot.json").read_text())["time"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -78,7 +78,7 @@ def age_seconds() -> int | None:
 
 
 def limits(path: Path) -> dict[str, Any] | None:
-    """When the node ends, by its own clock; None where it has no limits."""
+    """When and why the node ends, in seconds from now by its clock; None if it has no limits."""
     try:
         told = json.loads(path.read_text())
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def limits(path: Path) -> dict[str, Any] | None:
 
 
 def notice() -> str:
-    """When and why the cloud takes this node; empty: it does not."""
+    """Why the cloud is about to take this node; empty if it is not."""
     try:
         return str(json.loads((ROOT / "run/trainyard/notice.json").read_text())["why"])
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def notice() -> str:
 
 
 def last_step() -> str:
-    """The bootstrap's last step in this boot; empty: none yet."""
+    """The bootstrap's last step in this boot; empty if there is none yet."""
     path = STATE / "progress.jsonl"
     if not path.exists() or not of_this_boot(path):
         return ""
@@ -111,7 +111,7 @@ def last_step() -> str:
 
 
 def memory_used(shared: bool) -> float:
-    """Bytes in use; `shared`: by this container alone."""
+    """Bytes in use; if `shared`, by this container only."""
     if not shared:
         info = memory.meminfo()
         return info["MemTotal"] - info["MemAvailable"]
@@ -122,12 +122,12 @@ def memory_used(shared: bool) -> float:
         path = Path(folder) / usage
         if os.access(path, os.R_OK):
             stat = dict(line.split() for line in (path.parent / "memory.stat").read_text().splitlines())
-            return int(path.read_text()) - int(stat[cache])  # what the kernel gives back first is not in use
+            return int(path.read_text()) - int(stat[cache])  # inactive file cache can be freed: not in use
     return memory.private()
 
 
 def up_seconds() -> float:
-    """Since this node's own init began; /proc/uptime alone is the machine's."""
+    """Seconds since this node's init started; in a container /proc/uptime alone is the machine's."""
     after_name = Path("/proc/1/stat").read_text().rpartition(")")[2].split()
     began = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
     return float(Path("/proc/uptime").read_text().split()[0]) - began

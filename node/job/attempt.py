@@ -1,4 +1,4 @@
-"""One attempt at a job, on the head: keepers on all nodes, the launcher, and a watch until all has ended everywhere."""
+"""One attempt at a job, on the head: starts keepers and launcher, and watches until all processes have ended."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from node.job.log import Log
 from node.job.spec import KeeperSpec
 
 KEEPERS = 25.0
-"""Seconds for all nodes to answer."""
+"""Seconds for the keepers of all nodes to answer."""
 END = 8.0
-"""Seconds for all nodes to kill what they have and to look."""
+"""Seconds for all nodes to kill their ranks and report what is left."""
 POLL = 0.1
 
 Asked = Callable[[], str]
@@ -36,7 +36,7 @@ class Attempt:
     """One attempt, from its keepers' start to the end of its last process."""
 
     def __init__(self, name: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
-        """`began`: when the job's cost began to count, in seconds of Unix time, moved by its pauses."""
+        """`began`: Unix time in seconds from which the job's cost counts: its start, plus the length of its pauses."""
         self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
@@ -47,17 +47,17 @@ class Attempt:
         self._beat = 0.0
         self.expiry = Expiry()
         self.stopping = ""
-        """What was asked for and has been passed on."""
+        """What was asked for (see Asked), once the ranks have been told."""
         self._stop_by = float("inf")
         self.first_step = 0.0
-        """When a rank had its first step behind it."""
+        """Unix time at which a rank had done its first step; 0: not yet."""
         self.left: dict[str, list[str]] = {}
-        """What could not be ended, by node."""
+        """The processes that could not be killed, by node."""
         self.unknown: list[str] = []
-        """Nodes that have not said whether all is gone."""
+        """Nodes that have not reported whether all processes are gone."""
 
     def run(self) -> Verdict:
-        """Run it to its end, and until all of its processes have ended."""
+        """Run the attempt and end its processes on every node, also when an exception ends it."""
         try:
             with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
                 verdict = self._keepers()
@@ -69,7 +69,7 @@ class Attempt:
         return verdict
 
     def _keepers(self) -> Verdict | None:
-        """Start a keeper on every node; None: all answer, else which does not."""
+        """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
         for node in self._launch.nodes:
@@ -124,7 +124,7 @@ class Attempt:
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
             if asked and not self._watch.all_beat():
-                return self._stopped()  # nothing is trained yet, and a rank that still loads does not hear it
+                return self._stopped()  # nothing is trained yet, and a rank that still loads does not handle SIGTERM
             if asked and not self.stopping:
                 self.stopping, self._stop_by = asked, now + self._watch.timeout + 30
                 self._log.say("stopping: a checkpoint first")
@@ -148,7 +148,7 @@ class Attempt:
         self._watch.told(node, event, now)
 
     def _keep_usage(self, node: str, event: dict[str, Any]) -> None:
-        """A line of usage.jsonl. The job does not depend on it: on a full disk there is none."""
+        """Append a line to usage.jsonl; on a full disk it is dropped, as the job does not depend on it."""
         line = {"time": round(time.time(), 3), "node": node, **{k: v for k, v in event.items() if k != "event"}}
         with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -166,7 +166,7 @@ class Attempt:
         return Verdict(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
 
     def _end(self) -> None:
-        """End this attempt on every node that can be reached, and learn from each whether all of it is gone."""
+        """End this attempt on every node that can be reached; sets `left` and `unknown`."""
         self._say("end")
         waiting, deadline = set(self._links) - set(self._watch.gone), time.monotonic() + END
         while waiting and time.monotonic() < deadline:
@@ -196,7 +196,7 @@ class Attempt:
             link.say(word)
 
     def _heard(self) -> list[Told]:
-        """The events that have come, or come within POLL."""
+        """The events that have arrived; waits up to POLL for the first."""
         told: list[Told] = []
         with suppress(queue.Empty):
             told.append(self._events.get(timeout=POLL))
@@ -208,7 +208,7 @@ class Attempt:
         return self._links[node].complaint or "its keeper ended"
 
     def _hear_mpirun(self, mpirun: subprocess.Popen[bytes]) -> None:
-        """Log what mpirun itself prints. The ranks' lines come from the keepers."""
+        """Log mpirun's own lines. The ranks' lines come from the keepers."""
         assert mpirun.stdout
         for raw in mpirun.stdout:
             line = raw.decode(errors="replace").strip()

@@ -1,7 +1,7 @@
-"""Kills what still runs of a job on this node, and checks that it is gone.
+"""Kills a job's remaining processes on this node and checks that they are gone.
 
-Two independent checks: systemd's scope, and the environment of every process, which names its job even where a process
-has left the scope.
+Two independent checks: the job's systemd scope, and the environment of every process, which names the job even if the
+process has left the scope.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def kill(job: str) -> None:
 
 
 def kill_scope(unit: str) -> None:
-    """Kill a systemd scope as a whole. It is no error that there is none any more."""
+    """Kill every process of a systemd scope. A scope that no longer exists is not an error."""
     kill = ["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", f"{unit}.scope"]
     subprocess.run(kill, capture_output=True, check=False)
 
 
 def wait(job: str, seconds: float) -> list[str]:
-    """Wait until none of the job's processes runs here; after `seconds` the ones that still do."""
+    """Wait up to `seconds` until none of the job's processes runs here; returns those that still do."""
     deadline = time.monotonic() + seconds
     while True:
         found = processes(job)
@@ -50,7 +50,7 @@ def wait(job: str, seconds: float) -> list[str]:
 
 
 def processes(job: str) -> list[str]:
-    """`PID command` of every process of this node whose environment names the job."""
+    """`PID command` of every process on this node whose environment names the job."""
     wanted = f"{MARK}={job}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -61,12 +61,12 @@ def processes(job: str) -> list[str]:
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found.append(f"{entry.name} {command[:120]}")
         except OSError:
-            continue  # it ended meanwhile, or is somebody else's
+            continue  # the process has ended, or belongs to another user
     return found
 
 
 def busy_with(job: str) -> list[str]:
-    """Other jobs that have a scope or a keeper here."""
+    """Ids of the other jobs that have a scope or a keeper on this node."""
     listed = subprocess.run(
         ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", "trainyard-job-*"],
         capture_output=True,

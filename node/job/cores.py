@@ -1,4 +1,4 @@
-"""Which cores a rank may use: those of a NUMA node of its own, one thread a core. Runs on a node."""
+"""Which cores a rank is pinned to: one thread per physical core, a NUMA node of its own if possible. Runs on a node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Core = tuple[int, int, int]
 
 
 def is_shared() -> bool:
-    """Whether other machines run on the same processor: then the kernel spreads the load, and a fixed choice, which
-    each of them would make alike, would put all of them on the same core."""
+    """Whether this node is a container that shares its processor with others. Ranks are then not pinned: all containers
+    would choose the same cores."""
     return Path("/run/systemd/container").exists()
 
 
@@ -32,10 +32,11 @@ def parse(text: str) -> list[Core]:
 
 
 def share(cores: list[Core], slots: int, local_rank: int, shared: bool) -> list[int]:
-    """The processors of one of a node's ranks; empty: it is not pinned.
+    """The processors to pin one of a node's ranks to; empty: do not pin it.
 
-    Sorted by NUMA node and cut evenly, so that with a rank per NUMA node each has one for itself. Memory follows: the
-    kernel gives it from the node of the core that first writes to it.
+    The cores are in the order of their NUMA nodes and cut evenly, so that with one rank per NUMA node each rank has a
+    NUMA node to itself. Its memory is then local too: Linux allocates a page on the node of the core that first
+    writes to it.
     """
     if shared or len(cores) < slots:
         return []
@@ -44,7 +45,7 @@ def share(cores: list[Core], slots: int, local_rank: int, shared: bool) -> list[
 
 
 def ranges(numbers: list[int]) -> str:
-    """0-3,8: as taskset writes it."""
+    """Sorted numbers as taskset writes them, such as `0-3,8`."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

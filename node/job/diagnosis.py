@@ -1,6 +1,6 @@
-"""From the keepers' events to a verdict on an attempt: which rank or node ended it, and why.
+"""Turns the keepers' events into a verdict on an attempt: which rank or node ended it, and why.
 
-No connection and no clock of its own: callers pass the time.
+Opens no connections and reads no clock: callers pass the time, in seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 from node.job.files import LEASE
 
 GRACE = 1.5
-"""Seconds from the first sign of a failure to the verdict: the cause may be reported after its consequences."""
+"""Seconds from the first sign of a failure to the verdict, as a cause may be reported after its consequences."""
 START = 300.0
-"""Seconds from a rank's start to its first heartbeat: libraries from a cold disk, and a checkpoint of gigabytes."""
+"""Seconds that a rank has from its start to its first heartbeat, to load libraries from a cold disk and a checkpoint of
+gigabytes."""
 SLACK = 5.0
 MPIRUN = 10.0
-"""Seconds that mpirun has to end after all ranks have."""
+"""Seconds that mpirun and the ranks may end apart from each other."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Verdict:
     """How an attempt ended."""
 
     code: int
-    """0 done, 1 failed, 2 bad input: of the job."""
+    """The job's exit code: 0 done, 1 failed, 2 bad input."""
     reason: str = ""
-    """Why it failed; of a good end rank 0's last line."""
+    """Why it failed; if it did not, rank 0's last line."""
 
 
 @dataclass
@@ -37,9 +38,9 @@ class Rank:
 
     node: str
     started: float = 0.0
-    """0: not yet."""
+    """0: not started yet."""
     code: int | None = None
-    """None: it runs. Negative: the signal that killed it."""
+    """None: it has not ended. Negative: the signal that killed it."""
     ended: float = 0.0
     last: str = ""
     step: int = -1
@@ -49,12 +50,12 @@ class Rank:
     stopped: bool = False
     lost: bool = False
     memory: str = ""
-    """Of a rank that ended badly on a node that ran out of memory: how much that has, or "unknown"."""
+    """Set if it ended badly on a node that ran out of memory: the size of that memory, or "unknown"."""
 
 
 @dataclass
 class Watch:
-    """One attempt."""
+    """What is known of one attempt, updated by events, and the verdict that follows from it."""
 
     placement: list[str]
     """The node of each rank."""
@@ -64,12 +65,12 @@ class Watch:
     lease: float = LEASE
     ranks: list[Rank] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
-    """Node -> when it was last heard."""
+    """Node -> when its keeper last sent an event."""
     gone: dict[str, str] = field(default_factory=dict)
     """Node -> why its connection ended."""
     mpirun: int | None = None
     noise: str = ""
-    """The last line that mpirun itself said."""
+    """The last line that mpirun itself printed."""
     _first_sign: float = 0.0
     _mpirun_ended: float = 0.0
 
@@ -78,7 +79,7 @@ class Watch:
         self.heard = dict.fromkeys(self.placement, self.began)
 
     def told(self, node: str, event: Mapping[str, Any], now: float) -> None:
-        """An event of a node's keeper."""
+        """Take in an event from a node's keeper."""
         self.heard[node] = now
         kind = event["event"]
         if kind == "rank":
@@ -91,18 +92,18 @@ class Watch:
             self._sign(now)
 
     def cut_off(self, node: str, why: str, now: float) -> None:
-        """The connection to a node's keeper has ended."""
+        """Take in that the connection to a node's keeper has ended."""
         self.gone[node] = why
         self._sign(now)
 
     def mpirun_ended(self, code: int, now: float) -> None:
-        """The launcher has ended; a negative code is the signal that killed it."""
+        """Take in that the launcher has ended; a negative code is the signal that killed it."""
         self.mpirun, self._mpirun_ended = code, now
         if code != 0:
             self._sign(now)
 
     def verdict(self, now: float) -> Verdict | None:
-        """None: it goes on."""
+        """The verdict at this time; None while the attempt goes on."""
         for node, heard in self.heard.items():
             if now - heard > self.lease and node not in self.gone:
                 self.cut_off(node, f"no word for {now - heard:.0f} s", now)
@@ -111,7 +112,7 @@ class Watch:
         if all(rank.code == 0 for rank in self.ranks):
             if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
                 return None
-            # mpirun that does not end by itself is ended with its scope.
+            # If mpirun does not end by itself, it is killed with its scope.
             return Verdict(0, self.ranks[0].last)
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
             return Verdict(1, "mpirun ended before the ranks did")
@@ -142,8 +143,8 @@ class Watch:
         return all(rank.code is not None for rank in self.ranks)
 
     def _silent(self, now: float) -> Verdict | None:
-        """A rank whose heartbeat has stopped. When one stops, the others soon wait for it: the one that is furthest
-        behind is to blame, and of several the one that fell silent first."""
+        """The verdict if a rank's heartbeat has stopped. The others soon wait for a rank that hangs, so the one at the
+        lowest step is blamed, and of several the one that fell silent first."""
         late = [number for number, rank in enumerate(self.ranks) if now - rank.beat > self._patience(rank)]
         if not late:
             return None
@@ -153,13 +154,14 @@ class Watch:
         return Verdict(1, f"{self.name(number)} is silent for {now - rank.beat:.0f} s, {where}")
 
     def _patience(self, rank: Rank) -> float:
-        """Seconds that a rank may be silent; for ever when it has not started yet, or has ended."""
+        """Seconds that a rank may be silent; no limit before it has started and after it has ended."""
         if rank.code is not None or not rank.started:
             return float("inf")
         return START if rank.step < 0 else self.timeout + SLACK
 
     def _blame(self) -> Verdict:
-        """The verdict of a failure: stopped, cut off or killed ranks count before those that failed because of them."""
+        """The verdict on a failure. Ranks that were stopped, cut off or killed are blamed before ranks that exited with
+        an error, which may have failed because of them."""
         for number, rank in enumerate(self.ranks):
             if rank.stopped:
                 return Verdict(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")
@@ -171,7 +173,7 @@ class Watch:
             (number for number, rank in enumerate(self.ranks) if rank.code),
             key=lambda number: self.ranks[number].ended,
         )
-        # One that is lost may have been ended by mpirun, because of another.
+        # A lost rank may have been killed by mpirun after another one failed.
         killed = [number for number in ended if (self.ranks[number].code or 0) < 0 and not self.ranks[number].lost]
         refused = [number for number in ended if self.ranks[number].code == 2]
         if self.mpirun is not None and self.mpirun < 0 and not killed and not any(rank.memory for rank in self.ranks):
@@ -194,12 +196,12 @@ class Watch:
         if code < 0:
             return Verdict(1, f"{name} was killed by {signal_name(-code)}")
         if rank.last.startswith("rank "):
-            return Verdict(1, rank.last)  # agreed by all ranks: it names the one that it is about
+            return Verdict(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
         return Verdict(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'it said nothing'}")
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """The name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,17 +1,17 @@
-"""Where a job's files are, and its records: written whole or not at all.
+"""Where a job's files are; reads and writes its records.
 
 runs/ID/ on every node
     job.toml             the resolved job
     checkpoints/, heartbeat/, metrics.jsonl ...: the trainer's
     nodes/NODE/          rank-N.log and rank-N.json of the ranks of that node
 runs/ID/ on the head, too
-    spec.json            what was asked for: see JobSpec in spec.py
-    state.json           how it is: see STATES
-    usage.jsonl          what its ranks used of their nodes: see usage.py
+    spec.json            what the user asked for: JobSpec in spec.py
+    state.json           the job's state (one of STATES), times and exit code
+    usage.jsonl          what its ranks used on their nodes: see usage.py
     log, log.START       every line of every rank: time, node, rank, text; rotated, see log.py
-    stop.json            there: somebody wants it stopped
-/run/trainyard-secrets-UID/ID.json on the head alone: for rank 0's environment, the key of Weights & Biases; in memory,
-                         never in runs/, which the nodes may share; there until the job is over, as a restart needs it
+    stop.json            exists if a user has asked for the job to stop
+/run/trainyard-secrets-UID/ID.json on the head only: rank 0's secrets, such as the key of Weights & Biases. In memory,
+                         never in runs/, which the nodes may share; kept until the job is over, as a restart needs it
 """
 
 from __future__ import annotations
@@ -27,40 +27,41 @@ from typing import Any
 STATES = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED")
 OVER = STATES[2:]
 LEASE = 6.0
-"""Seconds without a word from the head after which a node ends its part, and the other way round."""
+"""After this many seconds without a message from the head a node ends its ranks, and without one from a node the head
+counts the node as lost."""
 JOB = Path("/var/lib/trainyard/job.json")
-"""On a node: which job it is busy with. `fab status` shows it."""
+"""On a node: the job that it is busy with, for `fab status`."""
 LIMITS = Path("/run/trainyard/limits.json")
-"""On a node that has limits: when it ends, see bootstrap/limits.py."""
+"""On a node with limits: when it ends; written by bootstrap/limits.py."""
 NOTICE = Path("/run/trainyard/notice.json")
-"""On a node that its cloud is about to take: when, and why, see bootstrap/notice.py."""
+"""On a node that its cloud is about to take back: when and why; written by bootstrap/notice.py."""
 SECRETS = Path(f"/run/trainyard-secrets-{os.getuid()}")
 """Not /run/user/UID or /dev/shm: systemd empties both when the user logs out, while the job goes on."""
 TIME = re.compile(r"\d{1,10}\.\d{3}")
-"""The time of a line in a log, seconds of Unix time: anything else was cut by a full disk or a crash."""
+"""The time of a log line in seconds of Unix time. A line that does not begin so was cut by a full disk or a crash."""
 _FULL_DISK_SECONDS = 5.0
 
 Record = dict[str, Any]
 
 
 def absolute(run_dir: str) -> Path:
-    """A job's directory; a relative one is in the home."""
+    """A job's directory; a relative path starts at the home directory."""
     return Path.home() / run_dir
 
 
 def unit_of(job: str) -> str:
-    """The name of the job's units: .service on the head, .scope on every node, and -keeper.service beside that."""
+    """The stem of the names of the job's units: .service on the head, .scope and -keeper.service on every node."""
     return f"trainyard-job-{job}"
 
 
 def secrets_of(job: str) -> Path:
-    """The file with a job's secrets."""
+    """The file with a job's secrets, on the head."""
     return SECRETS / f"{job}.json"
 
 
 def read(path: Path) -> Record:
-    """A record; empty when there is none, or when what is there is no record: a machine that lost its power can leave
-    an empty file, and one such file must not stop every verb for every job."""
+    """A record; empty if there is none or the file is damaged. A machine that lost power can leave an empty file, and
+    one such file must not make the verbs fail for all jobs."""
     try:
         record = json.loads(path.read_text(errors="replace"))
     except (FileNotFoundError, ValueError):
@@ -69,9 +70,11 @@ def read(path: Path) -> Record:
 
 
 def write(path: Path, record: Record) -> None:
-    """Put on disk, then renamed into place: never half of a record, not even after a power failure. On a full disk it
-    is tried for a while: whoever filled it with half a checkpoint takes that away again, and a job's end must be
-    known."""
+    """Write a record to disk, then rename it into place, so that no half record is left even after a power failure.
+
+    On a full disk it tries for 5 s, then raises OSError: a checkpoint that did not fit is removed again in that time,
+    and a job's end must be recorded.
+    """
     deadline = time.monotonic() + _FULL_DISK_SECONDS
     while True:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")

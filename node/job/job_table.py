@@ -1,4 +1,4 @@
-"""The jobs of a cluster, on its head: their numbers, their states, and which of them are under way."""
+"""The jobs of a cluster, as recorded on its head: their numbers, their states, and which hold or wait for nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from node.job import files
 from node.job.files import Record
 
 _SYSTEMD_SECONDS = 15.0
-"""For systemd to answer."""
+"""How long to go on asking a systemd that does not answer."""
 _TO_START = 30.0
-"""Seconds from a job's record to its service, in which its launcher is not missed. Between them are a sudo and a
-systemd-run, which take seconds on a busy head, and a good job that is called FAILED ends the verb that follows it.
-Waiting longer costs little: a launcher that dies has its end recorded at once by supervisor.aftermath."""
+"""Seconds after a job's record is made during which a missing service does not mean that the job has failed. A sudo and
+a systemd-run come in between and take seconds on a busy head, and the verb that follows a job ends if it reads FAILED.
+Waiting longer costs little: when a launcher dies, supervisor.aftermath records that at once."""
 _NEEDED = {"id", "state", "created", "nodes"}
-"""What a job's record has at least."""
+"""Keys without which a job's record counts as damaged."""
 
 
 @contextmanager
 def alone(runs: Path) -> Iterator[None]:
-    """Only one program at a time gives out numbers and nodes."""
+    """Hold the lock under which numbers and nodes are given out; waits for it."""
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -33,8 +33,8 @@ def alone(runs: Path) -> Iterator[None]:
 
 
 def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
-    """A new id, and its directory; `taken`: ids that the bucket has from other clusters. Whatever else counts there:
-    mkdir gives a name to one only."""
+    """Make the directory of a new job and return its id, `NAME-NUMBER`. `taken`: ids that other clusters have put into
+    the bucket. Only one caller gets an id even if clusters share `runs`: the second mkdir of a name fails."""
     names = [*(path.name for path in runs.iterdir() if path.is_dir()), *taken]
     number = max(map(number_of, names), default=0)
     while True:
@@ -47,34 +47,34 @@ def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
 
 
 def number_of(job: str) -> int:
-    """The number at the end of a job's id; 0: there is none."""
+    """The number at the end of a job's id; 0 if there is none."""
     number = job.rpartition("-")[2]
     return int(number) if number.isdigit() else 0
 
 
 def every(runs: Path) -> list[Record]:
-    """All jobs' states, in the order of their numbers."""
+    """The states of all jobs, in the order of their numbers."""
     found = [state_of(path) for path in runs.iterdir() if (path / "state.json").exists()] if runs.is_dir() else []
     return sorted(found, key=lambda state: number_of(state["id"]))
 
 
 def state_of(run_dir: Path) -> Record:
-    """A job's state; empty: there is no such job. One whose launcher is gone without a word has failed, whatever its
-    record says, and so has one whose record cannot be read."""
+    """A job's state; empty if there is no such job. FAILED also if its record cannot be read, or says that the job is
+    not over while its launcher's service is gone."""
     state = files.read(run_dir / "state.json")
     if not state.keys() >= _NEEDED and (run_dir / "state.json").exists():
         return damaged(run_dir)
     if not state or time.time() - state["created"] < _TO_START:
         return state
     if state["state"] not in files.OVER and not is_active(state["id"]):
-        state = files.read(run_dir / "state.json")  # it may have ended between the two looks
+        state = files.read(run_dir / "state.json")  # the job may have ended between reading and is_active
         if state["state"] not in files.OVER:
             return {**state, "state": "FAILED", "reason": "its launcher on the head is gone", "exit_code": 1}
     return state
 
 
 def damaged(run_dir: Path) -> Record:
-    """The state of a job whose record is empty or cut: its files can still be fetched, and it can be resumed."""
+    """A FAILED state for a job whose record is empty or cut, so that its files can be fetched and it can be resumed."""
     when = (run_dir / "state.json").stat().st_mtime
     return {
         "id": run_dir.name,
@@ -91,7 +91,7 @@ def damaged(run_dir: Path) -> Record:
 
 
 def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
-    """Jobs that have some of these nodes, or wait for them in front of this one."""
+    """The states of the jobs that hold some of these nodes, or wait for them ahead of `job`."""
     return [
         state
         for state in every(runs)
@@ -103,7 +103,7 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
 
 
 def set_state(run_dir: Path, **changes: object) -> Record:
-    """Change a job's record; the record as it is then."""
+    """Change a job's record; returns the new record."""
     state = {**files.read(run_dir / "state.json"), **changes}
     files.write(run_dir / "state.json", state)
     return state
@@ -115,7 +115,8 @@ def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
 
 
 def is_active(job: str) -> bool:
-    """Whether a job's service is there. systemd does not answer for a moment when it is updated and starts anew."""
+    """Whether a job's service is running. Asks again for a while if systemd does not answer, as it does not while an
+    update restarts it; then raises CalledProcessError."""
     unit = f"{files.unit_of(job)}.service"
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit]
     deadline = time.monotonic() + _SYSTEMD_SECONDS
@@ -129,7 +130,7 @@ def is_active(job: str) -> bool:
 
 
 def show(argv: list[str]) -> int:
-    """`job RUNS ID`: what a resumed job goes on with, as JSON: its job.toml as text, and how many nodes it had."""
+    """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, and how many nodes it had."""
     run_dir = files.absolute(argv[0]) / argv[1]
     nodes = files.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
     file = run_dir / "job.toml"
@@ -138,6 +139,6 @@ def show(argv: list[str]) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """`jobs RUNS`: all of them, as JSON."""
+    """`jobs RUNS`: print the states of all jobs as JSON."""
     print(json.dumps(every(files.absolute(argv[0]))), flush=True)
     return 0

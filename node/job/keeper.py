@@ -1,8 +1,8 @@
 """On every node of a job: watches the node's ranks for the head, and ends them when the head is gone.
 
-Runs as the systemd service ID-keeper.service with the head's SSH as its stdin and stdout. The scope that the ranks
-run in is bound to that service: when this program ends, of whatever, systemd kills them. It ends when the head says
-so, when the connection closes, and when the head has not been heard for the length of the lease.
+Runs as the systemd service ID-keeper.service; its stdin and stdout are the head's SSH connection. The ranks' scope is
+bound to that service: when this program ends for any reason, systemd kills the ranks. It ends when the head says so,
+when the connection closes, or when the head has sent nothing for the length of the lease.
 
 stdin    a line of JSON: a KeeperSpec; then words: beat, term, kill, end
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
@@ -30,7 +30,7 @@ from node.job.spec import KeeperSpec
 POLL = 0.2
 BEAT = 1.0
 STOPPED_SECONDS = 2.0
-"""A rank that is stopped (SIGSTOP, a debugger) for so long is reported."""
+"""A rank that has been stopped (SIGSTOP, a debugger) for this long is reported."""
 
 Event = dict[str, Any]
 
@@ -58,7 +58,7 @@ class Keeper:
         self._starved = memory.Starved()
 
     def run(self) -> int:
-        """Until the head ends it; exit code 1 where another job has the node."""
+        """Run until the head ends it; returns the exit code, 1 if another job has the node."""
         others = cleanup.busy_with(self.id)
         if others:
             tell({"event": "refused", "reason": f"busy with {others[0]}"})
@@ -73,7 +73,7 @@ class Keeper:
         return 0
 
     def _prepare(self) -> None:
-        """Make the run directory, without an earlier attempt's records of this node's ranks."""
+        """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self.spec.job:
@@ -86,7 +86,7 @@ class Keeper:
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
 
     def _listen(self) -> None:
-        """Take the head's words until it sends no more, or none for the length of the lease."""
+        """Collect the head's words until `end`. If the connection closes or the lease runs out, kill the ranks."""
         rest = b""
         while select.select([0], [], [], self.spec.lease)[0]:
             data = os.read(0, 4096)
@@ -97,7 +97,7 @@ class Keeper:
             if b"end" in words:
                 self._over.set()
                 return
-        # Without the head nothing can be reported, and writing might block: end the ranks now, and this program.
+        # Without the head nothing can be reported, and writing to stdout might block.
         cleanup.kill(self.id)
         os._exit(3)
 
@@ -129,7 +129,7 @@ class Keeper:
                     tell(step)
 
     def _measure(self) -> None:
-        """What the ranks use of this node, now and then."""
+        """Report what the ranks use of this node, once per usage.interval."""
         now = time.monotonic()
         if now - self._measured < usage.interval(now - self._began):
             return
@@ -139,15 +139,15 @@ class Keeper:
             tell({"event": "usage", **used})
 
     def _with_cause(self, event: Event) -> Event:
-        """A rank's bad end with the node's when that has just run out."""
+        """The event; if a rank ended badly and the node has just run out of memory, with the size of that memory."""
         bad = event["event"] == "rank" and (event["state"] == "lost" or event.get("code"))
         if not bad or not self._starved.lately(time.monotonic()):
             return event
         return {**event, "memory": memory.size(self.spec.memory_gb) or "unknown"}
 
     def _look_at_limits(self) -> None:
-        """Report when this node's hours are over and when its cloud takes it, whenever that changes: in seconds from
-        now, as the nodes' clocks differ."""
+        """Report when this node's hours end and when its cloud takes it back, whenever either changes. Times are in
+        seconds from now, as the nodes' clocks differ."""
         deadline = files.read(files.LIMITS).get("deadline")
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
@@ -159,7 +159,7 @@ class Keeper:
             tell({"event": "notice", "in": left, "why": notice.get("why", "")})
 
     def _end(self) -> None:
-        """Kill the ranks, send their last lines, and check that none of their processes is there any more."""
+        """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
         cleanup.kill(self.id)
         self._look()
         tell({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
@@ -177,7 +177,7 @@ class Rank:
         self._over = False
 
     def news(self) -> list[Event]:
-        """What is new of it: its lines first, so that the last one is sent before its end."""
+        """Its new events. Its log lines come first, so that the head has the last one before it hears of the end."""
         record = files.read(self.path) or self._record
         events: list[Event] = [
             {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
@@ -196,9 +196,9 @@ class Rank:
         return events
 
     def step(self) -> Event | None:
-        """Its step and the age of its heartbeat in seconds: both times are of this node's clock."""
+        """Its step and its heartbeat's age in seconds by this node's clock; None if it has no heartbeat yet."""
         beat = files.read(self._heartbeat)
-        if not beat or beat["pid"] != self._record.get("pid"):  # of an earlier attempt
+        if not beat or beat["pid"] != self._record.get("pid"):  # another pid: an earlier attempt's heartbeat
             return None
         age = time.time() - beat["time"]
         return {
@@ -211,17 +211,17 @@ class Rank:
 
     @property
     def pid(self) -> int | None:
-        """Its process; None before it has started."""
+        """Its process id; None before it has started."""
         return self._record.get("pid")
 
     def term(self) -> None:
-        """Ask it for a checkpoint and its end."""
+        """Ask it to write a checkpoint and end."""
         if not self._over and self._record:
             with suppress(ProcessLookupError):
                 os.kill(self._record["pid"], signal.SIGTERM)
 
     def _is_stopped(self) -> bool:
-        """True once, when it has been stopped for a while."""
+        """True once, when it has been stopped for STOPPED_SECONDS."""
         if _state(self._record["pid"]) not in ("T", "t"):
             self._stopped_since = None
             return False
@@ -234,7 +234,7 @@ class Rank:
 
 
 class Lines:
-    """A rank's log file as it grows: the new lines since the last look, also over its rotation (see rank.Log)."""
+    """Reads a rank's log file as it grows, across its rotation (see rank_wrapper.Log)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -243,7 +243,8 @@ class Lines:
         self._time = 0.0
 
     def new(self) -> list[tuple[float, str]]:
-        """(time, text) of each whole line. One whose time was cut, by a full disk say, has that of the line before."""
+        """(Unix time, text) of each whole line since the last call. A line whose time was cut, as by a full disk, gets
+        the time of the line before."""
         if self._file is None:
             if not self._path.exists():
                 return []
@@ -274,7 +275,7 @@ class Lines:
 
 
 def _state(pid: int) -> str:
-    """A process' state letter; empty: it is gone."""
+    """A process' state letter; empty if it has ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The head's connections to the keepers: one SSH each, words to it, events from it. Runs on the head."""
+"""The head's SSH connections to the keepers: it sends words and receives events. Runs on the head."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from node.scope import STRICT
 
 Event = dict[str, Any]
 Told = tuple[str, Event | None]
-"""(node, event); None: the connection has ended."""
+"""(node, event); the event is None when the connection has ended."""
 
 
 class Link:
-    """One node's keeper, for one attempt."""
+    """The connection to one node's keeper, for one attempt. Events go into the queue `events`; `complaint` is the last
+    line of its stderr, or of its stdout that is not JSON."""
 
     def __init__(self, spec: KeeperSpec, code: str, events: queue.SimpleQueue[Told]) -> None:
         self.node = spec.node
@@ -40,14 +41,14 @@ class Link:
         threading.Thread(target=self._hear_errors, daemon=True).start()
 
     def say(self, word: str) -> None:
-        """Send a word to the keeper. A broken connection is no error here: its event comes from the reading thread."""
+        """Send a word to the keeper. Ignores a broken connection: the reading thread reports that."""
         assert self._process.stdin
         with suppress(OSError, ValueError):
             self._process.stdin.write(word + "\n")
             self._process.stdin.flush()
 
     def cut(self) -> None:
-        """End the connection: a keeper that can still hear ends its ranks, one that cannot does so by its lease."""
+        """Close the connection. The keeper then ends its ranks, at the latest when its lease runs out."""
         with suppress(OSError, ValueError):
             assert self._process.stdin
             self._process.stdin.close()
@@ -72,9 +73,10 @@ class Link:
 
 
 def _command(job: str, code: str) -> str:
-    """The keeper as a service: whatever ends it, systemd ends the scope that is bound to it, and the record goes.
+    """The shell command that runs the keeper as a systemd service. Whatever ends it, systemd then kills the scope that
+    is bound to it and removes the node's job record.
 
-    Its priority is high: a rank that takes all of a node's processor or memory must not make the node look dead.
+    Its priority is high, so that a rank that takes all of the node's CPU or memory does not make the node look dead.
     """
     unit = f"{files.unit_of(job)}-keeper"
     return (

@@ -1,8 +1,8 @@
-"""The job's log on the head: every line of every rank, `time node rank text`, and how it is read back by offset.
+"""The job's log on the head: writes every line of every rank as `time node rank text`, and reads it back by offset.
 
-The log is a row of files: `log` is written, and what it grew beyond is beside it as `log.START`, START being how many
-bytes of the log came before it. An offset counts bytes from the very beginning, so a reader that lost its connection
-goes on where it was, whatever was rotated meanwhile. The oldest files go when there are more than KEPT.
+New lines go to the file `log`. When it is full it is renamed to `log.START`, where START is the number of bytes of the
+log before it. An offset counts bytes from the first line ever written, so that a reader that lost its connection can go
+on where it was even if files were rotated meanwhile. At most KEPT rotated files stay; the oldest are deleted first.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 from node.job import files, job_table
 
 HEAD = "-"
-"""The rank of a line that no rank has said."""
+"""Stands in place of a rank in the launcher's own lines."""
 POLL = 0.3
 LOOK = 5.0
-"""Seconds between two questions to systemd, whether the job's launcher is there: its cores are for the training."""
+"""Seconds between two checks with systemd that the job's launcher runs; rare, as the head's cores are for training."""
 BATCH = 500
-"""Lines in one message to the operator, and so what is held in memory at once."""
+"""The most lines in one message to the operator; bounds the memory that this program uses."""
 FILE_BYTES = 64 << 20
-"""A file of the log is rotated when it is larger."""
+"""The log file is rotated when it reaches this size."""
 KEPT = 4
-"""Rotated files that stay: with the one that is written, 320 MiB at most for a job."""
+"""Rotated files that stay. With the current one that is at most 320 MiB for a job."""
 _BLOCK = 1 << 16
 
 
@@ -46,12 +46,12 @@ class Part:
 
 
 def parts(path: Path) -> list[Part]:
-    """The files of a log, the oldest first; `path` is the one that is written, and last."""
+    """The files of a log, oldest first. The last is `path` itself, the one that is being written."""
     rotated = []
     for file in path.parent.glob(f"{path.name}.*"):
         number = file.name.removeprefix(f"{path.name}.")
         if number.isdigit():
-            with suppress(FileNotFoundError):  # dropped while we looked
+            with suppress(FileNotFoundError):  # deleted meanwhile by a rotation
                 rotated.append(Part(file, int(number), file.stat().st_size))
     rotated.sort(key=lambda part: part.start)
     start = rotated[-1].start + rotated[-1].size if rotated else 0
@@ -59,7 +59,7 @@ def parts(path: Path) -> list[Part]:
 
 
 class Log:
-    """Written from several threads; a line is whole. On a full disk lines are kept and written later."""
+    """Writes the log; safe from several threads. While the disk is full, lines are held in memory and written later."""
 
     def __init__(self, path: Path, node: str, *, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._node, self._file_bytes = path, node, file_bytes
@@ -68,7 +68,7 @@ class Log:
         self._kept: list[bytes] = []
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own."""
+        """Write one of the launcher's own lines."""
         self.add(time.time(), self._node, HEAD, text)
 
     def add(self, when: float, node: str, rank: str, text: str) -> None:
@@ -82,10 +82,10 @@ class Log:
                     self._kept[:1] = [rest] if rest else []
                 self._rotate()
             except OSError:
-                return  # the next line tries again
+                return  # the next call tries again
 
     def flush(self, seconds: float) -> None:
-        """Write the lines that a full disk has held up: at the end no next line will."""
+        """Try for up to `seconds` to write the lines that a full disk held up; at a job's end no later call does it."""
         deadline = time.monotonic() + seconds
         while self._kept and time.monotonic() < deadline:
             self.say("lines were late, as the disk was full")
@@ -95,7 +95,7 @@ class Log:
         return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _rotate(self) -> None:
-        """Between two lines, once the file is large enough."""
+        """Rotate the file if it is large enough. Called only after whole lines."""
         if os.fstat(self._file).st_size < self._file_bytes:
             return
         *before, current = parts(self._path)
@@ -107,7 +107,8 @@ class Log:
 
 
 def main(argv: list[str]) -> int:
-    """`logs ID`: a line of JSON for each batch of lines, and the job's state after the last of a job that is over."""
+    """`logs RUN_DIR`: print a line of JSON for each batch of lines. After the last, unless --follow waits for more of a
+    running job, print the job's state."""
     parser = argparse.ArgumentParser()
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--offset", type=int, default=0, help="bytes of the log to leave out; -1: all that is there")
@@ -136,12 +137,12 @@ def main(argv: list[str]) -> int:
         if over and offset >= end(path, whole_lines=True):
             tell({"state": state, "offset": offset})
             return 0
-        tell({"offset": offset})  # which ends this program when its reader is gone
+        tell({"offset": offset})  # ends this program if its reader is gone
         time.sleep(POLL)
 
 
 class Wanted:
-    """Which lines of the log are to be shown."""
+    """Selects the log's lines to show: of one rank (empty: all), from the Unix time `since` on."""
 
     def __init__(self, rank: str, since: float) -> None:
         self._rank, self._since = rank, since
@@ -150,20 +151,20 @@ class Wanted:
         return (not self._rank or line[2] == self._rank) and float(line[0]) >= self._since
 
     def is_before(self, line: list[str]) -> bool:
-        """Whether a line is older than everything that is wanted."""
+        """Whether a line is older than `since`, and so all lines before it."""
         return float(line[0]) < self._since
 
 
 def parsed(raw: bytes) -> list[str] | None:
-    """[time, node, rank, text] of a whole line; None for one that a full disk or a crash has cut."""
+    """[time, node, rank, text] of a line; None if a full disk or a crash has cut it."""
     line = raw.decode(errors="replace").rstrip("\n").split(" ", 3)
     return line if len(line) == 4 and files.TIME.fullmatch(line[0]) else None
 
 
 def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[list[list[str]], int]:
-    """Up to BATCH of the wanted whole lines from an offset on, and the offset after the last line that was looked at.
+    """Up to BATCH wanted whole lines from `offset` on, and the offset after the last line that was read.
 
-    What has been dropped since is left out: the offset then is where the oldest file begins.
+    If the file at `offset` has been deleted, reading starts at the oldest one that is left.
     """
     lines: list[list[str]] = []
     while True:
@@ -182,7 +183,7 @@ def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[
             file.seek(offset - part.start)
             for raw in file:
                 if not raw.endswith(b"\n"):
-                    return lines, offset  # it is still being written
+                    return lines, offset  # this line is still being written
                 offset += len(raw)
                 line = parsed(raw)
                 if line is not None and wanted(line):
@@ -205,7 +206,7 @@ def end(path: Path, *, whole_lines: bool = False) -> int:
 
 
 def tail(path: Path, count: int, wanted: Wanted, stop: int = 0) -> int:
-    """The offset of the last `count` wanted lines, never before `stop`. Reads from the end, no more than it must."""
+    """The offset of the last `count` wanted lines, not before `stop`. Reads backwards, only as far as needed."""
     offset = found = end(path, whole_lines=True)
     seen = 0
     for raw, at in _backwards(path):
@@ -234,7 +235,8 @@ def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
                 file.seek(at)
                 block = file.read(length) + rest
                 first, *whole = block.split(b"\n")
-                # `rest` is the line that begins before this block; what follows the last newline is no whole line.
+                # `first` begins before this block and is completed by the next one; after the last newline there is
+                # no whole line.
                 position = at + len(first) + 1
                 starts = []
                 for raw in whole[:-1]:
@@ -247,7 +249,7 @@ def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def tell(event: dict[str, Any]) -> None:
-    """Print a line of JSON; end the program when nobody reads it any more."""
+    """Print a line of JSON; end the program if stdout is closed."""
     try:
         print(json.dumps(event), flush=True)
     except BrokenPipeError:

@@ -2,8 +2,8 @@
 
     mpirun ... python3 launch rank -- python -u -m training.train job.toml
 
-Its lines go to a file on this node, from where the node's keeper sends them to the head: so the last ones are there
-whatever becomes of mpirun. How it ended (its signal, say) is written beside them, before anyone is told.
+The rank's lines go to a file on this node, and the node's keeper sends them to the head, so that the last ones arrive
+even if mpirun dies. The rank's exit code or signal is written beside that file before the wrapper exits.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from node.job import cores, files
 
 READY = Path("/var/lib/trainyard/ready.json")
 LONGEST = 16384
-"""Bytes of a line that are kept."""
+"""Longer lines are cut to their last so many bytes."""
 FILE_BYTES = 64 << 20
-"""A rank's log file on its node is rotated when it is larger; one rotated file stays. The head has all of its lines."""
+"""A rank's log file on its node is rotated at this size; one rotated file stays. The head has all of its lines."""
 LINGER = 4.0
-"""Seconds from a rank's bad end to that of its wrapper, at which the launcher kills all others: by then the head has
-heard what they have to say of it, and has ended them itself."""
+"""Seconds that the wrapper waits after its rank failed. When the wrapper exits, the launcher kills all other ranks; by
+then the head has received their error messages and has ended them itself."""
 _PR_SET_PDEATHSIG = 1
 
 
 class Place:
-    """Which rank this is, and where."""
+    """This rank's number and node, from the environment that the launcher sets: PMI_RANK or RANK, TRAINYARD_NODES."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.rank = int(environment.get("PMI_RANK") or environment.get("RANK") or 0)
@@ -45,23 +45,23 @@ class Place:
 
 
 def main(argv: list[str]) -> int:
-    """`rank -- COMMAND ...`: run a rank to its end; the exit code is the rank's."""
+    """`rank -- COMMAND ...`: run a rank to its end; returns its exit code, or 128 + the signal that killed it."""
     place = Place(os.environ)
     folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
     folder.mkdir(parents=True, exist_ok=True)
     log = Log(folder / f"rank-{place.rank}.log")
     environment = {**os.environ, **from_node(place, log.line)}
-    # The others of its process group get a launcher's SIGTERM too; the wrapper stays to tell how it ended.
+    # A launcher's SIGTERM goes to the whole process group; the wrapper must live on to record how the rank ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(
         argv[1:],
         env=environment,
-        cwd=Path.home(),  # relative paths in a job start there, on every node
+        cwd=Path.home(),  # a job's relative paths start there, on every node
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         preexec_fn=_prepare,
-        close_fds=False,  # MPI reaches its launcher through one that it has inherited
+        close_fds=False,  # MPI talks to its launcher through an inherited file descriptor
     )
     record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid(), "pid": child.pid}
     files.write(folder / f"rank-{place.rank}.json", {**record, "state": "running"})
@@ -77,25 +77,27 @@ def main(argv: list[str]) -> int:
 
 
 def _prepare() -> None:
-    """In the child, before it becomes the rank: it dies with its wrapper, and SIGTERM means something to it."""
+    """Runs in the child before exec: the rank is killed when its wrapper dies, and SIGTERM has its default action."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def probe(argv: list[str]) -> None:
-    """`probe-rank -- COMMAND ...`: run a probe of `fab check` as a rank is run, but let it print its own lines."""
+    """`probe-rank -- COMMAND ...`: become a probe of `fab check`, in a rank's environment and on its cores. Its output
+    goes to stdout."""
     environment = {**os.environ, **from_node(Place(os.environ), lambda _line: None)}
     os.execvpe(argv[1], argv[1:], environment)
 
 
 def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
-    """The part of a rank's environment that differs from node to node; pins this process to the rank's cores."""
+    """The part of a rank's environment that depends on its node. Also pins this process to the rank's cores and reports
+    threads, cores and interface through `say`."""
     environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
     ready = files.read(READY)
     collectives = ready.get("collectives") or "gloo"
     environment |= secrets(place, os.environ)
     environment["TRAINYARD_NODE"] = place.node
-    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else each rank warns that addresses have no names
+    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # otherwise each rank warns of addresses without a host name
     environment["TRAINYARD_COLLECTIVES"] = collectives
     if ready.get("profile") == "ipex":
         environment["ACCELERATE_USE_IPEX"] = "true"
@@ -117,18 +119,18 @@ def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
 
 
 def secrets(place: Place, environment: Mapping[str, str]) -> dict[str, str]:
-    """The job's secrets for rank 0, which runs on the head where they lie; none for the others."""
+    """The job's secrets, for rank 0 only: it runs on the head, where they are kept."""
     return files.read(files.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
 
 def threads(cores_per_slot: int, workers: bool) -> int:
-    """Threads for computing: one a core, but for the core of oneCCL's worker."""
+    """Number of compute threads: one per core, less the core of oneCCL's worker if there is one."""
     return max(1, cores_per_slot - workers)
 
 
 def ccl(every: list[list[int]]) -> dict[str, str]:
-    """One worker of oneCCL a rank, on the last of the rank's cores, where no thread computes. oneCCL wants the list
-    of all ranks of the node."""
+    """oneCCL's environment: one worker per rank, on the rank's last core, where no thread computes. `every`: the cores
+    of each rank of the node, as oneCCL's list of worker cores covers them all."""
     environment = {"CCL_WORKER_COUNT": "1", "CCL_ATL_TRANSPORT": "ofi", "FI_PROVIDER": "tcp"}
     if all(len(cores) > 1 for cores in every):
         environment["CCL_WORKER_AFFINITY"] = ",".join(str(cores[-1]) for cores in every)
@@ -136,7 +138,7 @@ def ccl(every: list[list[int]]) -> dict[str, str]:
 
 
 class Log:
-    """A rank's lines, each with its time, on this node's disk; on a full disk to stdout, and so over mpirun."""
+    """Writes a rank's lines with their times to a file; if the disk is full, to stdout, which mpirun forwards."""
 
     def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._file_bytes = path, file_bytes
@@ -145,7 +147,8 @@ class Log:
         self._error = ""
 
     def take(self, output: int) -> None:
-        """All lines until the end. A progress bar's earlier states, each ended by a carriage return, are left out."""
+        """Write all lines read from a file descriptor until its end. Of a line with carriage returns, such as a
+        progress bar, only the last state is kept."""
         rest = b""
         while data := os.read(output, 1 << 16):
             *lines, rest = (rest + data).split(b"\n")
@@ -156,7 +159,7 @@ class Log:
             self.line(_text(rest))
 
     def line(self, text: str) -> None:
-        """Write one line with its time."""
+        """Write one line with the current time."""
         if text.strip():
             self._last = text
         if text.startswith("error: ") and not self._error:
@@ -177,13 +180,13 @@ class Log:
         return file, os.fstat(file).st_size
 
     def _rotate(self) -> None:
-        """The node's keeper reads the old file to its end before it turns to the new one."""
+        """Start a new file. No line is lost: the keeper reads the old one to its end before it opens the new one."""
         self._path.replace(self._path.with_suffix(".log.1"))
         os.close(self._file)
         self._file, self._size = self._open()
 
     def complaint(self) -> str:
-        """What it said of its trouble: its own word for it, else the last line."""
+        """The rank's first `error: ` line, otherwise its last line; at most 400 characters."""
         return (self._error or self._last).removeprefix("error: ")[:400]
 
 

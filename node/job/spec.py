@@ -1,4 +1,4 @@
-"""What is asked for with `fab train`, and what a keeper is told: made once, sent as one line of JSON, read once."""
+"""What `fab train` asks the head for, and what the head asks of a keeper; each is sent as one line of JSON."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from node.job import files
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """A job as it was asked for; spec.json in its directory on the head."""
+    """A job as the user asked for it; spec.json in its directory on the head."""
 
     name: str
-    """Of the job's file; the id is this with a number."""
+    """Name of the job's file; the job's id is NAME-NUMBER."""
     job: str
     """The resolved job.toml, as text."""
     runs: str
-    """Folder of the jobs' directories on every node, absolute or relative to the home."""
+    """Folder of the run directories on every node, absolute or relative to the home directory."""
     code: str
     """Folder with the package `training` and with `launch`, on every node."""
     launcher: str
     cluster: SshCluster
-    """With the job's nodes alone."""
+    """Only the job's nodes, the head first."""
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     threads: int = 0
     restarts: int = 0
     """How often the job may be started again after a failure."""
     resume: str = ""
-    """The id of the job to go on with; empty: a new job."""
+    """The id of the job to resume; empty: a new job."""
     mirrored: bool = False
-    """Of a resumed job: whether the bucket has it, so that the nodes need not."""
+    """Whether the bucket has the job to resume, so that it need not be on the nodes."""
     taken: tuple[str, ...] = ()
-    """Ids that the bucket has from other clusters."""
+    """Job ids that other clusters have put into the bucket."""
     queue: bool = False
-    """Whether it may wait for its nodes."""
+    """Whether it may wait for its nodes while other jobs have them."""
     price_per_hour: float = 0.0
-    """US dollars for all of its nodes."""
+    """US dollars per hour for all of its nodes together."""
     id: str = ""
-    """Empty until the head has given it one."""
+    """Empty until the head has assigned it."""
     run_dir: str = ""
-    """The job's directory, absolute; likewise."""
+    """The job's directory, absolute; empty until the head has assigned it."""
 
     @property
     def node_names(self) -> list[str]:
@@ -58,25 +58,25 @@ class JobSpec:
         return f"{self.code}/launch"
 
     def to_record(self) -> files.Record:
-        """For a line of JSON, or spec.json."""
+        """As a JSON object, for stdin of `create` and for spec.json."""
         return {**dataclasses.asdict(self), "cluster": to_object(self.cluster)}
 
 
 def from_record(record: Mapping[str, Any]) -> JobSpec:
-    """The spec that `to_record` made this of."""
+    """The reverse of `to_record`."""
     cluster = from_object(record["cluster"])
     assert isinstance(cluster, SshCluster)
     return JobSpec(**{**record, "cluster": cluster, "taken": tuple(record["taken"])})
 
 
 def of_job(run_dir: Path) -> JobSpec:
-    """The spec of a job from its directory on the head."""
+    """Read a job's spec from its directory on the head."""
     return from_record(files.read(run_dir / "spec.json"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeeperSpec:
-    """What the keeper of one node is told of an attempt."""
+    """What the head sends to the keeper of one node at the start of an attempt."""
 
     id: str
     node: str
@@ -84,6 +84,6 @@ class KeeperSpec:
     job: str
     """The resolved job.toml, as text."""
     lease: float
-    """Seconds without a word from the head after which the keeper ends the node's ranks."""
+    """Seconds without a message from the head after which the keeper ends the node's ranks."""
     memory_gb: float = 0.0
-    """The node's memory in GiB by the inventory; 0: not known."""
+    """The node's memory in GiB according to the inventory; 0: not known."""

@@ -1,7 +1,7 @@
-"""Gives a job its number, its directory and its service; refuses nodes that another one has. Runs on the head.
+"""Gives a job its number, its directory and its service; refuses if another job has its nodes. Runs on the head.
 
 stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is
-how many bytes of its log a resumed job had before, so that nobody is shown them again.
+the size in bytes of a resumed job's log until now, from where the operator shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STOP_SECONDS = 20
 
 
 def main(argv: list[str]) -> int:
-    """Make the job that stdin asks for, or say why not."""
+    """Make the job that stdin asks for, or print why not. Returns 0 in both cases."""
     asked: Record = json.loads(sys.stdin.readline())
     secrets = asked.pop("secrets")
     spec = from_record(asked)
@@ -54,9 +54,9 @@ def main(argv: list[str]) -> int:
 
 
 def keep_secrets(job: str, secrets: dict[str, str]) -> None:
-    """Write the job's secrets to a file in memory that only its owner, and so rank 0, can read; gone with the job."""
+    """Write the job's secrets to a file in memory that only its owner can read; `aftermath` removes it."""
     file = files.secrets_of(job)
-    file.unlink(missing_ok=True)  # a resumed job's own
+    file.unlink(missing_ok=True)  # left from before the job was resumed
     if not secrets:
         return
     owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
@@ -66,7 +66,7 @@ def keep_secrets(job: str, secrets: dict[str, str]) -> None:
 
 
 def _refused(runs: Path, spec: JobSpec) -> str:
-    """Why the job cannot be made; empty: it can."""
+    """Why the job cannot be made; empty if it can."""
     names = spec.node_names
     if spec.resume:
         state = job_table.state_of(runs / spec.resume)
@@ -79,7 +79,7 @@ def _refused(runs: Path, spec: JobSpec) -> str:
     for other in job_table.in_the_way(runs, set(names)):
         busy = [name for name in names if name in other["nodes"]]
         return f"{', '.join(busy)}: busy with {other['id']}"
-    # Another cluster's inventory may have the same head.
+    # A job of another `runs` folder, as of another cluster's inventory with the same head, is seen only by its units.
     others = cleanup.busy_with("")
     return f"{names[0]}: busy with {others[0]}" if others else ""
 

@@ -1,6 +1,6 @@
-"""The job's service on the head: waits for its nodes, then attempt after attempt until the job has ended.
+"""The job's service on the head: waits for its nodes, then makes attempts until the job has ended.
 
-Whatever ends this program, `aftermath` runs after it: it ends what is left on the nodes, and says so in state.json.
+Whatever ends this program, systemd then runs `aftermath`: it kills what is left on the nodes and records the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from node.scope import STRICT
 
 QUEUE_POLL = 0.5
 STOPPED = "stopped"
-"""How the trainer's last line begins when it has ended because it was asked to; it may just have been done."""
+"""Start of the trainer's last line if it ended because it was asked to, and not because it was done just then."""
 SWEEP = 5.0
-"""Seconds for a node to end what it has of a job."""
+"""Seconds that a node has to kill a job's processes and answer."""
 
 
 class Supervisor:
@@ -50,7 +50,7 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Wait for the nodes, then make attempts until the job has ended; its end is in state.json."""
+        """Wait for the nodes, make attempts until the job has ended, and record its end in state.json."""
         signal.signal(signal.SIGTERM, self._terminated)
         if not self._wait_for_nodes():
             self._over("CANCELLED", "stopped before it started", 1)
@@ -79,7 +79,7 @@ class Supervisor:
             self._over("FAILED", verdict.reason, verdict.code)
 
     def _may_go_on(self, verdict: Verdict, attempt: Attempt) -> bool:
-        """Whether another attempt makes sense: this one failed, or was stopped for a node that its cloud takes."""
+        """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back."""
         if not attempt.stopping:
             return verdict.code == 1
         unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
@@ -87,7 +87,7 @@ class Supervisor:
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
 
     def asked(self) -> str:
-        """What the user asked for: "", "stop" or "now"."""
+        """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
         if self._now:
             return "now"
         return str(files.read(self.run_dir / "stop.json").get("how", ""))
@@ -96,7 +96,7 @@ class Supervisor:
         self._now = True
 
     def _wait_for_nodes(self) -> bool:
-        """Wait until no job with a lower number has one of the nodes; False: stopped meanwhile."""
+        """Wait until no job with a lower number holds any of the nodes; False if the user stopped the job meanwhile."""
         names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
         while self.spec.queue and not self.asked():
             with job_table.alone(runs):
@@ -119,18 +119,18 @@ class Supervisor:
             attempt=launch.attempt,
             nodes=[node.name for node in launch.nodes],
             started=state["started"] or now,
-            # What it costs does not run on between its end and its going on.
+            # The time between a job's end and its resumption costs nothing.
             paused=state["paused"] + (now - before if before else 0.0),
             ended_before=None,
         )
 
     def _tell(self, verdict: Verdict, attempt: Attempt) -> set[str]:
-        """Record how the attempt ended; returns the nodes that another attempt has to do without."""
+        """Record how the attempt ended; returns the nodes that the next attempt cannot use."""
         if verdict.code:
             self.log.say(f"error: {verdict.reason}")
         if attempt.first_step:
             job_table.set_state(self.run_dir, first_step=attempt.first_step)
-        # Their keepers have not said that all is gone: what is there to be reached says so now.
+        # The keepers of these nodes have not confirmed that all processes are gone: ask over a new connection.
         left = sweep(self.launch.id, attempt.unknown, self.spec.program) if attempt.unknown else {}
         warn(self.log, {**attempt.left, **left})
         return set(left)
@@ -142,7 +142,7 @@ class Supervisor:
 
 
 def warn(log: Log, left: dict[str, list[str]]) -> None:
-    """Say in the job's log what could not be ended, by node."""
+    """Write to the job's log what could not be killed, by node."""
     for node, what in left.items():
         log.say(f"warning: left on {node}: {'; '.join(what)}")
 
@@ -154,8 +154,8 @@ def main(argv: list[str]) -> int:
 
 
 def aftermath(argv: list[str]) -> int:
-    """After the service, whatever ended it: nothing stays on any node, no secret on the head, and the record
-    says how it ended."""
+    """`aftermath RUN_DIR`: runs after the service, whatever ended it. Removes the job's secrets from the head. If the
+    record has no end, kills the job's processes on all nodes and records FAILED. Returns 0."""
     run_dir = Path(argv[0])
     files.secrets_of(run_dir.name).unlink(missing_ok=True)
     if files.read(run_dir / "state.json")["state"] in files.OVER:
@@ -172,7 +172,7 @@ def aftermath(argv: list[str]) -> int:
 
 
 def _how() -> str:
-    """How systemd saw the service end."""
+    """How the service ended, from the variables that systemd sets for ExecStopPost."""
     status = os.environ.get("EXIT_STATUS", "")
     if os.environ.get("EXIT_CODE") in ("killed", "dumped"):
         name = signal_name(int(status)) if status.isdigit() else f"SIG{status.removeprefix('SIG')}"
@@ -181,7 +181,8 @@ def _how() -> str:
 
 
 def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
-    """Kill what still runs of a job on all nodes at once; by node what could not be killed."""
+    """Kill a job's remaining processes on all nodes in parallel; returns by node what could not be killed, or why that
+    is not known."""
 
     def one(node: str) -> list[str]:
         argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} left {job}"]

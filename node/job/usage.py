@@ -1,11 +1,11 @@
-"""What a job's ranks use of their node: processors, memory, network. Measured by the node's keeper, kept on the head.
+"""CPU, memory and network that a job's ranks use on their node.
 
-The head appends each sample to usage.jsonl in the run directory, for `fab report`:
+The node's keeper takes the samples; the head appends each to usage.jsonl in the run directory, for `fab report`:
 
     {"time": unix, "node": "node2", "cpu": 1.97, "memory_gb": 1.4, "net_mb_s": 12.1}
 
-cpu: cores that the ranks were busy on; memory_gb: their resident memory in GiB; net_mb_s: what the node sent and
-received, in millions of bytes a second, but for the loopback.
+cpu: cores that the ranks kept busy; memory_gb: their resident memory in GiB; net_mb_s: what the whole node sent and
+received, in millions of bytes a second, without the loopback.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _HOUR, _DAY = 3600.0, 86400.0
 
 
 def interval(elapsed: float) -> float:
-    """Seconds between two samples of a job that has run for `elapsed` seconds: a long one gets no endless file."""
+    """Seconds between samples once a job has run for `elapsed` seconds; it grows, to bound the size of usage.jsonl."""
     return 10.0 if elapsed < _HOUR else 60.0 if elapsed < _DAY else 300.0
 
 
 class Meter:
-    """Measures between two calls of `sample`."""
+    """Measures the use between two calls of `sample`."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
@@ -34,15 +34,18 @@ class Meter:
         self._time: float | None = None
 
     def sample(self, pids: Iterable[int], now: float) -> dict[str, float] | None:
-        """The use by these processes since the last call; None for the first. `now` is of any monotonic clock."""
+        """What these processes used since the last call, as in usage.jsonl; None on the first call.
+
+        `now`: seconds of any monotonic clock.
+        """
         cpu, memory = {}, 0
         for pid in pids:
             try:
                 fields = (self._proc / f"{pid}/stat").read_text().rpartition(")")[2].split()
                 memory += int((self._proc / f"{pid}/statm").read_text().split()[1]) * _PAGE
             except (OSError, IndexError):
-                continue  # it has ended
-            cpu[pid] = sum(map(int, fields[11:15])) / _TICKS  # its own time and that of children that it waited for
+                continue  # the process has ended
+            cpu[pid] = sum(map(int, fields[11:15])) / _TICKS  # utime, stime, cutime, cstime: with its ended children
         network, before, last = self._bytes(), self._cpu, self._time
         used = sum(seconds - before.get(pid, seconds) for pid, seconds in cpu.items())
         moved = network - self._network
@@ -56,7 +59,7 @@ class Meter:
         }
 
     def _bytes(self) -> int:
-        """Received and sent by all interfaces but the loopback."""
+        """Bytes received and sent by all interfaces except the loopback."""
         total = 0
         for line in (self._proc / "net/dev").read_text().splitlines()[2:]:
             name, _, rest = line.partition(":")

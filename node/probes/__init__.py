@@ -1,6 +1,6 @@
 """Probes of `fab check`: each reads its task from stdin and prints lines of JSON.
 
-The end of stdin means that the operator is gone: a probe then ends at once, with everything that it started.
+When stdin ends, the operator is gone: the probe then kills itself and everything that it started.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def say(fact: str, value: dict[str, Any]) -> None:
 
 
 def end_with_stdin() -> None:
-    """Wait for the end of stdin, then kill this process and everything that it has started."""
+    """Wait for the end of stdin, then kill this process' group."""
     while os.read(0, 4096):
         pass
     os.killpg(0, signal.SIGKILL)

@@ -1,15 +1,15 @@
 """One rank of the network test: every directed link's bandwidth, one at a time, then a checked all-reduce.
 
-Started on every node as a rank of a job is, in the Python environment of the ranks:
+Started on every node like a rank of a job, in the ranks' Python environment:
 
     allreduce TIMEOUT BUDGET ENOUGH
 
 TIMEOUT: seconds that gloo waits for a rank; BUDGET: seconds for all links together; ENOUGH: bytes a second from which a
 link is not measured again.
 
-Every rank prints `{"rank", "event": "alive", "phase"}` every second or two, and `{"rank", "event": "error", ...}` when
-it fails; rank 0 ends with `{"event": "result", ...}` as its last line. A rank that says nothing any more hangs or is
-cut off: the others wait for it until gloo's time-out, so only its silence tells which one it is.
+Every rank prints `{"rank", "event": "alive", "phase"}` every 1.5 s, and `{"rank", "event": "error", ...}` when it
+fails; rank 0's last line is `{"event": "result", ...}`. A rank that stops printing hangs or is cut off. The others wait
+for it until gloo's timeout, so only its missing lines show which rank it is.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _END = "end"
 
 
 def say(**what: object) -> None:
-    """Print a line of JSON, in one write: the lines of many ranks go through one pipe."""
+    """Print a line of JSON in one write, as the lines of many ranks share one pipe."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
 class Beat:
-    """Says every BEAT_S that this rank is alive, and in which phase, until the phase is _END."""
+    """Prints an `alive` line with the current phase every BEAT_S seconds, until the phase is _END."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.phase = rank, "import of torch"
         threading.Thread(target=self._run, daemon=True).start()
 
     def enter(self, phase: str) -> None:
-        """Remember what is going on, for the error that may come."""
+        """Set the current phase, for the `alive` and `error` lines."""
         self.phase = phase
 
     def _run(self) -> None:
@@ -53,9 +53,9 @@ def main(argv: list[str]) -> None:
     """Measure with the other ranks; print the result on rank 0."""
     timeout, budget, enough = map(float, argv)
     place = Place(os.environ)
-    os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes; idle threads would only disturb the clock
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes; idle threads would only disturb the timing
     beat = Beat(place.rank)
-    # Not at the top: the import takes seconds on a busy node, and the rank should be heard meanwhile.
+    # Imported here because it takes seconds on a busy node, and the rank must already print its `alive` lines.
     from torch import distributed
 
     from node.probes import links
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
     try:
         result = links.measure(names, place.rank, address, beat.enter, timeout=timeout, budget=budget, enough=enough)
         beat.enter(_END)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told with the phase it happened in
+    except Exception as error:  # noqa: BLE001 - any error is reported, with the phase in which it happened
         say(rank=place.rank, event="error", phase=beat.phase, error=" ".join(str(error).split())[:300])
         os._exit(1)  # destroying the group would wait for the rank that hangs
     if place.rank == 0:

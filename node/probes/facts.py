@@ -1,4 +1,4 @@
-"""What one node knows of itself: record, processor, disks, memory, allocator, what the launcher needs.
+"""The facts of one node: bootstrap record, processor, disks, memory, allocator, and what the launcher needs.
 
 Reads one line of JSON from stdin, `{"shared_dir": "", "memory_gb": 2.0}`, and prints one line of JSON per fact,
 `{"fact": name, "value": {...}}`, each as soon as it is known.
@@ -25,7 +25,7 @@ RUNTIME = Path(RUNTIME_FILE)
 RECORDS = Path("/var/lib/trainyard")
 _GIB = 1 << 30
 STEP_S = 15
-"""The longest that any one program started here may take."""
+"""The most seconds that a command started by this probe may take."""
 
 
 def main(_argv: list[str]) -> None:
@@ -41,7 +41,8 @@ def main(_argv: list[str]) -> None:
 
 
 def record() -> dict[str, Any]:
-    """The bootstrap's record of this node; without one, only what any machine can tell."""
+    """The bootstrap's record of this node, with kernel and OS. `state` is ready, failed, none, or broken if a record is
+    not valid JSON."""
     found: dict[str, Any] = {"state": "none", "kernel": platform.release(), "os": os_name()}
     for state in ("ready", "failed"):
         try:
@@ -55,7 +56,7 @@ def record() -> dict[str, Any]:
 
 
 def os_name() -> str:
-    """Such as `Debian GNU/Linux 12 (bookworm)`."""
+    """The distribution, such as `Debian GNU/Linux 12 (bookworm)`, or `unknown`."""
     try:
         return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
     except OSError:
@@ -63,7 +64,7 @@ def os_name() -> str:
 
 
 def cpu() -> dict[str, Any]:
-    """Model and the flags that make bf16 fast, from the kernel and not from a library's guess."""
+    """The model, and whether it has the instructions that make bf16 fast, as the kernel reports them."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -78,20 +79,20 @@ def cpu() -> dict[str, Any]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Space in GiB and the share of free inodes at a path, or the error."""
+    """Space in GiB and the fraction of inodes that are free at a path, or `error`."""
     try:
         usage, inodes = shutil.disk_usage(path), os.statvfs(path)
     except OSError as error:
         return {"error": f"{path}: {error.strerror}"}
-    # Some file systems count no inodes and say 0 of 0.
+    # Some file systems do not count inodes and report 0 of 0.
     free = inodes.f_favail / inodes.f_files if inodes.f_files else 1.0
     writable = path == "/" or os.access(path, os.W_OK)
     return {"free_gb": usage.free / 2**30, "total_gb": usage.total / 2**30, "inodes_free": free, "writable": writable}
 
 
 def memory(promised: float) -> dict[str, Any]:
-    """In GiB. In a container the kernel shows the machine's memory: there the inventory's figure is the limit, and its
-    own processes' private memory is what is in use."""
+    """Total and available memory in GiB. In a container the kernel reports the whole machine's memory, so there the
+    total is `promised`, the inventory's figure, and what is in use is the private memory of its processes."""
     info = meminfo()
     total, available = info["MemTotal"] / _GIB, info["MemAvailable"] / _GIB
     if promised and Path("/run/systemd/container").exists():
@@ -101,7 +102,7 @@ def memory(promised: float) -> dict[str, Any]:
 
 
 def tcmalloc() -> dict[str, Any]:
-    """Start a process the way a rank is started and look at what is really mapped in it."""
+    """Whether tcmalloc is mapped in a Python process that has a rank's environment, else the reason."""
     if not RUNTIME.exists():
         return {"loaded": False, "reason": f"no {RUNTIME}"}
     python = VENV / "python" if (VENV / "python").exists() else Path(sys.executable)
@@ -117,7 +118,7 @@ def tcmalloc() -> dict[str, Any]:
 
 
 def launch() -> dict[str, Any]:
-    """What is missing for mpirun and torch here; empty when all is there."""
+    """What this node lacks to start ranks, in `missing`: python, mpirun, torch, systemd-run, sudo."""
     missing = [str(VENV / name) for name in ("python", "mpirun") if not (VENV / name).exists()]
     if not missing:
         find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
@@ -136,7 +137,7 @@ def in_runtime(command: str) -> subprocess.CompletedProcess[str]:
 
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell command, for STEP_S at most."""
+    """Run a shell command. After STEP_S the result is exit code 124 with a message in stderr."""
     try:
         return subprocess.run(
             ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STEP_S, check=False

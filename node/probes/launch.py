@@ -1,12 +1,12 @@
-"""On the head: a probe on every node by the launcher that starts training, within a time and without survivors.
+"""On the head: runs a probe on every node with the launcher that starts training, and kills it after a time limit.
 
 Reads one line of JSON from stdin,
 
     {"id": ..., "cluster": an inventory, "seconds": 60, "probe": ["COMMAND", "ARGUMENT", ...]}
 
 and passes the probe's output through; {program} in a word of `probe` stands for the path of this program. The last line
-is `{"event": "end", "exited": code, "late": bool}`. There is one rank a node, and systemd ends all of them a little
-after `seconds` if nobody is left to do it.
+is `{"event": "end", "exited": code, "late": bool}`. There is one rank per node. If this program dies, systemd kills the
+ranks SLACK_S after `seconds`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from node import launcher
 from node.job import cleanup
 
 SLACK_S = 5
-"""Seconds from the time that the probe has to the end of what is still there of it."""
+"""Seconds after the probe's time limit at which systemd kills what is left of it."""
 
 Spec = dict[str, Any]
 
@@ -51,7 +51,7 @@ def main(_argv: list[str]) -> None:
 
 
 def launch_of(spec: Spec, program: str) -> Launch:
-    """The launch of a probe on a cluster: that of a job with one rank a node, which has all of the node's cores."""
+    """The launch of a probe: like that of a job with one rank per node, which has all of the node's cores."""
     cluster = from_object(spec["cluster"])
     assert isinstance(cluster, SshCluster)
     nodes = tuple(replace(node, slots=1, cores_per_slot=node.slots * node.cores_per_slot) for node in cluster.nodes)
@@ -60,7 +60,7 @@ def launch_of(spec: Spec, program: str) -> Launch:
 
 
 def end_with_stdin(unit: str) -> None:
-    """The operator is gone, or has seen enough."""
+    """Wait for the end of stdin (the operator is gone or needs no more), then kill the probe's scope on the head."""
     while os.read(0, 4096):
         pass
     cleanup.kill_scope(unit)

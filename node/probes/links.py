@@ -1,4 +1,4 @@
-"""The measures of the network test, in torch: each directed link's bandwidth, then a checked all-reduce."""
+"""The measurements of the network test, in torch: each directed link's bandwidth, then a checked all-reduce."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ import torch
 import torch.distributed as dist
 
 Enter = Callable[[str], None]
-"""Called with what is going on now, for the error that may come."""
+"""Called with the name of the current phase, for error messages."""
 
 KIB, MIB = 2**10, 2**20
 FIRST = 256 * KIB
-"""Enough to see a slow link (more than a shaper's burst), little enough to be sent over one in a moment."""
+"""Bytes of the first transfer: more than a traffic shaper's burst, so that a slow link shows, yet quick over one."""
 FULL = 4 * MIB
+"""Bytes of the largest transfer."""
 SLOW_S = 0.02
-"""A transfer that took longer is measured well enough: no larger one, no repeat."""
+"""A transfer that took longer than this is accurate enough; no larger one follows."""
 SUSPECT = 0.6
-"""Below this part of the best a link is measured again: a busy processor looks like a slow link, but only once."""
+"""A link below this fraction of the best is measured again, as a briefly busy processor also makes a link look slow."""
 
 
 def measure(
     names: Sequence[str], rank: int, address: str, enter: Enter, *, timeout: float, budget: float, enough: float
 ) -> dict[str, Any]:
-    """Meet the other ranks at `address` (host:port), measure, and part; rank 0's has every rank's figures."""
+    """Join the other ranks at `address` (host:port) and measure. Only rank 0's `links` are filled.
+
+    `timeout`: seconds of gloo's timeout; `budget`: seconds for all links; `enough`: bytes per second from which a link
+    is not measured again. Raises RuntimeError when a rank is missing or the connection breaks.
+    """
     enter("meeting of the ranks")
     join = {"init_method": f"tcp://{address}", "rank": rank, "world_size": len(names)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **join)
@@ -37,20 +42,20 @@ def measure(
     return {"links": links, **reduced}
 
 
-# --- links: rank 0 says who sends to whom, so that only one link is busy at a time ---
+# --- links: rank 0 tells the ranks who sends to whom, so that only one link is busy at a time ---
 
 
 def measure_links(
     names: Sequence[str], rank: int, enter: Enter, budget: float, enough: float
 ) -> list[list[float | None]]:
-    """Bytes per second from each rank (row) to each rank (column); None: not measured within the budget."""
+    """Bytes per second from each rank (row) to each rank (column), on rank 0; None: not measured within the budget."""
     world = len(names)
     links: list[list[float | None]] = [[None] * world for _ in range(world)]
     if rank != 0:
         follow(names, rank, enter)
         return links
     deadline = time.monotonic() + budget
-    # By distance: if the budget ends early, every node has still sent and received.
+    # In the order of distance, so that every node has sent and received even if the budget ends early.
     pairs = [(s, (s + d) % world) for d in range(1, world) for s in range(world)]
     for _ in range(5):
         for sender, receiver in pairs:
@@ -66,7 +71,7 @@ def measure_links(
 
 
 def lead(sender: int, receiver: int) -> float:
-    """Have one link measured; the sender's finding."""
+    """On rank 0: have one link measured; returns the sender's result in bytes per second."""
     for rank in {sender, receiver} - {0}:
         dist.send(torch.tensor([sender, receiver]), rank)
     if sender == 0:
@@ -79,7 +84,7 @@ def lead(sender: int, receiver: int) -> float:
 
 
 def follow(names: Sequence[str], rank: int, enter: Enter) -> None:
-    """Do what rank 0 says, until it says that no link is left."""
+    """On the other ranks: measure the links that rank 0 asks for, until it sends -1."""
     order = torch.zeros(2, dtype=torch.int64)
     while True:
         enter("waiting for the next link")
@@ -95,7 +100,7 @@ def follow(names: Sequence[str], rank: int, enter: Enter) -> None:
 
 
 def send_timed(receiver: int) -> float:
-    """Best bandwidth of a few transfers, each acknowledged."""
+    """Best bandwidth of up to four acknowledged transfers, in bytes per second."""
     best, size = 0.0, FIRST
     for _ in range(4):
         took = transfer(receiver, size)
@@ -111,7 +116,7 @@ def transfer(receiver: int, size: int) -> float:
     """Seconds from the first byte to the receiver's acknowledgement."""
     block, done = torch.zeros(size, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     dist.send(torch.tensor([size]), receiver)
-    dist.recv(done, receiver)  # the receiver is ready: its memory is not part of the time
+    dist.recv(done, receiver)  # the receiver has allocated its memory, so that is not timed
     start = time.perf_counter()
     dist.send(block, receiver)
     dist.recv(done, receiver)
@@ -119,7 +124,7 @@ def transfer(receiver: int, size: int) -> float:
 
 
 def receive(sender: int) -> None:
-    """The other end of send_timed."""
+    """The receiver's side of send_timed."""
     size, done = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.uint8)
     while True:
         dist.recv(size, sender)
@@ -135,10 +140,11 @@ def receive(sender: int) -> None:
 
 
 def all_reduce(rank: int, world: int) -> dict[str, Any]:
-    """Time of a sum over all ranks, and whether every element of it is right on every rank."""
+    """Time a sum over all ranks and check every element on every rank. Returns bytes, seconds, algorithm and bus
+    bandwidth in bytes per second, and the number of wrong elements."""
     size, wrong, took = MIB, 0, 0.0
     for attempt in range(3):
-        # Whole numbers below 2^24: their sums are exact in fp32 in whatever order they are added.
+        # Whole numbers whose sums stay below 2^24 are exact in fp32 in any order of addition.
         pattern = torch.arange(size // 4, dtype=torch.float32) % 1000
         values = pattern * (rank + 1)
         dist.barrier()
@@ -157,7 +163,7 @@ def all_reduce(rank: int, world: int) -> dict[str, Any]:
     total = torch.tensor([wrong])
     dist.all_reduce(total)
     algorithm = size / took
-    # As nccl-tests count it: what each link of a ring carries.
+    # busbw as nccl-tests define it: what each link of a ring carries.
     return {
         "bytes": size,
         "seconds": took,

@@ -1,4 +1,4 @@
-"""What one node finds of the others: their names, their ports, their SSH with a verified host key.
+"""Checks from one node that it reaches the others: by name, by port, and by SSH with a verified host key.
 
 Runs on every node at the same time. Reads one line of JSON from stdin,
 
@@ -21,24 +21,24 @@ from collections.abc import Callable
 from node.probes import end_with_stdin, say
 
 AT_A_TIME = 4
-"""SSH connections a node opens at once: sshd's MaxStartups drops some from the tenth unauthenticated one on."""
+"""SSH connections that a node opens at once. sshd's MaxStartups drops some once ten are unauthenticated."""
 SSH_S = 8
-"""ConnectTimeout of one SSH connection, its key exchange included."""
+"""ConnectTimeout of one SSH connection in seconds, key exchange included."""
 PORTS_S = 10
-"""How long the others have to open their ports: they start within moments of this one."""
+"""Seconds that the others have to open their ports; all nodes start this probe at about the same time."""
 NAMES_S = 5
 
 Peer = dict[str, str]
 
 
 def main(_argv: list[str]) -> None:
-    """Print what this node finds of the others, then keep its port open until stdin ends."""
+    """Check the other nodes, print what is wrong, and keep this node's port open until stdin ends."""
     spec = json.loads(sys.stdin.readline())
     operator = threading.Thread(target=end_with_stdin, daemon=True)
     operator.start()
     me = next(peer for peer in spec["peers"] if peer["name"] == spec["name"])
     here = spec["peers"].index(me)
-    # The next in the ring first: no node is everybody's first, and each sshd has as many callers as any other.
+    # Each node begins with the next one in the ring, so that the SSH connections spread evenly over the nodes.
     others = spec["peers"][here + 1 :] + spec["peers"][:here]
     try:
         port = listen(me["ip"], spec["ports"], spec["token"])
@@ -52,7 +52,7 @@ def main(_argv: list[str]) -> None:
 
 
 def each(peers: list[Peer], test: Callable[[Peer], str], at_a_time: int) -> dict[str, str]:
-    """Test every peer; what is wrong, by name."""
+    """Test every peer; returns what is wrong by name, without those that passed."""
     if not peers:
         return {}
     with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
@@ -61,7 +61,7 @@ def each(peers: list[Peer], test: Callable[[Peer], str], at_a_time: int) -> dict
 
 
 def names(peers: list[Peer]) -> dict[str, str]:
-    """Look every name and address up, with one deadline for all: a resolver that hangs is a finding too."""
+    """Look up every name and address, with one deadline for all; a resolver that hangs counts as a fault."""
     pool = concurrent.futures.ThreadPoolExecutor(max(1, len(peers)))
     pending = {peer["name"]: pool.submit(resolve, peer) for peer in peers}
     deadline = time.monotonic() + NAMES_S
@@ -78,7 +78,7 @@ def names(peers: list[Peer]) -> dict[str, str]:
 
 
 def resolve(peer: Peer) -> str:
-    """What is wrong with a peer's name and address here; empty: nothing."""
+    """What is wrong with a peer's name and address on this node; empty: nothing."""
     try:
         addresses = sorted({str(info[4][0]) for info in socket.getaddrinfo(peer["name"], None)})
     except OSError:
@@ -96,7 +96,10 @@ def resolve(peer: Peer) -> str:
 
 
 def listen(ip: str, ports: list[int], token: str) -> int:
-    """Answer `token` at the first of the agreed ports that is free here, for as long as this program runs."""
+    """Answer with `token` at the first of `ports` that is free here, as long as this program runs; returns the port.
+
+    Raises OSError if none is free or the address is not this node's.
+    """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     for port in ports:
         server = socket.socket(family)
@@ -105,7 +108,7 @@ def listen(ip: str, ports: list[int], token: str) -> int:
             server.bind((ip, port))
         except OSError as error:
             server.close()
-            if port == ports[-1] or error.errno != 98:  # EADDRINUSE: the next may be free
+            if port == ports[-1] or error.errno != 98:  # 98 is EADDRINUSE: try the next port
                 raise
             continue
         server.listen(128)
@@ -115,7 +118,7 @@ def listen(ip: str, ports: list[int], token: str) -> int:
 
 
 def answer(server: socket.socket, token: str) -> None:
-    """Send the token to whoever connects."""
+    """Send the token to everyone who connects."""
     while True:
         client, _ = server.accept()
         with client:
@@ -123,7 +126,8 @@ def answer(server: socket.socket, token: str) -> None:
 
 
 def reach(peer: Peer, ports: list[int], token: str) -> str:
-    """Find the peer's listener; refused means that it is not up yet or sits at the next port."""
+    """Look for the peer's listener at `ports`; returns what is wrong, empty if it answers. Tries again if refused: the
+    listener may not be up yet, or be at the next port."""
     deadline = time.monotonic() + PORTS_S
     wrong = ""
     while time.monotonic() < deadline:
@@ -145,7 +149,7 @@ def reach(peer: Peer, ports: list[int], token: str) -> str:
 
 
 def ssh(peer: Peer) -> str:
-    """Log in as the launcher will; once more when sshd was only too busy to answer."""
+    """Log in as the launcher does, twice if sshd was too busy to answer; returns what is wrong, empty: nothing."""
     wrong = ""
     for _ in range(2):
         wrong = ssh_once(peer["name"])
@@ -158,7 +162,8 @@ def ssh(peer: Peer) -> str:
 def ssh_once(name: str) -> str:
     """Why a login to this node fails; empty: it works."""
     strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", f"ConnectTimeout={SSH_S}"]
-    # N^2 handshakes: the default's post-quantum exchange takes most of a handshake's time. Only the order changes.
+    # There are N^2 handshakes, and the default post-quantum key exchange takes most of a handshake's time. `^` only
+    # changes the order of preference.
     strict.append("KexAlgorithms=^curve25519-sha256")
     command = ["ssh", "-n", "-T", *[part for option in strict for part in ("-o", option)], name, "true"]
     try:
@@ -173,7 +178,7 @@ def ssh_once(name: str) -> str:
 
 
 def reason(stderr: str) -> str:
-    """The line of ssh's complaint that says why."""
+    """The reason for a failed login, from ssh's stderr; empty if that is empty."""
     if "Host key verification failed" in stderr:
         changed = "IDENTIFICATION HAS CHANGED" in stderr
         return "the host key is not the known one" if changed else "the host key is not known"
