@@ -1,4 +1,4 @@
-"""The Pulumi program, the providers of its own, and what reads and writes the contract with the tasks."""
+"""The Pulumi program, its dynamic providers, and the inventory: the contract with the tasks."""
 
 import importlib
 import sys
@@ -15,8 +15,8 @@ MOVED = {
     "infra.azure": "infra.clouds.azure",
     "infra.local": "infra.clouds.local",
 }
-"""Old name -> new name of each module with a dynamic provider. A stack's state has its providers pickled by the names
-of their modules, and destroys itself with them: without these names nobody could destroy a stack of before the move."""
+"""Old name -> new name of each module with a dynamic provider. A state holds its providers pickled with their modules'
+names, and destroy needs them: without the old names, stacks made before the move could not be destroyed."""
 
 
 class _Moved(MetaPathFinder, Loader):
@@ -31,10 +31,10 @@ class _Moved(MetaPathFinder, Loader):
 
     @staticmethod
     def new_name(name: str) -> str:
-        """The name that a module has now; "" for one that has not moved."""
+        """The module's current name; "" if it has not moved."""
         package, _, module = name.rpartition(".")
         return MOVED.get(name) or (f"{MOVED[package]}.{module}" if package in MOVED else "")
 
 
 if not any(type(finder).__name__ == _Moved.__name__ for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Moved())  # first: the new package's folder would make a second copy of each module
+    sys.meta_path.insert(0, _Moved())  # first: the normal finder would load a second copy from the new package

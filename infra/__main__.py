@@ -1,4 +1,4 @@
-"""The Pulumi program: reads the configuration, builds the cluster that it asks for, exports inventory and price."""
+"""The Pulumi program: reads the configuration, builds the cluster, exports inventory and price."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from infra.state import stack_id
 
 def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Ctrl-C under Pulumi ends this process; Python's own handler would show a traceback for it.
+        # Ctrl-C under Pulumi ends this process; Python's own handler would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     project = f"{pulumi.get_project()}:"
     raw = {key.removeprefix(project): value for key, value in CONFIG.get().items() if key.startswith(project)}

@@ -1,10 +1,10 @@
 """The files that make a Debian or Ubuntu machine a node: `python -m infra.bootstrap_files`.
 
 stdin: {"profile", "collectives", "user", "nodes": [{"name", "role"}, ...]}
-stdout: {"image": the name of the software, by content, "files": {node: [{"path", "content", "mode"}, ...]}}
+stdout: {"image": the software's name, a hash of its content, "files": {node: [{"path", "content", "mode"}, ...]}}
 
-The files are those that cloud-init writes on a bare image: the bootstrap, and the settings that it reads. Exit code 2
-and one line for what cannot be used.
+The files are those that cloud-init writes on a bare image: the bootstrap and its settings. Exit code 2 and one line for
+input that cannot be used.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from infra.config.settings import Local, Settings
 from infra.errors import UsageError, show_error
 
 STACK = "local"
-"""Whose defaults hold: such a machine costs nothing that we know of, and has no limits of hours."""
+"""Kind of cluster whose defaults apply: no known costs, no limit of hours."""
 SETTINGS_FILE = "/etc/trainyard.env"
 
 
 def settings_of(asked: dict[str, Any]) -> Settings:
-    """Settings of machines that Trainyard does not make; of these only profile and collectives are read."""
+    """Settings for machines that Trainyard does not make; only profile and collectives are read from them."""
     raw = {**stack_file.read(STACK), "profile": asked["profile"], "collectives": asked["collectives"]}
     if raw["collectives"] == "ccl" and raw["profile"] == "native":
         raise UsageError("--collectives ccl: needs --profile ipex: oneCCL's binding is built for its torch")
@@ -51,7 +51,7 @@ def settings_of(asked: dict[str, Any]) -> Settings:
 
 
 def files(settings: Settings, image: str, node: dict[str, str], user: str) -> list[dict[str, str]]:
-    """The files of one machine; `user` is who logs in to it."""
+    """The files for one machine; `user` is the login user."""
     config = yaml.safe_load(user_data.for_node(settings, image, node["name"], node["role"], baked=False))
     found = []
     for file in config["write_files"]:

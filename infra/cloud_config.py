@@ -1,4 +1,4 @@
-"""bootstrap/cloud-config.yaml, read and checked before anything is made from it."""
+"""Reads bootstrap/cloud-config.yaml and checks it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KEYS = (
     *("packages", "power_state", "random_seed", "resize_rootfs", "rsyslog", "runcmd", "snap", "ssh", "ssh_deletekeys"),
     *("ssh_genkeytypes", "ssh_publish_hostkeys", "ssh_pwauth", "swap", "timezone", "users", "write_files"),
 )
-"""The keys of cloud-init's that a machine of ours may have. Debian 12's `cloud-init schema` looks into the keys that it
-knows and lets others pass: a `runcmds` would boot, and start nothing."""
+"""The allowed cloud-init keys. Debian 12's `cloud-init schema` accepts unknown keys: with a `runcmds` the machine would
+boot, and run nothing."""
 
 
 def read(bootstrap: Path) -> dict[str, Any]:
-    """The file's keys. Raises UsageError for what is not YAML, an unknown key, or no user to log in as."""
+    """The file's content. Raises UsageError for invalid YAML, an unknown key, or a missing login user."""
     name = f"bootstrap/{NAME}"
     try:
         config = yaml.safe_load((bootstrap / NAME).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Errors that are shown to the user as plain lines, without a traceback."""
+"""Errors that are shown to the user as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import sys
 
 
 class UsageError(Exception):
-    """Something the user wrote or the machine lacks. Shown as one line; exit code 2; nothing was created."""
+    """The user's input is wrong, or the machine lacks something. Shown as one line; exit code 2; nothing was made."""
 
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    """The text with control characters shown (`\\x1b`), so that a terminal does not obey what a machine has said."""
+    """The text with control characters escaped (`\\x1b`), so that output of a machine cannot control the terminal."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class OperationError(Exception):
-    """An operation on real things that failed: says what, where, and what was said last. Exit code 1."""
+    """An operation failed. The message says what, where, and the last output. Exit code 1."""
 
     def __init__(self, text: object = "") -> None:
-        super().__init__(visible(str(text)))  # also where Pulumi shows it: it often has a machine's own words
+        super().__init__(visible(str(text)))  # here, as Pulumi prints it too, and it often quotes a machine's output
 
 
 def show_error(error: Exception) -> int:
-    """Print an error on stderr at the end of a module's main; returns the exit code."""
+    """Print an error to stderr at the end of a module's main. Returns the exit code."""
     print(visible(str(error)), file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1

@@ -1,13 +1,12 @@
-"""The contract between provisioning and running: what `pulumi stack output inventory` says.
+"""The contract between provisioning and running: the output of `pulumi stack output inventory`.
 
     Pulumi program  ->  Inventory.to_json()  ->  stack output (or a hand-written file)
     Fabric tasks    <-  Inventory.from_json()
 
-Everything a task needs to reach and to use a cluster is here; secrets never are. The head node comes
-first. A file written by hand is as good as a stack's: only `schema`, `kind` and, per node, `name` and
-`private_ip` are needed, the rest has defaults.
+It has everything that a task needs to reach and use a cluster, and never secrets. The head node comes first. A file
+written by hand works as well as a stack's: only `schema`, `kind` and, per node, `name` and `private_ip` are required.
 
-This module imports nothing but the standard library, so that a task needs no Pulumi to run.
+Imports only the standard library, so that tasks do not need Pulumi.
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
-"""The version of the contract that this code writes, and the newest that it reads."""
+"""The contract's version that this code writes; it reads this one and older ones."""
 
 Launcher = Literal["mpirun", "slurm"]
 Role = Literal["head", "worker"]
 
 
 class InventoryError(ValueError):
-    """An inventory that cannot be used: one line that says where and what is allowed."""
+    """An inventory cannot be used. The message is one line: where, and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a text may be. Each ends up in a shell's command, an SSH configuration or a path, perhaps on a colleague's
-    machine: a form leaves no room for a line end, a quote or an option."""
+    """The allowed form of a text. Texts end up in shell commands, SSH configurations and paths, maybe on a colleague's
+    machine, so no form allows line ends, quotes or a leading dash."""
 
     allowed: str
     """For the message: "must be ..."."""
     pattern: str
-    """A regular expression for the whole text."""
+    """Regular expression for the whole text."""
     check: Callable[[str], bool] = bool
-    """What an expression cannot say."""
+    """A check beyond the pattern."""
     optional: bool = False
-    """Whether it may be empty."""
+    """Whether the text may be empty."""
 
     def fits(self, text: str) -> bool:
         if not text:
@@ -54,7 +53,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Span:
-    """From the least to the most that a number may be."""
+    """The range of a number, both ends included."""
 
     least: int
     most: int
@@ -71,8 +70,8 @@ _JUMP = re.compile(
 
 
 def split_jump_host(text: str) -> tuple[str, str, int] | None:
-    """(user, address, port) of `[user@]host[:port]`, the user "" where there is none; an IPv6 address with a port is in
-    brackets. None for a text that is no jump host."""
+    """(user, address, port) of `[user@]host[:port]`; the user is "" if missing. An IPv6 address with a port must be in
+    brackets. None for text of another form."""
     match = _JUMP.fullmatch(text)
     if match is None:
         return None
@@ -151,58 +150,58 @@ UserName = Annotated[str, Form("a user's name: letters, digits and '._@+-'", _US
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One machine of a cluster that is reached over SSH."""
+    """One machine of an SSH cluster."""
 
     name: HostName
-    """Host name, as the other nodes and `ssh <name>` know it."""
+    """Host name, for the other nodes and for `ssh <name>`."""
     private_ip: Address
-    """Address on the cluster's own network."""
+    """Address in the cluster's own network."""
     role: Role = "worker"
     ssh_host: HostOrAddress = ""
-    """Address to reach its sshd at (through the jump host, where there is one); default: private_ip."""
+    """Address of its sshd (seen from the jump host, if there is one); default: private_ip."""
     ssh_port: Annotated[int, Span(1, 65535)] = 22
     slots: Count = 1
-    """Ranks that this node takes: one per NUMA node or per GPU."""
+    """Ranks on this node: one per NUMA node or per GPU."""
     cores_per_slot: Count = 1
-    """Physical cores that a rank may use."""
+    """Physical cores per rank."""
     gpus: Annotated[int, Span(0, 64)] = 0
     memory_gb: Gigabytes = 0.0
-    """Memory in GiB; 0: not known."""
+    """Memory in GiB; 0: unknown."""
     host_key: HostKey = ""
-    """Public SSH host key, `ssh-ed25519 AAAA...`; empty: the operator's own known_hosts decides."""
+    """Public SSH host key, `ssh-ed25519 AAAA...`; empty: use the operator's known_hosts."""
     console: LocalPath = ""
-    """File on the operator's machine with the node's console output; empty: there is none."""
+    """File on the operator's machine with the node's console output; empty: none."""
     control_group: LocalPath = ""
-    """Folder below /sys/fs/cgroup of a node that is a machine of the operator's own; it has no processes once that has
-    ended. Empty: the node is elsewhere, and only SSH can tell."""
+    """Control group below /sys/fs/cgroup of a node that runs on the operator's machine; when the node has ended, it has
+    no processes. Empty: the node runs elsewhere, and only SSH can tell."""
 
     @property
     def address(self) -> str:
-        """Where the operator's SSH connects to."""
+        """The address for the operator's SSH."""
         return self.ssh_host or self.private_ip
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshCluster:
-    """Machines that are reached over SSH; the head is nodes[0]."""
+    """Machines reached over SSH; the head is nodes[0]."""
 
     kind: ClassVar[str] = "ssh"
 
     name: ClusterName
-    """The stack's name, or what the writer of the file calls these machines."""
+    """The stack's name, or the name in a file written by hand."""
     nodes: tuple[Node, ...]
     launcher: Launcher = "mpirun"
     ssh_user: UserName = "trainyard"
     identity_file: LocalPath = ""
-    """Private key on the operator's machine; empty: the SSH agent and the default keys."""
+    """Private key on the operator's machine; empty: SSH agent and default keys."""
     jump_host: JumpHost = ""
-    """`[user@]host[:port]` that SSH goes through; empty: directly."""
+    """`[user@]host[:port]`, SSH's jump host; empty: connect directly."""
     interface: Interface = ""
-    """Network interface for the collectives; empty: that of the route to the other nodes."""
+    """Network interface for the collectives; empty: the one with the route to the other nodes."""
     shared_dir: SharedPath = ""
-    """Directory that all nodes share; empty: none, each has its own disk."""
+    """Directory on storage that all nodes share; empty: none, each node has its own disk."""
     data_url: Bucket = ""
-    """Where the data set and the checkpoints are kept beside the nodes (s3://, abfs://); empty: nowhere."""
+    """Bucket of the data set and the checkpoints (s3://, abfs://); empty: none."""
     hourly_usd: Money = 0.0
 
     @property
@@ -210,7 +209,7 @@ class SshCluster:
         return self.nodes[0]
 
     def node(self, name: str) -> Node:
-        """The node of that name; InventoryError names the ones there are."""
+        """The node of that name. Raises InventoryError, listing the names, if there is none."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -219,7 +218,7 @@ class SshCluster:
 
 @dataclass(frozen=True, kw_only=True)
 class KubeCluster:
-    """A Kubernetes cluster; jobs go through its API, not through SSH."""
+    """A Kubernetes cluster. Jobs go through its API, not over SSH."""
 
     kind: ClassVar[str] = "kubernetes"
 
@@ -227,7 +226,7 @@ class KubeCluster:
     region: HostName
     namespace: HostName
     image: Image
-    """Container image of the training job, with its digest or tag."""
+    """Container image of the training job, with tag or digest."""
     workers: Count
     gpus_per_worker: Annotated[int, Span(0, 64)]
     efa_per_worker: Annotated[int, Span(0, 64)] = 0
@@ -240,30 +239,30 @@ T = TypeVar("T")
 
 
 def to_json(cluster: Cluster) -> str:
-    """The inventory as text: stable order, so that an unchanged cluster has an unchanged output."""
+    """The inventory as text, in stable order: an unchanged cluster has an unchanged output."""
     return json.dumps(to_object(cluster), indent=2)
 
 
 def to_object(cluster: Cluster) -> dict[str, Any]:
-    """The inventory as an object of JSON, to be part of another one."""
+    """The inventory as a JSON object, to embed in another one."""
     return {"schema": SCHEMA, "kind": cluster.kind, **dataclasses.asdict(cluster)}
 
 
 def from_json(text: str, *, source: str = "inventory") -> Cluster:
-    """Read an inventory; `source` names it in errors.
+    """Parse an inventory; `source` names it in errors.
 
-    Raises InventoryError for text that is not JSON, a newer schema, an unknown kind or key, a value of
-    the wrong type or form, no nodes, two nodes of one name or address, or a head that is not first.
+    Raises InventoryError for invalid JSON, a newer schema, an unknown kind or key, a value of the wrong type or form,
+    no nodes, two nodes with one name or address, or a head that is not first.
     """
     try:
         raw = json.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and lists a thousand deep
+    except (ValueError, RecursionError) as error:  # ValueError also for numbers with thousands of digits
         raise InventoryError(f"{source}: not JSON: {error}") from None
     return from_object(raw, source=source)
 
 
 def from_object(found: object, *, source: str = "inventory") -> Cluster:
-    """Read an inventory that is an object of JSON already; otherwise as from_json."""
+    """Read an inventory from a JSON object; errors as in from_json."""
     if not isinstance(found, dict):
         raise InventoryError(f"{source}: must be a JSON object with schema, kind and nodes")
     raw = dict(found)
@@ -308,7 +307,7 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
 
 
 def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass from a JSON object, with every key and value checked by name."""
+    """Make a dataclass from a JSON object, checking every key and value."""
     hints = get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for key, value in raw.items():
@@ -327,13 +326,13 @@ def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
 
 
 def _wrong(value: object, hint: Any) -> str:
-    """What a value must be, where it is something else; "" where it is right. A field whose type says neither a form,
-    a span nor a few words is an error of this file's."""
+    """What the value must be, if it is something else; "" if it is right. A field type that is no form, span or list of
+    words is a bug in this file."""
     if get_origin(hint) is Literal:
         words = get_args(hint)
         return "" if value in words else " or ".join(map(repr, words))
     if hint == tuple[Node, ...]:
-        return ""  # made from values that were checked one by one
+        return ""  # made from values that are already checked
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{hint}: a field of the inventory needs a Form or a Span")
     kind, rule = get_args(hint)

@@ -1,6 +1,6 @@
-"""What a machine is, in every cloud: the one description that slots, prices, quotas and plans of ranks read.
+"""A machine type, the same for every cloud: slots, prices, quotas and rank plans are computed from it.
 
-Each cloud has a table of them (infra.clouds.<cloud>.machine_types), where a new type is a row; the local cluster makes
+Each cloud has a table of types (infra.clouds.<cloud>.machine_types); add a row for a new type. The local cluster makes
 one from its settings.
 """
 
@@ -14,19 +14,19 @@ class Machine:
     """A type of machine."""
 
     name: str
-    """As its cloud calls it, and the table of prices."""
+    """Its name in the cloud and in the table of prices."""
     cores: int
     """Physical cores."""
     memory_gb: float
     """GiB."""
     numa_nodes: int = 1
     amx: bool = False
-    """Whether every machine of the type multiplies bf16 matrices in hardware."""
+    """Whether every machine of the type has bf16 matrix instructions (AMX)."""
     gpus: int = 0
     gpu_architecture: str = ""
-    """What the GPUs need of a torch build, such as sm_70; empty without GPUs."""
+    """GPU architecture for the choice of a torch build, such as sm_70; empty without GPUs."""
     efa_cards: int = 0
-    """Elastic Fabric Adapters: AWS's network cards for collectives."""
+    """Number of Elastic Fabric Adapters, AWS's network cards for collectives."""
 
     def __post_init__(self) -> None:
         if self.gpus and not self.gpu_architecture:
@@ -36,10 +36,10 @@ class Machine:
 
     @property
     def slots(self) -> int:
-        """Ranks that the machine takes: one for each GPU, without GPUs one for each NUMA node."""
+        """Ranks on the machine: one per GPU, or without GPUs one per NUMA node."""
         return self.gpus or self.numa_nodes
 
     @property
     def cores_per_slot(self) -> int:
-        """Physical cores of one rank."""
+        """Physical cores per rank."""
         return self.cores // self.slots

@@ -1,7 +1,7 @@
 """Check a stack before anything is touched: `python -m infra.preflight STACK [--state JSON]`.
 
-Exit code 2 and one line for what the user wrote or the machine lacks. Otherwise what the verbs go on with, as JSON:
-{"about": what infra.config.summary says of the stack, "bill": what infra.prices.cost says}.
+Exit code 2 and one line if the user's input is wrong or the machine lacks something. Otherwise JSON for the verbs:
+{"about": from infra.config.summary, "bill": from infra.prices.cost}.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""bootstrap/ and the settings, made into cloud-init user data. Values reach the scripts through one env file.
+"""Makes cloud-init user data from bootstrap/ and the settings. Values reach the scripts through one env file.
 
-A bare machine gets the scripts with it; a machine of a baked image has them, and gets only what is its own.
+A bare machine gets the scripts in its user data. A baked image has them already, so its machines get only the values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from infra.errors import UsageError
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"
 ON_NODE = "/opt/trainyard/bootstrap"
 _COMMENT = re.compile(rb"^[ \t]*#(?!!).*\n", re.MULTILINE)
-"""A line that is only a comment, in shell, Python, units and settings alike."""
+"""A comment-only line, in shell, Python, units and settings."""
 
 
 def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> str:
-    """Name of the image that these settings bake: 16 hexadecimal digits over everything that goes into it."""
+    """Name of the image that these settings bake: 16 hexadecimal digits, a hash of everything that goes into it."""
     digest = hashlib.sha256()
     for part in (*base, settings.profile, settings.collectives):
         digest.update(part.encode() + b"\0")
@@ -38,20 +38,20 @@ def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> st
 
 
 def for_bake(settings: Settings, image: str, *, last_resort: str = "", bootstrap: Path = BOOTSTRAP) -> str:
-    """User data of the machine that an image is baked from: the scripts, and the order to run the image part.
+    """User data of the builder: the scripts, and the command that runs the image part.
 
-    `last_resort` is a bash script that sets the builder's own end: cloud-init runs it first, at each boot.
+    `last_resort`: a bash script that limits the builder's life; cloud-init runs it first, at each boot.
     """
     return _compose(settings, image, "bake", "builder", "builder", bootstrap, scripts=True, last_resort=last_resort)
 
 
 def for_node(settings: Settings, image: str, name: str, role: str, *, baked: bool, bootstrap: Path = BOOTSTRAP) -> str:
-    """User data of a node; `baked` says that its image already has the scripts and the software."""
+    """User data of a node. `baked`: its image already has the scripts and the software."""
     return _compose(settings, image, "node" if baked else "both", name, role, bootstrap, scripts=not baked)
 
 
 def packed(text: str) -> str:
-    """User data as the clouds' interfaces take it: gzip, then base64. The same text is the same bytes."""
+    """User data in the form of the clouds' APIs: gzip, then base64. Deterministic."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
@@ -84,13 +84,13 @@ def _compose(
         "TRAINYARD_MAX_HOURS": str(settings.max_hours),
         "TRAINYARD_IDLE_MINUTES": str(settings.idle_minutes),
     }
-    # Azure has these metrics of every machine by itself: nothing on a node sends them.
+    # AWS only (Azure measures machines by itself): a cluster has monitor.py if its nodes send metrics.
     if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.cluster / "monitor.py").exists():
         values["TRAINYARD_MONITORING"] = "true"
     if settings.cloud.region:
         values["TRAINYARD_REGION"] = (
             settings.cloud.region
-        )  # training/store/bucket.py's: no library asks the machine for it
+        )  # for training/store/bucket.py: no library finds the region by itself
     env = "".join(f"{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]
     if scripts:
@@ -100,12 +100,12 @@ def _compose(
 
 
 def without_comments(text: str) -> str:
-    """A script without the lines that are only comments: user data has a limit."""
+    """A script without comment-only lines, as user data has a size limit."""
     return _COMMENT.sub(b"", text.encode()).decode()
 
 
 class _Dumper(yaml.SafeDumper):
-    """Files as blocks of plain lines: they pack better than one quoted line each, and a person can read them."""
+    """Writes files as literal blocks: they compress better than quoted lines, and people can read them."""
 
 
 _Dumper.add_representer(
@@ -115,7 +115,7 @@ _Dumper.add_representer(
 
 
 def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
-    # Plain text: a cloud's limit is on the whole, compressed, which is a third less than files compressed one by one.
+    # Uncompressed text: the limit applies to the whole after compression, a third less than files compressed singly.
     try:
         return {"path": f"{ON_NODE}/{name}", "permissions": mode, "content": content.decode()}
     except UnicodeDecodeError:
@@ -123,10 +123,10 @@ def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
 
 
 def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
-    """(name, content, mode) of every file that goes to the machine, in a stable order.
+    """(name, content, mode) of every file for the machine, in a stable order.
 
-    What only one kind of cluster needs is in a folder of its name, and comments and docstrings stay at home: user data
-    has a limit.
+    A folder named after a kind of cluster is for that kind only. Comments and docstrings are removed, as user data has
+    a size limit.
     """
     others = {kind for kind in CLUSTERS if kind != cluster}
     found = []
@@ -137,7 +137,7 @@ def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
             name, content = str(path.relative_to(bootstrap)), _COMMENT.sub(b"", path.read_bytes())
             if path.suffix == ".py":
                 content = _without_docstrings(name, content)
-            # The mode follows from the content: a checkout's umask or a zip must not change an image's name.
+            # Mode from the content: a checkout's umask or a zip file must not change an image's name.
             found.append((name, content, "0755" if content.startswith(b"#!") else "0644"))
     return found
 

@@ -1,1 +1,1 @@
-"""What is remembered of a stack: its id and record, the embedded engine and its state, locks."""
+"""What is stored about a stack: its id and record, the embedded engine and its state, locks."""

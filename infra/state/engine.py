@@ -2,10 +2,10 @@
 
     python -m infra.state.engine up|preview|refresh|destroy|output|export STACK
 
-The same program and the same providers run in this process; this module stands in for Pulumi's engine behind
-the program's resource monitor. It knows what the local stack needs and no more: create, update and replace in
-dependency order, a state that records each resource before and after it is made, delete in reverse. It has no
-backends, no secrets, no policies, no other providers. `fab` uses it only where there is no `pulumi`.
+The program and its providers run in this process; this module takes the place of Pulumi's engine behind the program's
+resource monitor. It supports only what the local stack needs: create, update and replace in dependency order, a state
+that records each resource before and after it is made, and delete in reverse order. It has no backends, secrets,
+policies or other providers. `fab` uses it only if there is no `pulumi`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from infra.state.engine_state import Resource, State
 
 PROVIDER = "__provider"
 BACKEND = "embedded"
-"""Names the state that this engine keeps, for the user's record of a stack's id."""
+"""Name of this engine's state in the user's record of a stack's id."""
 
 
 class EngineError(OperationError):
-    """An operation that the engine could not finish."""
+    """The engine could not finish an operation."""
 
 
 class Engine(Mocks):
-    """What happens when the program declares a resource: nothing, create, update or replace."""
+    """Handles each resource that the program declares: nothing, create, update or replace."""
 
     def __init__(self, state: State, *, preview: bool) -> None:
         self.state = state
@@ -71,7 +71,7 @@ class Engine(Mocks):
             raise EngineError(f"the embedded engine has no provider for {args.typ}; install pulumi")
         with self._counting:
             self.declared.add(args.name)
-        # The SDK wraps the provider as a secret; as to a real plugin without secrets, it is handed over plain.
+        # The SDK wraps the provider as a secret. Unwrap it, as Pulumi does for a plugin without support for secrets.
         inputs = {key: rpc.unwrap_rpc_secret(value) for key, value in args.inputs.items()}
         try:
             if operation.interrupted.is_set():
@@ -130,7 +130,7 @@ class Engine(Mocks):
 
 
 class Monitor(MockMonitor):
-    """The program's resource monitor; keeps the stack's outputs."""
+    """The program's resource monitor; stores the stack's outputs."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
@@ -143,12 +143,12 @@ class Monitor(MockMonitor):
 
 
 def load_provider(properties: dict[str, Any]) -> Any:
-    """The provider that the SDK has put into a dynamic resource's properties."""
+    """Unpickle the provider from a dynamic resource's properties."""
     return dill.loads(base64.b64decode(properties[PROVIDER]))
 
 
 def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dict[str, Any]]:
-    """Run infra/__main__.py against the engine; the engine, and the stack's outputs."""
+    """Run infra/__main__.py against the engine. Returns the engine and the stack's outputs."""
     config = stack_file.read(stack)
     engine = Engine(state, preview=preview)
     monitor = Monitor(engine)
@@ -173,7 +173,7 @@ def _program() -> None:
 
 
 def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
-    """What `set_mocks` does, without the stack resource that it makes on the way: run_in_stack makes the real one."""
+    """Do what `set_mocks` does, except making a stack resource: run_in_stack makes the real one."""
     features = set(monitor.GetDeploymentInfo(empty_pb2.Empty()).supportedFeatures)
     configure(
         MockSettings(
@@ -187,7 +187,7 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
             callbacks=None,
         )
     )
-    # As Pulumi's own language host does: a failed program leaves futures that nobody awaits, and asyncio would
+    # Pulumi's own language host does this too: a failed program leaves futures that nobody awaits, and asyncio would
     # print a traceback for each.
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
@@ -203,7 +203,7 @@ def up(state: State, stack: str) -> None:
 
 
 def preview(state: State, stack: str) -> None:
-    """What `up` would do, which looks at what is really there first; nothing of it is recorded."""
+    """Show what `up` would do, which refreshes first. Records nothing."""
     state = state.scratch()
     look(state)
     engine, _ = run_program(state, stack, preview=True)
@@ -215,7 +215,7 @@ def preview(state: State, stack: str) -> None:
 
 
 def refresh(state: State, stack: str) -> None:
-    """Record what really exists; a resource whose creation was cut off is deleted, as it may be half made."""
+    """Record what really exists. Delete a resource whose creation was interrupted, as it may be half made."""
     for resource in state.reversed():
         if resource.pending:
             delete(state, resource)
@@ -223,7 +223,7 @@ def refresh(state: State, stack: str) -> None:
 
 
 def look(state: State) -> None:
-    """Compare the state with what is really there, and take that for it."""
+    """Update the state to what really exists."""
     for resource in state.reversed():
         if resource.pending:
             continue
@@ -243,7 +243,7 @@ def destroy(state: State, stack: str) -> None:
 
 
 def delete_all(state: State, resources: list[Resource]) -> None:
-    """Delete in the order given, those of one kind at once: only different kinds need one another."""
+    """Delete in the given order, but those of one kind at the same time: only different kinds depend on each other."""
     for _, alike in itertools.groupby(resources, key=lambda resource: str(resource.outputs[PROVIDER])):
         with ThreadPoolExecutor() as pool:
             list(pool.map(functools.partial(delete, state), alike))
@@ -293,7 +293,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except (UsageError, OperationError) as error:
         return show_error(error)
-    except Exception as error:  # noqa: BLE001 (the last stop: every failure of an operation is shown and is exit code 1)
+    except Exception as error:  # noqa: BLE001 (top level: every failure of an operation is shown, with exit code 1)
         print(visible(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 1
     return 0
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    # The SDK leaves an event loop in each of its threads, which complain on stderr when the interpreter ends.
+    # The SDK leaves an event loop in each of its threads; they print warnings when the interpreter exits normally.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""The embedded engine's state: one JSON file per stack, written anew after every change."""
+"""The embedded engine's state: one JSON file per stack, rewritten after every change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from infra.state import operation
 
 @dataclass(frozen=True)
 class Resource:
-    """One resource; `pending` from the start of its creation to its end: after a crash it may exist or not."""
+    """One resource. `pending` while it is being made: after a crash it may or may not exist."""
 
     name: str
     id: str
@@ -28,7 +28,7 @@ class Resource:
 
 
 class State:
-    """All resources of a stack in the order in which they were made. Safe for threads."""
+    """All resources of a stack in the order of creation. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "state.json"
@@ -53,7 +53,7 @@ class State:
     @staticmethod
     @contextmanager
     def opened(stack: str, *, shared: bool) -> Iterator[State]:
-        """The stack's state, locked: a lock dies with its process, so a killed one leaves none behind."""
+        """The stack's state, locked. The lock ends with its process, so a killed one leaves none behind."""
         check_stack(stack)
         directory = Path.home() / ".trainyard" / "engine" / stack
         with ExitStack() as held:
@@ -66,7 +66,7 @@ class State:
             yield State(directory)
 
     def scratch(self) -> State:
-        """A copy to try things on: nothing of it is ever written."""
+        """A copy in memory that is never written."""
         copy = _Scratch(self._path.parent)
         copy._resources, copy.outputs = dict(self._resources), self.outputs
         return copy
@@ -77,7 +77,7 @@ class State:
     def put(self, resource: Resource) -> None:
         with self._lock:
             if resource.pending:
-                self._resources.pop(resource.name, None)  # made again: goes to the end of the order
+                self._resources.pop(resource.name, None)  # made again: moves to the end of the order
             self._resources[resource.name] = resource
             self._write()
 
@@ -95,7 +95,7 @@ class State:
         return list(reversed(self._resources.values()))
 
     def by_urn(self) -> dict[str, dict[str, Any]]:
-        """The resources that are made, as Pulumi's own function tells them: {URN: {"type", "outputs"}}."""
+        """The finished resources, in the form of Pulumi's own function: {URN: {"type", "outputs"}}."""
         return {
             f"embedded::{entry.name}": {
                 "type": "pulumi-python:dynamic:Resource",
@@ -106,7 +106,7 @@ class State:
         }
 
     def forget(self) -> None:
-        """Remove the state of a stack that has no resources any more."""
+        """Delete the state of a stack that has no resources left."""
         self._path.unlink(missing_ok=True)
         self._temporary.unlink(missing_ok=True)
 
@@ -124,11 +124,11 @@ class State:
 
 class _Scratch(State):
     def _write(self) -> None:
-        """Nothing: a copy is not the stack's state."""
+        """Nothing: a copy is not saved."""
 
 
 def _remove_if_empty(directory: Path) -> None:
-    """The stack's folder and those above it that only the lock needed: a verb that is refused leaves nothing."""
-    with suppress(OSError):  # it holds a state, or another reader was faster
+    """Remove the folder, and empty ones above it, if only the lock needed them: a refused verb leaves nothing."""
+    with suppress(OSError):  # it holds a state, or another reader removed it first
         for folder in (directory, directory.parent, directory.parent.parent):
             folder.rmdir()

@@ -1,12 +1,12 @@
-"""Locks (one change of a stack at a time), and the end of a long operation whose caller is gone.
+"""Locks (one change of a stack at a time), and how a long operation notices that its caller is gone.
 
-Every create, update and delete holds the lock of the stack's directory shared, as Pulumi runs several at once;
-`recover` holds it alone, so that it never sweeps under a provider that a killed `pulumi up` left behind.
+Every create, update and delete holds the lock of the stack's directory shared, as Pulumi runs several at once.
+`recover` holds it exclusively, so it never sweeps while a provider of a killed `pulumi up` still works.
 
-Pulumi does not tell a Python dynamic provider that an update was cancelled: Cancel is empty there, and Ctrl-C
-waits for the operation to end by itself. A bake would go on for minutes. But on Ctrl-C the engine ends the
-program at once, and when the engine is killed the provider gets another parent; both can be seen from here.
-Nor does a killed engine end the provider's process: it would wait for requests for ever, so it ends itself.
+Pulumi does not tell a Python dynamic provider that an update was cancelled: Cancel does nothing there, and on Ctrl-C
+Pulumi waits for the operation, which for a bake takes minutes. But on Ctrl-C the engine ends the program at once, and
+when the engine is killed the provider gets another parent process; this module watches for both. A killed engine does
+not end the provider's process either, which would wait for requests forever, so that process ends itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import psutil
 from infra.errors import OperationError
 
 PROGRAM = "pulumi-language-python-exec"
-"""The executable that Pulumi's language host runs a Python program with."""
+"""The executable with which Pulumi's language host runs a Python program."""
 WRAPPER = "pulumi-resource-pulumi-python"
-"""The shell script that stands between Pulumi and the provider's process, and outlives Pulumi."""
+"""The shell script between Pulumi and the provider's process; it outlives Pulumi."""
 
 
 class Cancelled(OperationError):
-    """The update that this operation belongs to was interrupted."""
+    """The update of this operation was interrupted."""
 
 
 class Busy(OperationError):
-    """The stack's lock is held by another operation; `holder` is its process id, 0 where it is not known."""
+    """Another operation holds the stack's lock. `holder`: its process id, or 0 if unknown."""
 
     def __init__(self, message: str, holder: int) -> None:
         super().__init__(message)
@@ -43,16 +43,16 @@ class Busy(OperationError):
 
 
 interrupted = threading.Event()
-"""Set by the embedded engine on SIGINT and SIGTERM; under Pulumi it stays unset."""
+"""Set by the embedded engine on SIGINT and SIGTERM; never under Pulumi."""
 _under_way: set[int] = set()
-"""The open locks of this process."""
+"""The locks that this process holds."""
 
 
 @contextmanager
 def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iterator[None]:
-    """Hold the lock of a directory, made if it is not there; the directory is the lock, so nothing is left to clean up.
+    """Lock a directory, made if it is missing. The directory itself is locked, so no lock file is left behind.
 
-    Raises Busy when it is not free within `timeout` seconds.
+    `alone`: exclusively. Raises Busy if the lock is not free within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -77,12 +77,12 @@ def _open(directory: Path) -> int:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # tidied up by another operation just now
+        except FileNotFoundError:  # another operation has just removed the directory
             continue
 
 
 def _holder(directory: Path) -> int:
-    """The process that holds a directory's lock; 0 when it was let go meanwhile, and on systems without /proc/locks."""
+    """Process id of the lock's holder; 0 if it was released meanwhile, or the system has no /proc/locks."""
     try:
         inode = str(directory.stat().st_ino)
         locks = Path("/proc/locks").read_text().splitlines()
@@ -104,7 +104,7 @@ def _try_lock(handle: int, alone: bool) -> bool:
 
 
 def _is_still(directory: Path, handle: int) -> bool:
-    """Whether the locked directory is the one at that path, not one that was removed in between."""
+    """Whether the locked directory is still the one at that path; it may have been removed and made again."""
     try:
         return directory.stat().st_ino == os.fstat(handle).st_ino
     except FileNotFoundError:
@@ -112,14 +112,14 @@ def _is_still(directory: Path, handle: int) -> bool:
 
 
 class Watch:
-    """Tells a long operation whether anybody still wants its result."""
+    """Tells a long operation whether its result is still wanted."""
 
     def __init__(self) -> None:
         self._engine = _engine()
         self._program = _descendant(self._engine, PROGRAM)
 
     def check(self) -> None:
-        """Raise Cancelled when the update was interrupted or its engine is gone."""
+        """Raise Cancelled if the update was interrupted or its engine is gone."""
         if interrupted.is_set():
             raise Cancelled("interrupted")
         if _engine() != self._engine:
@@ -130,7 +130,7 @@ class Watch:
 
 @functools.cache
 def end_with_engine() -> None:
-    """From now on, end this process when its engine is gone and no operation is under way any more."""
+    """From now on, end this process once its engine is gone and no operation is under way."""
     threading.Thread(target=_outlive, args=(_engine(),), daemon=True).start()
 
 
@@ -141,7 +141,7 @@ def _outlive(engine: int) -> None:
 
 
 def _engine() -> int:
-    """The process that asks this one for operations: its parent, behind Pulumi's shell script."""
+    """Process id of the engine: the parent process, or the one above Pulumi's shell script."""
     pid = os.getppid()
     while WRAPPER in _command_of(pid):
         pid = _parent_of(pid)
@@ -149,11 +149,11 @@ def _engine() -> int:
 
 
 def _descendant(root: int, name: str) -> psutil.Process | None:
-    """The process below `root` whose command line holds `name`."""
+    """A process below `root` with `name` in its command line."""
     try:
         below = psutil.Process(root).children(recursive=True)
     except psutil.Error:
-        return None  # it ended while we looked: then that is what ends the operation
+        return None  # `root` has ended meanwhile, which by itself ends the operation
     return next((process for process in below if name in _command_of(process.pid)), None)
 
 
@@ -168,11 +168,11 @@ def _command_of(pid: int) -> str:
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:
-        return ""  # it ended while we looked, or is another user's
+        return ""  # it has ended meanwhile, or belongs to another user
 
 
 def _parent_of(pid: int) -> int:
     try:
         return int(psutil.Process(pid).ppid())
     except psutil.Error:
-        return -1  # it ended while we looked
+        return -1  # it has ended meanwhile

@@ -1,9 +1,9 @@
 """Who owns a resource: two users may have stacks of one name, and neither may remove the other's resources.
 
-A stack's name is shipped with the checkout (`aws-xeon`), and its state is its user's alone, so names do not tell two
-clusters in one account apart. Each stack therefore has a random id (stack_id.py), which is in the tags of all that
-it makes and in every name that must be unique. What carries another id, or no id and another owner, is somebody else's:
-it is listed, and never removed.
+The checkout contains stacks with fixed names (`aws-xeon`) and each user has their own state, so two clusters in one
+account may have the same name. Each stack therefore has a random id (stack_id.py) in the tags of all its resources and
+in every name that must be unique. A resource with another id, or with no id and another owner, belongs to somebody
+else: it is listed, and never removed.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 @dataclass(frozen=True)
 class Location:
-    """One place in a cloud where a stack has been."""
+    """A place in a cloud where a stack has been."""
 
     cloud: str
-    """Its name, as in infra.config.kinds."""
+    """The cloud's name, as in infra.config.kinds."""
     region: str
     account: str
-    """The AWS account, or the Azure subscription; empty: the one that the credentials are for."""
+    """AWS account or Azure subscription; empty: that of the credentials."""
     profile: str = ""
-    """The AWS profile that it was made with; empty: the environment's credentials."""
+    """AWS profile with which the stack was made; empty: the environment's credentials."""
 
     @staticmethod
     def read(raw: Mapping[str, Any]) -> Location:
@@ -39,25 +39,25 @@ class Location:
 
 @dataclass(frozen=True)
 class Claim:
-    """What one user may call their own of what carries a stack's name."""
+    """What the user owns among the resources with a stack's name."""
 
     stack: str
     owner: str
-    """The key `owner` of the stack's file."""
+    """The key `owner` in the stack's file."""
     ids: frozenset[str] = frozenset()
-    """The id in the state, and the one that the user's own record has for this state."""
+    """The id in the state, and the one in the user's own record for this state."""
     locations: tuple[Location, ...] = field(default=())
-    """Everywhere that the stack has ever been."""
+    """Every place where the stack has been."""
 
     def is_of_stack(self, tags: Mapping[str, str]) -> bool:
-        """Whether these tags are of a stack of this name, of any owner."""
+        """Whether these tags have the stack's name, whoever owns it."""
         return tags.get(STACK_TAG) == self.stack
 
     def whose(self, tags: Mapping[str, str]) -> str:
-        """Who owns a resource with these tags, in words; empty: the user.
+        """Who else owns a resource with these tags, in words; empty if the user does.
 
-        The id decides: two people who share a state share its id, whatever `owner` each of them has set. Without an id
-        (made by a version of Trainyard that had none) the owner does.
+        The id decides: people who share a state share its id, whatever `owner` each has set. Without an id (on what an
+        early version of Trainyard made) `owner` decides.
         """
         found, owner = tags.get(ID_TAG, ""), tags.get(OWNER_TAG, "")
         if found:

@@ -1,16 +1,16 @@
-"""A stack's id: eight random hexadecimal digits that tell it from every other stack of the same name.
+"""A stack's id: eight random hexadecimal digits that distinguish stacks of the same name.
 
-Where it comes from, in this order:
+It comes from the first of these that has it:
 
-1. the state: the resource `stack-id`, which is made first, and on which all that can be found or removed later depends.
-   Once anything exists, everybody who shares the state has the same id, on any machine.
-2. the user's record (stack_record.py), where the state is empty: written with a new random id before anything is
-   made. So the id is known at preview, the preview's is the one that `up` takes, and a killed first `up` has one too.
-3. none, where the state has resources but no id: it was made by a version of Trainyard that had no ids. Such a stack
-   keeps the names that it has, until it is destroyed.
+1. the state's resource `stack-id`. It is made first, and everything that can be found or removed later depends on it,
+   so once anything exists, everybody who shares the state has the same id, on any machine.
+2. the user's record (stack_record.py), if the state is empty: written with a new random id before anything is made. So
+   a preview shows the id that `up` will use, and a killed first `up` has one too.
+3. none, if the state has resources but no id: a version of Trainyard without ids made it. Such a stack keeps its names
+   until it is destroyed.
 
-openshift-install does the same with its infraID: recorded first, in every name and tag, and destroyed by.
-A provider's random resource would not do: it is unknown at the first preview, and with it every name and every tag.
+openshift-install's infraID works the same way: recorded first, part of every name and tag, and used to destroy.
+A random resource of Pulumi would not do: it is unknown at the first preview, and so would be all names and tags.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from infra.state import stack_record
 from infra.state.ownership import Location
 
 NAME = "stack-id"
-"""The resource's name in the program."""
+"""Logical name of the resource."""
 READ_STATE = "pulumi:pulumi:readStackResourceOutputs"
-"""Pulumi's own function: the outputs of every resource in a stack's state. Known before anything is declared."""
+"""Pulumi's own function: the outputs of every resource in a stack's state, available before anything is declared."""
 _BEING_WRITTEN = "failed to load checkpoint"
-"""Pulumi records the program's start while the program asks, and its file backend writes in place: a reader may find
-the file empty, or half of it."""
+"""Part of the error when Pulumi writes the state while we read it: it records the program's start at that moment, and
+its file backend writes in place, so the file may be empty or incomplete."""
 _WRITTEN_S = 5.0
 _PAUSE_S = 0.1
 _OF_PULUMI = ("pulumi:pulumi:", "pulumi:providers:")
 
 
 def of_stack(stack: str) -> str:
-    """The id of the stack that this program runs for; empty for one that was made before there were ids.
+    """The id of the stack for which this program runs; empty for a stack made before there were ids.
 
-    Raises UsageError where the state cannot be read.
+    Raises UsageError if the state cannot be read.
     """
     name = f"{pulumi.get_organization()}/{pulumi.get_project()}/{stack}"
     deadline = time.monotonic() + _WRITTEN_S
     while True:
         try:
             answer = pulumi.runtime.invoke(READ_STATE, {"stackName": name}).value
-        except Exception as error:  # noqa: BLE001 (Pulumi raises nothing narrower for a call that the engine refuses)
+        except Exception as error:  # noqa: BLE001 (Pulumi raises plain Exception for a call that the engine refuses)
             if _BEING_WRITTEN in str(error) and time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
                 continue
@@ -62,7 +62,7 @@ def of_stack(stack: str) -> str:
 
 
 def choose(stack: str, state: Mapping[str, Mapping[str, Any]]) -> str:
-    """The id by the state's resources, `{URN: {"type", "outputs"}}`."""
+    """The id, given the state's resources as `{URN: {"type", "outputs"}}`."""
     for urn, resource in state.items():
         if urn.rpartition("::")[2] == NAME:
             return str(resource["outputs"]["stack_id"])
@@ -72,7 +72,7 @@ def choose(stack: str, state: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 class StackIdProvider(PlainProvider):
-    """Keeps the id, and every place that the stack has been in; on this machine it takes the stack's name."""
+    """Stores the id and every place where the stack has been; for a local stack it also takes the name."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         if not props["cloud"]:
@@ -81,7 +81,7 @@ class StackIdProvider(PlainProvider):
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         changed = any(olds.get(key) != news.get(key) for key in ("cloud", "region"))
-        # Whoever removes all of a stack by hand removes that as well.
+        # The owner record is missing after somebody removed all of a local stack by hand: write it again.
         changed = changed or (not news["cloud"] and owner.read(news["stack"]) is None)
         return DiffResult(changes=changed, replaces=[], delete_before_replace=False)
 
@@ -94,7 +94,7 @@ class StackIdProvider(PlainProvider):
         return UpdateResult(outs=self._outs({**news, "stack_id": id_}, olds.get("locations") or []))
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
-        """The user's record stays, until `fab destroy` has seen that nothing is left."""
+        """Keeps the user's record: `fab destroy` removes it once nothing is left of the stack."""
         if not props["cloud"]:
             owner.release(props["stack"], id_)
 
@@ -106,7 +106,7 @@ class StackIdProvider(PlainProvider):
 
 
 def _here(props: Mapping[str, Any]) -> list[Location]:
-    """Where this `up` makes the stack; nowhere for a local one. Asks the cloud whose account it is."""
+    """Where this `up` makes the stack; empty for a local one. Asks the cloud for the account."""
     cloud, region = props["cloud"], props["region"]
     if not cloud:
         return []
@@ -115,10 +115,10 @@ def _here(props: Mapping[str, Any]) -> list[Location]:
 
 
 class StackId(Resource, module="trainyard", name="StackId"):
-    """The stack's id, in its state."""
+    """The stack's id in its state."""
 
     def __init__(self, settings: Settings, *, region: str = "") -> None:
-        """`region` is where a cloud's stack is made; empty for a local one."""
+        """`region`: the cloud region of the stack; empty for a local one."""
         inputs = {
             "stack": settings.stack,
             "stack_id": settings.stack_id,
@@ -130,7 +130,7 @@ class StackId(Resource, module="trainyard", name="StackId"):
 
 
 def declare(settings: Settings, *, region: str = "") -> pulumi.ResourceOptions:
-    """Options for what must be made after the id: its first network, or its provider. None for a stack without one."""
+    """Options that make a resource depend on the id, for the first network or provider. Empty without an id."""
     if not settings.stack_id:
         return pulumi.ResourceOptions()
     return pulumi.ResourceOptions(depends_on=[StackId(settings, region=region)])

@@ -1,10 +1,10 @@
-"""The user's own record of a stack: its id, and where it has been. It outlives the state's own memory of both.
+"""The user's own record of a stack: its id, and where it has been. It survives the loss of the state.
 
     ~/.trainyard/ids/<stack>/<backend>.json      {"backend", "id", "locations"}
 
-One file for each state that a stack of this name can have: a user may keep one in a file and another one in a bucket.
-Written before anything is made, so that the id of a first `up` that was killed is known to a later `recover`; removed
-by a `fab destroy` that left nothing.
+One file for each backend that may have a stack of this name: a user may have one in a file and another in a bucket. It
+is written before anything is made, so that `recover` knows the id of a first `up` that was killed, and removed by a
+`fab destroy` that left nothing.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from infra.errors import UsageError
 from infra.state.ownership import Location
 
 BACKEND = "TRAINYARD_BACKEND"
-"""Set by the embedded engine and by `fab`: names the state where Pulumi's own variable does not."""
+"""Set by the embedded engine and by `fab`: names the backend where Pulumi's own variable does not."""
 ID = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one file says."""
+    """The content of one file."""
 
     id: str
     locations: tuple[Location, ...] = ()
 
 
 def backend() -> str:
-    """What names the place of the state, the same in the program, its providers and the verbs."""
+    """Name of the state's backend; the same in the program, its providers and the verbs."""
     return os.environ.get(BACKEND) or os.environ.get("PULUMI_BACKEND_URL") or "file://~"
 
 
 def path(stack: str) -> Path:
-    """The file of this stack and this backend."""
+    """The record's file for this stack and backend."""
     name = hashlib.sha256(backend().encode()).hexdigest()[:12]
     return Path.home() / ".trainyard" / "ids" / stack / f"{name}.json"
 
 
 def read(stack: str) -> Record | None:
-    """The record; None where there is none. UsageError for a file that cannot be read as one."""
+    """The record, or None. Raises UsageError for a damaged file."""
     file = path(stack)
     try:
         loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -63,29 +63,29 @@ def read(stack: str) -> Record | None:
 
 
 def reserve(stack: str) -> str:
-    """The id that the stack's next `up` takes: the record's, or a new one, which is recorded first.
+    """The id that the stack's next `up` uses: the recorded one, or a new one, which is recorded first.
 
-    The same at each call: a preview shows the names that the `up` after it makes.
+    Every call returns the same, so a preview shows the names that the following `up` makes.
     """
     known = read(stack)
     if known is not None:
         return known.id
     _write(stack, secrets.token_hex(4), (), new=True)
-    written = read(stack)  # two programs at once: the first one's is both of theirs
+    written = read(stack)  # if two programs run at once, both use what the first one wrote
     if written is None:
         raise UsageError(f"{path(stack)}: was removed while it was written; run the verb again")
     return written.id
 
 
 def remember(stack: str, stack_id: str, locations: Sequence[Location]) -> None:
-    """Add where the stack is; another id than the record's is the state's, and becomes the record's."""
+    """Add places to the record. An id that differs from the record's comes from the state, and replaces it."""
     known = read(stack)
     before = known.locations if known else ()
     _write(stack, stack_id, (*before, *(entry for entry in locations if entry not in before)))
 
 
 def forget(stack: str) -> None:
-    """Remove the record of a stack of which nothing is left."""
+    """Remove the record of a stack that no longer exists."""
     file = path(stack)
     file.unlink(missing_ok=True)
     for folder in (file.parent, file.parent.parent):
@@ -94,7 +94,7 @@ def forget(stack: str) -> None:
 
 
 def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: bool = False) -> None:
-    """Whole or not at all. `new`: only where there is none yet."""
+    """Write the file atomically. `new`: only if there is none yet."""
     file = path(stack)
     body: Mapping[str, Any] = {
         "backend": backend(),
@@ -111,7 +111,7 @@ def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: boo
             else:
                 temporary.replace(file)
         except FileExistsError:
-            pass  # another program was faster; the caller reads what it wrote
+            pass  # another program was first; the caller reads what it wrote
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
