@@ -154,6 +154,6 @@ def interrupt(verb: subprocess.Popen[str]) -> None:
 
 def known_nodes(project: Project) -> set[str]:
     """The nodes in the stack's state."""
-    code = f"from fabfile import backend; print(*backend.resources({project.stack!r}))"
+    code = f"from fabfile.stacks import pulumi_cli; print(*pulumi_cli.resources({project.stack!r}))"
     names = subprocess.check_output(["python", "-c", code], cwd=project.root, env=project.env, text=True).split()
     return {name for name in names if name.startswith("node")}
