@@ -1,1 +1,1 @@
-"""Whether a cluster, or a cloud's account, is fit for a job: what is asked, and the rules that judge the answers."""
+"""Check whether a cluster, or a cloud's account, is fit for a job: collect facts, and judge them by rules."""

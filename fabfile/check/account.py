@@ -1,4 +1,4 @@
-"""`fab check --account`: is the cloud's account fit for the stack? Asked before there is any node."""
+"""`fab check --account`: is the cloud's account fit for the stack? It runs before any node exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
 
 
 def verdicts(stack: str) -> list[Verdict]:
-    """One for each finding; Exit 2 for a stack that is in no cloud, or whose file cannot be used."""
+    """One verdict for each finding; Exit 2 for a local stack, or a stack's file that cannot be used."""
     stack = stack or pulumi_cli.default_stack()
     findings = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.account", stack)))
     return [Verdict(entry["check"], LEVELS[entry["state"]], entry["said"], entry["mend"]) for entry in findings]

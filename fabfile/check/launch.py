@@ -1,4 +1,4 @@
-"""The checks that go through mpirun: started on the head node, heard from here, cleaned up on every node."""
+"""The checks that use mpirun: start a probe from the head, read its events here, clean up on every node."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from infra.inventory import SshCluster, to_object
 HELLO = 'printf \'{"rank": %s, "event": "hello", "hostname": "%s"}\\n\' "$PMI_RANK" "$(hostname)"'
 HELLO_S = 20
 NETWORK_S = 120
-"""mpirun's time: sixteen nodes on two busy cores take 45 s to import torch, and gloo gives a peer 30 s."""
+"""Seconds for mpirun: sixteen nodes on two busy cores take 45 s to import torch, and gloo waits 30 s for a peer."""
 GLOO_S = 30
 LINKS_S = 8
-"""The budget for all links together."""
+"""Seconds for the measurement of all links together."""
 ENOUGH = 0.6e9
-"""Bytes per second above which no link is slow: AWS lets one TCP stream have 5 Gbit/s. Faster ones are between
-machines of one host, where the processor's other work decides, not the link."""
+"""Bytes per second above which no link counts as slow: AWS limits one TCP stream to 5 Gbit/s. Only links between
+machines of one host are faster, and there the processor's load decides, not the link."""
 QUIET_S = 20.0
-"""Silence of the whole job after which the head itself counts as hung."""
+"""Seconds of silence of the whole job after which the head counts as hung."""
 SILENT_S = {"import of torch": 20.0}
 SILENT_ELSE_S = 8.0
-"""Silence of one rank after which it counts as hung: it should say something every 1.5 s, but while it loads
-libraries from a cold disk, or sixteen do on two cores, it cannot."""
+"""Seconds of silence after which a rank counts as hung. A rank prints something every 1.5 s, but not while it loads
+libraries from a cold disk, or while sixteen do so on two cores."""
 GRACE_S = 3.0
-"""From the first rank's error to the end: the time in which the other live ones are heard once more."""
+"""Seconds from the first rank's error to the end of the probe: every other live rank prints once more in this time."""
 EVERYWHERE_S = 10.0
 
 
 @dataclass
 class Run:
-    """What came of one program on all nodes."""
+    """The outcome of one probe on all nodes."""
 
     events: list[Event] = field(default_factory=list)
     failed: str = ""
-    """Why it was not heard to a good end; empty: it was."""
+    """Why the probe failed; empty: it ended well."""
     silent: list[int] = field(default_factory=list)
-    """Ranks that had stopped talking when it ended."""
+    """Ranks that were silent when it ended."""
     left_over: dict[str, str] = field(default_factory=dict)
     """Nodes that could not be cleaned up, and why."""
 
@@ -51,12 +51,12 @@ class Run:
 
 
 def hello(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
-    """Every node says its name."""
+    """Every node prints its name: does mpirun reach all nodes?"""
     return _launch(cluster, sessions, probe=["sh", "-c", HELLO], seconds=HELLO_S)
 
 
 def network(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
-    """Every link, and all of them together."""
+    """Measure every link, and an all-reduce over all nodes."""
     probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
     return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
 
@@ -64,7 +64,7 @@ def network(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
 def _launch(
     cluster: SshCluster, sessions: Mapping[str, Session], *, probe: list[str], seconds: int, beats: bool = False
 ) -> Run:
-    """One probe on all nodes, see node/probes/launch.py; `beats`: its ranks say every moment that they are alive."""
+    """Run a probe on all nodes, see node/probes/launch.py. `beats`: its ranks regularly print that they are alive."""
     name = f"check-{secrets.token_hex(4)}"
     spec = {"id": name, "cluster": to_object(cluster), "seconds": seconds, "probe": probe}
     run = Run()
@@ -75,7 +75,7 @@ def _launch(
             _follow(running, run, ranks=len(cluster.nodes), beats=beats)
         finally:
             running.let_go()
-            _wait(running, 1.0)  # it takes its files with it
+            _wait(running, 1.0)  # the probe removes its own files when it ends
     except TROUBLE as error:
         run.failed = run.failed or str(error)
     finally:
@@ -84,7 +84,7 @@ def _launch(
 
 
 def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
-    """Hear the job to its end, or until a rank has failed or has fallen silent."""
+    """Read the job's events to its end, or until a rank has failed or is silent."""
     seen: dict[int, float] = {}
     patience: dict[int, float] = {}
     try:
@@ -95,7 +95,7 @@ def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
                 seen[int(event["rank"])] = now
                 patience[int(event["rank"])] = SILENT_S.get(event.get("phase", ""), SILENT_ELSE_S)
             if event["event"] == "result":
-                break  # every rank has passed its last barrier; how long they take to go is of no interest
+                break  # every rank has passed its last barrier; do not wait for the processes to end
             if event["event"] == "error":
                 run.failed = "a rank failed"
                 running.deadline = min(running.deadline, now + GRACE_S)
@@ -106,7 +106,7 @@ def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
                 run.failed = run.failed or ("not ready in time" if event["late"] else running.complaint() or "failed")
     except TROUBLE as error:
         run.failed = run.failed or running.complaint() or str(error)
-    if beats and run.failed and seen:  # without a word from anyone, nothing was started yet
+    if beats and run.failed and seen:  # without any event nothing was started, so no rank is to blame
         end = time.monotonic()
         run.silent = [rank for rank in range(ranks) if end - seen.get(rank, 0.0) > GRACE_S - 0.5]
 
@@ -118,8 +118,8 @@ def _wait(running: Running, seconds: float) -> None:
 
 
 def clean(sessions: Mapping[str, Session], unit: str) -> dict[str, str]:
-    """Kill what still runs of the probe on every node, and check that it is gone; the nodes where that failed."""
-    # A scope that is gone already is no error: that is the good case.
+    """Kill what still runs of the probe on every node, and check that it is gone; returns why, by node, it is not."""
+    # A scope that is already gone is no error.
     command = (
         f"sudo -n systemctl kill --signal=SIGKILL {unit}.scope 2>/dev/null; "
         f"for i in $(seq 50); do systemctl is-active --quiet {unit}.scope || exit 0; sleep 0.1; done; exit 1"
@@ -128,7 +128,7 @@ def clean(sessions: Mapping[str, Session], unit: str) -> dict[str, str]:
 
 
 def everywhere(sessions: Mapping[str, Session], work: Callable[[Session], object]) -> dict[str, str]:
-    """Do something on all nodes at once; the nodes where it failed, and why. Bounded, whatever a node does."""
+    """Call `work` for all nodes at once; returns why, by node, it failed. A node that hangs does not block it."""
     wrong: dict[str, str] = {}
 
     def one(name: str, session: Session) -> None:

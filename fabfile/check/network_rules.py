@@ -1,4 +1,4 @@
-"""What the programs on all nodes show: whether mpirun works, and which link or node is slow. Pure: no connection."""
+"""Judge the probes' events: does mpirun work, and which link or node is slow? Pure functions: no connection."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fabfile.check.verdict import Problem, Verdict, judge, some
 from infra.inventory import SshCluster
 
 SLOW = 0.4
-"""A link below this part of the best one is slow."""
+"""A link is slow below this fraction of the best link's bandwidth."""
 BAD = 0.1
-"""Below this part it fails the check: every collective then runs at that link's speed."""
+"""Below this fraction the check fails: every collective runs at the speed of the slowest link."""
 
 Links = Sequence[Sequence[float | None]]
 """Bytes per second from each rank (row) to each rank (column); None: not measured."""
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 
 def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdict | None:
-    """Why a launch need not be tried: what it stands on is broken, or a node lacks what it needs."""
+    """The verdict if a launch cannot work: a node lacks software or is not reached, or SSH is broken. Else None."""
     launch = facts["launch"]
     order = [node.name for node in cluster.nodes if node.name in launch.values]
     missing = {name: launch.values[name]["missing"] for name in order if launch.values[name]["missing"]}
@@ -39,14 +39,14 @@ def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdi
 
 
 def mpirun(cluster: SshCluster, run: Run) -> Verdict:
-    """Whether every node said its name."""
+    """Whether every node printed its name."""
     names = [node.name for node in cluster.nodes]
     said = {names[event["rank"]]: event["hostname"] for event in run.of("hello")}
     silent = [name for name in names if name not in said]
     again = f"fab ssh {silent[0] if silent else cluster.head.name}"
     problems = []
     if len(silent) == len(names) and run.left_over:
-        # mpirun starts nothing anywhere before it has all nodes.
+        # mpirun starts no rank before it has reached all nodes.
         problems.append(Problem("fail", f"mpirun: {run.failed or 'nothing started'}", f"fab ssh {min(run.left_over)}"))
     elif silent:
         why = f" ({run.failed})" if run.failed else ""
@@ -84,7 +84,7 @@ def network(cluster: SshCluster, run: Run) -> Verdict:
 
 
 def slow_links(names: Sequence[str], links: Sequence[Sequence[float | None]]) -> list[Problem]:
-    """At most one problem: the culprit, how slow it is, and what is usual."""
+    """At most one problem: the culprits, the bandwidth of the slowest link, and that of the best one."""
     found, weak = measured(links), slow(links)
     if not weak:
         return []
@@ -96,7 +96,7 @@ def slow_links(names: Sequence[str], links: Sequence[Sequence[float | None]]) ->
 
 
 def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
-    """Why there is no result: a rank that fell silent, else the link that was being used."""
+    """Why there is no result: a silent rank, else the link in use at the time."""
     phases = {int(event["rank"]): event["phase"] for event in run.events if "phase" in event}
     if run.silent:
         quiet = some((names[rank] for rank in run.silent), between=", ")
@@ -110,7 +110,7 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
         return Problem("fail", f"{some(cut, between=', ')} stopped answering before the start", f"fab ssh {cut[0]}")
     if not errors:
         return Problem("fail", run.failed or "no result", f"fab ssh {names[0]}")
-    # A rank that only waited for its turn has nothing to say about the cause.
+    # The error of a rank that only waited for its turn does not show the cause.
     told = [event for event in errors if "waiting" not in event["phase"]] or errors
     event = told[0]
     text = f"{names[event['rank']]} in {event['phase']}: {with_names(event['error'], cluster)}"
@@ -118,7 +118,7 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
 
 
 def with_names(text: str, cluster: SshCluster) -> str:
-    """An error with the nodes' names for their addresses."""
+    """An error's text with addresses replaced by the nodes' names."""
     for node in sorted(cluster.nodes, key=lambda node: -len(node.private_ip)):
         text = text.replace(node.private_ip, node.name)
     return text
@@ -152,7 +152,7 @@ def slow(links: Links) -> dict[Pair, float]:
 
 
 def blame(links: Links, names: Sequence[str]) -> list[str]:
-    """What to blame for the slow links, the slowest first: a node where one explains several links, else the link.
+    """The causes of the slow links, slowest first: a node if it explains several links, else the link.
 
     A node that all slow links share is to blame. Otherwise blame the node that is slow to, or from, most peers, and
     name the links that it does not explain beside it.
@@ -171,7 +171,10 @@ def blame(links: Links, names: Sequence[str]) -> list[str]:
 
 
 def most_to_blame(pairs: Sequence[Pair], all_pairs: Iterable[Pair]) -> int | None:
-    """The node in most of these pairs, if these are most of what it sends or most of what it receives."""
+    """The rank in most of `pairs` for which they are most of the links that it sends on, or receives on; else None.
+
+    `all_pairs` are all measured links.
+    """
     all_listed = list(all_pairs)
     counts = Counter(node for pair in pairs for node in pair)
     for node, _ in counts.most_common():

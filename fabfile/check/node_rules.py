@@ -1,4 +1,4 @@
-"""What is wrong with a node by itself, unlike the others, or on the way to them. Pure: no connection, no clock."""
+"""Judge the nodes' facts: each node alone, against the others, and its way to them. Pure: no connection, no clock."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PORTS = "open all TCP ports between the nodes (security group, ufw, nft), then f
 
 
 def clock(_cluster: SshCluster, values: Mapping[str, Any]) -> Finding:
-    """Nodes against their median, and that against the operator; less what the measurement itself may be off."""
+    """Compare each node's clock with the median, and the median with the operator's, minus the measurement's error."""
     if not values:
         return
     middle = median(offset for offset, _ in values.values())
@@ -59,7 +59,7 @@ def versions(_cluster: SshCluster, values: Mapping[str, Any]) -> Finding:
 
 
 def flat(record: Mapping[str, Any]) -> dict[str, str]:
-    """Everything of a record that has to be the same on all nodes; the kernel is the running one."""
+    """All values of a record that must be the same on all nodes; the kernel is the running one."""
     content = record.get("content", {})
     found = {key: str(content[key]) for key in ("profile", "collectives", "image") if key in content}
     return (
@@ -70,7 +70,7 @@ def flat(record: Mapping[str, Any]) -> dict[str, str]:
 def differences(by_node: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, list[str]]]:
     """key -> value -> nodes, for the keys whose values differ; a node without the key has the value `none`."""
     found = {}
-    # Nodes without a record are named for that, not for every key that they lack.
+    # A node without a record is reported once for that, not for every key that it lacks.
     told = {name: values for name, values in by_node.items() if "image" in values} or dict(by_node)
     for key in sorted({key for values in by_node.values() for key in values}):
         by_value: dict[str, list[str]] = {}
@@ -118,7 +118,7 @@ def memory(cluster: SshCluster, values: Mapping[str, Any]) -> Finding:
         if value["available_gb"] < MEMORY_WARN_GB:
             bad = value["available_gb"] < MEMORY_FAIL_GB
             yield Problem(worse(bad), f"{name}: {value['available_gb']:.2f} GiB of memory available", look)
-        # A machine's firmware and kernel take their part of what the vendor sells.
+        # Firmware and kernel take part of the memory that the vendor states.
         if value["total_gb"] < 0.85 * promised:
             text = f"{name} has {value['total_gb']:.1f} GiB of memory, the inventory says {promised:.1f}"
             yield Problem("warn", text, "fab refresh (or put it right in the inventory)")
@@ -190,7 +190,7 @@ def ports(_cluster: SshCluster, values: Mapping[str, Any]) -> Finding:
     for name, value in values.items():
         if value["error"]:
             yield Problem("fail", f"{name}: {value['error']}", PORTS)
-    # A node that could open no port is the cause, the others' failure to reach it is not worth a word.
+    # A node that could not open a port is the cause: do not also report that the others fail to reach it.
     closed = {name for name, value in values.items() if value["error"]}
     yield from pairs(values, closed, PORTS)
 
@@ -200,7 +200,7 @@ def ssh(_cluster: SshCluster, values: Mapping[str, Any]) -> Finding:
 
 
 def pairs(values: Mapping[str, Any], but: set[str], mend: str) -> Finding:
-    """`node1 -> node3: why`; a node that all others fail to reach for one reason is named once."""
+    """`node1 -> node3: why`. A node that all others fail to reach for the same reason is named once."""
     wrong = {(a, b): why for a, value in values.items() for b, why in value["wrong"].items() if b not in but}
     for target, count in Counter(b for _, b in wrong).items():
         reasons = {why for (_, b), why in wrong.items() if b == target}

@@ -1,4 +1,4 @@
-"""Ask all nodes at once, and hand each fact on as soon as every node has told it."""
+"""Collect facts from all nodes at once; yield each fact as soon as every node has answered."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ NODE_FACTS = ("record", "disk", "memory", "tcmalloc", "cpu", "launch")
 PEER_FACTS = ("names", "ports", "ssh")
 ALL_FACTS = ("reach", "clock", *NODE_FACTS, *PEER_FACTS)
 DEADLINE_S = 45.0
-"""For everything that is asked of one node here; its SSH to many others is the longest."""
+"""Limit for all questions to one node; its SSH to many other nodes takes longest."""
 UNREACHED = "not reached"
-"""Why a fact is missing of a node that `reach` has named already."""
+"""Why a fact is missing, for a node that the check `reach` has already named."""
 
-# Below the range that Linux takes outgoing ports from, so that those never sit on them; several, as one may be taken.
+# Below Linux's range of outgoing ports, so that none of those is in use here; several, as one may be taken.
 PORT_RANGE = range(20000, 32000)
 PORTS_TRIED = 5
 
 Report = tuple[str, str, Any, str]
-"""(node, fact, value, why there is none)"""
+"""(node, fact, value, why it is missing)"""
 TROUBLE = (ProbeError, SshError, paramiko.SSHException, EOFError, OSError)
-"""All that can go wrong between here and a node."""
+"""The errors that the connection to a node, or a program on it, can raise."""
 
 
 @dataclass
 class Fact:
-    """What the nodes said of one thing."""
+    """One fact, by node."""
 
     name: str
     values: dict[str, Any] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-    """Nodes that did not say it, and why not."""
+    """Nodes without the fact, and why."""
 
 
 class Gathering:
-    """What is asked of a cluster's nodes, over one connection to each."""
+    """Collects the facts about a cluster's nodes, over one connection to each."""
 
     def __init__(self, cluster: SshCluster, fleet: Fleet) -> None:
         self.cluster = cluster
@@ -62,7 +62,7 @@ class Gathering:
         }
 
     def facts(self) -> Iterator[Fact]:
-        """Each fact once, as soon as the last node has told it or cannot."""
+        """Yield each fact once, as soon as every node has reported it or failed."""
         names = {node.name for node in self.cluster.nodes}
         open_facts = {name: Fact(name) for name in ALL_FACTS}
         for node in self.cluster.nodes:
@@ -82,7 +82,7 @@ class Gathering:
                 running.stop()
 
     def _ask(self, node: Node) -> None:
-        """Everything that is asked of one node, in a thread of its own."""
+        """Collect all facts about one node. Runs in a thread per node."""
         telling = Telling(node.name, self._reports)
         try:
             with telling.of("reach"):
@@ -101,7 +101,7 @@ class Gathering:
         with telling.of("clock"):
             telling.tell("clock", session.clock())
         with telling.of(*PEER_FACTS):
-            # Both programs at once; what the second says waits in its channel while the first is heard.
+            # Both programs at once; the second's output waits in its channel while the first's is read.
             peers = self._start(session, "peers", {**self._agreed, "name": session.node.name})
             with telling.of(*NODE_FACTS):
                 spec = {"shared_dir": self.cluster.shared_dir, "memory_gb": session.node.memory_gb}
@@ -115,7 +115,7 @@ class Gathering:
 
 
 class Telling:
-    """What one node has still to tell: whatever happens, each fact is told or told to be missing."""
+    """The facts still expected from one node. Whatever fails, each is reported, with its value or as missing."""
 
     def __init__(self, node: str, reports: queue.Queue[Report]) -> None:
         self._node = node
@@ -128,7 +128,7 @@ class Telling:
 
     @contextmanager
     def of(self, *facts: str) -> Iterator[None]:
-        """Trouble in here is why these facts are missing."""
+        """Report these facts as missing if the body raises one of TROUBLE."""
         try:
             yield
         except TROUBLE as error:
@@ -141,7 +141,7 @@ class Telling:
 
 
 def _hear(running: Running, telling: Telling, *, until: str = "") -> None:
-    """Tell what a probe says; one that stays on until it is let go is heard until its last fact."""
+    """Report a probe's facts. A probe that runs on until it is let go is read only up to the fact `until`."""
     for event in running.events():
         telling.tell(event["fact"], event["value"])
         if event["fact"] == until:

@@ -1,4 +1,4 @@
-"""The pre-flight of a cluster: every fact about its nodes is asked once and judged, then mpirun and the network."""
+"""The pre-flight of a cluster: collect and judge the facts about its nodes, then run mpirun and measure the network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Judge:
 
     check: str
     good: Callable[[Values, str], str]
-    """(what the nodes said, `all 3 nodes`) -> what to say where nothing is wrong."""
+    """(values by node, a phrase like `all 3 nodes`) -> the line's text if nothing is wrong."""
     find: Callable[[SshCluster, Values], Iterable[Problem]] = lambda _cluster, _values: ()
 
 
@@ -109,11 +109,11 @@ JUDGES = {
     "ports": Judge("ports", _good_ports, node_rules.ports),
     "ssh": Judge("ssh", _good_ssh, node_rules.ssh),
 }
-"""What gets a line of its own; `launch` is part of mpirun's."""
+"""The facts that get a line of their own; the fact `launch` is judged with mpirun."""
 
 
 def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, None]:
-    """Each check's verdict as soon as it is known."""
+    """Yield each check's verdict as soon as it is known."""
     gathering = Gathering(cluster, fleet)
     facts: dict[str, Fact] = {}
     for fact in gathering.facts():
@@ -127,4 +127,4 @@ def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, N
         one = network_rules.blocked(name, cluster, facts) or judged(cluster, run(cluster, gathering.sessions))
         yield one
         if one.level == "fail":
-            break  # what mpirun cannot start has no network to measure
+            break  # the network is measured by ranks that mpirun starts

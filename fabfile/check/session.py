@@ -1,4 +1,4 @@
-"""Probes on a node: started over one strict connection, answering in lines of JSON."""
+"""Start probes on a node over one strict connection; they answer in lines of JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Event = dict[str, Any]
 
 
 class ProbeError(Exception):
-    """A program on a node that did not do its work: one line, without the node's name."""
+    """A program on a node failed: one line, without the node's name."""
 
 
 @dataclass
@@ -35,11 +35,11 @@ class Running:
     quiet: float = float("inf")
     """Seconds without an event after which it counts as hung."""
     noise: str = ""
-    """The end of what it printed that is not an event."""
+    """The end of its other output, which is not events."""
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     def events(self) -> Iterator[Event]:
-        """Its lines of JSON as they come; ProbeError when it is late, breaks off, or complains."""
+        """Yield its lines of JSON as they come; ProbeError if it is late, breaks off or fails."""
         rest = b""
         heard = time.monotonic()
         while not self._stopped.is_set():
@@ -48,7 +48,7 @@ class Running:
             if time.monotonic() > heard + self.quiet:
                 raise ProbeError(f"silent for {self.quiet:.0f} s")
             self._hear_errors()
-            # The order matters: what came before the end is read before the end is believed.
+            # Check for the end before reading: output that came before the end is then never lost.
             ended = self.channel.exit_status_ready()
             if self.channel.recv_ready():
                 heard = time.monotonic()
@@ -64,11 +64,11 @@ class Running:
 
     def let_go(self) -> None:
         """Close the program's stdin: it ends with everything that it started."""
-        with suppress(OSError, EOFError):  # the connection may be gone, and the program with it
+        with suppress(OSError, EOFError):  # the connection may already be lost
             self.channel.shutdown_write()
 
     def stop(self) -> None:
-        """End the events too, from another thread."""
+        """End `events` too; may be called from another thread."""
         self.let_go()
         self._stopped.set()
 
@@ -99,7 +99,7 @@ class Running:
             raise ProbeError(self.complaint() or f"ended with exit code {code}")
 
     def complaint(self) -> str:
-        """Why it failed, in its own words: ssh's line, else the last line, which in a traceback is the error."""
+        """Why it failed, from its output: ssh's line, else the last line, which in a traceback is the error."""
         lines = [line.strip() for line in self.noise.splitlines() if line.strip()]
         return next((line for line in lines if line.startswith("ssh:")), lines[-1] if lines else "")[:200]
 
@@ -112,9 +112,9 @@ class Session:
         self._connection = fleet.connection(node)
 
     def clock(self) -> tuple[float, float]:
-        """(seconds that the node is ahead of this machine, how far that may be off).
+        """(seconds that the node's clock is ahead of this machine's, the error of that in seconds).
 
-        The node's clock is read at some moment of the round trip; its middle is off by half of it at most.
+        The node reads its clock at some moment of the round trip. Its middle is assumed: off by half of it at most.
         """
         best = (0.0, float("inf"))
         for _ in range(3):
@@ -127,7 +127,7 @@ class Session:
         return best
 
     def output(self, command: str, *, timeout: float) -> str:
-        """A short command's output; ProbeError when it fails."""
+        """A short command's output; ProbeError if it fails."""
         channel = self._start(command, timeout)
         with channel:
             try:

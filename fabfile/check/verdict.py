@@ -1,4 +1,4 @@
-"""What a check says: one line with its level, what was found, and on anything but a pass the way to mend it."""
+"""A check's verdict: one line with its level, its findings and, unless it passed, the command that mends it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Level = Literal["pass", "warn", "fail"]
 Trouble = Literal["warn", "fail"]
 ORDER: tuple[Level, ...] = ("pass", "warn", "fail")
 SHOWN = 4
-"""Findings that a line names before it counts the rest."""
+"""Findings that a line lists; it only counts the rest."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong; the worst of a check's problems makes its level and its mend."""
+    """One thing that is wrong. The worst problem of a check gives the check its level and its mend."""
 
     level: Trouble
     text: str
@@ -42,7 +42,7 @@ class Problem:
 
 
 def judge(check: str, problems: Sequence[Problem], good: str) -> Verdict:
-    """The verdict on a check with these problems; `good` is what was found where there are none."""
+    """The verdict on a check with these problems; `good` is the finding if there are none."""
     if not problems:
         return Verdict(check, "pass", good)
     worst = max(problems, key=lambda problem: ORDER.index(problem.level))  # the first of the worst
@@ -51,10 +51,10 @@ def judge(check: str, problems: Sequence[Problem], good: str) -> Verdict:
 
 
 def some(texts: Iterable[str], *, between: str = "; ") -> str:
-    """The first few, and how many more there are."""
+    """The first SHOWN texts, and how many more there are."""
     listed = list(texts)
     more = len(listed) - SHOWN
-    if more <= 1:  # "and 1 more" is no shorter than the one
+    if more <= 1:  # "and 1 more" is no shorter than the text itself
         return between.join(listed)
     return f"{between.join(listed[:SHOWN])}{between}and {more} more"
 
@@ -65,6 +65,6 @@ def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
 
 
 def next_step(verdicts: Sequence[Verdict]) -> str:
-    """The first failure's mend before anything else: later failures are often its consequence."""
+    """The mend of the first failure, as later ones are often its consequence; else a first command to run."""
     failed = [verdict for verdict in verdicts if verdict.level == "fail"]
     return failed[0].mend if failed else "fab run hostname"

@@ -1,7 +1,7 @@
-"""Launchers: pure functions from (a job on nodes, what was found at its start) to hostfile, environment and argv.
+"""Launchers: pure functions from (a job on nodes, values found at its start) to hostfile, environment and argv.
 
-The same functions run in `fab train --dry-run` and on the head, where a job is started: what the one prints is what
-the other does. Nothing here opens a file or a connection.
+`fab train --dry-run` and the head, which starts the job, call the same functions, so the dry run prints what is really
+executed. Nothing here opens a file or a connection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMES = ("mpirun", "torchrun")
 
 
 class LaunchError(ValueError):
-    """A job that this launcher cannot start: one line."""
+    """The launcher cannot start this job: one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,24 +31,24 @@ class Launch:
 
     id: str
     nodes: tuple[Node, ...]
-    """The head first; rank 0 is there."""
+    """The head first: it has rank 0."""
     run_dir: str = ""
     """The job's directory, the same path on every node; empty: a probe, which keeps no files."""
     code: str = ""
     """The folder with the package `training` and with `launch`, the same path on every node; empty: for a probe."""
     probe: tuple[str, ...] = ()
-    """What every rank runs instead of the trainer: a command that prints its own lines, for `fab check`."""
+    """A command that every rank runs instead of the trainer, for `fab check`."""
     node_program: str = ""
-    """The program for nodes (see node/main.py), the same path on every node; empty: `launch` in `code`."""
+    """The node program (see node/main.py), the same path on every node; empty: `launch` in `code`."""
     interface: str = ""
-    """For the collectives; empty: each node looks where its route to the others goes."""
+    """The network interface for the collectives; empty: each node takes that of its route to the others."""
     attempt: int = 1
     threads: int = 0
-    """For computing, of each rank; 0: a node's cores divided among its ranks."""
+    """Computing threads of each rank; 0: a node's cores divided among its ranks."""
     usd_per_hour: float = 0.0
-    """For all of its nodes; 0: they cost nothing, or the price is unknown."""
+    """The price of all its nodes; 0: free, or unknown."""
     resume: bool = False
-    """A job that was begun before, perhaps on another cluster: its mirror may have what its nodes do not."""
+    """The job was begun before, perhaps on another cluster: its mirror may have files that its nodes lack."""
 
     @property
     def ranks(self) -> int:
@@ -62,16 +62,16 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What only the head knows, when the job starts."""
+    """Values that only the head knows, at the job's start; the defaults are their variables in a dry run."""
 
     port: str = "$MASTER_PORT"
-    """A free one."""
+    """A free port."""
     interface: str = "$INTERFACE"
-    """That of the route to the other nodes."""
+    """The interface of the route to the other nodes."""
     began: str = "$BEGAN"
-    """When the job's cost began to count, in seconds of Unix time: its start, moved by its pauses."""
+    """Unix time from which the job's cost counts: its start, moved on by its pauses."""
     folder: str = "$FOLDER"
-    """Where this attempt's hostfile and SSH command lie."""
+    """The folder of this attempt's hostfile and SSH command."""
 
 
 _VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(Found))
@@ -80,17 +80,17 @@ _OPEN = re.compile(rf"({_VARIABLES})(?![A-Za-z0-9_])|~/")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What runs on the head: the shell line, and the files that it needs."""
+    """The command that runs on the head, its environment and its hostfile."""
 
     argv: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    """The launcher's own environment; that of the ranks is in argv or, for torchrun, here too."""
+    """The launcher's own environment. The ranks' is in argv; for torchrun it is here too."""
     hostfile: str = ""
 
     @property
     def shell(self) -> str:
-        """runtime.env first, then what this job needs to be so. tcmalloc is for the ranks, which preload it
-        themselves: the launcher and all its helpers need none."""
+        """The shell line: runtime.env first, so that the job's own variables win. LD_PRELOAD is unset, as the ranks
+        preload tcmalloc themselves, and the launcher and its helpers do not need it."""
         exports = "; ".join(f"export {key}={shlex.quote(value)}" for key, value in self.environment.items())
         return f"set -a; . {RUNTIME}; set +a; unset LD_PRELOAD; {exports}; exec {shlex.join(self.argv)}"
 
@@ -101,7 +101,7 @@ def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
         "TRAINYARD_JOB": launch.id,
         "TRAINYARD_NODES": nodes_to_text(launch.nodes),
         "TRAINYARD_ATTEMPT": str(launch.attempt),
-        "PYTHONUNBUFFERED": "1",  # a line is to be seen when it is printed, not when the job ends
+        "PYTHONUNBUFFERED": "1",  # else a rank's lines appear only when its buffer is full
         "MASTER_ADDR": launch.nodes[0].private_ip,
         "MASTER_PORT": found.port,
         "OMP_NUM_THREADS": str(launch.threads or min(node.cores_per_slot for node in launch.nodes)),
@@ -120,7 +120,7 @@ def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
 
 
 def rank_argv(launch: Launch) -> list[str]:
-    """What the launcher starts for each rank: our wrapper, and in it the program."""
+    """What the launcher starts for each rank: our wrapper, which starts the program."""
     program = [SYSTEM_PYTHON, "-I", launch.node_program or f"{launch.code}/launch"]
     if launch.probe:
         return [*program, "probe-rank", "--", *launch.probe]
@@ -136,7 +136,7 @@ def nodes_to_text(nodes: Sequence[Node]) -> str:
 
 
 def nodes_from_text(text: str) -> tuple[Node, ...]:
-    """The nodes again, with the fields that `nodes_to_text` writes."""
+    """The reverse of `nodes_to_text`: nodes with only the fields that it writes."""
     return tuple(Node(**entry) for entry in json.loads(text))
 
 
@@ -150,7 +150,7 @@ def shown(plan: Plan) -> str:
 
 
 def _broken(argv: list[str]) -> list[str]:
-    """argv over several lines, one option with its values on each, ready to be pasted."""
+    """argv as lines to paste into a shell, one option with its values on each."""
     rows: list[list[str]] = [[]]
     for word in argv:
         if rows[-1] and (word.startswith("-genv") or word == SYSTEM_PYTHON):
@@ -164,8 +164,8 @@ def _joined(argv: list[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """For a shell that a person pastes it into: what is only known at the start is left as the variable that it is, and
-    the home as `~`. All else is quoted, other variables too. What the head itself runs has neither: see Plan.shell."""
+    """Quote a word for a shell that a person pastes it into. Variables of `Found` and a leading `~/` stay unquoted; all
+    else is quoted, other variables too. The head runs Plan.shell, in which these are already filled in."""
     before = _OPEN.match(text)
     if before is None:
         return shlex.quote(text)

@@ -2,10 +2,9 @@
 
     mpirun -n 3 -ppn 1 -hostfile HOSTS -genv OMP_NUM_THREADS 8 ... python3 launch rank -- python -m training.train
 
-mpirun is asked for processes on nodes and for nothing else: it does not end them (it leaves survivors), it does not
-carry their output (a killed mpirun takes the last lines with it), and it does not pin them. It would pin every
-program it starts, also on nodes that share one machine, where all ranks would end up on the same core; the ranks'
-wrapper pins them, under torchrun too, to the cores of a NUMA node that nobody else uses.
+mpirun only starts the ranks. It does not end them (it leaves survivors), carry their output (a killed mpirun loses the
+last lines) or pin them (on nodes that share one machine it would pin all ranks to the same core). The rank wrapper
+does these, under torchrun too; it pins a rank to the cores of a NUMA node that no other rank uses.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from fabfile.launchers import VENV, Found, Launch, Plan, rank_argv, rank_environ
 from infra.inventory import Node
 
 _TREE = 16
-"""mpirun's own default for how many nodes one starts; more, and it starts them through others."""
+"""mpirun's default number of nodes that one node starts; it starts more through other nodes."""
 
 
 def plan(launch: Launch, found: Found) -> Plan:
@@ -33,7 +32,7 @@ def environment(launch: Launch, found: Found) -> dict[str, str]:
         "PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin",
         "I_MPI_HYDRA_BOOTSTRAP": "ssh",
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": f"{found.folder}/ssh",
-        # The SSH command is on the head alone, so the head starts every node itself instead of a tree of nodes.
+        # Only the head has the SSH command, so it must start every node itself, not through a tree of nodes.
         "I_MPI_HYDRA_BRANCH_COUNT": str(max(_TREE, len(launch.nodes))),
         "I_MPI_PIN": "0",
     }

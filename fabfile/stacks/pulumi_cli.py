@@ -46,7 +46,7 @@ def environment() -> dict[str, str]:
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("PULUMI_SKIP_UPDATE_CHECK", "true")
     if not has_pulumi():
-        env["TRAINYARD_BACKEND"] = "embedded"  # part of the key of the stack's record (infra.state.stack_record)
+        env["TRAINYARD_BACKEND"] = "embedded"  # whose record of the stack it is (infra.state.stack_record)
     if "PULUMI_CONFIG_PASSPHRASE_FILE" not in env:
         # The stacks keep no secrets; if you add some, set a passphrase.
         env.setdefault("PULUMI_CONFIG_PASSPHRASE", "")

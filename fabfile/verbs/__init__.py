@@ -1,1 +1,1 @@
-"""The verbs: one file each, with its arguments, one call, and the next command."""
+"""The verbs of fab, one file each: parse the arguments, make one call, print the next command."""

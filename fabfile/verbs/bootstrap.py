@@ -1,7 +1,7 @@
-"""`fab bootstrap --inventory FILE`: makes machines that somebody already has nodes, by the scripts that all nodes get.
+"""`fab bootstrap --inventory FILE`: turn existing machines into nodes, with the bootstrap scripts that all nodes run.
 
-The same scripts leave the same record, /var/lib/trainyard/ready.json, so that every other verb works on them as on a
-stack's nodes. It says what it will change before it asks, and does nothing to a machine that cannot become a node.
+The scripts leave the same record, /var/lib/trainyard/ready.json, so every other verb works as on a stack's nodes. The
+verb prints what it will change before it asks, and changes nothing if one of the machines cannot become a node.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _START = (
 )
 _TIMEOUT = 600.0
 _INSTALL_SECONDS = 3600.0
-"""For the whole installation, torch's download included; each step has its own limit on the machine."""
+"""Limit of the whole installation, with torch's download; each step also has its own limit on the machine."""
 WHAT_CHANGES = """\
 on each: Python packages under /opt/trainyard (some 5 GB) and the Debian packages that they need; python, torchrun and
 accelerate as commands for everybody, where /usr/local/bin has none; the host name of the inventory, also in /etc/hosts;
@@ -62,14 +62,14 @@ no passwords and no root over SSH; more open files and locked memory; an update 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a machine says of itself before anything is done to it."""
+    """What the probe found on a machine, before anything is changed."""
 
     system: str
     arch: str
     has_systemd: bool
     has_sudo: bool
     image: str
-    """The software that it has as a node; empty: it is none yet."""
+    """The id of the node software on it; empty: it is not a node yet."""
     is_busy: bool
 
     @property
@@ -130,7 +130,7 @@ def bootstrap(
 
 
 def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectives: str) -> dict[str, Any]:
-    """{"image", "files"} of these nodes, as infra.bootstrap_files makes them; Exit 2 for a profile that is none."""
+    """{"image", "files"} of these nodes, as infra.bootstrap_files makes them; Exit 2 for an unknown profile."""
     asked = {
         "profile": profile,
         "collectives": collectives,
@@ -153,7 +153,7 @@ def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectiv
 
 
 def look(fleet: Fleet) -> dict[str, Machine]:
-    """What each machine is; Exit 1 names those that are not reached. Changes nothing."""
+    """Probe each machine, without a change to it; Exit 1 names those that cannot be reached."""
     results = fleet.run(f"exec sh -c {shlex.quote(_PROBE)}", timeout=60)
     wrong = [f"{name}: {result.why}" for name, result in results.items() if not result.ok]
     if wrong:
@@ -162,7 +162,7 @@ def look(fleet: Fleet) -> dict[str, Machine]:
 
 
 def machine_of(text: str) -> Machine:
-    """From the probe's `key=value` lines."""
+    """Parse the probe's `key=value` lines."""
     told = dict(line.partition("=")[::2] for line in text.splitlines())
     return Machine(
         system=told.get("system", "unknown"),
@@ -199,7 +199,7 @@ def _ask(nodes: Sequence[Node], *, yes: bool) -> None:
 
 
 def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> None:
-    """The scripts and their settings, and the start of the service that runs them."""
+    """Copy the scripts and their settings to the machine, and start the service that runs them."""
     try:
         with fleet.connection(node).create_session() as channel:
             channel.settimeout(_TIMEOUT)

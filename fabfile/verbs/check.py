@@ -1,4 +1,4 @@
-"""`fab check`: is this cluster fit for a job? One line per finding, and the way to mend what is not."""
+"""`fab check`: is this cluster fit for a job? One line per check, with the command that mends a failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
         if inventory:
             raise Exit("--account is of a stack in a cloud, not of an inventory", code=2)
         verdicts = _told(account_of.verdicts(stack))
-        # Their mends name the stack themselves, or are commands of the cloud's own.
+        # Not next_command: these mends already name the stack, or are commands of the cloud.
         _finish(
             verdicts, started, f"next: {next_step(verdicts)}" if _fails(verdicts) else output.next_command("fab up")
         )
@@ -45,7 +45,7 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
 
 
 def _told(found: Iterable[Verdict]) -> list[Verdict]:
-    """Each verdict's line as soon as it is known; all of them."""
+    """Print each verdict as soon as it is known; returns all of them."""
     verdicts = []
     for one in found:
         verdicts.append(one)
@@ -58,7 +58,7 @@ def _fails(verdicts: list[Verdict]) -> bool:
 
 
 def _finish(verdicts: list[Verdict], started: float, following: str) -> None:
-    """The count, and what comes next; Exit 1 for a failure."""
+    """Print the count and the next command; Exit 1 if a check failed."""
     output.say(summary(verdicts, time.monotonic() - started))
     output.say(following)
     if _fails(verdicts):

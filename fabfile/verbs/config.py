@@ -1,4 +1,4 @@
-"""`fab config`: a stack's keys, with `pulumi` or without. Written to the stack's file, which Pulumi reads as well."""
+"""`fab config`: show and set a stack's keys, with or without `pulumi`, in the stack's file that Pulumi reads too."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] =
 
 
 class Begun:
-    """Whether an `up` has begun to change something."""
+    """Whether an `up` may have begun to change resources."""
 
     value = False
 
 
 @contextmanager
 def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
-    """Set a key; put back what it was where what follows fails, or is interrupted, before it has begun.
+    """Set a key for the body; restore it if the body fails or is interrupted before `Begun.value` is set.
 
-    The whole file is then as it was, unless Pulumi has written to it as well (a new stack's salt): then only the key.
+    The whole file is restored, unless Pulumi has also written to it (a new stack's salt): then only the key.
     """
     file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
     rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))
@@ -78,6 +78,6 @@ def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
 
 
 def set_key(stack: str, key: str, value: str) -> None:
-    """Set one key and say so. Exit 2, with nothing written, for what the settings refuse."""
+    """Set one key and print it. Exit 2, with nothing written, for a key or value that is not valid."""
     pulumi_cli.ask(pulumi_cli.module("config.configure", stack, "--", key, value))
     say(f"stacks/Pulumi.{stack}.yaml: {key} = {value}")

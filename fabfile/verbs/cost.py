@@ -14,7 +14,7 @@ from fabfile.output import next_command, say, table
 from fabfile.stacks import pulumi_cli
 
 OLD_DAYS = 60
-"""Older prices are said to be old."""
+"""Days after which the prices are reported as old."""
 _MOST_LEFT = 10
 _HEADING = ("WHAT", "COUNT", "UNIT", "USD/HOUR", "AS OF")
 
@@ -39,7 +39,7 @@ def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False
 
 
 def announce(bill: Mapping[str, Any]) -> None:
-    """The price in a line, before anything is made."""
+    """Print the price in one line, before anything is made."""
     line = f"price: {summary(bill)}"
     say(f"{line}   (what for: fab cost --stack {bill['stack']})" if bill["lines"] else line)
     if bill["age_days"] > OLD_DAYS:

@@ -1,7 +1,7 @@
-"""`fab data`: a job's token set in the cluster's bucket, and from there on every node.
+"""`fab data`: put a job's token set into the cluster's bucket, and from there onto every node.
 
-It is made once, on the head, or taken as it is: from a folder here, or from the bucket, where a cluster before this one
-may have left it. In the bucket it has the path that it has on the nodes: /data/owt is BUCKET/data/owt there.
+The set is made once, on the head, unless it exists: in a folder here, or in the bucket, from an earlier cluster. Its
+path in the bucket is its path on the nodes: /data/owt is BUCKET/data/owt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fabfile.token_sets import token_set
 from fabfile.token_sets.upload import prepared, upload
 
 _LIST = 300.0
-"""Seconds for the bucket to say what it has."""
+"""Seconds for a listing of the bucket."""
 
 
 HELP = {
@@ -81,7 +81,7 @@ def address(data_url: str, path: str) -> str:
 
 
 def is_whole(fleet: Fleet, store: str, url: str) -> bool:
-    """Whether the bucket has it, as the head sees it; Exit where the head cannot see."""
+    """Whether the bucket has a complete set at `url`, asked from the head; Exit if that fails."""
     head = fleet.cluster.head
     result = fleet.run(f"cd ~; {store} list {url}", nodes=[head], timeout=_LIST)[head.name]
     if not result.ok:

@@ -1,4 +1,4 @@
-"""`fab demo`: the whole story on this machine, in the commands that a user would type."""
+"""`fab demo`: from `up` to `destroy` on this machine, by the commands that a user would type."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def demo(_c: Context) -> None:
 
 @contextmanager
 def _the_only_one() -> Iterator[None]:
-    """Hold the user's lock on demos; it goes with its process. Exit 1 names the one that has it."""
+    """Hold the user's lock on demos, which ends with the process. Exit 1 names the process that holds it."""
     path = Path.home() / ".trainyard" / "demo.lock"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -82,7 +82,7 @@ def _the_only_one() -> Iterator[None]:
 
 
 def _refuse_to_take_over() -> None:
-    """Exit 1 where a cluster of the demo's name is there already: it is not this demo's to use, or to remove."""
+    """Exit 1 if a cluster of the demo's name exists: this demo must not use or remove it."""
     told = orphans.about(STACK)
     found = orphans.find(STACK, [], told)
     whose = ", ".join(sorted({str(thing["whose"]) for thing in orphans.strangers(found)}))
@@ -104,7 +104,7 @@ def _tell(why: str, argv: list[str]) -> None:
 
 
 def _few_steps(verb: str) -> list[str]:
-    """On a terminal a job's steps are one live line; elsewhere each tenth of them is enough."""
+    """On a terminal a job's steps are one live line; elsewhere print only every tenth."""
     return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
 
 
@@ -113,7 +113,7 @@ def _verb(argv: list[str]) -> int:
 
 
 def _figures() -> list[tuple[str, str]]:
-    """What the run's own files say, beside gzip on the same held-out text."""
+    """Figures from the run's own files, with gzip on the same held-out text as a baseline."""
     with tempfile.TemporaryDirectory() as folder:
         pulumi_cli.ask([*FAB, "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
         steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]

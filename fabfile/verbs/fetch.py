@@ -1,4 +1,4 @@
-"""`fab fetch`: a job's checkpoints, metrics and logs, to this machine."""
+"""`fab fetch`: copy a job's checkpoints, metrics and logs to this machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fetch(_c: Context, job: str, to: str = "", stack: str = "", inventory: str =
 
 
 def _check_target(target: Path) -> None:
-    """Before a connection is made: it is a folder, or can become one."""
+    """Refuse, before any connection, a target that is not a folder and cannot become one."""
     for folder in (target, *target.parents):
         if folder.exists():
             if not folder.is_dir():
@@ -50,7 +50,7 @@ def _check_target(target: Path) -> None:
 
 
 def _check_same(target: Path, job: Job) -> None:
-    """A folder with something in it must have this very run: names are given again on another cluster."""
+    """Refuse a folder with files of another run: two clusters may both have a job of this name."""
     if not target.exists() or not any(target.iterdir()):
         return
     other = Exit(f"{target}: has something else than {job.id} in it; name another folder with --to", code=2)

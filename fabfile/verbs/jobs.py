@@ -34,7 +34,7 @@ def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) 
 
 
 def age(job: Job, now: float) -> str:
-    """Time since its first start; `2d (resumed 5m)` for a job that was resumed."""
+    """Time since the job's first start; `2d (resumed 5m)` for a resumed one."""
     last = max(0.0, now - job.created)
     if not job.started or job.started >= job.created:
         return duration(last)

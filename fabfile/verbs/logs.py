@@ -1,4 +1,4 @@
-"""`fab logs`: what the ranks of a job print and have printed."""
+"""`fab logs`: the output of a job's ranks, past and live."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def logs(
 
 
 def check_rank(rank: str, nodes: Sequence[JobNode], job: Job) -> None:
-    """Exit 2 with the ranks that the job has, for another one."""
+    """Exit 2, with the list of the job's ranks, for a rank that it does not have."""
     ranks = sum(node.ranks for node in nodes if node.name in job.nodes)
     if rank.isdigit() and ranks and int(rank) >= ranks:
         there = "only rank 0" if ranks == 1 else f"ranks 0 to {ranks - 1}"

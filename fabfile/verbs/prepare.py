@@ -49,7 +49,7 @@ def prepare(
 
 
 def _copies(path: str, nodes: Sequence[Node]) -> str:
-    """From the head to the others over the cluster's own network, all at once; one that fails fails the step."""
+    """Shell that copies from the head to all other nodes at once, over the cluster's network; it fails if one fails."""
     quoted = shlex.quote(path.rstrip("/") + "/")
     one = [
         f"(rsync {_RSYNC} {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"

@@ -1,4 +1,4 @@
-"""`fab report`: one HTML page about a run, or about several side by side, that needs nothing but a browser."""
+"""`fab report`: one self-contained HTML page about a run, or about several side by side."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fabfile.report import load, page
 from fabfile.report.run import Run
 
 MOST = 6
-"""Runs on one page: for each there is a colour that can be told from the others."""
+"""Most runs on one page: that many colours can be told apart."""
 REFRESH = 15
-"""Seconds after which --watch writes the page again, and a browser reads it again."""
+"""Seconds between two writes of the page with --watch; the browser reloads it as often."""
 
 
 @task(
@@ -53,7 +53,7 @@ def report(
 
 
 def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: bool) -> Path:
-    """Write the page, with `watch` until the runs are over; returns its path."""
+    """Write the page, with `watch` again and again until the runs are over; returns its path."""
     announced = False
     while True:
         runs = _runs(wanted, stack, inventory)
@@ -70,7 +70,7 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
 
 
 def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:
-    """In the order asked for. A name with a slash is a folder here; the cluster is asked for the others."""
+    """The runs in the order asked for. A name with a slash is a folder here; the others are jobs on the cluster."""
     found = {name: load.from_folder(Path(name).expanduser()) for name in wanted if os.sep in name}
     remote = [name for name in dict.fromkeys(wanted) if name not in found]
     if remote:
@@ -79,7 +79,7 @@ def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write the file whole or not at all; Exit 2 where it cannot be written."""
+    """Write the file atomically; Exit 2 if it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`fab sample`: text from a job's model, made where the job ran."""
+"""`fab sample`: sample text from a job's model, on the cluster where the job ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fab ssh-config`, `fab ssh` and `fab run`: the nodes by hand."""
+"""`fab ssh-config`, `fab ssh` and `fab run`: reach the nodes by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
     bad = [result for result in results.values() if not result.ok]
     for result in bad:
         say(prefixed(result.node, result.reason or f"exit code {result.exited}", file=sys.stderr), file=sys.stderr)
-    # Not on stdout, which is the commands' alone.
+    # On stderr: stdout has only the output of the nodes' commands.
     say(next_command(f"fab ssh {bad[0].node}" if bad else "fab status"), file=sys.stderr)
     if bad:
         raise Exit(code=max(result.exited for result in bad))

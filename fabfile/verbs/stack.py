@@ -42,7 +42,7 @@ def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, At
 
 
 def _up(stack: str, yes: bool, begun: Begun) -> None:
-    """The checks, the question and the change; `begun` is set as soon as something may have been changed."""
+    """Check, ask, change; `begun.value` is set as soon as something may have been changed."""
     told = _checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack, told["cloud"])
@@ -125,7 +125,7 @@ def destroy(
 
 
 def _asks_for_data(stack: str, told: dict[str, Any], yes: bool) -> bool:
-    """Whether the data stays. Exit 2 where nobody can be asked: `--yes` is for the machines, not for the data."""
+    """Ask whether to keep the data. Exit 2 if nobody can be asked: `--yes` is for the machines, not for the data."""
     full = orphans.with_data(orphans.find(stack, [], told))
     if not full:
         return False
@@ -137,7 +137,7 @@ def _asks_for_data(stack: str, told: dict[str, Any], yes: bool) -> bool:
 
 
 def _audit_destroyed(stack: str, told: dict[str, Any], keeps: bool) -> None:
-    """Exit 1 with a list while anything is left that was to go; what is kept is said, with its price."""
+    """List what is kept, with its price; Exit 1, with a list, if anything is left that should be gone."""
     of_state = orphans.sweep_destroyed(stack, told, keeps=keeps) if told["cloud"] else []
     found = orphans.find_settled(stack, of_state, told)
     for thing in orphans.data(orphans.find(stack, [], told)) if keeps else []:
@@ -174,7 +174,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
 
 
 def _say_what_stays(stack: str, of_state: list[str], told: dict[str, Any]) -> None:
-    """Exit 1 for what a sweep leaves: data, what is not the stack's, and kinds that could not be looked at."""
+    """Exit 1 if the sweep has left things: data, other owners' things, and kinds that could not be listed."""
     stays = orphans.find_settled(stack, of_state, told)
     orphans.show(stays, prices=bool(told["cloud"]))
     if any(thing["holds"] for thing in stays):
@@ -197,9 +197,9 @@ def audit(_c: Context, stack: str = "") -> None:
 
 
 def _checked(stack: str) -> dict[str, Any]:
-    """The preflight's JSON of a stack that can be made here; prints its price and which engine runs."""
+    """The preflight's JSON of a stack that can be made here; prints the price and which engine runs."""
     if not pulumi_cli.has_pulumi():
-        pulumi_cli.refuse_without_pulumi(pulumi_cli.about(stack), stack)  # before anybody asks its cloud
+        pulumi_cli.refuse_without_pulumi(pulumi_cli.about(stack), stack)  # before the cloud is asked
     state = json.dumps(pulumi_cli.identity(stack))
     told = json.loads(pulumi_cli.ask(pulumi_cli.module("preflight", stack, "--state", state)))
     announce(told["bill"])
@@ -210,7 +210,7 @@ def _checked(stack: str) -> dict[str, Any]:
 
 
 def _policies(told: dict[str, Any]) -> list[str]:
-    """What is made in a cloud is judged before it is made, not only where somebody remembers to ask for it."""
+    """Options that run the policy pack: every cloud's stack is checked before it is made."""
     return ["--policy-pack", "infra/policy"] if told["cloud"] else []
 
 
@@ -219,7 +219,7 @@ def _pulumi_yes(yes: bool) -> list[str]:
 
 
 def _finish(code: int, stack: str) -> None:
-    """End with a child's exit code; it has said why itself."""
+    """Exit with a child's exit code; the child has printed why."""
     if code == 0:
         return
     if code in (2, 130):

@@ -21,13 +21,13 @@ from infra.inventory import Node, SshCluster
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
 _BOOT_SECONDS = 120.0
-"""A node is noted as there a little after it is up, or before: less than that is no reboot."""
+"""Seconds by which a node's age and uptime may differ without a reboot."""
 _HEADING = [
     *("NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB"),
     *("PRICE", "AGE", "SPENT", "ENDS", "IDLE"),
 ]
 _LESS_NEEDED = ("CPU", "SOFTWARE", "PRICE", "IDLE", "ADDRESS", "LOAD", "SPENT")
-"""What is left out first of a table that is wider than the terminal."""
+"""Columns that a table wider than the terminal leaves out, in this order."""
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 
 
@@ -108,7 +108,7 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
 
 
 def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[str]]:
-    """The table without as many of its less needed columns as make it fit; their names. 0 columns: all fit."""
+    """Drop less needed columns until the table fits into `columns` characters (0: no limit); (table, dropped names)."""
     left_out: list[str] = []
     for name in _LESS_NEEDED:
         if not columns or max(map(len, table(rows).splitlines())) <= columns:
@@ -120,7 +120,7 @@ def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[
 
 
 def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
-    """One of ready, failed, booting, unreachable, unknown, and what there is to say about it."""
+    """(state, detail); the state is ready, failed, booting, unreachable or unknown."""
     if result.reason:
         return "unreachable", result.reason
     if not result.ok:
@@ -161,7 +161,7 @@ def _row(node: Mapping[str, Any]) -> list[str]:
 
 
 def _age(age: float | None, up: float | None) -> str:
-    """Since the node's first boot; `2d (up 5m)` for one that was booted again."""
+    """Time since the node's first boot; `2d (up 5m)` for one that has rebooted."""
     if age is None:
         return "-"
     shown = duration(age)
@@ -170,7 +170,7 @@ def _age(age: float | None, up: float | None) -> str:
 
 
 def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:
-    """When the node's hours are over, and how long it has been idle of how long it may be: `in 3h20m`, `12m of 60m`."""
+    """(time until the node ends itself, idle time of the time allowed): `in 3h20m`, `12m of 60m`."""
     if not limits:
         return "-", "-"
     left = limits["expires_in_seconds"]
@@ -185,7 +185,7 @@ def _spent(nodes: list[dict[str, Any]]) -> float:
 
 
 def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
-    """What the cluster costs and has cost: the nodes' ages at today's price."""
+    """What the cluster costs an hour, and has cost: the nodes' ages times today's price."""
     silent = [node["name"] for node in nodes if node["spent_usd"] is None]
     without = f", without {', '.join(silent)}, which may cost as well" if silent else ""
     return f"{cluster.name}: ${cluster.hourly_usd:.2f}/h, ${_spent(nodes):.2f} so far{without}"

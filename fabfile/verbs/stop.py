@@ -1,4 +1,4 @@
-"""`fab stop`: a checkpoint, then the end of a job; and a look at every node whether something of it is still there."""
+"""`fab stop`: end a job after a checkpoint, and check every node for processes that it has left."""
 
 from __future__ import annotations
 

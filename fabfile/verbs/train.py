@@ -1,4 +1,4 @@
-"""`fab train`: a job from its file to its end, on all nodes or some."""
+"""`fab train`: start a job from its file and follow it to its end, on all nodes or some."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _new(backend: Backend, job: str, overrides: Sequence[str], count: int | None
 
 
 def _resumed(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:
-    """A job that was begun before, with its own settings; `job` is a file that was given beside --resume, or empty."""
+    """A job that was begun before, with its own settings; `job` is the file given with --resume, or empty."""
     begun = resuming.begun(backend, wanted, job, overrides)
     there = backend.nodes()
     chosen = there[: resuming.nodes(begun, len(there), len(choose(backend, count)) if count else 0)]
@@ -100,7 +100,7 @@ def _resumed(backend: Backend, wanted: str, job: str, overrides: Sequence[str], 
 
 
 def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:
-    """The first `count` nodes, the head among them; None: all. Exit 2 for more than there are."""
+    """The first `count` nodes, with the head; None: all. Exit 2 for more than there are."""
     there = backend.nodes()
     if count is not None and not 1 <= count <= len(there):
         raise Exit(f"--nodes {count}: {backend.name} has {len(there)}; leave it out for all of them", code=2)
@@ -108,7 +108,7 @@ def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:
 
 
 def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> None:
-    """Prepare and submit; `started` gets the job also when Ctrl-C comes while it is being submitted."""
+    """Prepare and submit. `started` gets the job, also if Ctrl-C comes during the submission."""
     try:
         backend.prepare(submission)
         with interrupted_later():
@@ -123,7 +123,7 @@ def _start(backend: Backend, submission: Submission, started: list[Submitted]) -
 
 @contextlib.contextmanager
 def _ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
-    """Ctrl-C ends the verb, not the job: it says that the job goes on, or that none was started."""
+    """Ctrl-C ends the verb, not the job: print that the job goes on, or that none was started."""
     try:
         yield
     except KeyboardInterrupt:
@@ -135,7 +135,7 @@ def _ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
 
 
 def end(job: Job) -> None:
-    """What to do next; the job's exit code is the verb's."""
+    """Print the next command and exit with the job's exit code."""
     if job.state == State.SUCCEEDED:
         say(next_command(f"fab sample {job.id} --prompt ...   (files: fab fetch {job.id})"))
         return

@@ -1,4 +1,4 @@
-"""`fab wait`: follows the boot of each node, live, until all of them are ready or one of them is known not to be."""
+"""`fab wait`: follow the boot of each node, live, until all are ready or one has failed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from node import FOLDER
 
 _FOLLOWER = (FOLDER / "boot.sh").read_text()
 _POLL_SECONDS = 0.3
-_REACH_SECONDS = 1.0  # for one attempt at a TCP connection: a node that comes up answers the next one
+_REACH_SECONDS = 1.0  # limit of one TCP attempt: a node that boots meanwhile answers the next
 _LONG_STEP_SECONDS = 3.0
-_LOOK_SECONDS = 0.5  # between two looks at whether the nodes' machines are still there
-_QUIET_SECONDS = 5.0  # without a line, after which one says who is waited for
+_LOOK_SECONDS = 0.5  # between two checks that the nodes' machines still exist
+_QUIET_SECONDS = 5.0  # without output, after which a line lists the nodes that are not ready
 _CONSOLE_LINES = 15
 _CONSOLE_BYTES = 65536
 _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
@@ -63,14 +63,14 @@ def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str 
 
 @dataclass
 class Progress:
-    """What is known of one node's boot; fed with what happens, it says what to print."""
+    """The state of one node's boot. Its methods take events and return the lines to print."""
 
     node: Node
     began: float
     state: str = "silent"
     """silent (nothing heard yet), booting, ready or failed"""
     seen: str = "nothing"
-    """The last thing that was seen of it, for the person who asks why it is not ready."""
+    """The last thing seen of the node, for the message that it is not ready."""
     record: Record = field(default_factory=dict)
     _step: str = ""
     _step_began: float = 0.0
@@ -105,7 +105,7 @@ class Progress:
         return self._told_step(record, now) if word == "step" else self._told_end(word, record, now)
 
     def tick(self, now: float) -> list[str]:
-        """Say that a step takes long, once, while it does."""
+        """Report a long step, once, while it runs."""
         if not self._step or self._step_told or now - self._step_began < _LONG_STEP_SECONDS:
             return []
         self._step_told = True
@@ -129,7 +129,7 @@ class Progress:
             wrong = "this machine has baked an image (TRAINYARD_MODE=bake) and is no node of a cluster"
         elif record.get("node") not in (None, "", self.node.name):
             wrong = f"the record is of {record['node']!r}: TRAINYARD_NODE is not what the inventory says"
-        if wrong:  # of this boot, so it would not become another one by waiting
+        if wrong:  # the record is of this boot, so waiting would not change it
             self.state, self.record = "failed", {"step": "record", "reason": wrong}
             return []
         self.state, self.record, self._step = word, record, ""
@@ -137,7 +137,7 @@ class Progress:
 
 
 def software(record: Record) -> str:
-    """`torch 2.13.0, 2 cores, no AMX`: what a ready record has to say in a few words."""
+    """A ready record in a few words: `torch 2.13.0, 2 cores, no AMX`."""
     cpu, versions = record.get("cpu") or {}, record.get("versions") or {}
     cores = cpu.get("cores", "?")
     parts = [f"torch {versions.get('torch', 'missing')}", f"{cores} core{'s' * (cores != 1)}"]
@@ -145,7 +145,7 @@ def software(record: Record) -> str:
 
 
 class Watch:
-    """Follows all nodes at once: a thread per node listens, the caller's thread prints and decides."""
+    """Follow all nodes at once: a thread per node listens, the caller's thread prints and decides."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -167,7 +167,7 @@ class Watch:
             return None
 
     def _listen(self, node: Node) -> None:
-        """Until told to stop: reach the node, then pass on what its follower says. The record is its last word."""
+        """Until stopped: reach the node, then pass on the lines of node/boot.sh. Its last line is the record."""
         command = f"exec bash --norc -c {shlex.quote(_FOLLOWER)}"
         while not self._over.is_set():
             try:
@@ -190,7 +190,8 @@ class Watch:
 
 
 def follow_boot(fleet: Fleet, timeout: float) -> dict[str, Record]:
-    """Print what happens until every node is ready, and return their records; Exit(1) as soon as that cannot be."""
+    """Print the boot's events until every node is ready; returns their records by name. Exit 1 once one has failed,
+    or after `timeout` seconds."""
     began = time.monotonic()
     nodes = {node.name: Progress(node, began) for node in fleet.cluster.nodes}
     watch = Watch(fleet)
@@ -219,7 +220,7 @@ def follow_boot(fleet: Fleet, timeout: float) -> dict[str, Record]:
 
 
 def _handle(progress: Progress, kind: str, text: str, now: float) -> bool:
-    """Take an event in; whether a line was printed of it. Exit(1) for one that ends the wait."""
+    """Handle an event; returns whether it printed a line. Exit 1 for an event that ends the wait."""
     if kind == "refused":
         raise Exit(text, code=1)
     if kind == "unreached":
@@ -249,7 +250,7 @@ def _waiting(nodes: list[Progress], seconds: float) -> str:
 
 
 def _end_for_gone(gone: list[Progress], nodes: Mapping[str, Progress]) -> None:
-    """Exit(1) when machines have ended: they do not come back by being waited for."""
+    """Exit 1 if machines have ended: waiting does not bring them back."""
     if not gone:
         return
     lines = [f"{len(gone)} of {len(nodes)} nodes are gone"]
@@ -286,7 +287,7 @@ def _console_tail(node: Node) -> list[str]:
         return []
     try:
         with Path(node.console).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONSOLE_BYTES))  # a node may write without end
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONSOLE_BYTES))  # the console log has no size limit
             lines = file.read(_CONSOLE_BYTES).decode(errors="replace").splitlines()
             tail = [line.rstrip()[:_CONSOLE_WIDTH] for line in lines if line.strip()][-_CONSOLE_LINES:]
     except OSError as error:

@@ -1,1 +1,1 @@
-"""Jobs on machines that are reached over SSH: our supervisor on the head node."""
+"""Run jobs on machines reached over SSH, by our supervisor on the head."""

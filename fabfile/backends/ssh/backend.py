@@ -1,4 +1,4 @@
-"""Jobs on nodes reached over SSH: node/job/ supervises them on the head, mpirun or torchrun starts the ranks."""
+"""Run jobs on nodes reached over SSH: node/job/ supervises them on the head, mpirun or torchrun starts the ranks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fabfile.remote.fleet import Fleet, apart
 from infra.inventory import SshCluster
 
 _LOOK_SECONDS = 30
-"""For a node to end what is left of a job and to say what still is."""
+"""Limit for a node to end what is left of a job, and to report what is still there."""
 _QUIET_SECONDS = 600.0
-"""Without a token, the loading of the model included, after which sampling is given up."""
+"""Time without a token after which sampling is given up; includes the loading of the model."""
 
 
 class SshBackend:
@@ -48,9 +48,9 @@ class SshBackend:
         self._opened: Fleet | None = None
         self._reached: Head | None = None
         self._folder = ""
-        """Where this checkout's programs are on the nodes, once they are there."""
+        """The folder with this checkout's programs on the nodes; empty: not copied yet."""
         self._taken: list[str] = []
-        """Ids that the bucket has from other clusters: the job in hand must not get one of them."""
+        """Ids of other clusters' jobs in the bucket, which a new job must not get."""
 
     def __enter__(self) -> SshBackend:
         return self
@@ -59,7 +59,7 @@ class SshBackend:
         if self._opened:
             self._opened.close()
 
-    # Not cached_property: in Python 3.11 its lock is one for all instances, and Ctrl-C may leave it taken.
+    # Not cached_property: in Python 3.11 all instances share its lock, and Ctrl-C may leave it taken.
     @property
     def _fleet(self) -> Fleet:
         self._opened = self._opened or Fleet(self.cluster, self._timeout)
@@ -109,7 +109,7 @@ class SshBackend:
         return apart(log_parts(self._head, request))
 
     def stop(self, job: str, *, now: bool) -> None:
-        """Written down on the head, where the job's supervisor looks: it counts also when nobody waits for it here."""
+        """Write the request on the head, where the job's supervisor reads it, even if the operator disconnects."""
         path = shlex.quote(f"{self._folder_of(job)}/stop.json")
         text = shlex.quote(json.dumps({"how": "now" if now else "stop"}))
         result = self._head.run(f"cd && printf %s {text} > {path}.new && mv {path}.new {path}")

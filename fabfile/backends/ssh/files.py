@@ -1,4 +1,4 @@
-"""A job's files on the head: their list, and their content as a tar archive."""
+"""List a job's files on the head, and fetch their content as a tar archive."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fabfile.backends.ssh.untar import Stream, extract
 
 _LONGEST_LIST = 32 << 20
 _BATCH = 60_000
-"""Characters of names on one command line; Linux takes 128 KiB in one argument."""
+"""Most characters of names on one command line; Linux allows 128 KiB in one argument."""
 _QUIET = 120.0
-"""Seconds without a byte after which it is given up."""
+"""Seconds without a byte after which a transfer is given up."""
 _LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
-"""What is being written just now, and what is of use to the running job alone."""
+"""Files that are not fetched: those being written, and those that only the running job needs."""
 
 
 def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
-    """The names in a job's folder, each with its file, or None for a folder. Refused for anything else."""
+    """Yield the names in a job's folder, each with its file, or None for a folder. Raises Refused for other kinds."""
     leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _LEFT_OUT)
     command = rf"cd {shlex.quote(folder)} && find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
     stream = Stream(head.output(command, quiet=_QUIET))
@@ -52,9 +52,9 @@ def _entry(record: str) -> tuple[str, File | None]:
 def take(
     head: Head, folder: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
 ) -> dict[str, int]:
-    """Write these files of a job's folder into a new one: the size of each that was still there.
+    """Write these files of a job's folder into the folder `into`; returns name and size of those that still existed.
 
-    At most `limit` bytes; `progress` gets each number of bytes written. Raises Refused and Unreachable.
+    Writes at most `limit` bytes; calls `progress` with each number of bytes written. Raises Refused and Unreachable.
     """
     taken: dict[str, int] = {}
     for batch in _batches(names):
@@ -65,13 +65,13 @@ def take(
         limit -= sum(got.values())
         taken |= got
         result = stream.result()
-        if result.exited not in (0, 1):  # 1: a file, the log say, grew while it was read
+        if result.exited not in (0, 1):  # 1: a file, for example the log, grew while tar read it
             raise Refused(f"tar: {result.why}")
     return taken
 
 
 def _batches(names: Sequence[str]) -> Iterator[list[str]]:
-    """The names in groups that each fit on a command line."""
+    """Split the names into groups that each fit on a command line."""
     batch: list[str] = []
     length = 0
     for name in names:

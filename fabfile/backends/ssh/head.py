@@ -1,4 +1,4 @@
-"""The programs of a job on the head, asked from here."""
+"""Run a job's programs on the head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 60.0
 
 
 class Head:
-    """The head of a cluster, with this checkout's programs on it."""
+    """The head of a cluster, with this checkout's programs copied to it."""
 
     def __init__(self, fleet: Fleet, folder: str = "") -> None:
         self.fleet, self.cluster = fleet, fleet.cluster
@@ -29,13 +29,13 @@ class Head:
         self.folder = folder or deploy(fleet, [self.node])[self.node.name].folder
 
     def start(self, *argv: str) -> paramiko.Channel:
-        """One of the programs, its stdin and output open."""
+        """Start one of the programs; its stdin and output are open."""
         channel: paramiko.Channel = self.fleet.connection(self.node).create_session()
         channel.exec_command(f"exec python3 -I {shlex.join([f'{self.folder}/launch', *argv])}")
         return channel
 
     def ask(self, *argv: str, stdin: object = None) -> Any:
-        """The JSON that one of the programs prints; `stdin` is what it gets, as JSON."""
+        """The JSON that one of the programs prints; it gets `stdin` as JSON."""
 
         def one(node: Node) -> Result:
             channel: Any
@@ -45,7 +45,8 @@ class Head:
                 channel.shutdown_write()
                 return follow(node.name, channel, timeout=TIMEOUT)
 
-        result = in_parallel(one, [self.node])[self.node.name]  # apart from Ctrl-C, see fabfile.remote.fleet.apart
+        # In a thread of its own, which no Ctrl-C interrupts: see fabfile.remote.fleet.apart.
+        result = in_parallel(one, [self.node])[self.node.name]
         if not result.ok:
             raise Exit(f"{self.node.name}: {result.why}", code=1)
         try:
@@ -55,8 +56,8 @@ class Head:
             raise Exit(f"{self.node.name}: {argv[0]}: {why}", code=1) from None
 
     def output(self, command: str, *, quiet: float) -> Iterator[bytes | Result]:
-        """What a command prints, as it comes, not line by line; last its Result, with what it said on stderr. It is
-        ended after `quiet` seconds without a byte. Raises Unreachable."""
+        """Yield a command's output in bytes as it comes, then its Result with its stderr. End it after `quiet` seconds
+        without a byte. Raises Unreachable."""
         return apart(self._output(command, quiet))
 
     def _output(self, command: str, quiet: float) -> Generator[bytes | Result, None, None]:
@@ -66,13 +67,13 @@ class Head:
             yield from stream(self.node.name, channel, quiet=quiet)
 
     def run(self, command: str, timeout: float = TIMEOUT) -> Result:
-        """A command on the head, to its end."""
+        """Run a command on the head to its end; `timeout` is in seconds."""
         return self.fleet.run(command, nodes=[self.node], timeout=timeout)[self.node.name]
 
 
 @contextmanager
 def lost_connections() -> Iterator[None]:
-    """What paramiko and sockets raise is Unreachable outside."""
+    """Turn the errors of paramiko and sockets into Unreachable."""
     try:
         yield
     except (SshError, paramiko.SSHException, EOFError, OSError) as error:
@@ -80,5 +81,5 @@ def lost_connections() -> Iterator[None]:
 
 
 def runs(cluster: SshCluster) -> str:
-    """Where the jobs' directories are, on every node: relative to the home, or shared."""
+    """The folder of the jobs' directories on every node: relative to the home, or in the shared folder."""
     return f"{cluster.shared_dir}/runs" if cluster.shared_dir else "runs"

@@ -1,4 +1,4 @@
-"""A job's log, as the program on the head sends it."""
+"""Read a job's log from the program on the head that sends it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fabfile.backends.base import Job, LogLine, LogPart, LogRequest
 from fabfile.backends.ssh.head import Head, lost_connections, runs
 
 _SILENCE = 10.0
-"""Seconds without a sign from the program on the head after which the connection counts as lost."""
+"""Seconds without output of the program on the head after which the connection counts as lost."""
 
 
 def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]:
-    """The parts of one connection; Unreachable when it breaks. `request.cursor` is in bytes of the log."""
+    """Yield the log's parts over one connection; Unreachable if it breaks. `request.cursor` is in bytes of the log."""
     argv = ["logs", f"{runs(head.cluster)}/{request.job}", "--offset", str(request.cursor), "--tail", str(request.tail)]
     argv += ["--rank", request.rank] if request.rank else []
     argv += ["--since", str(request.since)] if request.since else []

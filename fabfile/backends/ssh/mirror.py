@@ -1,4 +1,4 @@
-"""What a bucket has of jobs, as the head sees it: names that are taken, and jobs that another cluster began."""
+"""Read from the bucket, through the head, which job ids are taken, and the job files of other clusters' jobs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fabfile.output import say
 
 
 def folders(head: Head, url: str) -> list[str]:
-    """The ids of the jobs that have a folder in the mirror.
+    """The ids of the jobs with a folder in the mirror.
 
-    None, with a warning, where it does not answer: a job whose name is taken there is then not mirrored, which its
-    trainer notices.
+    Empty, with a warning, if the bucket does not answer: if the job's name is then taken there, the trainer notices
+    that, and does not mirror the job.
     """
     if url in NO_MIRROR:
         return []
@@ -30,7 +30,7 @@ def folders(head: Head, url: str) -> list[str]:
 
 
 def job_file(head: Head, url: str) -> str:
-    """The job.toml that a job's folder in the bucket has; empty: none. `url` is that folder."""
+    """The text of job.toml in a job's folder in the bucket; empty: none. `url` is that folder."""
     program = f"{VENV}/python -m training.store read {shlex.quote(url)} job.toml"
     result = head.run(f"PYTHONPATH={head.folder} {program}")
     if not result.ok:

@@ -1,4 +1,4 @@
-"""A job's start over SSH: its plan for a launcher, what the nodes answer to it, and what the head gets."""
+"""Start a job over SSH: plan its launch, ask the nodes whether they can run it, and create it on the head."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def shown(cluster: SshCluster, submission: Submission) -> str:
-    """Exactly what would run; what only the head can tell when it starts stands as a variable.
+    """Exactly what would run; values that only the head knows at the start are shown as variables.
 
-    Exit 2 for a launcher that there is not, or that cannot start this job.
+    Exit 2 for an unknown launcher, or one that cannot start this job.
     """
     launcher, launch = submission.launcher or cluster.launcher, launch_of(cluster, submission)
     if launcher not in launchers.NAMES:
@@ -63,9 +63,9 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
-    """Exit 2 for data on the nodes that do not fit the job, Busy for nodes that another job has.
+    """Exit 2 if the data on the nodes do not fit the job, Busy if another job has one of the nodes.
 
-    `prepare` is the command that makes the data; with `queue` a job waits for its nodes.
+    `prepare` is the command that makes the data. With `queue` busy nodes are no error: the job waits for them.
     """
     for name, answer in answers.items():
         if answer.problem:
@@ -77,7 +77,7 @@ def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> Non
 
 
 def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
-    """Give the job its number, its directory and its service; `taken` are ids that it must not get. Raises Busy."""
+    """Create the job's number, directory and service on the head; it must not get an id in `taken`. Raises Busy."""
     job, begun, cluster = submission.job, submission.begun, head.cluster
     launch = launch_of(cluster, submission)
     spec = JobSpec(

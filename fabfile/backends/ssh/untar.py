@@ -1,8 +1,8 @@
-"""Writes the files of a tar archive that a head sends, and nothing else, whoever speaks there.
+"""Extract a tar archive from a head that is not trusted: write the wanted files, and nothing else.
 
-Not with tarfile: Debian 12's Python has no extraction filters, those of later ones were circumvented (CVE-2025-4517),
-and a hostile header can keep its parser busy for ever (CVE-2025-8194). What is read here is the small part of GNU
-tar's format that `tar --format=gnu` writes for plain files: anything else, a link or a device say, ends the reading.
+tarfile is not used: Debian 12's Python has no extraction filters, those of later versions were circumvented
+(CVE-2025-4517), and a hostile header can keep its parser busy for ever (CVE-2025-8194). This reader accepts only the
+part of GNU tar's format that `tar --format=gnu` writes for plain files; anything else, such as a link, is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _BLOCK = 512
 _CHUNK = 1 << 18
 _LONGEST_NAME = 4096
 _AFTER_END = 1 << 20
-"""Bytes that may follow the archive's end: tar fills its last record, of 10 KiB, with zeros."""
+"""Most bytes after the archive's end: tar fills its last record, of 10 KiB, with zeros."""
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -32,7 +32,7 @@ _KINDS = {
 
 
 class Stream:
-    """What a command prints, read in pieces of a wanted size."""
+    """A command's output, read in pieces of a given size."""
 
     def __init__(self, parts: Iterator[bytes | Result]) -> None:
         self._parts = parts
@@ -51,7 +51,7 @@ class Stream:
         return piece
 
     def pieces(self, count: int) -> Iterator[memoryview]:
-        """The next `count` bytes; EOFError when there are fewer."""
+        """Yield the next `count` bytes; EOFError if there are fewer."""
         while count:
             piece = self.some(min(count, _CHUNK))
             if not piece:
@@ -63,7 +63,7 @@ class Stream:
         return b"".join(self.pieces(count))
 
     def result(self) -> Result:
-        """The command's result, after the few bytes that may be left; Refused when there are more."""
+        """The command's result, after at most _AFTER_END more bytes; Refused if there are more."""
         left = _AFTER_END
         while piece := self.some(_CHUNK):
             left -= len(piece)
@@ -87,11 +87,11 @@ class Member:
 def extract(
     stream: Stream, wanted: Collection[str], folder: Path, limit: int, progress: Callable[[int], None]
 ) -> dict[str, int]:
-    """Write the archive's files into a folder that nobody else writes to; gives name and size of each.
+    """Write the archive's files into a folder that nobody else writes to; returns name and size of each.
 
-    `wanted` are the only names that are accepted, each once; all must have passed filenames.refusal. `limit` is how
-    many bytes may be written. `progress` is called with each number of bytes written. Raises Refused for anything else,
-    EOFError for an archive that is cut off.
+    Only names in `wanted` are accepted, each once; all must have passed filenames.refusal. At most `limit` bytes are
+    written; `progress` is called with each number of bytes written. Raises Refused for anything else, EOFError for a
+    truncated archive.
     """
     done: dict[str, int] = {}
     while (member := _next(stream)) is not None:
@@ -110,7 +110,7 @@ def extract(
 def _write(stream: Stream, member: Member, path: Path, progress: Callable[[int], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # A new file always, never through a link. O_EXCL also meets two names that this disk takes for one.
+        # Always a new file, never through a link. O_EXCL also catches two names that are one on this file system.
         file = os.open(
             path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755 if member.executable else 0o644
         )
@@ -150,7 +150,7 @@ def _next(stream: Stream) -> Member | None:
 
 
 def _kind(header: bytes) -> bytes:
-    """Its type, when it is a header of GNU tar's whose checksum is right."""
+    """The type in a header, after a check that it is GNU tar's and its checksum is right."""
     if header[257:265] != b"ustar  \0":
         raise Refused("this is no archive of GNU tar's")
     total = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
@@ -160,7 +160,7 @@ def _kind(header: bytes) -> bytes:
 
 
 def _number(field: bytes, name: str) -> int:
-    """Octal digits, or from 8 GiB on the bytes of a number after 0x80. No other form, and none below zero."""
+    """A number: octal digits, or from 8 GiB on big-endian bytes after 0x80. No other form, and none below zero."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.rstrip(b" \0")
