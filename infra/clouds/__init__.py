@@ -1,1 +1,1 @@
-"""The providers: one folder for each, the same file names for the same things; and what they share."""
+"""The providers: one folder for each, with the same file names for the same purpose; and shared modules."""

@@ -25,20 +25,20 @@ ECHO_S = 10.0
 
 
 def of(settings: Settings) -> ModuleType:
-    """The account's module of the stack's cloud: check(settings), offers(settings), cheap(settings)."""
+    """The account module of the stack's cloud: check(settings), offers(settings), cheap(settings)."""
     if not settings.facts.name:
         raise UsageError(f"stack {settings.stack} is of kind local: that needs no account")
     return sdk.load(f"infra.clouds.{settings.facts.name}.account")
 
 
 def check(settings: Settings) -> list[Finding]:
-    """Every check; the machine's own address first, as it needs no credentials."""
+    """All checks. The operator's own address comes first, as it needs no credentials."""
     account = of(settings)
     return [address(settings), *account.check(settings)]
 
 
 def address(settings: Settings) -> Finding:
-    """Whether SSH is opened to where the operator is seen to come from."""
+    """Whether SSH is allowed from the operator's public address."""
     echo = os.environ.get("TRAINYARD_ADDRESS_ECHO", ADDRESS_ECHO)
     allowed = settings.cloud.admin_cidr
     look = f"curl -s {ADDRESS_ECHO}, and compare with adminCidr = {allowed}"
@@ -56,9 +56,9 @@ def address(settings: Settings) -> Finding:
 
 
 def cheap(settings: Settings) -> None:
-    """What the pre-flight of every `up` asks, where there are credentials: UsageError for a type or a zone that is not.
+    """The checks at the start of every `up`. Raises UsageError for a machine type or zone that does not exist.
 
-    Without credentials, or without an answer, it says nothing: `up` itself says that better.
+    Without credentials or a response it does nothing, as `up` itself then reports a better error.
     """
     if not settings.facts.name:
         return

@@ -1,11 +1,11 @@
 """Lists a stack's resources that its state does not have: `python -m infra.clouds.audit STACK [--sweep ...]`.
 
-Prints a JSON list of live_resource.LiveResource: everything that exists and whose owner is not among the known
-resources; with --sweep it is removed first, and the list is what was removed. `known` is a JSON list of the state's
-resources: on `local` their names, in a cloud their ids. `state` is what the state's resource `stack-id` says:
-{"stack_id", "locations"}; what carries another stack's id is listed as not `ours`, and never removed. A `local` stack
-is found by its name, whatever its file says; with --local the file is not read. A broken file, when this machine has
-nothing of the stack, is an error with exit code 2: the audit cannot know where to look.
+Prints a JSON list of live_resource.LiveResource: everything that exists and whose owner is not in `known`; with --sweep
+these are removed, and the list is what was removed. `known`: a JSON list of the state's resources, on `local` their
+names, in a cloud their ids. `state`: the outputs of the state's resource `stack-id`, {"stack_id", "locations"}; what
+has another stack's id is listed as not `ours`, and never removed. A `local` stack is found by its name, whatever its
+file contains; with --local the file is not read. If the file is broken and this machine has nothing of the stack, the
+audit cannot know where to look: exit code 2.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from infra.state.ownership import Claim, Location
 
 
 def cloud_settings(stack: str) -> Settings | None:
-    """The settings of a stack that is in a cloud; None for a local one, and for one without a file.
+    """The settings of a stack in a cloud; None for a local one, and for one without a file.
 
-    Raises UsageError for a file that does not say where the stack is, unless there is something of it on this machine;
-    and for the file of a cloud's stack with a value that cannot be used.
+    Raises UsageError for a cloud stack's file with a bad value; and for a file that does not say where the stack is,
+    unless something of it is on this machine.
     """
     check_stack(stack)
     if not stack_file.path_of(stack).exists():
@@ -50,7 +50,7 @@ def cloud_settings(stack: str) -> Settings | None:
 
 
 def _is_here(stack: str) -> bool:
-    """Whether this machine has something of the stack. One that cannot be asked (no Linux, no `ip`) makes no stacks."""
+    """Whether this machine has something of the stack. False where no stack can be (no Linux, no `ip`)."""
     try:
         return bool(local.find(stack))
     except (OperationError, OSError):
@@ -58,7 +58,7 @@ def _is_here(stack: str) -> bool:
 
 
 def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
-    """What the user may call their own: by the state, and by their own record of it."""
+    """What the user owns, according to the state and to their own record."""
     check_stack(stack)
     record = stack_record.read(stack)
     ids = {str(state.get("stack_id") or ""), record.id if record else ""} - {""}
@@ -68,7 +68,7 @@ def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
 
 
 def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[LiveResource]:
-    """Everything that carries the stack's name; `is_local`: on this machine, without a look at its file."""
+    """Everything with the stack's name. `is_local`: only on this machine, without reading its file."""
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
@@ -81,7 +81,7 @@ def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> lis
 def sweep(
     stack: str, known: Collection[str], state: Mapping[str, Any], *, delete_data: bool, is_local: bool = False
 ) -> list[LiveResource]:
-    """Remove what is the user's own and belongs to none of the known; what it was."""
+    """Remove the user's own resources whose owner is not in `known`; returns what was removed."""
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None:
@@ -92,18 +92,18 @@ def sweep(
 
 
 def _need_root() -> None:
-    """Only root sees the machines' directories and the firewall: another user would find nothing and believe it."""
+    """Only root sees the machines' directories and the firewall; another user would find nothing and believe it."""
     if os.geteuid() != 0:
         raise UsageError("a local stack's machines are root's: run this with sudo")
 
 
 def _leftovers(settings: Settings) -> ModuleType:
-    """Of the stack's cloud: find(settings, claim=...) and sweep(settings, known, delete_data=..., claim=...)."""
+    """The orphans module of the stack's cloud: find(settings, claim=...), sweep(settings, known, ..., claim=...)."""
     return sdk.load(f"infra.clouds.{settings.facts.name}.orphans")
 
 
 def unknown(live_resources: list[LiveResource], known: Collection[str]) -> list[LiveResource]:
-    """Those that belong to nothing that is known. Azure's ids differ in capitals from one answer to the next."""
+    """Those whose owner is not in `known`. Ids are compared ignoring case, which Azure varies."""
     return [live for live in live_resources if not live.is_in(known)]
 
 

@@ -1,4 +1,4 @@
-"""What our dynamic providers have in common."""
+"""Base classes of our dynamic providers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from infra.state import operation
 
 
 class PlainProvider(ResourceProvider):
-    """A dynamic provider whose failures are shown in plain words, and whose process ends with Pulumi's."""
+    """A dynamic provider that reports failures as plain messages, and whose process ends with Pulumi's."""
 
     def configure(self, req: ConfigureRequest) -> None:
-        """Called in Pulumi's provider processes, once for each provider, and nowhere else.
+        """Pulumi calls this once for each provider, only in its provider processes.
 
-        Pulumi's dynamic provider answers every failure with `traceback.format_exc()`. In its process, which has
-        no other use for that function, an OperationError or UsageError is its message alone; other exceptions
-        are bugs, and keep their traceback.
+        There Pulumi reports every failure with `traceback.format_exc()`, and uses that function for nothing else. It is
+        replaced, so that an OperationError or UsageError shows its message only; other exceptions are bugs and keep
+        their traceback.
         """
         original = traceback.format_exc
 
@@ -33,17 +33,17 @@ class PlainProvider(ResourceProvider):
 
 
 class OnceProvider(PlainProvider):
-    """For what is done once in the life of a machine: create does it, only another machine is another time.
+    """For work done once in a machine's life: create does it, and only a new machine makes it run again.
 
-    Nothing of it is there to be read, updated or deleted by itself: it goes with its machine.
+    There is nothing to read, update or delete: the result goes with the machine.
     """
 
     machine = ""
-    """The input that only this machine has."""
+    """Name of the input that changes when the machine is replaced."""
     delete_before_replace = False
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        changed = olds[self.machine] != news.get(self.machine)  # not there: not known yet, of one to be made
+        changed = olds[self.machine] != news.get(self.machine)  # missing: unknown yet, so a new machine is coming
         return DiffResult(
             changes=changed,
             replaces=[self.machine] if changed else [],

@@ -1,4 +1,4 @@
-"""What the pre-flight of a cloud's account found: one line each, with the way to mend it."""
+"""Results of the checks of a cloud account: one line each, with the remedy."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ State = Literal["ok", "failed", "undecided"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of `fab check --account`."""
+    """The result of one check of `fab check --account`."""
 
     check: str
     state: State
     said: str
     mend: str = ""
-    """The command or the link that mends it; empty only for `ok`."""
+    """The command or link that repairs it; empty only for `ok`."""
 
     def __post_init__(self) -> None:
         if (self.state == "ok") != (not self.mend):

@@ -1,4 +1,4 @@
-"""A resource of a stack as the audit found it in the cloud or on this machine, whether or not the state has it."""
+"""A resource of a stack that exists in the cloud or on this machine, whether or not it is in the state."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LiveResource:
-    """One machine, disk, address, mount, ... of a stack."""
+    """A machine, disk, address, mount, ... of a stack."""
 
     kind: str
     what: str
     owner: str
-    """The resource that it belongs to: its name on `local`, its id in a cloud, as Pulumi's state has them."""
+    """The state's resource that it belongs to: on `local` its name, in a cloud its id."""
     id: str = ""
-    """Its own id, where that is another than its owner's: a disk is its machine's."""
+    """Its own id, if it differs from its owner's: a disk belongs to its machine."""
     usd_per_hour: float | None = 0.0
-    """What it costs as long as it is there; None: it costs, and the price is not in the table."""
+    """Its price while it exists; None: it costs, but the table lacks the price."""
     holds: str = ""
-    """What a bucket has in it, in words; empty for everything that has no data of the user's."""
+    """What a bucket contains, in words; empty for resources without user data."""
     ours: bool = True
-    """Whether it carries the stack's tag; what only lies among the stack's things is never removed."""
+    """Whether it carries the user's own stack's tag; others are never removed."""
     whose: str = ""
-    """Whose it is, in words, when it carries the stack's name and belongs to another user."""
+    """Who else owns it, in words, if it has the stack's name but belongs to another user."""
     unseen: bool = False
-    """A kind that could not be listed, and `what` says why: whether any resource of it exists is not known."""
+    """A kind that could not be listed (`what` says why): it is unknown whether any exists."""
     arn: str = ""
-    """On AWS, where the id in the state is but a name: what no other region has."""
+    """On AWS, if the id in the state is only a name: the ARN, which differs between regions."""
 
     def is_in(self, known: Collection[str]) -> bool:
-        """Whether it belongs to one of the state's resources, by their ids in small letters.
+        """Whether it belongs to one of the state's resources, given their ids in lower case.
 
-        A name is not enough where the state knows the same name of another region, by its ARN.
+        A name alone does not count if the state has, by its ARN, the same name in another region.
         """
         if self.arn and any(entry.lower().startswith("arn:") and _name(entry) == _name(self.arn) for entry in known):
             return self.arn.lower() in {entry.lower() for entry in known}
@@ -41,7 +41,7 @@ class LiveResource:
 
 
 def _name(arn: str) -> str:
-    """What two ARNs of different regions have in common: the service, the type and the name."""
+    """The part of an ARN that is the same in every region: service, type and name."""
     parts = arn.lower().split(":", 5)
     return f"{parts[2]}:{parts[5]}" if len(parts) == 6 else ""
 

@@ -1,4 +1,4 @@
-"""Load what needs a cloud's SDK: large packages, which only those install who have a stack there."""
+"""Imports modules that need a cloud's SDK: large packages that only users of that cloud install."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from infra.config.kinds import CLOUDS
 from infra.errors import UsageError
 
 _EXTRAS = {package: cloud.name for cloud in CLOUDS.values() for package in cloud.packages}
-"""What a cloud's module imports -> the extra that installs it."""
+"""SDK package -> the extra that installs it."""
 
 
 def load(module: str) -> ModuleType:
-    """The module. Raises UsageError, naming the extra to install, where the SDK that it needs is not there."""
+    """Import a module. Raises UsageError, naming the extra to install, if its SDK is missing."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

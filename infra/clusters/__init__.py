@@ -1,10 +1,10 @@
 """The kinds of cluster. One module each, all with the same functions:
 
-check(settings)        raises UsageError for what can be known before anything is touched; changes nothing
-build(settings)        declares the cluster under Pulumi; its inventory, as an output
-bill(settings)         what all of it costs, line by line, without asking anybody (infra.prices.table)
+check(settings)        raises UsageError for what can be known in advance; changes nothing
+build(settings)        declares the cluster under Pulumi; returns its inventory as an output
+bill(settings)         the costs, line by line, from the table alone (infra.prices.table)
 
-Resources that the state does not have are found and removed by infra.clouds.<cloud>.orphans.
+infra.clouds.<cloud>.orphans finds and removes resources that are not in the state.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from infra.config.settings import Settings
 
 
 def of(settings: Settings) -> ModuleType:
-    """The module of the stack's kind. Loaded only when asked for: a cloud's SDK is large, and not everybody's.
+    """The module of the stack's kind of cluster. Imported on demand, as a cloud's SDK is large and optional.
 
-    Raises UsageError, naming the extra to install, where the SDK is not there.
+    Raises UsageError, naming the extra to install, if the SDK is missing.
     """
     return sdk.load(f"infra.clusters.{settings.cluster.replace('-', '_')}")

@@ -1,4 +1,4 @@
-"""Xeon nodes on AWS: a network in one zone, the golden image, N instances near each other, a bucket and a budget."""
+"""Xeon nodes on AWS: a network in one zone, the golden image, N instances close together, a bucket and a budget."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from infra.prices import table
 from infra.state import stack_id
 
 IMAGE_GB = 20
-"""What the snapshot of an image holds; blocks that were never written cost nothing."""
+"""GB in an image's snapshot; blocks that were never written cost nothing."""
 DATA_GB = 40
-"""What is reckoned with in the bucket: the published set is 17 GB, a checkpoint of its model 1.5 GB."""
+"""GB assumed in the bucket: the published data set has 17 GB, a checkpoint of its model 1.5 GB."""
 
 METRICS = 4
-"""What bootstrap/aws-xeon/monitor.py sends of a node: CPU, memory, network in and out."""
+"""Metrics that bootstrap/aws-xeon/monitor.py sends for each node: CPU, memory, network in and out."""
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError for what cannot be a cluster on AWS. Makes no request, changes nothing."""
+    """Raise UsageError for settings that AWS cannot fulfil. Makes no request, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
     zones.zone(settings)
     machine_types.of(settings)
@@ -40,7 +40,7 @@ def check(settings: Settings) -> None:
 
 
 def build(settings: Settings) -> pulumi.Output[str]:
-    """Declare the cluster; its inventory. Raises UsageError, before anything is declared, for what AWS has not."""
+    """Declare the cluster; returns its inventory. Raises UsageError, before any declaration, for what AWS lacks."""
     check(settings)
     own = names.declare(settings, stack_id.declare(settings, region=names.region(settings)))
     machine = machine_types.of(settings)
@@ -57,7 +57,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 
 def bill(settings: Settings) -> list[table.Line]:
-    """What all of it costs. Traffic, requests and the half hour of a builder are not in it."""
+    """All costs but traffic, requests and the builder's half hour."""
     cloud, region = settings.cloud, names.region(settings)
     public = sum(network.is_public(settings, index) for index in range(settings.nodes))
 
@@ -84,7 +84,7 @@ def bill(settings: Settings) -> list[table.Line]:
 
 
 def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
-    """The contract, from each node's [public address, host key]."""
+    """The inventory as JSON, from each node's [public address, host key]."""
     each = [
         {
             "private_ip": network.address(settings, index),

@@ -15,9 +15,9 @@ from infra.state import stack_id
 
 ZONES = ("1", "2", "3")
 RESERVED = ("microsoft", "windows")
-"""Words that Azure takes in no part of the name of what has an address of its own, as a storage account has."""
+"""Words that Azure forbids in the name of anything with a host name of its own, such as a storage account."""
 DATA_GB = 20
-"""What the container is billed for in advance: the published token set is 17 GB."""
+"""GB assumed in the container: the published token set has 17 GB."""
 
 
 def check(settings: Settings) -> None:
@@ -43,7 +43,7 @@ def check(settings: Settings) -> None:
 
 
 def build(settings: Settings) -> pulumi.Output[str]:
-    """Declare the cluster; its inventory."""
+    """Declare the cluster; returns its inventory."""
     check(settings)
     warning = machine_types.amx_warning(machine_types.of(settings))
     if warning:
@@ -64,7 +64,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 
 def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], public: list[str | None], url: str) -> str:
-    """The contract. A node without a public address is reached through the head."""
+    """The inventory as JSON. A node without a public address is reached through the head."""
     all_public = settings.cloud.public_nodes == "all"
     each = [
         {"private_ip": node.private_ip, "ssh_host": address or "", "host_key": key}
@@ -83,7 +83,7 @@ def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], publ
 
 
 def bill(settings: Settings) -> list[Line]:
-    """What is billed by the hour once the cluster stands, at list prices. The builder runs before that, for minutes."""
+    """The hourly costs of a running cluster, at list prices. The builder, which runs for minutes, is not included."""
     cloud, size, count = settings.cloud, machine_types.of(settings), settings.nodes
     public = count if cloud.public_nodes == "all" else 1
     lines = [
@@ -100,7 +100,7 @@ def bill(settings: Settings) -> list[Line]:
 
 
 def _bill_of_image(settings: Settings) -> list[Line]:
-    """What stays of a bake: at most, as if the disk were full."""
+    """What remains of a bake; an upper bound, as if the disk were full."""
     gb = machine_types.BUILDER_DISK_GB
     tier = machine_types.tier("StandardSSD_LRS", gb)
     lines = [

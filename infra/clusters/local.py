@@ -17,27 +17,27 @@ from infra.state import stack_id
 
 
 def image_id(settings: Settings) -> str:
-    """The image that the nodes boot: the one asked for, or the one that the bootstrap makes today."""
+    """The image for the nodes: the given one, or the one that the current bootstrap makes."""
     if settings.image != "bake":
         return settings.image
-    # What is sealed makes another image too: one that was sealed worse must not be used again.
+    # The list of sealed files is part of the key: an image that was sealed less thoroughly must not be used again.
     return user_data.image_key(settings, base_image.key(), *bake.SEALED)
 
 
 def check(settings: Settings) -> None:
-    """Raise UsageError when this machine cannot be the cluster. Changes nothing."""
+    """Raise UsageError if this machine cannot run the cluster. Changes nothing."""
     host.check_machine()
     cloud_config.read(user_data.BOOTSTRAP)
     host.check(settings, image_id(settings))
 
 
 def bill(settings: Settings) -> list[table.Line]:
-    """Nothing: the machines are this one."""
+    """Empty: local machines cost nothing."""
     return []
 
 
 def build(settings: Settings) -> pulumi.Output[str]:
-    """Declare the cluster; its inventory. Raises UsageError where the stack's name is another user's here."""
+    """Declare the cluster; returns its inventory. Raises UsageError if another user here has the stack's name."""
     check(settings)
     if settings.stack_id:
         owner.check(settings.stack, [settings.stack_id])
@@ -73,7 +73,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
-    """The contract, from each node's [host_key, console]."""
+    """The inventory as JSON, from each node's [host_key, console]."""
     each = [
         {
             "private_ip": settings.address(index),

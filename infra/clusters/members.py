@@ -1,4 +1,4 @@
-"""The nodes of an inventory: what the machine type says, the same for all, and what each node has of its own."""
+"""The nodes of an inventory: facts of the machine type, the same for all, and each node's own fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.machine import Machine
 
 
 def of(machine: Machine, each: Iterable[Mapping[str, Any]]) -> tuple[inventory.Node, ...]:
-    """One inventory.Node for each mapping of fields that only that node has (private_ip, host_key, ...), head first."""
+    """One inventory.Node for each mapping of a node's own fields (private_ip, host_key, ...), the head first."""
     facts = {"slots": machine.slots, "cores_per_slot": machine.cores_per_slot, "gpus": machine.gpus}
     memory = float(machine.memory_gb)
     return tuple(

@@ -1,1 +1,1 @@
-"""The user's configuration: keys, their checks, and the stack's file."""
+"""The user's configuration: its keys, their checks, and the stack's file."""

@@ -1,4 +1,4 @@
-"""What only the clusters in a cloud have: the part of infra.config.settings that `local` does without."""
+"""The settings that only clusters in a cloud have, as a part of infra.config.settings."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from infra.config.keys import KEYS, boolean, choice, integer, text
 from infra.config.values import ADDRESS_ECHO, SettingsError, set_key
 
 MIN_ADMIN_PREFIX = 16
-"""The largest network that SSH is opened to: a university's, not a provider's."""
+"""Shortest prefix of a network that may use SSH: as large as a university's, not a provider's."""
 
 
 @dataclass(frozen=True)
 class Cloud:
-    """What the clusters of the clouds have in common. Empty text: the cluster's own default."""
+    """Settings of the clusters in a cloud. An empty text means the cluster's own default."""
 
     region: str
     zone: str
-    """One availability zone: on AWS its id (use1-az4, the same place in every account), on Azure its number."""
+    """An availability zone: on AWS its id (use1-az4, the same place in every account), on Azure its number."""
     instance_type: str
     spot: bool
     disk_gb: int
     base_image: str
-    """The image that the golden one is baked from."""
+    """The image from which the golden one is baked."""
     public_nodes: str
-    """`head`: the others are behind a NAT gateway; `all`: each has a public address."""
+    """`head`: the other nodes are behind a NAT gateway; `all`: each has a public address."""
     admin_cidr: ipaddress.IPv4Network | None
-    """From where SSH is let in; None only where the cluster is no cloud's."""
+    """The network from which SSH is allowed; None only for a cluster that is not in a cloud."""
     owner: str
     alert_email: str
     budget_usd: int
-    """A month; an alarm, not a switch."""
+    """US dollars per month. The budget only sends e-mail; it stops nothing."""
     keep_data: bool
-    """Whether the bucket outlives the cluster."""
+    """Whether the bucket survives `destroy`."""
     flow_logs: bool
     monitoring: bool
-    """Whether each node sends its CPU, memory and network to the cloud's own monitoring once a minute."""
+    """Whether each node sends its CPU, memory and network use to the cloud's monitoring once a minute."""
     capacity_reservation: str
-    """On AWS: `cr-...`, which the nodes are put into; empty: `up` holds one while it starts them all; or `none`."""
+    """On AWS: `cr-...` to use that one; empty: `up` makes one while it starts all nodes; or `none`."""
     replace_nodes: bool
-    """Whether nodes of an older image are replaced; they are left alone otherwise."""
+    """Whether nodes of an older image are replaced; otherwise they are left alone."""
 
 
 def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
-    """Validate the keys of the clouds. Raises SettingsError for the first that cannot be used.
+    """Validate the keys of the clouds. Raises SettingsError for the first bad one.
 
-    What every cluster in a cloud must set may be empty for one that is not `in_cloud`.
+    Keys that every cluster in a cloud needs may be empty unless `in_cloud`.
     """
     return Cloud(
         region=text(raw, "region"),
@@ -77,7 +77,7 @@ def _needed(raw: Mapping[str, str], key: str, stack: str, *, in_cloud: bool) -> 
 
 
 def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
-    """Where SSH may come from. The whole world is refused, in every way it can be written."""
+    """The network for SSH. A network that is too large is refused, such as the whole world in any notation."""
     if not given and not in_cloud:
         return None
     try:

@@ -1,7 +1,7 @@
-"""A stack's keys, shown or set without Pulumi: `python -m infra.config.configure STACK [KEY VALUE]`.
+"""Shows or sets a stack's keys without Pulumi: `python -m infra.config.configure STACK [KEY VALUE]`.
 
 Prints JSON: [{key, value, default, set}]. With KEY and VALUE the key is first written to the stack's file, whose other
-lines and comments stay as they are; what the settings' own checks refuse is not written (exit code 2).
+lines and comments stay. A value that the settings' checks refuse is not written (exit code 2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.config.values import SettingsError
 from infra.errors import UsageError, show_error
 
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
-"""What YAML takes as text without quotes, as the base loader reads it."""
+"""Text that the YAML base loader reads correctly without quotes."""
 
 
 def listing(stack: str) -> list[dict[str, object]]:
@@ -34,12 +34,12 @@ def listing(stack: str) -> list[dict[str, object]]:
 
 
 def set_value(stack: str, key: str, value: str) -> None:
-    """Write one key. Raises UsageError, and writes nothing, for a key or a value that the settings do not take."""
+    """Write one key. Raises UsageError, and writes nothing, for an unknown key or a bad value."""
     raw = {**stack_file.read(stack), key: value}
-    for name, declared in KEYS.items():  # one that a cloud's stack needs, and lacks yet, must not stop another key
+    for name, declared in KEYS.items():  # required keys that are still missing must not block this one
         if declared.example and name != key and not raw.get(name):
             raw[name] = declared.example
-    load(stack, raw, reads_key=key == "publicKey")  # a key file may be made, or the key set, after this one
+    load(stack, raw, reads_key=key == "publicKey")  # for other keys the key file need not exist yet
     path = stack_file.path_of(stack)
     before = path.read_text(encoding="utf-8")
     after = edited(before, key, value)
@@ -51,7 +51,7 @@ def set_value(stack: str, key: str, value: str) -> None:
 
 
 def edited(text: str, key: str, value: str) -> str:
-    """A stack's file with one key set: its line changed, or one put after the last key; all else stays."""
+    """The file's text with one key set: its line changed, or a line added after the last key; all else stays."""
     shown = value if _PLAIN.fullmatch(value) and value == value.strip() else json.dumps(value)
     lines = text.splitlines()
     there = re.compile(rf"(\s+(?:{stack_file.PROJECT}:)?{re.escape(key)}:)\s*(?:\"[^\"]*\"|'[^']*'|[^#]*?)(\s+#.*)?\s*")
@@ -73,7 +73,7 @@ def edited(text: str, key: str, value: str) -> str:
 
 
 def _own(text: str) -> dict[str, str]:
-    """The keys that a stack's file sets itself."""
+    """The keys that the stack's file itself sets."""
     try:
         loaded = yaml.load(text, Loader=yaml.BaseLoader)
     except yaml.YAMLError:

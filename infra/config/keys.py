@@ -1,6 +1,6 @@
-"""Every key of a stack, declared once: its default, what it may be, which clusters read it, and what it is.
+"""Declares every key of a stack once: default, allowed values, which clusters read it, description.
 
-Pulumi.yaml and the README's table of keys say the same (tests/infra/test_keys.py compares them).
+Pulumi.yaml and the README's table of keys repeat this (tests/infra/test_keys.py compares them).
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ _WORD = r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?"
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """One key. The type of its default is its type."""
+    """A key; its type is that of its default."""
 
     default: str | int | bool
     help: str
     on: str = ""
     """Who reads it: "local", "clouds", or one cloud's title; empty: every cluster."""
     least: int = 0
-    """Of a whole number."""
+    """Minimum of a whole number."""
     least_in_clouds: int | None = None
-    """The least that a cluster in a cloud takes, where that is another."""
+    """The minimum for a cluster in a cloud, if it differs."""
     most: int = 0
     choices: tuple[str, ...] = ()
     form: str = ""
-    """A regular expression for the whole text."""
+    """Regular expression for the whole text."""
     allowed: str = ""
-    """What a text may be, in words."""
+    """Description of the allowed texts, for messages."""
     example: str = ""
-    """A value, for a key without a default that every cluster in a cloud needs."""
+    """An example value, for a key without a default that every cluster in a cloud needs."""
 
 
 KEYS = {
@@ -167,7 +167,7 @@ KEYS = {
 
 
 def integer(raw: Mapping[str, str], key: str, *, in_cloud: bool = False) -> int:
-    """The whole number of a key. Raises SettingsError for another text, or one out of the key's range."""
+    """A key's whole number. Raises SettingsError if it is none, or out of range."""
     text, declared = raw[key].strip(), KEYS[key]
     least = declared.least_in_clouds if in_cloud and declared.least_in_clouds is not None else declared.least
     if not (_INTEGER.fullmatch(text) and text.isascii() and least <= int(text) <= declared.most):
@@ -176,21 +176,21 @@ def integer(raw: Mapping[str, str], key: str, *, in_cloud: bool = False) -> int:
 
 
 def choice(raw: Mapping[str, str], key: str) -> str:
-    """One of the key's words. Raises SettingsError for another."""
+    """One of the key's words. Raises SettingsError for any other."""
     if raw[key] not in KEYS[key].choices:
         raise SettingsError(key, raw[key], f"one of {', '.join(KEYS[key].choices)}")
     return raw[key]
 
 
 def boolean(raw: Mapping[str, str], key: str) -> bool:
-    """Raises SettingsError for what is neither true nor false."""
+    """A key's true or false. Raises SettingsError for anything else."""
     if raw[key] not in ("true", "false"):
         raise SettingsError(key, raw[key], "one of true, false")
     return raw[key] == "true"
 
 
 def text(raw: Mapping[str, str], key: str) -> str:
-    """A text of the key's form, or none. Raises SettingsError for another."""
+    """A text of the key's form, or empty. Raises SettingsError for any other."""
     if raw[key] and not re.fullmatch(KEYS[key].form, raw[key]):
         raise SettingsError(key, raw[key], f"{KEYS[key].allowed}; or empty, for the cluster's default")
     return raw[key]

@@ -1,6 +1,7 @@
-"""The clouds and the kinds of cluster, a row each: what shared code must know of them without loading an SDK.
+"""Tables of clouds and kinds of cluster: facts for shared code, available without loading an SDK.
 
-A new cloud is a row here and a folder infra/clouds/<name>; a new kind of cluster is a row and a module infra/clusters/.
+A new cloud needs a row here and a folder infra/clouds/<name>; a new kind of cluster a row and a module in
+infra/clusters/.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class CloudFacts:
-    """Where machines come from. The texts are for messages."""
+    """Where machines come from. The texts are used in messages."""
 
     name: str = ""
-    """Of its folder infra/clouds/<name> and of the extra in pyproject.toml; empty: this machine."""
+    """Name of the folder infra/clouds/<name> and of the extra in pyproject.toml; empty: this machine."""
     title: str = ""
     packages: tuple[str, ...] = ()
-    """The top-level packages of its SDK."""
+    """Top-level packages of its SDK."""
     image: re.Pattern[str]
-    """The id of a golden image."""
+    """Form of a golden image's id."""
     image_form: str
     region: str = ""
-    """One of its regions."""
+    """An example of a region."""
     zone: str = ""
-    """What its zones are called by."""
+    """How its zones are written."""
     instance_type: str = ""
-    """One of its machine types."""
+    """An example of a machine type."""
     base_image: str = ""
-    """A regular expression for the images that golden ones are baked from."""
+    """Regular expression for images from which golden ones can be baked."""
     base_image_form: str = ""
     offered_by: str = "region"
-    """The key that decides whether a machine type is offered: its zone or its region."""
+    """The key on which the offer of a machine type depends: zone or region."""
 
 
 LOCAL = CloudFacts(image=re.compile(r"[0-9a-f]{16}"), image_form="16 hexadecimal digits; fab images")

@@ -1,8 +1,8 @@
 """The user's configuration, validated once into frozen dataclasses.
 
-The keys are declared in infra.config.keys. A bad value is a SettingsError that names the key, the value and what is
-allowed. Only the standard library is imported: the pre-flight, the Pulumi program and the tests all read settings the
-same way. What only clusters in a cloud have is in infra.config.cloud_settings.
+The keys are declared in infra.config.keys. A bad value raises a SettingsError that names the key, the value and what is
+allowed. Imports only the standard library, as the pre-flight, the Pulumi program and the tests all use it. Settings
+of clusters in a cloud are in infra.config.cloud_settings.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from infra.config.values import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST_HOST = 10
-"""The head has the tenth address of the network: clouds keep the first ones, we keep the first for the bridge."""
+"""Offset of the head's address in the network: clouds reserve the first addresses, and the bridge takes one."""
 
 PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
@@ -38,38 +38,38 @@ _KEY_TYPES = (
 
 @dataclass(frozen=True)
 class Local:
-    """What only the `local` cluster has."""
+    """Settings that only the `local` cluster has."""
 
     cpus: int
-    """CPUs that a node may use."""
+    """CPUs per node."""
     memory_mb: int
-    """Memory that a node may use, in MiB."""
+    """Memory per node in MiB."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One stack's configuration."""
+    """A stack's configuration."""
 
     stack: str
     cluster: str
     nodes: int
     cidr: ipaddress.IPv4Network
-    """The network that the nodes' private addresses are in."""
+    """The network of the nodes' private addresses."""
     profile: str
     collectives: str
     public_key: str
     """The operator's public SSH key, `TYPE BASE64 [COMMENT]`."""
     public_key_file: Path
     image: str
-    """`bake`, or the id of an image that was baked before."""
+    """`bake`, or the id of an existing golden image."""
     max_hours: int
-    """After so many hours a node ends by itself; 0: never."""
+    """A node ends itself after so many hours; 0: never."""
     idle_minutes: int
-    """After so many minutes without a job or a login, too; 0: never."""
+    """A node ends itself after so many minutes without a job or a login; 0: never."""
     local: Local
     cloud: cloud_settings.Cloud
     stack_id: str = ""
-    """What tells this stack from others of the same name (infra.state.stack_id); not a key: the program fills it in."""
+    """Distinguishes stacks of the same name (infra.state.stack_id). Not a key: the program fills it in."""
 
     def address(self, index: int) -> str:
         """The fixed private address of node `index` (0 is the head)."""
@@ -77,21 +77,21 @@ class Settings:
 
     @property
     def facts(self) -> CloudFacts:
-        """Of where its machines come from; without a name for those of this machine."""
+        """Facts about the cloud; without a name for the local machine."""
         return CLUSTERS[self.cluster]
 
     @property
     def identity_file(self) -> Path | None:
-        """The private key beside the public one; None where it lives elsewhere (an agent, a token)."""
+        """The private key file beside the public one; None if there is none (an agent or a token has it)."""
         private = self.public_key_file.with_suffix("")
         return private if self.public_key_file.suffix == ".pub" and private.is_file() else None
 
 
 def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Settings:
-    """Validate `raw`, the keys of Pulumi.yaml and the stack's file as text, into Settings.
+    """Validate `raw`, the keys of Pulumi.yaml and the stack's file as text.
 
-    Raises SettingsError for the first key that cannot be used. Reads the public key's file; changes nothing.
-    Without `reads_key` the file need not be there yet, and `public_key` is empty: for checks of other keys.
+    Raises SettingsError for the first bad key. Reads the public key's file; changes nothing. Without `reads_key`, for
+    checks of other keys, the file need not exist and `public_key` is empty.
     """
     check_stack(stack)
     for key in raw:
@@ -122,7 +122,7 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
 
 
 def check_stack(stack: str) -> None:
-    """Raise SettingsError for a stack's name that cannot name files and machines."""
+    """Raise SettingsError for a stack name that cannot be part of file and machine names."""
     if not _STACK.fullmatch(stack):
         raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-' (not first or last), as it names machines")
 
@@ -152,7 +152,7 @@ def _network(text: str, nodes: int) -> ipaddress.IPv4Network:
 
 
 def _path(text: str) -> Path:
-    """The file; a relative path is the checkout's, as Pulumi and `fab` run the program in different directories."""
+    """The file. A relative path starts at the checkout, as Pulumi and `fab` run in different directories."""
     try:
         return ROOT / Path(text).expanduser()
     except (RuntimeError, ValueError):
@@ -185,9 +185,9 @@ def _is_key_line(text: str) -> bool:
 
 
 def _is_key_body(kind: str, body: str) -> bool:
-    """Whether the base64 half is a whole key of the type that the line names.
+    """Whether the base64 text is a complete key of the given type.
 
-    It is fields of a length and as many bytes, the first of them the type (RFC 4253, section 6.6).
+    It is a list of length-prefixed fields, the first of which is the type (RFC 4253, section 6.6).
     """
     try:
         blob = base64.b64decode(body, validate=True)

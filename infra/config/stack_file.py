@@ -1,6 +1,6 @@
-"""Read a stack's configuration as Pulumi would: Pulumi.yaml's defaults under stacks/Pulumi.<stack>.yaml.
+"""Reads a stack's configuration as Pulumi would: stacks/Pulumi.<stack>.yaml over the defaults of Pulumi.yaml.
 
-For what runs before or without Pulumi: the pre-flight, the audit and the embedded engine.
+For code that runs before or without Pulumi: the pre-flight, the audit and the embedded engine.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ PROJECT = "trainyard"
 
 
 def path_of(stack: str, root: Path = ROOT) -> Path:
-    """The stack's file, whether it is there or not."""
+    """The path of the stack's file, which may not exist."""
     return root / "stacks" / f"Pulumi.{stack}.yaml"
 
 
 def defaults(root: Path = ROOT) -> dict[str, str]:
-    """The keys that Pulumi.yaml has a default for, as text."""
+    """The defaults in Pulumi.yaml, as text."""
     declared = _mapping(root / "Pulumi.yaml").get("config", {})
     return {key: _text(key, spec["default"]) for key, spec in declared.items() if "default" in spec}
 
 
 def read(stack: str, root: Path = ROOT) -> dict[str, str]:
-    """The stack's keys as text, defaults filled in.
+    """The stack's keys as text, with defaults filled in.
 
-    Raises UsageError for a stack without a file, a file that is not YAML, and a value that is a list, a mapping
-    or a secret (only `pulumi` can open those).
+    Raises UsageError for a stack without a file, invalid YAML, and a value that is a list, a mapping or a secret (which
+    only `pulumi` can decrypt).
     """
     check_stack(stack)
     values = defaults(root)
@@ -45,7 +45,7 @@ def read(stack: str, root: Path = ROOT) -> dict[str, str]:
         raise UsageError(f"{path.name}: config: must be a mapping of keys and values")
     for name, value in config.items():
         key = name.removeprefix(f"{PROJECT}:")
-        if ":" not in key:  # else it is a provider's own key, such as aws:region
+        if ":" not in key:  # keys with a colon are a provider's own, such as aws:region
             values[key] = _text(key, value)
     return values
 
@@ -60,7 +60,7 @@ def _text(key: str, value: object) -> str:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        # The base loader leaves every scalar the text that the user wrote: nothing is a date or octal by surprise.
+        # The base loader leaves every scalar as text, so that nothing becomes a date or an octal number.
         loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None

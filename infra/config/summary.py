@@ -1,7 +1,7 @@
 """The facts of a stack that the verbs read first: `python -m infra.config.summary STACK`.
 
-Prints JSON {cluster, cloud, type, offered_by, place, keep_data}. Exit code 2 and one line for a file that cannot be
-used. `offered_by` is the key, zone or region, that decides whether the machine type is offered.
+Prints JSON {cluster, cloud, type, offered_by, place, keep_data}. Exit code 2 and one line for a bad file. `offered_by`
+is the key (zone or region) on which the offer of the machine type depends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pack under Pulumi's engine: pulumi preview --policy-pack infra/policy
 
-Every rule is MANDATORY: a violation ends the preview, and the `up` that begins with it. A value that is not known in
-a preview leaves a rule undecided. That is never a pass: the rule `undecided` names each, as a warning, and during `up`
-the engine asks again when the value is known and before the resource is made.
+Every rule is MANDATORY: a violation ends the preview, and so the `up` that begins with it. A value that is unknown in a
+preview leaves a rule undecided, which never counts as a pass: the rule `undecided` lists each as a warning. During `up`
+the engine applies the rule again when the value is known, before the resource is made.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# Pulumi runs this directory, which puts it on the path. Its files are modules of the package infra.policy, so the
-# directory that holds that package goes on the path in its place.
+# Pulumi runs this directory and puts it on the path. Its files are modules of the package infra.policy, so replace it
+# on the path by the directory that contains infra.
 sys.path[:] = [str(HERE.parent.parent), *(path for path in sys.path if Path(path).resolve() != HERE)]
 
 from collections.abc import Iterable, Mapping, Sequence  # noqa: E402
@@ -38,14 +38,14 @@ from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule  # noqa:
 from infra.policy.unknown import UNKNOWN  # noqa: E402
 
 undecided: list[Finding] = []
-"""The rules that could not be decided in this run: the last policy reports them."""
+"""Rules that could not be decided in this run; the last policy reports them."""
 inputs: dict[str, Mapping[str, Any]] = {}
-"""The inputs of each resource, by URN. Rules over the stack judge inputs, too: at the end the engine hands over
-outputs, where the provider has filled in properties that were not declared."""
+"""The inputs of each resource, by URN. Stack rules check inputs too, but the engine passes them outputs, in which the
+provider has filled in properties that were not declared."""
 
 
 def plain(value: Any) -> Any:
-    """A value of the engine, with UNKNOWN in place of unknown values: reading the engine's own would end the rule."""
+    """An engine's value with UNKNOWN for unknown parts; reading the engine's own unknowns would abort the rule."""
     if isinstance(value, Mapping):
         return {key: _at(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -103,7 +103,7 @@ def _stack(args: StackValidationArgs) -> Stack:
 
 
 def _settings(args: StackValidationArgs) -> Mapping[str, str]:
-    """The stack's settings, read from its file: the engine does not hand them to a pack in Python."""
+    """The stack's settings, read from its file, as the engine does not pass them to a Python pack."""
     for resource in args.resources:
         return stack_file.read(resource.urn.split("::")[0].removeprefix("urn:pulumi:"))
     return {}

@@ -1,4 +1,4 @@
-"""Who may do what: IAM policies and roles, bucket policies, and Azure's roles."""
+"""Rules about rights: IAM policies and roles, bucket policies, and Azure's roles."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ TAKES_NO_RESOURCE = (
     *("ec2:Describe", "ssm:DescribeInstanceInformation", "sts:GetCallerIdentity", "logs:DescribeLogGroups"),
     *("ssmmessages:", "ec2messages:", "ssm:UpdateInstanceInformation"),
 )
-"""Actions that AWS grants on * only (Service Authorization Reference): they list, or are an agent's own messages."""
+"""Actions that AWS grants on * only (Service Authorization Reference): listings, and an agent's own messages."""
 ONLY_WITH_A_CONDITION = {"cloudwatch:PutMetricData": "cloudwatch:namespace"}
-"""Actions that AWS grants on * only, and the key of the condition that bounds each."""
+"""Actions that AWS grants on * only -> the condition key that must restrict each."""
 TOO_MUCH = ("AdministratorAccess", "PowerUserAccess", "IAMFullAccess")
 READS_PARAMETERS = (
     *("AmazonSSMManagedInstanceCore", "AmazonSSMManagedEC2InstanceDefaultPolicy", "AmazonEC2RoleforSSM"),
     *("AmazonSSMReadOnlyAccess", "SecretsManagerReadWrite", "ReadOnlyAccess"),
 )
-"""AWS's policies with which a machine reads every parameter, document or secret of the account."""
+"""AWS's own policies that let a machine read every parameter, document or secret of the account."""
 FOR_ITS_OWN_ACCOUNT = ("ec2.amazonaws.com", "ec2.amazonaws.com.cn")
-"""Services that only ever hand a role to the account's own machines."""
+"""Services that pass a role only to machines of the role's own account."""
 PRIVILEGED = {
     # https://learn.microsoft.com/azure/role-based-access-control/built-in-roles/privileged
     "8e3af657-a8ff-443c-a75c-2fe8c4bcb635": "Owner",
@@ -40,25 +40,25 @@ NAMED_RESOURCES = (
     re.compile(r"arn:[a-z-]+:s3:::[^*?/]+/[^?]*"),  # objects of one bucket
     re.compile(r"arn:[a-z-]+:logs:[^*?]*:log-group:[^*?]+:\*"),  # streams of one group
 )
-"""What a statement may name: no star, or one that stands for what is inside of something that is named."""
+"""Resources that a statement may name: without *, or with * only for the content of a named resource."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """One statement of an IAM policy. Where AWS takes one text or a list, here it is always a tuple."""
+    """A statement of an IAM policy. Fields that AWS allows as a text or a list are always tuples here."""
 
     effect: str
     principals: tuple[str, ...]
-    """`*`, `Service:ec2.amazonaws.com` or `AWS:arn...`; everybody is `*` however it is written."""
+    """`*`, `Service:ec2.amazonaws.com` or `AWS:arn...`; all of AWS's ways to write everybody become `*`."""
     actions: tuple[str, ...]
     resources: tuple[str, ...]
     condition: dict[str, Any]
     negated: bool
-    """It has NotAction, NotResource or NotPrincipal: all but those."""
+    """Whether it has NotAction, NotResource or NotPrincipal."""
 
 
 def statements(policy: Any) -> Iterator[Statement]:
-    """The statements of a policy document, given as text or as a mapping. Raises UndecidedError where it is unknown."""
+    """The statements of a policy document, given as text or mapping. Raises UndecidedError if it is unknown."""
     if policy is None:
         return
     document = known(policy)
@@ -89,12 +89,12 @@ def _principals(value: Any) -> Iterator[str]:
 
 
 def _statements_at(path: str) -> Parts:
-    """The statements of the policy documents that stand at a path of a resource."""
+    """The statements of the policy documents at a path of a resource."""
     return lambda resource: (one for policy in values(resource.props, path) for one in statements(policy))
 
 
 def denies_without_tls(statement: Statement) -> bool:
-    """Whether a bucket policy's statement refuses everybody who comes without TLS, for the bucket and its objects."""
+    """Whether a bucket policy's statement denies all access without TLS, to the bucket and its objects."""
     condition = statement.condition.get("Bool", {}).get("aws:SecureTransport")
     objects = [resource.endswith("/*") for resource in statement.resources]
     return (
@@ -132,7 +132,7 @@ def _stars(statement: Statement) -> str | None:
 
 
 def _needs_no_resource(action: str, statement: Statement) -> bool:
-    """Whether AWS grants the action on * only, and the statement has the condition that bounds it, if there is one."""
+    """Whether AWS grants the action on * only, and the statement has the condition that it needs, if any."""
     key = ONLY_WITH_A_CONDITION.get(action)
     if key is None:
         return action.startswith(TAKES_NO_RESOURCE)
@@ -149,7 +149,7 @@ def _trusts_a_service(statement: Statement) -> str | None:
 
 
 def _for_this_account(statement: Statement) -> str | None:
-    """Any account can make a service call us, so the role must say for whom (the confused deputy)."""
+    """A service may act for any account, so the role's trust must name ours (the confused deputy problem)."""
     services = [name.removeprefix("Service:") for name in statement.principals if name.startswith("Service:")]
     others = [name for name in services if name not in FOR_ITS_OWN_ACCOUNT and "*" not in name]
     equal = statement.condition.get("StringEquals", {})
@@ -159,7 +159,7 @@ def _for_this_account(statement: Statement) -> str | None:
 
 
 def _never(forbidden: Callable[[str], str | None], message: str) -> Callable[[Any], str | None]:
-    """The message where the last part of an id is forbidden; `forbidden` returns the name to show, or None."""
+    """A check for a forbidden id: `forbidden` gets its last part, and returns the name for the message or None."""
 
     def problem(identifier: Any) -> str | None:
         name = forbidden(str(identifier).rsplit("/", 1)[-1])

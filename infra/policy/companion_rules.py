@@ -1,4 +1,4 @@
-"""The rules that relate resources: what must stand beside a resource, as a table; and where a value comes from."""
+"""Rules that relate resources: a table of what must exist beside a resource, and where a value must come from."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _tls_only(policies: Sequence[Resource]) -> str | None:
 
 
 def _logs(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
-    """Where the settings ask for flow logs: each network with its logs."""
+    """(network, its flow logs), if the settings ask for flow logs."""
     if stack.flow_logs:
         yield from beside(types.VPC, types.FLOW_LOG, "vpcId")(stack)
         yield from beside(types.VNET, types.VNET_FLOW_LOG, "targetResourceId")(stack)
@@ -66,7 +66,7 @@ def _logged(logs: Sequence[Resource]) -> str | None:
 
 
 def _templates(stack: Stack) -> Iterator[tuple[Resource, bool]]:
-    """Each instance with a launch template, and whether this stack declares that."""
+    """(instance with a launch template, whether this stack declares the template)."""
     own = {template.urn for template in stack.of(types.TEMPLATE)}
     for instance in stack.of(types.INSTANCE):
         if instance.props.get("launchTemplate") is not None:
@@ -78,7 +78,7 @@ def _own_template(own: bool) -> str | None:
 
 
 def _machine_images(stack: Stack) -> Iterator[tuple[Resource, tuple[Any, bool, tuple[str, ...]]]]:
-    """Each machine's image, whether it is sure to be the same at the next `up`, and the images that settings name."""
+    """(machine, (its image, whether that will be the same at the next `up`, the images that settings name))."""
     own = {resource.urn for resource in stack.resources}
     for machine in stack.of(types.INSTANCE, types.TEMPLATE):
         for key in ("ami", "imageId"):
@@ -202,7 +202,7 @@ STACK_RULES = (
         beside(types.ACCOUNT, types.ACCOUNT_LIFECYCLE, "accountName"),
         one_beside(
             "policy.rules[]",
-            # Azure takes a rule that does not say `enabled` as enabled.
+            # Azure treats a missing `enabled` as true.
             {"enabled": not_off, "definition.actions.version.delete.daysAfterCreationGreaterThan": is_given},
             "the storage account must have a ManagementPolicy that deletes old versions of blobs: they are billed for"
             " ever",

@@ -1,7 +1,7 @@
-"""What the rows of the rule tables are made of: where a property stands, and what its value must be.
+"""Property paths and conditions for the rows of the rule tables.
 
-A path is written `storageProfile.osDisk.deleteOption`. `dataDisks[]` is each item of a list; a last step with `?` is
-looked at only where it is given; the empty path is the value itself.
+A path looks like `storageProfile.osDisk.deleteOption`. `dataDisks[]` means each item of a list; a last step with `?` is
+checked only if it is given; the empty path is the value itself.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 from infra.policy.rule import Parts, Resource
 
 Allowed = Callable[[Any], bool]
-"""Whether a value (None: not given) is allowed. Raises UndecidedError where that depends on an unknown value."""
+"""Whether a value (None: not given) is allowed. Raises UndecidedError if that depends on an unknown value."""
 Problem = Callable[[Any], str | None]
-"""What is wrong with a part of a resource; None where nothing is."""
+"""What is wrong with a part of a resource, or None."""
 
 
 def values(value: Any, path: str) -> Iterator[Any]:
-    """What stands at the path below a value; None where nothing does, and nothing for an empty list."""
+    """The values at a path; None for a missing one, nothing for an empty list."""
     if not path:
         yield value
         return
@@ -34,21 +34,21 @@ def values(value: Any, path: str) -> Iterator[Any]:
 
 
 def value(of: Any, path: str) -> Any:
-    """The one value at a path without lists."""
+    """The value at a path without lists."""
     return next(values(of, path))
 
 
 def at(*paths: str) -> Parts:
-    """The parts of a rule: what stands at these paths of a resource, each judged on its own."""
+    """The parts of a rule: the values at these paths, each checked separately."""
     return lambda resource: (found for path in paths for found in values(resource.props, path))
 
 
 itself = at("")
-"""The one part is the resource."""
+"""The only part is the resource itself."""
 
 
 def must(path: str, allowed: Allowed, message: str) -> Problem:
-    """The message where the property of a part is not as it must be; `{value}` in it is what the property is."""
+    """A check of a part's property: returns `message` if it is not allowed, with the property for `{value}`."""
 
     def problem(part: Any) -> str | None:
         found = value(part, path)
@@ -58,18 +58,18 @@ def must(path: str, allowed: Allowed, message: str) -> Problem:
 
 
 def first(*problems: Problem) -> Problem:
-    """The first of several problems that a part has."""
+    """A check that returns the first problem of several."""
     return lambda part: next(filter(None, (problem(part) for problem in problems)), None)
 
 
 def each_beside(missing: str, *problems: Problem) -> Callable[[Sequence[Resource]], str | None]:
-    """There must be a resource beside it, and none of those may have one of the problems."""
+    """A check that at least one resource is beside it, and that none of those has one of the problems."""
     judge = first(*problems)
     return lambda beside: next(filter(None, (judge(one.props) for one in beside)), None) if beside else missing
 
 
 def one_beside(inside: str, wanted: Mapping[str, Allowed], missing: str) -> Callable[[Sequence[Resource]], str | None]:
-    """At the path `inside` of a resource beside it there must be one value whose properties are all as wanted."""
+    """A check that some resource beside it has, at the path `inside`, a value with all the wanted properties."""
 
     def problem(beside: Sequence[Resource]) -> str | None:
         found = (item for other in beside for item in values(other.props, inside))
@@ -79,16 +79,16 @@ def one_beside(inside: str, wanted: Mapping[str, Allowed], missing: str) -> Call
     return problem
 
 
-# --- what is allowed ---
+# --- conditions ---
 
 
 def is_on(value: Any) -> bool:
-    """A switch is on. A launch template's switches are text."""
+    """True, or the text "true", as launch templates have it."""
     return value is not None and (value is True or value == "true")
 
 
 def is_off(value: Any) -> bool:
-    """A switch is off by the declaration itself, and not by the provider's default."""
+    """Explicitly false, not by the provider's default."""
     return value is not None and (value is False or value == "false")
 
 
@@ -97,7 +97,7 @@ def not_off(value: Any) -> bool:
 
 
 def is_given(value: Any) -> bool:
-    """It is declared; an unknown value is, too."""
+    """Declared, maybe with an unknown value."""
     return value is not None
 
 
@@ -106,7 +106,7 @@ def is_absent(value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """No list, or an empty one."""
+    """Missing, or an empty list."""
     return value is None or not list(value)
 
 
@@ -119,7 +119,7 @@ def equals(*wanted: Any) -> Allowed:
 
 
 def same(*wanted: str) -> Allowed:
-    """One of these texts, without regard to case, as Azure compares them."""
+    """One of these texts, ignoring case, as Azure compares them."""
     return lambda value: value is not None and str(value).lower() in [one.lower() for one in wanted]
 
 

@@ -1,4 +1,4 @@
-"""Secrets where everybody on the machine reads them: user data, and any other input."""
+"""Rules against secrets in user data, which everybody on the machine can read, and in other inputs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from infra.policy.rule import Resource, Rule
 from infra.policy.unknown import UndecidedError, Unknown
 
 LARGEST = 8 * 1024 * 1024
-"""Bytes that packed data may unpack to: far more than any cloud's user data, and little enough for memory."""
+"""Limit in bytes for unpacking: far above any cloud's user data, and little memory."""
 DEPTH = 6
-"""How many packings inside each other are opened."""
+"""How many nested packings are opened."""
 SKIPPED = ("__provider",)
-"""Pulumi's own: the code of a dynamic provider, which is no input of a machine."""
+"""Pulumi's own input: the pickled code of a dynamic provider."""
 PASSWORDS = ("passwd", "password", "plain_text_passwd", "hashed_passwd")
-"""Keys of cloud-config that hold one."""
+"""cloud-config keys that hold a password."""
 PATTERNS = {
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]",
     "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -41,21 +41,21 @@ PATTERNS = {
     "a password in a URL": r"\b[a-z][a-z0-9+.-]*://[^\s/:@$]+:[^\s/:@$]{3,}@[^\s/]",
     "a secret in a variable": (
         r"\b[A-Z0-9_]*(?:PASSWORD|PASSWD|SECRET|TOKEN|API_?KEY|ACCESS_KEY)[A-Z0-9_]*="
-        r"[\"']?(?!https?://|/)[^\s\"'$<{(]{8,}"  # not where one is to be had: a URL, a file
+        r"[\"']?(?!https?://|/)[^\s\"'$<{(]{8,}"  # not a URL or a path: those only tell where the secret is
     ),
 }
 _COMPILED = {what: re.compile(pattern) for what, pattern in PATTERNS.items()}
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""User data is some sixty KB of YAML, and libyaml reads it twenty times as fast."""
+"""User data is about 60 KB of YAML, which libyaml reads twenty times as fast."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
 
 
 class PackedError(Exception):
-    """Packed data that cannot be opened."""
+    """Packed data cannot be opened."""
 
 
 def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every text in the inputs, and every value that is not known yet, with its path."""
+    """(path, value) of every text and every unknown value in the inputs."""
     if isinstance(value, str | bytes | Unknown):
         yield path, value
     elif isinstance(value, Mapping):
@@ -68,7 +68,7 @@ def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _inputs(resource: Resource) -> Iterator[tuple[str, Any]]:
-    """Every known text, and unknown values where user data or a command goes. An unknown id holds no secret."""
+    """Every known text; unknown values only in user data and commands, as an unknown id cannot be a secret."""
     for path, value in strings(resource.props, ""):
         if not isinstance(value, Unknown) or re.search(r"(?i)user_?data|custom_?data|script|command", path):
             yield path, value
@@ -86,7 +86,7 @@ def _secret(part: tuple[str, Any]) -> str | None:
 
 
 def find(text: str | bytes, depth: int = 0) -> str | None:
-    """What kind of secret is in the text, or packed in it; None where there is none. Raises PackedError."""
+    """The kind of secret in the text or in data packed in it; None without one. Raises PackedError."""
     if isinstance(text, bytes):
         text = _opened(text)
     for what, pattern in _COMPILED.items():
@@ -114,7 +114,7 @@ def _opened(data: bytes) -> str:
 
 
 def _packed(text: str) -> Iterator[bytes]:
-    """What is packed in a text: base64 in it or all of it, the parts of a MIME message."""
+    """Data packed in a text: base64 (a part or all of it), or the parts of a MIME message."""
     joined = "".join(text.split())
     for candidate in {joined, *_BASE64.findall(text)}:
         data = _decoded(candidate)
@@ -125,7 +125,7 @@ def _packed(text: str) -> Iterator[bytes]:
 
 
 def _decoded(text: str) -> bytes | None:
-    """The bytes where it is base64 of something readable or of gzip; a hash or a public key is neither."""
+    """The decoded bytes if the text is base64 of readable text or of gzip; None for a hash or a public key."""
     if len(text) < 24 or not _BASE64.fullmatch(text):
         return None
     try:
@@ -153,7 +153,7 @@ def _cloud_config(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_LOADER)
     except yaml.YAMLError:
-        return None  # the text itself was searched
+        return None  # not YAML; the text itself was searched already
 
 
 def _holds_password(path: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a firewall lets in, and from which networks."""
+"""Rules about what a firewall lets in, and from which networks."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from infra.policy.unknown import UndecidedError, Unknown
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 SSH = 22
 LARGEST = {4: 16, 6: 32}
-"""The shortest prefix that still belongs to somebody: the settings' own bound, and an IPv6 provider's allocation."""
+"""IP version -> shortest allowed prefix: the settings' own limit, and the usual allocation of an IPv6 provider."""
 PRIVATE = tuple(
     ipaddress.ip_network(text)
     for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7", "fe80::/10")
 )
 MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
-"""All of IPv4, written in IPv6."""
+"""All of IPv4, mapped into IPv6."""
 EVERYBODY = ("*", "any", "internet", "azurecloud")
-"""Azure's words for everybody; AzureCloud is every customer's machines."""
+"""Azure's names for everybody; AzureCloud includes every customer's machines."""
 OWN = ("virtualnetwork", "azureloadbalancer")
 _SPAN = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True)
 class Opening:
-    """One source, and the protocol and ports that are open to it. Each may be a value that is not known yet."""
+    """A source, and the protocol and ports open to it. Each may be unknown."""
 
     source: Any
     protocol: Any
     ports: Any
-    """Texts such as 22, 20-30 or *; (from, to) in AWS's rules."""
+    """Texts such as 22, 20-30 or *; for AWS (from, to)."""
 
 
 def _of_rule(resource: Resource) -> Iterator[Opening]:
@@ -82,19 +82,19 @@ def _azure(rule: Any) -> Iterator[Opening]:
 
 
 def _is_not(value: Any, wanted: str) -> bool:
-    """Whether the value is known to be another one. An unknown value may be the wanted one, so the rule is judged."""
+    """Whether the value is known to differ. An unknown value may be the wanted one, so the rule is still checked."""
     return not isinstance(value, Unknown) and not same(wanted)(value)
 
 
 def _several(value: Any) -> list[Any]:
-    """The values of a property that is one, a list, or not there."""
+    """A property as a list: it may be one value, a list, or missing."""
     if value is None:
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _from(source: Any) -> str | None:
-    """Text that says why the source belongs to nobody in particular; None where it belongs to somebody."""
+    """Why the source is too broad, or None."""
     text = str(source).strip()
     word = text.lower()
     if word.startswith("pl-"):
@@ -144,7 +144,7 @@ def _spans_ssh(ports: Any) -> bool:
     for text in str(ports).replace(" ", "").split(","):
         span = _SPAN.fullmatch(text)
         if span is None or int(span[1]) <= SSH <= int(span[2] or span[1]):
-            return True  # *, and what cannot be read
+            return True  # *, or unreadable
     return False
 
 
@@ -160,7 +160,7 @@ def _anything(opening: Opening) -> str | None:
     try:
         ssh = _lets_ssh_in(opening)
     except UndecidedError:
-        ssh = False  # it is let in from anywhere, whatever it is
+        ssh = False  # unknown ports: with so broad a source it is a violation either way
     return None if ssh else f"{_shown(opening)} is let in {source}"
 
 

@@ -1,4 +1,4 @@
-"""All rules, and how they are applied to everything that was declared."""
+"""All rules, and their application to the declared resources."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ NOT_APPLIED = {
     "CKV_AWS_145, CKV_AWS_158, CKV2_AZURE_1, CKV_AZURE_93": "the providers' keys: own ones cost, and outlive the stack",
     "CKV_AZURE_59, CKV2_AZURE_33": "the operator's own machine brings the data, from outside of the network",
 }
-"""Checks of Checkov that hold of what we declare and are not asked for, and why."""
+"""Checkov checks that our resources fail on purpose, and why."""
 
 
 def stack(resources: Sequence[Resource], settings: Mapping[str, str]) -> Stack:
-    """What was declared, with those of the settings (keys of Pulumi.yaml, as text) that rules depend on."""
+    """The declared resources, with the settings (keys of Pulumi.yaml, as text) that rules depend on."""
     named = tuple(settings[key] for key in ("image", "baseImage") if settings.get(key))
     return Stack(resources, flow_logs=settings.get("flowLogs") == "true", images=named)
 
 
 def judge(stack: Stack) -> Iterator[Finding]:
-    """What all the rules have to say of all that was declared."""
+    """The findings of all rules about all resources."""
     for resource in stack.resources:
         yield from of_resource(resource)
     for rule in STACK_RULES:

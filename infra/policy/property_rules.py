@@ -1,7 +1,6 @@
-"""The table of rules that look at one resource: types, where in them, and what must be there.
+"""The table of rules that check one resource at a time.
 
-Each row: the rule's name, its description, where it comes from, the types with the parts that are judged, and what
-each part must be.
+Each row: the rule's name, its description, its sources, the types with the parts to check, and the check of each part.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ VERSION = r"[0-9]+\.[0-9]+\.[0-9]+"
 
 
 def _unless_of_template(block: str) -> Parts:
-    """A block of an instance. Where it is not given, the launch template's is in force, and is judged there."""
+    """A block of an instance. If it is missing, the launch template's applies, which is checked there."""
 
     def parts(resource: Resource) -> Iterator[Any]:
         if resource.props.get(block) is not None or resource.props.get("launchTemplate") is None:
@@ -49,7 +48,7 @@ def _instance_volumes(resource: Resource) -> Iterator[Any]:
 def _template_volumes(resource: Resource) -> Iterator[Any]:
     mappings = list(values(resource.props, "blockDeviceMappings[]"))
     if not mappings:
-        yield None  # the image's own mapping is in force, which is not declared here
+        yield None  # the image's own mapping applies, which is not declared here
     for mapping in mappings:
         if mapping.get("virtualName") is None and mapping.get("noDevice") is None:
             yield mapping.get("ebs")
@@ -65,7 +64,7 @@ def _pinned_version(image: Any) -> str | None:
 
 
 def _says_what_for(description: Any) -> bool:
-    """Something else than nothing, and than what the providers write in its place."""
+    """Whether there is a description other than the providers' default text."""
     return description is not None and str(description).strip() not in ("", "Managed by Pulumi", "Managed by Terraform")
 
 
@@ -98,7 +97,7 @@ RULES = (
         METADATA,
         must(
             "httpPutResponseHopLimit",
-            equals(1),  # must be declared: the default is the image's, and some images say 2
+            equals(1),  # must be explicit: the default is the image's, and some images have 2
             "metadataOptions.httpPutResponseHopLimit must be 1: a container or a proxy on the node must not reach it",
         ),
     ),
@@ -106,7 +105,7 @@ RULES = (
         "no-passwords",
         "A virtual machine is opened by SSH keys alone.",
         ("CKV_AZURE_1", "CKV_AZURE_149", "CKV_AZURE_178"),
-        {types.VM: at("osProfile?")},  # without one it boots a specialised image, which brings its logins
+        {types.VM: at("osProfile?")},  # without osProfile the image is a specialised one, with its own logins
         first(
             must(
                 "adminPassword",
@@ -150,7 +149,7 @@ RULES = (
         VOLUMES,
         must(
             "deleteOnTermination",
-            is_on,  # must be declared: in a launch template the default is the image's
+            is_on,  # must be explicit: in a launch template the default is the image's
             "every volume must say deleteOnTermination: true, or it is paid for when its node is gone",
         ),
     ),
@@ -248,6 +247,6 @@ RULES = (
         "No container is public.",
         ("CKV_AZURE_34",),
         {types.CONTAINER: itself},
-        must("publicAccess", absent_or(same("None")), "publicAccess must be None"),  # the default is None: private
+        must("publicAccess", absent_or(same("None")), "publicAccess must be None"),  # the default: private
     ),
 )

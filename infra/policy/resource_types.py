@@ -1,4 +1,4 @@
-"""The resource types that the rules name, as Pulumi's providers call them."""
+"""The Pulumi resource types that the rules name."""
 
 # AWS: machines and their volumes
 INSTANCE = "aws:ec2/instance:Instance"

@@ -1,4 +1,4 @@
-"""What a rule is, and how one is applied to what was declared."""
+"""Rules, and how they are applied to the declared resources."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ Props = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Resource:
-    """One declared resource: its inputs as the engine names them, in camelCase."""
+    """A declared resource: its inputs under the engine's camelCase names."""
 
     type: str
     name: str
     props: Props
     urn: str = ""
     provider: Props = field(default_factory=dict)
-    """The inputs of its provider; empty where it has the default one."""
+    """The inputs of its provider; empty for the default one."""
     links: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Property -> URNs of the resources that its value comes from. Known in a preview, too, where the value is not."""
+    """Property -> URNs of the resources from which its value comes. Known in a preview even if the value is not."""
     ignores: tuple[str, ...] = ()
-    """ignoreChanges."""
+    """The resource's ignoreChanges."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A violation by a resource, or a rule that cannot be decided yet."""
+    """A violation, or a rule that cannot be decided yet."""
 
     rule: str
     resource: Resource
     what: str
     decided: bool
-    """False: the rule depends on a value that is not known yet."""
+    """False: the rule depends on an unknown value."""
 
 
 Parts = Callable[[Resource], Iterable[Any]]
@@ -43,16 +43,16 @@ Parts = Callable[[Resource], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule that looks at one resource, whatever else is declared."""
+    """A rule about one resource, independent of the others."""
 
     name: str
     description: str
     sources: tuple[str, ...]
-    """Where it comes from: Checkov's checks (CKV), the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
+    """Checkov's checks (CKV), and the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
     parts: Mapping[str, Parts]
-    """Type -> the parts of such a resource that are judged, one by one. Type "*" is every resource."""
+    """Type -> the parts of such a resource to check, each separately. Type "*" is every resource."""
     problem: Callable[[Any], str | None]
-    """What is wrong with such a part; None where nothing is. Raises UndecidedError where an unknown value decides."""
+    """What is wrong with a part, or None. Raises UndecidedError if that depends on an unknown value."""
 
     def judge(self, resource: Resource) -> Iterator[Finding]:
         found = self.parts.get(resource.type, self.parts.get("*"))
@@ -62,18 +62,18 @@ class Rule:
 
 @dataclass(frozen=True)
 class Stack:
-    """Everything that was declared, and the settings that rules depend on."""
+    """All declared resources, and the settings that rules depend on."""
 
     resources: Sequence[Resource]
     flow_logs: bool = False
     images: tuple[str, ...] = ()
-    """Images that the settings name."""
+    """Images named in the settings."""
 
     def of(self, *types: str) -> list[Resource]:
         return [resource for resource in self.resources if resource.type in types]
 
     def beside(self, resource: Resource, type_: str, property_: str) -> list[Resource]:
-        """The resources of the type whose property comes from `resource`, or holds its name."""
+        """The resources of type `type_` whose property refers to `resource` or has its name."""
         return [
             other
             for other in self.of(type_)
@@ -92,20 +92,20 @@ def beside(type_: str, other: str, property_: str) -> Callable[[Stack], Iterable
 
 
 def _names(value: Any, resource: Resource) -> bool:
-    """Whether the value is the name that a resource was given, as it may be written instead of a reference."""
+    """Whether the value is the name given to a resource, written out instead of a reference."""
     own = [resource.props.get(key) for key in ("bucket", "name") if key in resource.props]
     return isinstance(value, str) and any(isinstance(name, str) and name == value for name in own)
 
 
 @dataclass(frozen=True)
 class StackRule:
-    """A rule that relates resources, such as what must stand beside one."""
+    """A rule that relates resources, such as what must exist beside one."""
 
     name: str
     description: str
     sources: tuple[str, ...]
     parts: Callable[[Stack], Iterable[tuple[Resource, Any]]]
-    """The resources that a finding names, each with what is judged about it."""
+    """(resource for the finding, what to check about it)."""
     problem: Callable[[Any], str | None]
 
     def judge(self, stack: Stack) -> Iterator[Finding]:
@@ -113,7 +113,7 @@ class StackRule:
 
 
 def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], of: Resource | None) -> Iterator[Finding]:
-    """Judge each part on its own: an unknown value in one does not hide a violation in the next."""
+    """Check each part separately, so that an unknown value in one does not hide a violation in the next."""
     waiting = iter(parts)
     while True:
         try:
@@ -122,7 +122,7 @@ def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], of: Re
             return
         except UndecidedError:
             if of is None:
-                raise  # the parts of a rule over the stack look into no value: this is a mistake in the rule
+                raise  # computing the parts of a StackRule must not read values: a bug in the rule
             yield Finding(rule.name, of, "which parts it has is not known yet", decided=False)
             return
         try:

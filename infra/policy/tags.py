@@ -1,4 +1,4 @@
-"""Tags: the audit finds a stack's resources by them, and they say whose a resource is and how long it may stay."""
+"""Rules about tags: the audit finds a stack's resources by them; they name the owner and how long a stack may exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AWS_WITHOUT = frozenset(
     f"aws:{name}:{name[name.index('/') + 1].upper()}{name[name.index('/') + 2 :]}" for name in _AWS_WITHOUT.split()
 )
 AZURE_WITHOUT = frozenset(f"azure-native:{name}" for name in _AZURE_WITHOUT.split())
-"""Types that take no tags. A type that is in neither list must have them, so that a new one is not forgotten."""
+"""Types that cannot have tags. A type in neither list must have them, so that a new type is not forgotten."""
 
 
 def _required(tags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -44,11 +44,11 @@ def _of_resource(resource: Resource) -> Iterator[tuple[str, Any]]:
 
 
 def _effective(resource: Resource) -> Mapping[str, Any]:
-    """What an AWS resource will be tagged with.
+    """The tags that an AWS resource will have.
 
-    Under the engine the provider has put it into tagsAll (pulumi-aws, provider/tags.go), or has left that unknown
-    because some tag or some setting of the provider is. There, and without an engine: the provider's default tags and
-    the resource's own over them.
+    Under the engine, the provider has put them into tagsAll (pulumi-aws, provider/tags.go), or has left that unknown
+    because a tag or a provider setting is unknown. In that case, and without an engine, they are the provider's default
+    tags overridden by the resource's own.
     """
     merged = resource.props.get("tagsAll")
     if merged is not None and not isinstance(merged, Unknown):
@@ -57,16 +57,16 @@ def _effective(resource: Resource) -> Mapping[str, Any]:
 
 
 def default_tags(provider: Props) -> Mapping[str, Any]:
-    """The provider's defaultTags: an explicit provider's inputs are JSON in text."""
+    """The provider's defaultTags. Inputs of an explicit provider are JSON text."""
     given = provider.get("defaultTags") or {}
     given = json.loads(given) if isinstance(given, str) else given
     return dict(given.get("tags") or {})
 
 
 def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
-    """The tags of an instance's volumes: its volumeTags, or its root volume's own over the default tags.
+    """The tags of an instance's volumes: its volumeTags, or else the root volume's own over the default tags.
 
-    Default tags reach a root volume that is declared, and nothing that a launch template makes.
+    Default tags apply to a root volume that is declared, but not to what a launch template makes.
     """
     given, root = resource.props.get("volumeTags"), resource.props.get("rootBlockDevice")
     if given is None and root is not None:

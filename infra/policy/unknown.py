@@ -1,4 +1,4 @@
-"""Values that are not known yet, as in a preview."""
+"""Values that are unknown in a preview."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 
 
 class UndecidedError(Exception):
-    """A rule asked for a value that is not known yet."""
+    """A rule needs a value that is not known yet."""
 
 
 class Unknown:
-    """Stands where a value is not known yet. That it was given is known; whatever else is asked of it is undecided.
+    """Placeholder for an unknown value. It counts as given; any other question about it is undecided.
 
-    So a rule cannot take it for a value that passes: every comparison, test, loop and attribute raises.
+    Every comparison, test, loop and attribute raises, so that a rule cannot let it pass by mistake.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -40,7 +40,7 @@ UNKNOWN = Unknown()
 
 
 def known(value: Any) -> Any:
-    """The value, whole; raises UndecidedError where any part of it is not known."""
+    """The value itself. Raises UndecidedError if any part of it is unknown."""
     if isinstance(value, Unknown):
         raise UndecidedError
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""What a stack costs: a dated table of prices, and how it is brought up to date."""
+"""What a stack costs: a dated table of prices, and its refresh."""

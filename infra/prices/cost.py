@@ -22,7 +22,7 @@ from infra.prices import refresh, table
 
 
 def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
-    """The bill of a stack that is up, whether it is or not. Raises UsageError for what has no price."""
+    """The bill for a stack as if it were up, with the table's age. Raises UsageError for what has no price."""
     lines: list[table.Line] = clusters.of(settings).bill(settings)
     hourly = table.total(lines)
     oldest = min((line.as_of for line in lines), default="")

@@ -1,4 +1,4 @@
-"""Ask the providers for today's prices of all that the table has, and put them into it."""
+"""Fetches today's prices of everything in the table from the providers, and writes them into it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from infra.prices.rewrite import Key, Wanted
 from infra.prices.table import TABLE
 
 Ask = Callable[[str, Sequence[str]], dict[str, set[float]]]
-"""(region, skus) -> what is found of each."""
+"""(region, skus) -> sku -> prices found."""
 _LISTS = {cloud: sdk.load(f"infra.clouds.{cloud}.price_list") for cloud in kinds.CLOUDS}
 CLOUDS: dict[str, Ask] = {cloud: module.prices for cloud, module in _LISTS.items()}
 SOURCES: dict[str, str] = {cloud: module.SOURCE for cloud, module in _LISTS.items()}
@@ -23,16 +23,16 @@ SOURCES: dict[str, str] = {cloud: module.SOURCE for cloud, module in _LISTS.item
 
 @dataclass
 class Refreshed:
-    """What came of it."""
+    """The result of a refresh."""
 
     asked: int = 0
     found: dict[Key, float] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-    """What stays as it was, and why."""
+    """Prices that were not changed, and why."""
 
 
 def refresh(path: Path = TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: str = "") -> Refreshed:
-    """Rewrite the table. Raises OperationError, with the table as it was, when a provider cannot be asked."""
+    """Rewrite the table. Raises OperationError, leaving the table unchanged, if a provider cannot be asked."""
     today = today or datetime.datetime.now(datetime.UTC).date().isoformat()
     text = path.read_text(encoding="utf-8")
     done = Refreshed()
@@ -47,7 +47,7 @@ def _ask(cloud: str, wanted: list[Wanted], done: Refreshed) -> None:
         here = [entry for entry in wanted if entry.region == region]
         try:
             found = CLOUDS[cloud](region, [entry.sku for entry in here])
-        except (OSError, EOFError) as error:  # a gzip that is cut off is an EOFError
+        except (OSError, EOFError) as error:  # a truncated gzip is an EOFError
             raise OperationError(
                 f"prices of {cloud} in {region} cannot be had, the table is as it was: {error}"
             ) from None

@@ -1,6 +1,6 @@
-"""prices.toml as a text that is rewritten: prices, days and sources change; comments, order and all else stay.
+"""Rewrites prices.toml as text: prices, days and sources change; comments, order and the rest stay.
 
-Each price has a line of its own, `{ cloud = ..., region = ..., sku = ..., ... },`.
+Each price must be on one line, `{ cloud = ..., region = ..., sku = ..., ... },`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINE = re.compile(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the table has a price of."""
+    """One entry of the table, whose price is wanted."""
 
     cloud: str
     region: str
@@ -39,13 +39,13 @@ class Wanted:
 
 
 def wanted(text: str) -> list[Wanted]:
-    """Everything that the table has a price of, in its order."""
+    """All entries of the table, in its order."""
     lines = (_LINE.fullmatch(line) for line in text.splitlines())
     return [Wanted(line["cloud"], line["region"], line["sku"], line["per"]) for line in lines if line]
 
 
 def rewritten(text: str, found: Mapping[Key, float], today: str, sources: Mapping[str, str]) -> str:
-    """The table with the prices that were found (in the table's own unit), their day, and the cloud's source."""
+    """The text with the prices in `found` (in the table's units), the day `today`, and each cloud's source."""
     lines = []
     for line in text.splitlines(keepends=True):
         match = _LINE.fullmatch(line.rstrip("\n"))
@@ -58,13 +58,13 @@ def rewritten(text: str, found: Mapping[Key, float], today: str, sources: Mappin
 
 
 def amount(price: float) -> str:
-    """1.6128, 0.045, 38.0: as TOML has a number, without digits that mean nothing."""
+    """A price as a TOML number without superfluous digits: 1.6128, 0.045, 38.0."""
     text = f"{price:.6f}".rstrip("0")
     return text + "0" if text.endswith(".") else text
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all; a text that is no table any more is an OperationError."""
+    """Write the file atomically. Raises OperationError if the text is not a valid table."""
     try:
         tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -1,6 +1,6 @@
-"""What things cost: a dated table in the repository (prices.toml), and a bill made from it without asking anybody.
+"""The dated table of prices in the repository (prices.toml), and bills computed from it without a request.
 
-A price that is not in the table is an error, never zero: a bill that leaves something out is worse than none.
+A missing price is an error, never zero: an incomplete bill is worse than none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from infra.errors import UsageError
 
 TABLE = Path(__file__).with_name("prices.toml")
 HOURS_A_MONTH = 730.0
-"""As both clouds' own calculators have it."""
+"""Hours per month, as in both clouds' own calculators."""
 SPOT = "/spot"
 
 
@@ -27,15 +27,15 @@ class Line:
     count: float
     unit: str
     usd_per_hour: float
-    """For all of them together."""
+    """For all `count` items together."""
     as_of: str
-    """The day that the price was looked up, YYYY-MM-DD."""
+    """Day of the price, YYYY-MM-DD."""
     estimate: bool = False
-    """Whether it is no list price, but one that was concluded from another."""
+    """The price was derived from another one: it is not a list price."""
 
 
 def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> Line:
-    """`count` of something, for an hour; a spot instance is a share of the one on demand where it has no own price.
+    """The cost of `count` items for an hour. A spot instance without a price of its own costs a share of on-demand.
 
     Raises UsageError for what has no price in this region.
     """
@@ -56,7 +56,7 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
 
 
 def total(lines: list[Line]) -> float:
-    """USD an hour, of all of them."""
+    """The sum of all lines, in USD per hour."""
     return sum(entry.usd_per_hour for entry in lines)
 
 
