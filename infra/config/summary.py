@@ -16,6 +16,7 @@ from infra.errors import UsageError, show_error
 
 
 def of(settings: Settings) -> dict[str, Any]:
+    """The facts as in the module docstring."""
     return {
         "cluster": settings.cluster,
         "cloud": settings.facts.name,

@@ -36,5 +36,6 @@ def judge(stack: Stack) -> Iterator[Finding]:
 
 
 def of_resource(resource: Resource) -> Iterator[Finding]:
+    """The findings of the rules that look at one resource."""
     for rule in RULES:
         yield from rule.judge(resource)

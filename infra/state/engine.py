@@ -193,6 +193,7 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
 
 
 def up(state: State, stack: str) -> None:
+    """Refresh, run the program, and delete what it no longer declares."""
     refresh(state, stack)
     engine, outputs = run_program(state, stack, preview=False)
     gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
@@ -238,6 +239,7 @@ def look(state: State) -> None:
 
 
 def destroy(state: State, stack: str) -> None:
+    """Delete all resources, in reverse order of creation, and the state."""
     delete_all(state, state.reversed())
     state.forget()
 
@@ -250,6 +252,7 @@ def delete_all(state: State, resources: list[Resource]) -> None:
 
 
 def delete(state: State, resource: Resource) -> None:
+    """Delete one resource and drop it from the state. Raises Cancelled after an interruption."""
     if operation.interrupted.is_set():
         raise operation.Cancelled("interrupted; run the same verb again: it goes on where this stopped")
     began = time.monotonic()
@@ -259,6 +262,7 @@ def delete(state: State, resource: Resource) -> None:
 
 
 def output(state: State, stack: str) -> None:
+    """Print the inventory. Raises UsageError if the stack is not up."""
     if "inventory" not in state.outputs:
         raise UsageError(f"stack {stack} is not up; run: fab up")
     say(state.outputs["inventory"])

@@ -87,6 +87,7 @@ def passes(error: Exception) -> bool:
 
 
 def one_line(error: Exception) -> str:
+    """The error as one line of at most 300 characters."""
     if isinstance(error, ResponseParserError):
         return "the answer is none of AWS's: is there such a call at this endpoint?"
     if isinstance(error, ClientError):

@@ -50,6 +50,7 @@ def tags(client: Any, bucket: str) -> dict[str, str]:
 
 
 def measure(client: Any, bucket: str) -> Held:
+    """Count and sum everything in a bucket. Stops at COUNTED versions; then uploads are not counted."""
     count, total = 0, 0
     for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
         listed = page.get("Versions", [])

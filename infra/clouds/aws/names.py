@@ -47,4 +47,5 @@ def declare(settings: Settings, opts: pulumi.ResourceOptions) -> aws.Provider:
 
 
 def asking(provider: aws.Provider) -> pulumi.InvokeOptions:
+    """Options for a data source: use the stack's provider, and so its region."""
     return pulumi.InvokeOptions(provider=provider)

@@ -73,6 +73,7 @@ def sku_of(offer: str, row: Row) -> str:
 
 
 def rows(url: str) -> Iterator[Row]:
+    """The rows of an offer file, streamed. Raises OSError if it cannot be fetched or is cut off."""
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         packed = response.headers.get("Content-Encoding") == "gzip"

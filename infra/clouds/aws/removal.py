@@ -30,6 +30,7 @@ Remover = Callable[[Place, LiveResource], None]
 
 
 def is_gone(error: Exception) -> bool:
+    """Whether the error says that the resource does not exist."""
     word = api.code(error)
     gone = ("NoSuchEntity", "NoSuchBucket", "InvalidPlacementGroup.Unknown", "InvalidAMIID.Unavailable")
     return "NotFound" in word or word in (*gone, "Gateway.NotAttached")

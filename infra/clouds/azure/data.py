@@ -26,6 +26,8 @@ a week-old checkpoint that is deleted now would go tonight anyway."""
 
 @dataclass(frozen=True)
 class Data:
+    """The storage account and its container."""
+
     account: storage.StorageAccount
     container: storage.BlobContainer
 

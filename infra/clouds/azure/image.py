@@ -73,6 +73,7 @@ def key(settings: Settings) -> str:
 
 
 def replicas(settings: Settings) -> int:
+    """Number of image replicas for the nodes."""
     return math.ceil(settings.nodes / NODES_PER_REPLICA)
 
 
@@ -87,6 +88,7 @@ class Golden:
 
 
 def declare(base: Base, net: Network, own: Access) -> Golden:
+    """Declare all stages of a bake, or refer to the image that the settings name."""
     settings, name = base.settings, key(base.settings)
     if settings.image != "bake":
         return Golden(pulumi.Output.from_input(settings.image), name, ())

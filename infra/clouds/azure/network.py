@@ -14,6 +14,8 @@ VNET_PREFIX = 16
 
 @dataclass(frozen=True)
 class Network:
+    """What machines are attached to."""
+
     vnet: network.VirtualNetwork
     subnet: network.Subnet
 

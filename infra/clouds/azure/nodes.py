@@ -21,6 +21,8 @@ HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 
 @dataclass(frozen=True)
 class Node:
+    """What the inventory needs of a node."""
+
     name: str
     role: naming.Role
     private_ip: str
@@ -29,6 +31,7 @@ class Node:
 
 
 def declare(base: Base, net: Network, golden: Golden, own: Access) -> list[Node]:
+    """Declare all nodes, the head first."""
     group = compute.ProximityPlacementGroup(
         "placement",
         proximity_placement_group_name=base.name("placement"),

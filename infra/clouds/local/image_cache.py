@@ -35,6 +35,7 @@ def used() -> dict[str, list[str]]:
 
 
 def listing() -> list[dict[str, Any]]:
+    """The images of the cache, as in the module docstring; sizes in GiB."""
     users, rows = used(), []
     for name in image.baked():
         known = image.record(name) or {}
