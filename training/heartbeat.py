@@ -1,6 +1,6 @@
-"""Each rank's heartbeat: heartbeat/rank-N.json has its step, its phase and when it was written.
+"""Each rank's heartbeat: heartbeat/rank-N.json has its step, its phase and the time of writing.
 
-A watchdog on the node reads it: an old time means that the rank stopped, a low step that it fell behind.
+The node's keeper reads it: an old time means that the rank hangs, a low step that it is behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Heartbeat:
         self._rest = {"rank": rank, "node": node, "pid": os.getpid()}
 
     def beat(self, step: int, phase: Phase) -> None:
-        """Write step, phase and time. Renamed into place, so that a reader never sees half a file; not synced, as a
-        heartbeat means nothing after a crash."""
+        """Write step, phase and time. The file is renamed into place, so that a reader never sees half of it, and not
+        synced, as nobody needs a heartbeat after a crash of the machine."""
         self._temporary.write_text(json.dumps({"step": step, "time": time.time(), "phase": phase, **self._rest}))
         self._temporary.replace(self.path)

@@ -1,4 +1,4 @@
-"""Keys of a TOML file: the allowed values of each, and one line for a value that is not allowed."""
+"""Declares the keys of a TOML file and their allowed values, and reports a value that is not allowed in one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class JobError(ValueError):
 
 
 def key(default: Any, allowed: str, ok: Callable[[Any], bool]) -> Any:
-    """A dataclass field with its default, and the allowed values in words and as a test."""
+    """A dataclass field with its default, a description of the allowed values, and the test `ok` for them."""
     return field(default=default, metadata={"allowed": allowed, "ok": ok})
 
 
@@ -43,7 +43,7 @@ def not_negative(default: float) -> Any:
 
 
 def text(default: str, allowed: str = "any text") -> Any:
-    """A text; empty only where the default is."""
+    """A text; it may be empty only if the default is."""
     return key(default, allowed, lambda value: bool(default == "" or value))
 
 
@@ -62,7 +62,7 @@ def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
 
 
 def section(section: str, cls: type[_Section], table: Any) -> _Section:
-    """A table of the file as its dataclass. JobError for an unknown key, a wrong type or a value that is not
+    """Turn a table of the file into its dataclass. JobError for an unknown key, a wrong type or a value that is not
     allowed."""
     if not isinstance(table, dict):
         raise JobError(f"{section} = {table!r}: not a section; allowed: [{section}] with keys under it")

@@ -28,10 +28,12 @@ from training.store.mirror import Mirror
 
 
 class Failed(RuntimeError):
-    """An error on which all ranks agreed: one line, the same on each."""
+    """An error that all ranks raise together, with the same one-line text."""
 
 
 class Stop(Protocol):
+    """A request to end: `asked` is set from outside, `step` by the loop when it has ended."""
+
     asked: bool
     step: int
 
@@ -90,7 +92,7 @@ class Loop:
         return self.state.step >= self.job.train.steps
 
     def close(self) -> None:
-        """Wait until the mirror has the last checkpoint, or has reported why not; the other ranks are done already."""
+        """Wait until the mirror has the last checkpoint or has reported why not. Only rank 0 has a mirror."""
         if self.mirror is not None:
             self.mirror.finish(lambda: self._beat(self.state.step, "save"))
 
@@ -103,7 +105,7 @@ class Loop:
             raise Failed(wrong)
 
     def _step(self) -> bool:
-        """One optimizer step, with the validation and the checkpoint that are due; True when the job must end."""
+        """One optimizer step, with the validation and the checkpoint that are due; True if a stop was requested."""
         step = self.state.step + 1
         self._beat(step, "train")
         start = time.perf_counter()
@@ -125,15 +127,15 @@ class Loop:
         return stopping
 
     def _train(self, windows: Tensor) -> tuple[Tensor, float]:
-        """Train one step on this rank's windows; each target of all ranks' windows has the same weight. Returns this
-        rank's part of the mean loss, and the gradients' norm."""
+        """Train one step on this rank's windows. All targets of the global batch have the same weight, however many
+        windows a rank has. Returns this rank's part of the mean loss, and the norm of the averaged gradients."""
         self.stepper.module.train()
-        # The ranks' gradients are averaged: this rank's sum counts `size` times.
+        # The ranks' gradients are averaged, that is divided by `size`: multiply by it here.
         scale = self.ranks.size / (self.job.windows * self.state.model.targets_per_window())
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
             for start in range(0, len(windows), self.job.train.micro_batch):
-                self._beat(self.state.step + 1, "train")  # many micro batches take longer than a rank may be silent
+                self._beat(self.state.step + 1, "train")  # a step of many micro batches exceeds the heartbeat timeout
                 end = start + self.job.train.micro_batch
                 batch = self._batch(windows[start:end], self.state.step + 1, self.first + start)
                 loss += self.stepper.micro_step(batch, scale, last=end >= len(windows))
@@ -142,8 +144,8 @@ class Loop:
         return loss / self.ranks.size, norm
 
     def _exchange(self, loss: Tensor) -> dict[str, Any]:
-        """The only message of a step: the loss, stop requests, failed saves, and the seconds that each rank
-        computed."""
+        """The only message of a step: sums the loss, stop requests, failed saves and each rank's compute seconds over
+        all ranks. Raises Failed, on every rank, if a save has failed."""
         size, rank = self.ranks.size, self.ranks.rank
         values = torch.zeros(2 + 2 * size, dtype=torch.float64)
         values[0], values[1] = float(loss), float(self.stop.asked)
@@ -184,15 +186,15 @@ class Loop:
                     total += float(model(*batch))
             line["val_loss"] = float(self.ranks.sum(total)) / (len(starts) * model.targets_per_window())
         bytes_per_token = self.data.bytes_per_token("val")
-        if bytes_per_token and model.targets_per_window() == block:  # otherwise the loss is not over all of the text
+        if bytes_per_token and model.targets_per_window() == block:  # a masked model's loss covers only some tokens
             line["val_bits_per_byte"] = line["val_loss"] / math.log(2) / bytes_per_token
         improved = bool(line["val_loss"] < self.state.best)
         self.state.best = min(self.state.best, line["val_loss"])
         return improved
 
     def _save(self, line: dict[str, Any], *, due: bool, best: bool) -> None:
-        """Write the step's line, and a checkpoint where one is due. The line is on disk before the checkpoint is, so a
-        resumed run has the lines of all its steps."""
+        """Write the step's line, and a checkpoint if one is due. The line is synced to disk before the checkpoint, so
+        that a resumed run has the lines of all its steps."""
         ready = None
         if due or best:
             self._beat(self.state.step, "save")
@@ -238,11 +240,11 @@ class Loop:
         return starts[self.first : self.last]
 
     def _crops(self, split: Any, starts: Any) -> Tensor:
-        """The windows that begin there: int64, (windows, block_size + 1)."""
+        """The windows that begin at `starts`: int64, (windows, block_size + 1)."""
         return torch.from_numpy(order.crops(split, starts, self.job.model.block_size))
 
     def _batch(self, windows: Tensor, step: int, first: int) -> tuple[Tensor, ...]:
-        """The model's arguments for windows of a step, the first of which is the step's window `first`."""
+        """The model's arguments for some windows of a step; `first` is the index of the first of them in the step."""
         seeds = order.window_seeds(self.job.train.seed, step, first, len(windows))
         return self.state.model.batch(windows.to(self.ranks.device, non_blocking=True), seeds)
 

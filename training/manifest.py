@@ -1,7 +1,7 @@
 """Manifests: size and checksum of the files beside them. Imports the standard library only.
 
-A manifest contains a checksum of itself and has one way of being written, so that every edit is noticed. It is written
-last, when all files are on disk: a folder without one is not complete.
+A manifest contains a checksum of itself and must be byte for byte as `render` writes it, so that every edit is noticed.
+It is written last, when all files are on disk: a folder without one is not complete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def parse(path: Path) -> dict[str, Any]:
-    """Read what `render` wrote; TokenError for a torn or edited file."""
+    """Read what `render` wrote; TokenError if the file is missing, cut or edited."""
     try:
         return parse_bytes(path.read_bytes(), str(path))
     except OSError as error:
@@ -76,7 +76,7 @@ def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
         raise TokenError(f"{where}: not a manifest of files with checksums ({error})") from error
     for name, each in files.items():
         if not is_plain(name) or name == NAME:
-            raise TokenError(f"{where}: {name!r} is not a plain file name")  # it must not lead out of its folder
+            raise TokenError(f"{where}: {name!r} is not a plain file name")  # a path could lead out of the folder
         size = each["bytes"]
         known = size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
         if not known or not _SHA256.fullmatch(str(each["sha256"])):
@@ -112,7 +112,7 @@ def publish(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder: only then a rename in it is on disk."""
+    """Sync a folder, so that renames in it are on disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -126,7 +126,8 @@ def checksum(path: Path) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a token set, or one made up for nanoGPT's bare files. Sizes are checked. TokenError."""
+    """The manifest of a token set, or one made from nanoGPT's bare files. TokenError if there is none, it is invalid
+    or a file has the wrong size."""
     if not folder.is_dir():
         raise TokenError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / NAME).exists():
@@ -155,7 +156,7 @@ def check(folder: Path, content: dict[str, Any]) -> None:
     if not known:
         raise TokenError(f"{folder / NAME}: not a token set's manifest (vocab_size or encoding)")
     for name in (*expected, content["encoding"].get("ranks", NAME)):
-        if not is_plain(name):  # a manifest must not lead out of its folder
+        if not is_plain(name):  # a path could lead out of the folder
             raise TokenError(f"{folder / NAME}: {name!r} is not a plain file name")
     for name, size in expected.items():
         if size_of(inside(folder, name)) != size:

@@ -24,8 +24,7 @@ from training.keys import JobError
 
 
 class Clock:
-    """The seconds of a step by what they were spent on. Time measured inside another measurement counts once,
-    inside."""
+    """Measures the seconds of a step by phase. The time of a nested measurement counts only for the inner phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -55,10 +54,11 @@ class Clock:
 
 
 class Lines:
-    """metrics.jsonl. Opened at a step, it drops the lines after it, which a killed run wrote: each step is there once.
+    """Writes metrics.jsonl. Opening it at `step` removes the lines of later steps, which a killed run wrote, so that
+    each step is there once.
 
     A file of more than `limit` bytes is thinned to half of that: every second step stays, or every fourth, and so on,
-    and every step with a validation. A run of any length keeps its curve from start to end in a file of bounded size.
+    and every step with a validation. So a run of any length keeps its whole curve in a file of bounded size.
     """
 
     def __init__(self, path: Path, step: int, *, limit: int = 64 << 20) -> None:
@@ -69,7 +69,7 @@ class Lines:
         self._size = path.stat().st_size
 
     def write(self, values: Mapping[str, Any]) -> None:
-        """Write one line, handed to the system at once: a killed process loses none."""
+        """Write one line and pass it to the kernel at once, so that a killed process loses none."""
         line = json.dumps(values) + "\n"
         self._file.write(line)
         self._size += len(line)
@@ -108,11 +108,11 @@ def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")  # the torn last line of a run that was killed
+        return float("inf")  # an incomplete last line, from a killed run: it is dropped
 
 
 def check_wandb() -> None:
-    """Raises JobError where Weights & Biases cannot be used, though the operator has a key of it."""
+    """JobError if the wandb package, which Weights & Biases needs, is not installed."""
     if not importlib.util.find_spec("wandb"):
         raise JobError(
             "WANDB_API_KEY is set, but the wandb package is not installed on the head; there:"
@@ -121,7 +121,8 @@ def check_wandb() -> None:
 
 
 def trackers(run: Path) -> list[Any]:
-    """accelerate's trackers: TensorBoard events in run/tensorboard, Weights & Biases if its key is set."""
+    """accelerate's trackers: TensorBoard events in run/tensorboard, and Weights & Biases if its key is set. JobError if
+    the key is set but wandb is not installed."""
     from accelerate.tracking import TensorBoardTracker, WandBTracker
 
     found: list[Any] = []

@@ -39,8 +39,8 @@ def build(model: Model, train: Train) -> torch.optim.AdamW:
 
 
 def check_fused(optimizer: torch.optim.Optimizer) -> None:
-    """RuntimeError if a group has lost its fused setting, as loading or wrapping can cause: 5 times as slow,
-    silently."""
+    """RuntimeError if a group is not fused any more. Loading or wrapping can lose the setting, and AdamW then takes 5
+    times as long without a warning."""
     if not all(group["fused"] for group in optimizer.param_groups):
         raise RuntimeError("AdamW is not fused: a group of its parameters has lost the setting")
 
@@ -55,7 +55,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by parameter name, as `exp_avg.blocks.0...`, and the `step` that all parameters share."""
+    """The optimizer's moments by name, such as `exp_avg.blocks.0...`, and the `step` that all parameters share."""
     out: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]

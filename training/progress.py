@@ -12,7 +12,7 @@ REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
 
 
 class Progress:
-    """Several threads may advance it."""
+    """Counts bytes and prints the progress; safe from several threads."""
 
     def __init__(
         self, total: int = 0, done: int = 0, out: TextIO | None = None, quiet: bool = False, label: str = "prepare"
@@ -31,7 +31,8 @@ class Progress:
         self.total, self.done, self.first = total, done, done
 
     def advance(self, cost: int, text: int | None = None) -> None:
-        """Add `cost` bytes of the source and `text` bytes of text (None: as many), and show it if it is time."""
+        """Add `cost` bytes of the source and `text` bytes of text (None: as many); print at most every REDRAW or LINE
+        seconds."""
         with self._lock:
             self.done += cost
             self.text += cost if text is None else text

@@ -26,7 +26,7 @@ KEPT = 20
 
 
 def load(folder: Path) -> Model:
-    """The model of a verified checkpoint, ready to sample from."""
+    """The model of a verified checkpoint, in evaluation mode. CheckpointError if it cannot be read."""
     cls, shape = checkpoint.model_of(checkpoint.read_state(folder))
     model = cls(shape)
     model.load_state_dict(checkpoint.read_part(folder, "model"))
@@ -37,11 +37,11 @@ def load(folder: Path) -> Model:
 def generate(
     model: Model, prompt: Sequence[int], count: int, *, temperature: float, top_k: int, seed: int, cached: bool = True
 ) -> Iterator[int]:
-    """Yield `count` tokens that continue the prompt. Temperature 0 chooses the most likely token each time.
+    """Yield `count` tokens that continue the prompt. Temperature 0 chooses the most likely token each time; top_k 0
+    samples from all tokens.
 
-    Where the model has a cache, each token is read once. When the context is full, its older half is dropped and the
-    rest is read again at its new positions. `cached=False` reads the whole context for each token: the same result,
-    slower.
+    If the model has a cache, it reads each token once. When the context is full, its older half is dropped and the rest
+    is read again at its new positions. `cached=False` reads the whole context for each token, with the same result.
     """
     device = next(model.parameters()).device
     generator = torch.Generator(device).manual_seed(seed)

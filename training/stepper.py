@@ -17,10 +17,10 @@ from training.parallel import Parallelism
 
 
 class Stepper:
-    """Sets up IPEX where it is installed, compilation, precision and the parallelism, in that order."""
+    """Sets up IPEX if it is installed, compilation, precision and the parallelism, in that order; then trains."""
 
     def __init__(self, train: Train, state: State, parallel: Parallelism, mixed: str) -> None:
-        """`mixed` is accelerate's word for the precision: no, bf16, fp16."""
+        """`mixed` is accelerate's name of the precision: no, bf16, fp16."""
         self.parallel = parallel
         self.accelerator = parallel.accelerator(mixed)
         if self.uses_ipex:
@@ -39,7 +39,7 @@ class Stepper:
         return self.accelerator.device.type == "cpu" and bool(importlib.util.find_spec("intel_extension_for_pytorch"))
 
     def micro_step(self, batch: tuple[Tensor, ...], scale: float, *, last: bool) -> Tensor:
-        """Add a micro batch's gradients; with the last one of a step they are averaged over the ranks. Returns the loss
+        """Add a micro batch's gradients; the last one of a step also averages them over the ranks. Returns the loss
         times `scale`."""
         with contextlib.nullcontext() if last else self.parallel.accumulate():
             loss: Tensor = self.module(*batch) * scale
@@ -47,23 +47,23 @@ class Stepper:
         return loss.detach()
 
     def update(self) -> float:
-        """Clip the gradients, step, clear them; returns their norm before."""
+        """Clip the gradients, step the optimizer, clear the gradients; returns their norm before clipping."""
         norm = self.parallel.clip(self.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return float(norm)
 
     def scaler_state(self) -> dict[str, Any] | None:
-        """Of fp16's loss scaling; None in other precisions."""
+        """State of fp16's loss scaling; None in other precisions."""
         scaler = self.accelerator.scaler
         return None if scaler is None else dict(scaler.state_dict())
 
 
 def _apply_ipex(state: State) -> None:
-    """IPEX's kernels on plain parameters: packed weights would make checkpoints and hashes machine-dependent."""
+    """Use IPEX's kernels without packing the weights, which would make checkpoints and hashes machine-dependent."""
     import intel_extension_for_pytorch as ipex
 
-    # Its own kernel for layer norm brings the warning; losses were compared with plain torch's, digit by digit.
+    # IPEX's layer norm kernel causes this warning. Its losses were compared with plain torch's: the same digits.
     warnings.filterwarnings("ignore", message="aten::layer_norm: an autograd kernel was not registered")
     ipex.optimize(
         state.model.train(),

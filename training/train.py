@@ -4,7 +4,8 @@
     torchrun --nproc-per-node 2 -m training.train job.toml train.steps=100
     mpirun -n 3 -ppn 1 python -m training.train job.toml          (MASTER_ADDR and MASTER_PORT set)
 
-A run directory with checkpoints is resumed from the newest; with --resume, one without gets it from the run's mirror.
+A run resumes from the newest checkpoint in its run directory; with --resume, it fetches one from its mirror if it has
+none.
 SIGTERM or SIGUSR1 to any rank ends the job on all of them after the step, with a checkpoint. Exit codes: 0 done or
 stopped, 1 failed, 2 invalid job.
 """
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(job: Job, resume: bool) -> int:
     """Join the other ranks and train; every error becomes one line and an exit code."""
-    from training.parallel.ranks import join  # torch takes seconds to import: an invalid job is refused before
+    from training.parallel.ranks import join  # here, as torch takes seconds to import: an invalid job is refused first
 
     stop = StopRequest()
     try:
@@ -63,13 +64,13 @@ def _run(job: Job, resume: bool) -> int:
         ranks.close()
         loop.close()
     except JobError as error:
-        ranks.explain(error)  # of this node only, such as its data: the other ranks learn which
+        ranks.explain(error)  # tells the other ranks, as the cause, such as the data, may be on this node only
         raise
-    except Failed as error:  # the same on all ranks
+    except Failed as error:  # raised on all ranks with the same text
         print(f"error: {error}", file=sys.stderr, flush=True)
         ranks.leave()
         return 1
-    except Exception as error:  # noqa: BLE001 (whatever it is, the other ranks must learn of it)
+    except Exception as error:  # noqa: BLE001 (the other ranks must be told of any error)
         _report(error, ranks.explain(error))
         return 1
     if ranks.is_first:
@@ -82,13 +83,13 @@ def _report(error: Exception, line: str) -> None:
     from training.parallel.peers import is_collective
 
     if not is_collective(error) and not isinstance(error, CheckpointError):
-        # A fault of the program or of the machine: the traceback helps.
+        # A bug, or a fault of the machine: print the traceback.
         import traceback
 
         traceback.print_exc()
     print(f"error: {line}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1)  # threads of a broken process group would wait for their timeout
+    os._exit(1)  # a normal exit would wait for the broken process group's threads until their timeout
 
 
 class StopRequest:
@@ -106,8 +107,8 @@ class StopRequest:
 
 if __name__ == "__main__":
     code = main()
-    # Skip the interpreter's shutdown: gloo's threads may still hold tensors, and torch 2.13 then aborts a rank that has
-    # finished its work (pytorch#179291).
+    # Skip the interpreter's shutdown: gloo's threads may still hold tensors, and torch 2.13 then aborts the process
+    # although its work is done (pytorch#179291).
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Write checkpoints in the background: the step waits for a copy in memory, a thread of low priority writes it.
+"""Write checkpoints in the background: the step waits only for a copy in memory, which a low-priority thread writes.
 
 There is one save at a time; the next one waits for it. `check` reports a save that failed.
 """
@@ -20,12 +20,12 @@ from training.checkpoint import files as checkpoint
 from training.store.mirror import Mirror
 
 _NICENESS = 10
-"""The thread hashes and writes while the training computes, and has time for that until the next save."""
+"""Low priority: the thread hashes and writes while the training computes, and has until the next save for it."""
 
 
 class Saver:
     def __init__(self, run: Path, keep: int, mirror: Mirror | None = None) -> None:
-        """`keep` verified checkpoints stay on disk; `mirror` gets each as soon as it is on disk."""
+        """`keep` verified checkpoints stay on disk; each is offered to `mirror` as soon as it is on disk."""
         self.directory = run / "checkpoints"
         self.best = run / "best"
         self.keep = keep
@@ -36,8 +36,8 @@ class Saver:
         self._failure: checkpoint.CheckpointError | None = None
 
     def save(self, files: checkpoint.Files, state: Mapping[str, Any], *, step: int | None, best: bool) -> None:
-        """Copy the values and return; the thread writes them as the checkpoint of `step` (None: not as one), as the
-        best model, or both. Raises the CheckpointError of a save before."""
+        """Copy the values and return; the thread writes them as the checkpoint of `step` (None: no checkpoint), as the
+        best model, or both. Waits for the save before; raises its CheckpointError if it failed."""
         self.finish()
         copied = {name: self._copy(name, content) for name, content in files.items()}
         self._thread = threading.Thread(
@@ -50,7 +50,7 @@ class Saver:
         return str(self._failure or "")
 
     def finish(self) -> None:
-        """Wait for the save in progress; raises the CheckpointError of any that failed."""
+        """Wait for the save in progress; raises the CheckpointError of any save that failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -62,7 +62,7 @@ class Saver:
         self.verified.add(step)
 
     def _copy(self, file: str, content: Mapping[str, Tensor] | bytes) -> Mapping[str, Tensor] | bytes:
-        """Copy into memory that is reused by every save: allocating new pages costs more than the copy."""
+        """Copy into buffers that every save reuses: allocating new pages costs more than the copy."""
         if isinstance(content, bytes):
             return content
         out = {}
@@ -74,7 +74,7 @@ class Saver:
         return out
 
     def _write(self, files: checkpoint.Files, state: Mapping[str, Any], step: int | None, best: bool) -> None:
-        with contextlib.suppress(OSError):  # not allowed everywhere
+        with contextlib.suppress(OSError):  # some systems do not allow it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             if step is not None:

@@ -1,22 +1,21 @@
-"""Checkpoints on disk: a folder per step that is complete or not there, and readers that check every byte.
+"""Checkpoints on disk: writes each step's folder atomically, and verifies every byte before reading.
 
     checkpoints/step-000050/
         model.safetensors        parameters, by our own names (training.models.hugging_face exports Hugging Face's)
         optimizer.safetensors    AdamW's moments
         rng.safetensors          generator state of every rank
         state.json               step, architecture and shape, best loss, scaler, encoding, nodes of the ranks
-        vocab.tiktoken           only where the token set has a vocabulary of its own
-        manifest.json            size and SHA-256 of each, and of itself: written last
-    checkpoints/latest           the newest step, for people; programs look at the folders
+        vocab.tiktoken           only if the token set has a vocabulary of its own
+        manifest.json            size and SHA-256 of each file, and a checksum of itself: written last
+    checkpoints/latest           the newest step, for people to read; programs look at the folders
     best/                        model.safetensors, state.json, manifest.json of the lowest validation loss
 
-A part, model or optimizer, may also be several files, model-00001-of-00004.safetensors and so on, one from each rank
-that holds a shard. `write` is for a single writer; of several, the first calls `begin`, each `write_files`, and the
-first `commit` with what all of them returned.
+A part (model or optimizer) may also be several files, model-00001-of-00004.safetensors and so on, one from each rank
+that holds a shard. A single writer calls `write`. Of several writers, the first calls `begin`, each calls
+`write_files`, and the first calls `commit` with everything that they returned.
 
-Everything is written into `step-000050.tmp`, each file flushed and synced, and the folder is renamed at the end:
-overwriting in place left 25 of 30 files unloadable under SIGKILL. Tensors are safetensors, the rest is JSON; a pickle
-is never read.
+All files are written into `step-000050.tmp`, each is synced, and the folder is renamed at the end: overwriting in place
+left 25 of 30 files unloadable under SIGKILL. Tensors are safetensors, the rest is JSON; a pickle is never read.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from training.models.base import Model
 Files = Mapping[str, Mapping[str, Tensor] | bytes]
 """Content by file name: tensors for a .safetensors file, the bytes of any other."""
 Listed = Mapping[str, Mapping[str, Any]]
-"""By file name: its size in bytes and its SHA-256."""
+"""File name -> {"bytes": size, "sha256": hex digest}."""
 
 _CHUNK = 16 * 2**20
 _STEP = re.compile(r"step-(\d{6,})")
@@ -68,12 +67,12 @@ def steps(directory: Path) -> list[int]:
 
 
 def part_file(part: str, shard: int = 0, shards: int = 1) -> str:
-    """The name of a part's file, or of its shard `shard` (from 0) of `shards`."""
+    """The name of a part's file, or of its shard `shard` (counted from 0) of `shards`."""
     return f"{part}.safetensors" if shards == 1 else f"{part}-{shard + 1:05d}-of-{shards:05d}.safetensors"
 
 
 def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint under this name; CheckpointError, and nothing left behind, where that fails."""
+    """Write a checkpoint into `folder`. If that fails, nothing is left behind and CheckpointError is raised."""
     try:
         temporary = begin(folder)
         state_file = (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
@@ -84,7 +83,7 @@ def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
 
 
 def begin(folder: Path) -> Path:
-    """An empty folder for the files of a checkpoint; an unfinished one of the same name is removed."""
+    """Make an empty temporary folder for a checkpoint's files, and return it; an unfinished earlier one is removed."""
     temporary = _temporary(folder)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -92,14 +91,14 @@ def begin(folder: Path) -> Path:
 
 
 def write_files(temporary: Path, files: Files) -> Listed:
-    """Write files of an unfinished checkpoint, each on disk when this returns; what the manifest says of them."""
+    """Write files of an unfinished checkpoint and sync them; returns their entries for the manifest."""
     return {name: _write_file(temporary / name, content) for name, content in files.items()}
 
 
 def commit(folder: Path, listed: Listed) -> None:
-    """Finish a checkpoint: its manifest over all files that were written, then its final name."""
+    """Finish a checkpoint: write the manifest of all its files, then rename its folder to the final name."""
     temporary = _temporary(folder)
-    # publish also syncs the folder itself
+    # publish also syncs the folder
     manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
     _swap(temporary, folder)
 
@@ -109,8 +108,8 @@ def _temporary(folder: Path) -> Path:
 
 
 def _swap(temporary: Path, folder: Path) -> None:
-    """Rename the folder into place. One of that name (a damaged step, the last best model) is renamed to .old before,
-    and `tidy` renames it back if the process dies in between."""
+    """Rename the folder into place. An existing one (a damaged step, the last best model) is first renamed to .old, and
+    `tidy` renames it back if the process dies in between."""
     old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -132,14 +131,14 @@ def tidy(directory: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a checkpoint. It is renamed first, so that no half of it has the name of a checkpoint."""
+    """Remove a checkpoint. It is renamed first, so that a partly removed folder does not look like a checkpoint."""
     temporary = _temporary(folder)
     folder.rename(temporary)
     shutil.rmtree(temporary)
 
 
 def verify(folder: Path) -> None:
-    """Read every byte; CheckpointError with the first file that is torn or altered."""
+    """Compare every file with its checksum; CheckpointError for the first that is missing, cut or altered."""
     try:
         listed = manifest.parse(folder / manifest.NAME)["files"]
     except manifest.TokenError as error:
@@ -153,7 +152,7 @@ def verify(folder: Path) -> None:
 
 
 def newest_verified(directory: Path, warn: Callable[[str], None]) -> int | None:
-    """The newest step whose checkpoint passes `verify`, with a warning for each newer one that does not."""
+    """The newest step whose checkpoint passes `verify`, or None; `warn` is called for each newer one that does not."""
     for step in steps(directory):
         try:
             verify(folder_of(directory, step))
@@ -165,7 +164,8 @@ def newest_verified(directory: Path, warn: Callable[[str], None]) -> int | None:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint that a user's path means: itself, or in a run directory the best model, else the newest step."""
+    """The verified checkpoint at a user's path: the folder itself, or in a run directory the best model, or else the
+    newest step. CheckpointError if there is none."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; allowed: a run directory or a checkpoint in one")
     if (path / manifest.NAME).is_file():
@@ -189,7 +189,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def model_of(state: Mapping[str, Any]) -> tuple[type[Model], Any]:
-    """The class and the shape of a checkpoint's model, by its state.json."""
+    """Class and shape of a checkpoint's model, from its state.json. CheckpointError for an unknown architecture."""
     try:
         model = architecture(architecture_of(state))
     except KeyError as error:
@@ -198,12 +198,12 @@ def model_of(state: Mapping[str, Any]) -> tuple[type[Model], Any]:
 
 
 def architecture_of(state: Mapping[str, Any]) -> str:
-    """The architecture in a state.json; the oldest do not name it, as there was one only."""
+    """The architecture in a state.json; the oldest ones do not name it, as there was only gpt2."""
     return str(state.get("architecture", "gpt2"))
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
-    """The tensors of a part, model or optimizer, from its one file or from all of its shards."""
+    """The tensors of a part (model or optimizer), from its one file or from all of its shards. CheckpointError."""
     whole = folder / part_file(part)
     paths = [whole] if whole.exists() else sorted(folder.glob(f"{part}-?????-of-?????.safetensors"))
     tensors: dict[str, Tensor] = {}
@@ -213,7 +213,7 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file; CheckpointError where it is not one."""
+    """The tensors of a .safetensors file; CheckpointError if it cannot be read."""
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -235,7 +235,7 @@ def _problem(path: Path, expected: Mapping[str, Any]) -> str:
 
 
 def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, Any]:
-    """Write and hash in one pass, in pieces, so that the training gets the interpreter lock."""
+    """Write and hash in one pass, in pieces, so that the training can get the interpreter lock in between."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
         for piece in [content] if isinstance(content, bytes) else _safetensors(content):
@@ -248,8 +248,8 @@ def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, 
 
 
 def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A .safetensors file: length of the header, the header in JSON, then the raw values one after the other.
-    safetensors' own writer holds the interpreter lock, and so stops the training, for as long as the disk takes."""
+    """The pieces of a .safetensors file: length of the header, the header in JSON, then the raw values. The library's
+    own writer is not used: it holds the interpreter lock, which stops the training, as long as the disk takes."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in tensors.items():

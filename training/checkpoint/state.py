@@ -1,4 +1,4 @@
-"""The state of a run: made at its start, read from a checkpoint on every rank, or collected for one."""
+"""The state of a run: creates it, loads it from a checkpoint on every rank, and collects it for a checkpoint."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class State:
     scaler: dict[str, Any] | None = None
     """State of fp16's loss scaling, loaded when the scaler exists."""
     rng: dict[str, Tensor] | None = None
-    """Random generators of this rank, loaded when everything else is set up."""
+    """States of this rank's random generators, loaded when everything else is set up."""
 
 
 def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
@@ -55,7 +55,7 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
 
 
 def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
-    """By rank: the newest step of which its node has a verified checkpoint; -1: none. The leader of each node looks."""
+    """For each rank, the newest step whose checkpoint its node has, verified; -1: none. Each node's leader verifies."""
     directory = run / "checkpoints"
     step = None
     if ranks.leads_node:
@@ -68,7 +68,7 @@ def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int
 
 
 def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
-    """Load the newest step that any node has; ranks on nodes without it receive it from one that has it. JobError if
+    """Load the newest step that any node has; ranks on nodes without it receive it from a rank that has it. JobError if
     the checkpoint is of another model or other data."""
     newest = max(have)
     if newest < 0:
@@ -90,7 +90,7 @@ def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int
 
 
 def _tensors(folder: Path, own: bool, state: State) -> dict[str, Tensor]:
-    """Tensors of the model and the optimizer: read from disk, or empty ones to receive another rank's into."""
+    """Tensors of the model and the optimizer: read from disk, or empty ones that receive another rank's values."""
     parameters = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
     if not own:
         room = {**parameters, **optimizers.tensors(state.model, state.optimizer)}
@@ -110,7 +110,7 @@ def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], r
     state.precision = saved["precision"]
     generators = safetensors.torch.load(rng)
     mine = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
-    state.rng = mine or None  # a rank that did not exist then starts from its own seed
+    state.rng = mine or None  # None for a rank that the checkpoint does not have: it starts from its own seed
 
 
 def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
@@ -123,7 +123,7 @@ def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
 
 
 def identity(data: TokenSet) -> str:
-    """What identifies a token set: a position in the data is only valid in the same one."""
+    """What identifies a token set: a run resumes only on the same one, as the step is also its position in the data."""
     split = data.manifest["splits"]["train"]
     return str(split.get("sha256") or split["tokens"])
 
@@ -148,7 +148,8 @@ def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: 
 def capture(
     state: State, parallel: Parallelism, ranks: Ranks, data: TokenSet, *, to_resume: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Files and state.json of a checkpoint: all that a run needs to be resumed, or what sampling needs."""
+    """Files and state.json of a checkpoint: with `to_resume` everything that resuming needs, else what sampling needs.
+    Collective: all ranks call it together."""
     files: dict[str, Any] = {**parallel.tensors(optimizer=to_resume)}
     encoding = data.manifest["encoding"]
     if "ranks" in encoding:

@@ -1,8 +1,8 @@
-"""What a model is to the rest of training/, and the table of those that a job can name.
+"""The table of the models that a job can name.
 
-To add one: a file here with a subclass of `Model`, and its row in ARCHITECTURES. The loop, the precision probe, the
-proof that ranks are in step, checkpoints, weights and sampling use what is declared below and nothing else of a model.
-Imports no torch, so that a job is checked where torch is not installed; training/models/base.py has the class.
+To add one, write a file here with a subclass of `Model` (training/models/base.py) and add its row to ARCHITECTURES. The
+rest of training/ uses only what `Model` declares. This file does not import torch, so that a job can be checked where
+torch is not installed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The output layer and the cross-entropy in one function, computed for a slice of the tokens at a time.
 
-Computed separately, the logits of all tokens are in memory several times: 4 x 1,024 tokens of GPT-2 are 823 MB in fp32,
-and log-softmax, its gradient and the cast under autocast are as many again. Here a slice's logits become its gradient
-in place, and only the gradients of the hidden state and of the weight are kept for the backward pass.
+Computed separately, the logits of all tokens would be in memory several times: 4 x 1,024 tokens of GPT-2 take 823 MB in
+fp32, and log-softmax, its gradient and the cast under autocast take as much again. Here only one slice's logits are in
+memory, and only the gradients of the hidden state and of the weight are kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 SLICE_BYTES = 128 * 2**20
-"""Logits of a slice: small enough to stay near the cache, large enough for the matmuls to run at full speed."""
+"""Bytes of a slice's logits in fp32: small enough for the cache, large enough for the matmuls to run at full speed."""
 
 
 def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             top, at = logits.max(dim=1, keepdim=True)
             chosen = logits.gather(1, wanted)
             softmax = torch.softmax(logits, dim=1)
-            # log of the sum of exponentials, from the largest softmax: never smaller than 1 / vocabulary
+            # logsumexp = top - log(largest softmax), which is at least 1 / vocabulary, so its log is finite
             loss += (top - softmax.gather(1, at).log() - chosen).sum()
             if grad_hidden is None or grad_weight is None:
                 continue

@@ -1,7 +1,7 @@
 """GPT-2: one file, read from top to bottom.
 
-Tokens and positions are embedded and added; `n_layer` blocks follow, each attention and then an MLP, both on the normed
-input and added to it; a last norm, and the token embedding again as the output layer.
+Token and position embeddings are added. Then come `n_layer` blocks of attention and an MLP, each with a norm before it
+and a residual connection around it, a last norm, and the token embedding again as the output layer.
 
 124M, as published: 12 layers, 12 heads, 768 wide, 1,024 positions, 50,257 tokens:
     embeddings  50,257 * 768 + 1,024 * 768            39.4 M
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         causal, mask = length > 1, None
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-            if causal and cache.length:  # several new tokens after old ones: is_causal would align the wrong corner
+            if causal and cache.length:  # several new tokens after cached ones: is_causal aligns to the top left
                 new = torch.arange(cache.length, cache.length + length, device=x.device)
                 causal, mask = False, torch.arange(k.size(2), device=x.device)[None, :] <= new[:, None]
         y = functional.scaled_dot_product_attention(
@@ -112,7 +112,7 @@ class GPT(Model):
         self.norm = nn.LayerNorm(shape.n_embd, bias=shape.bias)
         self.apply(self._initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "down.weight")):  # 2 additions a block to the residual stream
+            if name.endswith(("out.weight", "down.weight")):  # each block adds to the residual stream twice
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.n_layer))
 
     @staticmethod
@@ -144,14 +144,14 @@ class GPT(Model):
         return self.norm(x)
 
     def flops_per_token(self) -> float:
-        """2 forward and 4 backward for each weight of a matmul, and the attention's two products with every position
-        of the context (with the masked half, as is usual)."""
+        """2 forward and 4 backward for each weight of a matmul, plus attention's two products with every position of
+        the context; the masked half is counted too, as is usual."""
         multiplied = sum(p.numel() for p in self.parameters()) - self.positions.weight.numel()
         return 6.0 * int(multiplied) + 12 * self.shape.n_layer * self.shape.n_embd * self.shape.block_size
 
     @classmethod
     def hugging_face(cls, name: str) -> tuple[str, bool]:
-        """Hugging Face's linear layers are GPT-2's own Conv1D: their weights are ours, transposed."""
+        """Hugging Face's GPT-2 uses Conv1D for its linear layers, so their weights are transposed."""
         if name in _OUTSIDE_BLOCKS:
             return _OUTSIDE_BLOCKS[name], False
         _, layer, rest = name.split(".", 2)
@@ -177,7 +177,7 @@ class GPT(Model):
 
     @classmethod
     def hugging_face_defaults(cls, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """GPT-2 has biases: a model without them is written with zeros."""
+        """Zeros for the biases that our model lacks."""
         weights = (name for name in parameters if name.endswith(".weight") and name not in _EMBEDDINGS)
         biases = {name.removesuffix("weight") + "bias": torch.zeros(parameters[name].size(0)) for name in weights}
         return {name: zeros for name, zeros in biases.items() if name not in parameters}

@@ -1,4 +1,4 @@
-"""Weights in Hugging Face's layout, in and out.
+"""Read and write weights in Hugging Face's layout.
 
     python -m training.models.hugging_face RUN_OR_CHECKPOINT OUT     a folder that `transformers` opens
 
@@ -27,7 +27,7 @@ class WeightsError(ValueError):
 
 
 def load(model: Model, folder: Path) -> None:
-    """Fill the model from a folder with model.safetensors (and config.json). WeightsError for what does not fit."""
+    """Load weights from a folder with model.safetensors (and config.json). WeightsError if they do not fit."""
     path = folder / "model.safetensors"
     if not path.is_file():
         pickles = [p.name for p in sorted(folder.glob("*")) if p.suffix in {".bin", ".pt", ".pth", ".ckpt"}]
@@ -54,7 +54,7 @@ def load(model: Model, folder: Path) -> None:
 
 
 def save(model: type[Model], shape: Any, parameters: Mapping[str, Tensor], folder: Path) -> None:
-    """Write what `from_pretrained(folder)` of Hugging Face's class opens; `parameters` are by our names."""
+    """Write model.safetensors and config.json for `from_pretrained(folder)`; `parameters` have our names."""
     out = {}
     for name, tensor in {**parameters, **model.hugging_face_defaults(parameters)}.items():
         theirs, transposed = model.hugging_face(name)
@@ -65,7 +65,8 @@ def save(model: type[Model], shape: Any, parameters: Mapping[str, Tensor], folde
 
 
 def _check_config(model: Model, path: Path) -> None:
-    """The number of heads does not show in the weights: with a wrong one the model would train without an error."""
+    """WeightsError if config.json differs from the model's shape. The weights alone do not show the number of heads:
+    with a wrong one the model would train without an error."""
     if not path.is_file():
         return
     config = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""How the ranks of a job train one model together: the interface that the loop calls, and what implements it."""
+"""How the ranks of a job train one model together: the interface that the loop calls, and the choice of its class."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 class Parallelism(Protocol):
-    """Every rank calls each of these at the same moment."""
+    """All ranks call each method together."""
 
     def accelerator(self, mixed: str) -> Accelerator:
-        """accelerate's object, set up for this parallelism; `mixed` is its word for the precision: no, bf16, fp16."""
+        """accelerate's object, set up for this parallelism; `mixed` is its name of the precision: no, bf16, fp16."""
 
     def wrap(self, state: State, accelerator: Accelerator) -> nn.Module:
-        """Make the model of the state one that trains with the other ranks' and return what to call in its place. What
-        replaces the model's parameters must replace the state's optimizer too."""
+        """Wrap the state's model so that it trains with the other ranks, and return the module to call instead. If this
+        replaces the model's parameters, it must also replace the state's optimizer."""
 
     def accumulate(self) -> AbstractContextManager[None]:
-        """Around every backward pass of a step but the last: gradients stay on this rank."""
+        """The context of every backward pass of a step except the last: gradients stay on this rank."""
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients so that the norm over the whole model is at most `limit`; returns the norm before."""
 
     def waited(self) -> float:
-        """Seconds that the last backward pass waited for other ranks after this one's gradients were ready. A GPU works
-        behind the program, so it is 0 there."""
+        """Seconds that the last backward pass waited for other ranks after this one's gradients were ready. 0 on a GPU,
+        which works asynchronously."""
 
     def tensors(self, *, optimizer: bool) -> dict[str, dict[str, Tensor]]:
-        """File name -> tensors by name: what this rank puts into a checkpoint, of the model and, if asked, of the
-        optimizer. The names of a shard's files are made by training.checkpoint.files.part_file."""
+        """File name -> tensors by name: this rank's part of a checkpoint, of the model and, if asked, of the optimizer.
+        training.checkpoint.files.part_file makes the names of a shard's files."""
 
     def check_in_step(self, step: int) -> str:
-        """A digest of the model's parameters, after comparing them among the ranks that hold the same ones.
+        """Compare the model's parameters among the ranks that hold the same ones, and return their digest.
 
-        Raises agreement.DisagreementError, on every rank, where they are not equal.
+        Raises agreement.DisagreementError, on every rank, if they are not equal.
         """
 
 

@@ -1,7 +1,7 @@
-"""Prove that ranks hold equal parameters: compare a digest of every parameter on every rank.
+"""Check that all ranks hold equal parameters, by comparing a digest of every parameter.
 
-Ranks whose gradients are not averaged do not fail, they only train badly, as in a published multi-node trainer. A
-difference ends the job and names the ranks that differ from the majority, with the first parameter that differs.
+Without this check, ranks whose gradients are not averaged would not fail, only train badly, as happened in a published
+multi-node trainer. A difference ends the job; its error names the ranks that differ from the majority and a parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _digest(parameter: Tensor) -> Tensor:
 
 
 def compare(ranks: Ranks, model: nn.Module, step: int) -> str:
-    """The digest over all parameters, equal on all ranks; DisagreementError, on every rank, if it is not."""
+    """The digest over all parameters if it is equal on all ranks; otherwise DisagreementError, on every rank."""
     everyone = ranks.gather(digests(model))
     digest_of = [hashlib.sha256(bytes(rows.flatten().tolist())).hexdigest()[:16] for rows in everyone]
     if len(set(digest_of)) == 1:

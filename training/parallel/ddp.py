@@ -1,6 +1,6 @@
 """Data parallelism: every rank holds the whole model, and DDP averages the gradients during the backward pass."""
 
-# No `from __future__ import annotations` here: DDP compares the annotations of its hook with the types themselves.
+# No `from __future__ import annotations` here: DDP compares the annotations of its hook with types, not with strings.
 
 import contextlib
 import time
@@ -57,14 +57,14 @@ class OneRank:
 
 
 class DDP(OneRank):
-    """torch's DistributedDataParallel, with the time noted at which this rank's gradients were ready."""
+    """torch's DistributedDataParallel; also notes when this rank's gradients were ready, for `waited`."""
 
     last_bucket = 0.0
-    """When the last gradients of this rank were ready to be sent; 0: not since `waited` was called."""
+    """When (perf_counter) this rank's last gradients were ready to be sent; 0: not since the last `waited`."""
 
     def wrap(self, state: State, accelerator: Accelerator) -> nn.Module:
-        """DDP goes around the model last, after whatever may replace its parameters: a published trainer leaves it out
-        where IPEX is used, and its ranks train apart."""
+        """Wrap the model in DDP last, after anything that may replace its parameters (IPEX does). A published trainer
+        leaves DDP out where it uses IPEX, so its ranks train independently."""
         super().wrap(state, accelerator)
         self.module.register_comm_hook(None, self._average)
         self._settle_buckets()
@@ -81,7 +81,7 @@ class DDP(OneRank):
         return seconds
 
     def _average(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own averaging; an optimizer sees the mean of the ranks' gradients."""
+        """Average a bucket of gradients over the ranks, as DDP does by default; note the last bucket's time."""
         gradients = bucket.buffer().div_(dist.get_world_size())
         if bucket.is_last():
             self.last_bucket = time.perf_counter()
@@ -90,8 +90,8 @@ class DDP(OneRank):
         return averaged
 
     def _settle_buckets(self) -> None:
-        """DDP sorts gradients into other buckets after its first backward pass, and with three ranks the order of a
-        sum depends on the bucket. A first pass without effect makes the first step of a resumed run like any other."""
+        """Run a backward pass without effect. DDP regroups its buckets after the first one, and with three ranks the
+        order of a sum depends on the bucket: otherwise a resumed run's first step would differ in the last digits."""
         windows = torch.zeros(1, 3, dtype=torch.int64, device=self.ranks.device)
         self.accelerate.backward(self.module(*self.state.model.batch(windows, [0])) * 0.0)
         self.state.optimizer.zero_grad()

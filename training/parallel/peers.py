@@ -1,9 +1,9 @@
 """Find out which rank was lost, and report it on all others in one line.
 
 The error of a failed collective names a socket at best, and after a timeout nothing. So each rank has a thread that
-answers roll calls at rank 0's store, also while its training waits for a message that will never come. The first rank
-whose collective fails starts a roll call; a rank that does not answer is dead, stopped or cut off. The verdict goes to
-the store, and the thread of every rank that reads it ends its process: no rank waits for its own timeout.
+answers roll calls through rank 0's store, even while its training waits for a message that will never come. The first
+rank whose collective fails starts a roll call; a rank that does not answer is dead, stopped or cut off. The verdict is
+put into the store, and every rank's thread ends its process when it reads it, so that no rank waits for its timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch.distributed as dist
 POLL = 0.5
 """Seconds between two reads of the store."""
 ROLL_CALL = 2.0
-"""Seconds that ranks have to answer; finding out takes at most 5 in all."""
+"""Seconds that ranks have to answer. The whole search takes at most 5."""
 
 _COLLECTIVE = re.compile(r"gloo|nccl|ccl|process group|connection|socket|timed out|broken pipe", re.IGNORECASE)
 
@@ -42,7 +42,7 @@ class Peers:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread before a regular end, when a closed store is no failure."""
+        """Stop the thread before a regular end, so that it does not take the closed store for a failure."""
         self._stopped.set()
         self._thread.join(2 * POLL)
 
@@ -100,7 +100,7 @@ class Peers:
                     self._end(f"{self.names[0]} does not answer ({plain(error)})")
 
     def _end(self, verdict: str) -> None:
-        """End the process from this thread: the main thread may wait in a collective for ever."""
+        """End the process from this thread, as the main thread may hang in a collective."""
         with self._ending:
             if self._stopped.is_set():
                 return
@@ -119,9 +119,9 @@ def is_collective(error: BaseException) -> bool:
 
 
 def plain(error: BaseException) -> str:
-    """The reason of an exception in one line, without file names and line numbers of torch."""
+    """The reason of an exception in one line, without torch's file names and line numbers."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{error.filename or 'its run directory'}: the disk is full"  # a write, unlike open, names no file
+        return f"{error.filename or 'its run directory'}: the disk is full"  # write's error, unlike open's, has no name
     text = " ".join(str(error).split()) or type(error).__name__
     if timed_out := re.search(r"[Tt]imed out waiting (\d+) ?ms", text):
         return f"no message for {int(timed_out[1]) / 1000:g} s"
@@ -132,6 +132,6 @@ def plain(error: BaseException) -> str:
 
 
 def _own_connection() -> dist.Store:
-    """A connection to rank 0's store of our own: a call that hangs on the process group's must not block it."""
+    """A separate connection to rank 0's store, so that a call that hangs on the process group's does not block it."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.PrefixStore("peers", dist.TCPStore(host, port, is_master=False, wait_for_workers=False))

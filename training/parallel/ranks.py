@@ -1,7 +1,8 @@
 """The ranks of a job: this one's number, the process group, and the collectives that training uses.
 
-The launcher sets them in the environment: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, Slurm, Kubernetes) or PMI_RANK,
-PMI_SIZE, MPI_LOCALRANKID (mpirun); MASTER_ADDR and MASTER_PORT are rank 0's. A single rank has no process group.
+The launcher sets the environment: RANK, WORLD_SIZE, LOCAL_RANK (torchrun, Kubernetes), PMI_RANK, PMI_SIZE,
+MPI_LOCALRANKID (mpirun) or SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID; MASTER_ADDR and MASTER_PORT are rank 0's. A
+single rank has no process group.
 """
 
 from __future__ import annotations
@@ -68,11 +69,11 @@ class Ranks:
         return f"rank {rank} ({self.nodes[rank]})"
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, of each element; on the CPU."""
+        """Elementwise sum over all ranks, on the CPU. Collective."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The maximum over all ranks, of each element; on the CPU."""
+        """Elementwise maximum over all ranks, on the CPU. Collective."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
@@ -96,7 +97,7 @@ class Ranks:
         return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in self.gather(raw)]
 
     def broadcast_bytes(self, data: bytes, source: int) -> bytes:
-        """The source's bytes, on every rank."""
+        """The bytes of rank `source`, on every rank."""
         length = self.sum(torch.tensor([len(data) if self.rank == source else 0]))
         raw = torch.zeros(int(length), dtype=torch.uint8)
         if self.rank == source:
@@ -105,19 +106,19 @@ class Ranks:
         return bytes(raw.numpy())
 
     def broadcast(self, values: Tensor, source: int) -> None:
-        """The source's values into this tensor, on every rank."""
+        """Copy the values of rank `source` into this tensor, on every rank."""
         there = values.to(self.device)
         dist.broadcast(there, src=source)
         if there is not values:
             values.copy_(there)
 
     def failures(self, reason: str) -> str:
-        """The reasons of all ranks that give one, with their names; empty if none does. All ranks call it together."""
+        """The non-empty reasons of all ranks, with the ranks' names; empty if there is none. Collective."""
         reasons = self.gather_texts(reason)
         return "; ".join(f"{self.name(rank)}: {text}" for rank, text in enumerate(reasons) if text)
 
     def explain(self, error: BaseException) -> str:
-        """One line for the exception that ended this rank: the other rank that caused it, if one did."""
+        """One line for the exception that ended this rank; it names the rank that caused it. Tells the other ranks."""
         return self.peers.explain(error) if self.peers is not None else plain(error)
 
     def leave(self) -> None:
@@ -126,7 +127,7 @@ class Ranks:
             self.peers.stop()
 
     def close(self) -> None:
-        """Leave the process group together, so that no rank takes another's end for a failure."""
+        """Leave the process group together, so that no rank takes another's end for a failure. Collective."""
         if self.size > 1:
             if self.peers is not None:
                 self.peers.stop()
@@ -146,7 +147,7 @@ def join(timeout: int) -> Ranks:
     device = torch.device("cuda", local_rank) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Set explicitly, it also keeps MKL from using another number, and getting other last digits, from call to call.
+    # Setting the number explicitly keeps MKL from changing it between calls, which would change the last digits.
     torch.set_num_threads(torch.get_num_threads())
     backend = environment.get("TRAINYARD_COLLECTIVES") or ("nccl" if device.type == "cuda" else "gloo")
     ranks = Ranks(rank, size, local_rank, node, timeout, device, backend, nodes=[node])
@@ -185,10 +186,10 @@ def _meet(ranks: Ranks) -> None:
 
 
 def run_on_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]) -> str:
-    """Run `work` on rank 0 while the others wait, however long it takes: all exchange a message twice a second.
+    """Run `work` on rank 0 while the others wait. They exchange a message twice a second, so that it may take
+    longer than the timeout of a collective. `beat` is called on every rank meanwhile.
 
-    Returns, on all ranks, what `work` returns or the text of its exception: the reason why it failed, or nothing.
-    `beat` is called on every rank meanwhile.
+    Returns on all ranks what `work` returned, or the text of its exception: why it failed, or empty.
     """
     wrong: list[str] = []
 
@@ -210,7 +211,7 @@ def run_on_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]
 
 
 def shares_disk_with_first(ranks: Ranks, folder: Path) -> bool:
-    """Whether this folder is the same one that rank 0 sees, as on a shared file system."""
+    """Whether this folder is the same as rank 0's, as on a shared file system. Collective."""
     if ranks.size == 1:
         return True
     token = ranks.broadcast_bytes(secrets.token_hex(8).encode(), 0).decode()
