@@ -1,4 +1,4 @@
-"""The operator's verbs. `fab --list` is their table of contents; see fabfile/verbs."""
+"""The operator's verbs; `fab --list` lists them, and fabfile/verbs has their code."""
 
 from fabfile.program import take_over
 from fabfile.verbs.bootstrap import bootstrap

@@ -1,4 +1,4 @@
-"""`python -m fabfile`: the verbs, where no script of the installation is at hand."""
+"""`python -m fabfile`: the verbs, without an installed script."""
 
 from fabfile.program import main
 

@@ -1,7 +1,7 @@
-"""A verb's command line, as its function's signature declares it: options, short flags, help, and what is refused.
+"""Parse a verb's command line, as its function's signature declares it: options, short flags, help, errors.
 
-Invoke's own parser takes `--help` after `fab run` for the command to run, and lets a flag that no verb knows (`-R`)
-pass; so it is not asked. argparse reads the options of the one verb that is named; what is left are its arguments.
+Invoke's own parser is not used: it takes `--help` after `fab run` for the command to run, and accepts unknown flags
+(`-R`). argparse reads the options of the one verb that is named; the rest are its arguments.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SHORT = {
     "out": "-o",
     "wide": "-w",
 }
-"""An option has the same short flag with every verb, or none."""
+"""Short flags by option: the same with every verb."""
 _OVERRIDES = "set_"
-"""A verb with this parameter takes `section.key=value` wherever it stands, with `--set` before it or without."""
+"""A verb with this parameter takes `section.key=value` at any position, with or without `--set` before it."""
 _OVERRIDE = re.compile(r"[a-z_]+\.[a-z0-9_]+=.*", re.DOTALL)
 
 
@@ -46,13 +46,13 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Form:
-    """For a parameter's annotation: how the usage line shows an argument whose name says too little."""
+    """For a parameter's annotation: the argument's form in the usage line, where its name says too little."""
 
     text: str
 
 
 class UsageError(Exit):
-    """A command line that cannot be meant: one line, exit code 2."""
+    """A command line that is not valid: one line, exit code 2."""
 
     def __init__(self, line: str) -> None:
         super().__init__(line, code=USAGE)
@@ -60,10 +60,10 @@ class UsageError(Exit):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a verb's function, as it stands on the command line."""
+    """One parameter of a verb's function, as an option or argument of the command line."""
 
     name: str
-    """In Python: `dry_run`, `from_`."""
+    """Its name in Python: `dry_run`, `from_`."""
     kind: type
     """bool, int, float, str; list for an option that may be given several times."""
     default: Any
@@ -72,7 +72,7 @@ class Parameter:
     lowest: float | None
     help: str
     form: str = ""
-    """How the usage line shows an argument; empty: by its name."""
+    """The argument's form in the usage line; empty: its name."""
 
     @property
     def flag(self) -> str:
@@ -90,7 +90,7 @@ class Parameter:
         return word if self.required else f"[{word}]"
 
     def read(self, text: str) -> Any:
-        """The value of a word; ArgumentTypeError says what is allowed."""
+        """Convert a word to the parameter's type; ArgumentTypeError says what is allowed."""
         if self.kind not in (int, float):
             return text
         what = "a whole number" if self.kind is int else "a number"
@@ -105,7 +105,7 @@ class Parameter:
 
 
 class Verb:
-    """A verb: its name, what it takes, and how its words are read."""
+    """A verb: its name, its parameters, and the parser of its command line."""
 
     def __init__(self, name: str, task: Task[Any]) -> None:
         self.name = name
@@ -115,7 +115,7 @@ class Verb:
 
     @property
     def summary(self) -> str:
-        """What it does, in a line."""
+        """The first line of its help."""
         return self.doc.partition("\n")[0]
 
     @property
@@ -134,14 +134,15 @@ class Verb:
         return " ".join(["fab", self.name, *words, *(["[options]"] if self.options else [])])
 
     def help(self) -> str:
-        """The whole of it, for `fab VERB --help`."""
+        """The text of `fab VERB --help`."""
         parser = self._parser()
         for parameter in self._arguments():
             parser.add_argument(parameter.name, metavar=parameter.shown.strip("[]"), help=_escaped(parameter.help))
         return parser.format_help().rstrip()
 
     def read(self, words: Sequence[str], verbs: Iterable[str] = ()) -> dict[str, Any]:
-        """What its function is called with; UsageError for whatever it does not take. `verbs` are the others' names."""
+        """The keyword arguments for its function; UsageError for words that it does not take. `verbs` are the other
+        verbs' names."""
         end = words.index("--") if "--" in words else len(words)
         found, rest = self._parser().parse_known_args(list(words[:end]))
         for word in rest:
@@ -212,7 +213,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def meant(word: str, known: Iterable[str]) -> str:
-    """`; did you mean --stack?`, or nothing where nothing is near."""
+    """`; did you mean --stack?`, or an empty string if no known word is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -236,7 +237,7 @@ def _form(hint: Any) -> str:
 
 
 def _kind(hint: Any) -> tuple[type, float | None]:
-    """The type of a value, out of `int`, `int | None`, `Annotated[int, AtLeast(1)]`; and its bound."""
+    """(type, lower bound) of an annotation: `int`, `int | None`, `Annotated[int, AtLeast(1)]`."""
     lowest = None
     if typing.get_origin(hint) is typing.Annotated:
         bounds = [extra.lowest for extra in hint.__metadata__ if isinstance(extra, AtLeast)]

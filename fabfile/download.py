@@ -1,7 +1,7 @@
-"""A job's files into a folder here, with the same care for every backend.
+"""Download a job's files into a folder on this machine, with the same checks for every backend.
 
-Whoever sends them is not believed: the list is checked before a byte is taken. All of it goes to a folder of its own
-first, and is put in its place when it is complete.
+The sender is not trusted: the list of names is checked before a byte is accepted. The files go to a temporary folder
+first, and are moved to their place when all are complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fabfile.remote.filenames import refusal
 
 MOST_FILES = 100_000
 _SMALL = 1 << 20
-"""A file of fewer bytes is fetched again even when its size and time are those of ours: that is cheap, and sure."""
+"""A file of fewer bytes is always fetched again, even with the same size and time: that is cheap, and safe."""
 _GROWTH = 1 << 30
 """Bytes that logs and metrics may grow by between the list and the fetch."""
 _SPARE = 256 << 20
@@ -29,12 +29,12 @@ _PROGRESS_SECONDS = 10.0
 
 
 def download(backend: Backend, job: str, target: Path) -> None:
-    """Bring a job's files into a folder, new or changed ones only, and say how much that was. Raises Refused."""
+    """Fetch a job's new and changed files into a folder, and print how much that was. Raises Refused."""
     listed = checked(backend.files(job))
     there = _there(target, listed)
     wanted = {name: file for name, file in listed.items() if file.size < _SMALL or there.get(name) != file}
     announced = sum(file.size for file in wanted.values())
-    beside = target if target.exists() else target.parent  # on the same disk in any case
+    beside = target if target.exists() else target.parent  # on the target's disk, so that a rename works
     beside.mkdir(parents=True, exist_ok=True)
     room = max(0, shutil.disk_usage(beside).free - _SPARE)
     if announced > room:
@@ -54,7 +54,7 @@ def download(backend: Backend, job: str, target: Path) -> None:
 
 
 def checked(listed: Iterable[tuple[str, File | None]]) -> dict[str, File]:
-    """The files of a list by name; Refused where a name could lead out of a folder, or stands for two things."""
+    """The listed files by name; Refused if a name could lead out of the folder or occurs twice, or for too many."""
     files: dict[str, File] = {}
     for name, file in listed:
         why = refusal(name)
@@ -74,7 +74,7 @@ def checked(listed: Iterable[tuple[str, File | None]]) -> dict[str, File]:
 
 
 def _there(target: Path, listed: dict[str, File]) -> dict[str, File]:
-    """Those of the files that are in the target by now. A link on the way to one is never followed."""
+    """The listed files that the target already has. No link on the way to a file is followed."""
     found = {}
     for name in listed:
         path = target
@@ -93,7 +93,7 @@ def _there(target: Path, listed: dict[str, File]) -> dict[str, File]:
 
 
 def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
-    """Put the fetched files in their place; the names of those that are new or have changed."""
+    """Move the fetched files to their place; returns the names of those that are new or have changed."""
     if not target.exists():
         temporary.chmod(0o755)
         temporary.rename(target)
@@ -110,7 +110,7 @@ def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
 
 
 class Progress:
-    """Says every few seconds how many of `total` bytes have come."""
+    """Prints every few seconds how many of `total` bytes have arrived."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._said = total, 0, time.monotonic()

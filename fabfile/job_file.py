@@ -1,4 +1,4 @@
-"""The job's file, checked and resolved by the trainer's own code, which needs the standard library alone for that."""
+"""Check and resolve a job file with the trainer's own code, which needs only the standard library for this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fabfile.command_line import meant
 from fabfile.stacks.pulumi_cli import ROOT
 
 _JOBS = ROOT / "training" / "jobs"
-# A program of its own: fabfile does not import the trainer, and what is wrong with it is not wrong with fab.
+# Run in a separate process: fabfile does not import the trainer, so an error there cannot break fab.
 _RESOLVE = """
 import sys
 from dataclasses import replace
@@ -35,18 +35,18 @@ print(job.to_toml())
 @dataclass(frozen=True)
 class Resolved:
     text: str
-    """The whole job, defaults included, as the nodes get it."""
+    """The whole job file, with defaults, as the nodes get it."""
     name: str
     timeout: int
     threads: int
-    """Of each rank; 0: as many as it has cores."""
+    """Threads of each rank; 0: one for each of its cores."""
     mirror: str
-    """The folder in a bucket that has a folder for each mirrored run; none, or empty: it has no mirror."""
+    """The bucket's folder with a folder for each mirrored run; `none` or empty: no mirror."""
 
 
 def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") -> Resolved:
-    """The job of a file, or one of training/jobs by its name; Exit 2 with one line for whatever is wrong with it.
-    `mirror` is where its checkpoints go as well, unless the job itself says something else."""
+    """The job of a file, or of training/jobs by its name; Exit 2, with one line, if it is not valid.
+    `mirror` is where its checkpoints are copied, unless the job sets that itself."""
     path = Path(given).expanduser()
     published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
     if not path.is_file() and "/" not in given:
@@ -59,7 +59,7 @@ def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") 
     if done.returncode != 0:
         raise Exit(done.stderr.strip().splitlines()[-1], code=2)
     job = tomllib.loads(done.stdout)
-    # Every node has its run directory where the launcher says.
+    # The launcher sets the run directory, on every node.
     if job["run"]["directory"]:
         raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
     return Resolved(

@@ -1,5 +1,5 @@
-"""A job's log on the screen: all lines, each Nth step, or the steps on one live line of a terminal; through lost
-connections, to the job's end."""
+"""Follow a job's log on the screen to the job's end, across lost connections: all lines, every Nth step, or the steps
+on one live line of a terminal."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fabfile.remote.openssh import MEET, STRANGER
 
 _AGAIN = 1.0
 _PATIENCE = 300.0
-"""Seconds without an answer after which following a job is given up."""
+"""Seconds without an answer after which the following of a job is given up."""
 _STEP = re.compile(r"step (\d+)/(\d+) loss ")
 _VALIDATION = " val "
 
 
 class Shown:
-    """What is on the screen. With `every` None a terminal has one live line of steps; elsewhere all lines are shown.
+    """Prints log lines. With `every` None a terminal has one live line of steps; elsewhere all lines are printed.
 
-    A step with a validation loss, the last step, and whatever is no step are always lines of their own.
+    A step with a validation loss, the last step, and any other line are always printed as lines of their own.
     """
 
     def __init__(self, every: int | None = 1) -> None:
@@ -35,7 +35,7 @@ class Shown:
         self._told_of_stranger = False
 
     def line(self, node: str, rank: str, text: str) -> None:
-        """`[node2 rank=1] step 40/200 ...`: with the name that `ssh node2` understands."""
+        """Print `[node2 rank=1] step 40/200 ...`, with the name that `ssh node2` accepts."""
         who = node if rank == "-" else f"{node} rank={rank}"
         step = _STEP.match(text)
         passing = step is not None and step[1] != step[2] and _VALIDATION not in text
@@ -51,12 +51,12 @@ class Shown:
             self.warn(hint(MEET))
 
     def warn(self, text: str) -> None:
-        """A line about the following itself."""
+        """Print a line about the connection, not from the log."""
         self._clear()
         say(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Leave the live line as it is, and what follows below it."""
+        """End the live line, so that later output starts on a new line."""
         if self._drawn:
             self._drawn = False
             write("\n")
@@ -68,9 +68,9 @@ class Shown:
 
 
 def show(backend: Backend, request: LogRequest, every: int | None = 1) -> Job:
-    """Print a log's lines until the job is over, or, without `follow`, those that are there; the job as it is then.
+    """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
 
-    A lost connection is made again, and no line is lost or shown twice. `every`: see Shown.
+    After a lost connection it connects again, and no line is lost or printed twice. `every`: see Shown.
     """
     lost, now = 0.0, request
     with closing(Shown(every)) as shown:

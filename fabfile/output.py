@@ -1,4 +1,4 @@
-"""What the verbs print: aligned tables, lines that say which node they are of, colours only on a terminal."""
+"""Print for the verbs: aligned tables, lines with their node's name, colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from invoke.exceptions import Exit
 _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cyan": 36}
 _NODE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 _COMMAND = re.compile(r"\bfab ([a-z][a-z-]*)(?![^\n,;()]*--(?:stack|inventory)\b)")
-"""A command that a line tells to give, unless it names its cluster itself."""
+"""A `fab` command in a hint, unless it already names its cluster."""
 _lock = threading.Lock()
 _target = [""]
 """The flag that names this command's cluster, then the verbs that take it."""
 
 
 class OutputClosed(Exit):
-    """Whoever read what is printed is gone (`fab logs demo-1 | head`): the verb ends, and says nothing.
+    """The reader of our output has gone (`fab logs demo-1 | head`): the verb ends without a message.
 
-    No OSError, which a verb would take for a lost connection.
+    Not an OSError, which a verb would take for a lost connection.
     """
 
     def __init__(self) -> None:
@@ -36,35 +36,35 @@ class OutputClosed(Exit):
 
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Characters that a terminal obeys, tab and line end aside: C0, DEL, C1, and those that turn the writing direction."""
+"""Control characters except tab and line end: C0, DEL, C1, and those that change the writing direction."""
 _OURS = re.compile(r"(\033\[3[1-6]m[^\033]*\033\[0m)")
-"""What `colour` makes: the only escape sequences that are ever written, and they change nothing but a colour."""
+"""The output of `colour`: the only escape sequences that are ever written."""
 _decoders: dict[TextIO, codecs.IncrementalDecoder] = {}
 
 
 def visible(text: str) -> str:
-    """The text with control characters shown (`\\x1b`) and not obeyed: it may come from a node, a log or a bucket."""
+    """The text with control characters escaped (`\\x1b`): it may come from a node, a log or a bucket."""
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def _harmless(text: str) -> str:
-    parts = _OURS.split(text)  # every second one is in a colour of ours, and has no other sequence in it
+    parts = _OURS.split(text)  # every second part is one of our colour sequences, and has no other in it
     return "".join(
         part[:5] + visible(part[5:-4]) + part[-4:] if index % 2 else visible(part) for index, part in enumerate(parts)
     )
 
 
 def say(line: str, *, file: TextIO | None = None) -> None:
-    """Print a line at once and whole, from any thread."""
+    """Print a whole line at once; threads may call it."""
     write(line + "\n", file=file)
 
 
 def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) -> None:
-    """Print at once, from any thread, `over` the line that is there; OutputClosed where nobody reads it.
+    """Print at once, with `over` on top of the current line; threads may call it. OutputClosed if the reader has gone.
 
-    Control characters are shown and not obeyed, wherever the text comes from, on a pipe as well: `fab run` puts each
-    line's node in front of it, so its lines are for people, and a file of them may be shown by `cat` tomorrow. Bytes
-    are data (the text that a model makes): a pipe gets them as they are, as with `kubectl logs`, a terminal does not.
+    Control characters in text are escaped, on a pipe too: `fab run` prefixes each line with its node, so its output is
+    for people, and a file of it may be shown by `cat` later. Bytes are data (text from a model): a pipe gets them
+    unchanged, as with `kubectl logs`; on a terminal they are escaped too.
     """
     file = file or sys.stdout
     if isinstance(text, bytes) and file.isatty():
@@ -88,7 +88,7 @@ def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) 
 
 
 def open_streams() -> None:
-    """Make sure that there is something to print to, and that every character can be printed."""
+    """Replace closed output streams by /dev/null, and make the others accept every character."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed by the caller: `fab up >&-`
@@ -98,7 +98,7 @@ def open_streams() -> None:
 
 
 def to_nowhere(file: TextIO) -> None:
-    """Drop whatever is written to the stream from now on; Python's own flush at the end then succeeds as well."""
+    """Drop all later output to the stream, so that Python's own flush at exit succeeds."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, file.fileno())
@@ -106,12 +106,12 @@ def to_nowhere(file: TextIO) -> None:
 
 
 def colour(text: str, name: str, *, file: TextIO | None = None) -> str:
-    """The text in a colour, if somebody is looking at a terminal that has colours."""
+    """The text in a colour, if `file` has colours."""
     return f"\033[{_COLOURS[name]}m{text}\033[0m" if has_colours(file or sys.stdout) else text
 
 
 def has_colours(file: TextIO) -> bool:
-    """A terminal, unless NO_COLOR (no-color.org) or TERM=dumb says otherwise; anything with FORCE_COLOR."""
+    """True for a terminal without NO_COLOR (no-color.org) and TERM=dumb; with FORCE_COLOR for anything."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -120,7 +120,7 @@ def has_colours(file: TextIO) -> bool:
 
 
 def is_terminal(file: TextIO) -> bool:
-    """Whether a person looks at it, on a terminal that can do more than print lines."""
+    """Whether `file` is a terminal that can overwrite a line."""
     return file.isatty() and os.environ.get("TERM") != "dumb"
 
 
@@ -136,17 +136,17 @@ def prefixed(node: str, line: str, *, file: TextIO | None = None) -> str:
 
 
 def one_line(text: str) -> str:
-    """For where a line's end would let somebody else's text begin a line that looks like ours."""
+    """Text of others on one line: a line end in it could start a line that looks like ours."""
     return visible(text.replace("\n", "\\n"))
 
 
 def remember_target(flag: str, verbs: Sequence[str]) -> None:
-    """Which stack or inventory this command was given (` --stack lab`, or nothing), and the verbs that take it."""
+    """Store this command's stack or inventory flag (` --stack lab`, or nothing), and the verbs that take it."""
     _target[:] = [flag, *verbs]
 
 
 def hint(text: str) -> str:
-    """The text, each `fab VERB` in it on the same stack or inventory that this command was given."""
+    """The text with this command's stack or inventory flag added to each `fab VERB` in it."""
     flag, *verbs = _target
     if not flag:
         return text
@@ -192,7 +192,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Ctrl-C waits until the block is over: what it does is short, and is done or not done, never half."""
+    """Delay Ctrl-C to the end of the block, which is short and must not be left half done."""
     pressed: list[int] = []
     before = signal.signal(signal.SIGINT, lambda signum, _frame: pressed.append(signum))
     try:

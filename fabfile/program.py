@@ -1,6 +1,6 @@
-"""The command: `fab` in the checkout, `trainyard` from anywhere, `python -m fabfile`. One verb, its words, its end.
+"""The entry points: `fab` in the checkout, `trainyard` from anywhere, `python -m fabfile`. They run one verb.
 
-All three end in `run`: what Fabric's own `fab` has read by the time that it loads this collection is not used.
+All three call `run`. Fabric's own `fab` has parsed some arguments before it loads this collection; that is ignored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ All verbs: fab --list      One verb: fab VERB --help      The whole story in one
 
 
 class Program(fabric.main.Fab):  # type: ignore[misc]
-    """Fabric's program once it has found this collection: it reads no words and runs no task, `run` does."""
+    """Fabric's program after it has found this collection: it parses nothing and runs no task; `run` does both."""
 
     def parse_tasks(self) -> None:
         pass
@@ -64,7 +64,7 @@ class Program(fabric.main.Fab):  # type: ignore[misc]
 
 
 def take_over() -> None:
-    """To be called when the collection is loaded: if Fabric's own `fab` does that, what follows is ours."""
+    """Called when the collection is loaded: if Fabric's own `fab` loads it, our program takes over."""
     if hasattr(fabric.main.program, "core"):  # it has read its own flags: it is running
         fabric.main.program.__class__ = Program
 
@@ -79,13 +79,13 @@ def main() -> None:
 
 
 def fab() -> None:
-    """The command `fab`: ours as well, but where another fabfile is the nearest, which is left to Fabric."""
+    """The command `fab`: our verbs, unless the nearest fabfile is another one, which Fabric then runs."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "fabfile.py").is_file() or (folder / "fabfile" / "__init__.py").is_file():
             if folder.resolve() == ROOT.resolve():
                 break
-            # It may be another checkout of trainyard: nothing of this one may be found in its place.
+            # It may be another checkout of trainyard, which must not import this one's modules.
             for name in [name for name in sys.modules if name.partition(".")[0] in ("fabfile", "infra", "node")]:
                 del sys.modules[name]
             sys.exit(fabric.main.program.run())
@@ -101,7 +101,7 @@ def verbs() -> dict[str, Verb]:
 
 
 def run(words: Sequence[str]) -> int:
-    """Do what the words say; the exit code. Whatever happens, there is a line about it and no traceback."""
+    """Run the command line; returns the exit code. An error prints one line, never a traceback."""
     output.open_streams()
     try:
         _run(list(words), verbs())
@@ -138,7 +138,7 @@ def _run(words: list[str], known: Mapping[str, Verb]) -> None:
 
 
 def _help(words: list[str], known: Mapping[str, Verb]) -> None:
-    """Of the first verb that is named; of them all."""
+    """Print the help of the first verb named, or of all."""
     if words:
         say(_verb(words[0], known).help())
         return
@@ -160,7 +160,7 @@ def _verb(word: str, known: Mapping[str, Verb]) -> Verb:
 
 
 def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> None:
-    """Which cluster the command is about, for the hints that it will print."""
+    """Store the command's cluster, for the hints that it prints."""
     for name in ("inventory", "stack"):
         if given.get(name):
             output.remember_target(
@@ -171,27 +171,27 @@ def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> 
 
 
 def listing(known: Mapping[str, Verb]) -> str:
-    """The verbs, each with what it does."""
+    """The verbs with their summaries."""
     column = max(map(len, known)) + 4
     wrap = textwrap.TextWrapper(max(60, output.width()), subsequent_indent=" " * column)
     return "\n".join(wrap.fill(f"  {verb.name}".ljust(column) + verb.summary) for verb in known.values())
 
 
 def versions() -> str:
-    """Of trainyard, and of what it is made of."""
+    """The versions of trainyard and its main dependencies."""
     own = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     parts = [f"{name} {metadata.version(name)}" for name in ("fabric", "invoke", "paramiko", "pulumi")]
     return f"trainyard {own} ({', '.join(parts)}, Python {sys.version.partition(' ')[0]})"
 
 
 def _ended(end: Exit) -> int:
-    """Say why, if there is something to say; the exit code."""
+    """Print the message of an Exit, if it has one; returns its exit code."""
     code: int = end.code or 0
     try:
         if end.message:
             say(output.hint(str(end.message)), file=sys.stderr)
     except Exit:
-        pass  # nobody reads that any more
+        pass  # the reader has gone
     return code
 
 

@@ -8,7 +8,7 @@ from invoke.exceptions import Exit
 
 
 def must_be_answerable(yes: bool) -> None:
-    """Exit 2 where nobody can answer, and it would hang: said before anything is done."""
+    """Exit 2, before anything is done, if the question would hang because nobody can answer it."""
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise Exit("this asks before it changes anything, and there is no terminal to ask on: add --yes", code=2)
 

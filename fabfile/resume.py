@@ -1,7 +1,7 @@
-"""`fab train --resume ID`: a job goes on with its own settings, whatever a file of its name says by now.
+"""`fab train --resume ID`: continue a job with its own settings, even if the job file of its name has changed.
 
-Its job.toml is on the head; where the head has nothing of it (another cluster began it), it is in the job's mirror, the
-bucket's folder of the job. `section.key=value` changes it, and every change is said.
+Its job.toml is on the head, or, if another cluster began the job, in the job's mirror: its folder in the bucket.
+`section.key=value` overrides a setting; every change is printed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fabfile.output import say
 
 
 def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> Begun:
-    """The job of an id, a number or `latest`; Exit 2 where neither the cluster nor the mirror has it.
+    """The job by its id, its number or `latest`; Exit 2 if neither the cluster nor the mirror has it.
 
-    `job` is the file that was given with --resume: it counts only where the job's own file is nowhere to be had.
+    `job` is the file given with --resume: it is used only if the job's own file is lost.
     """
     url = _mirror_of(backend.mirror, job, overrides)
     if url not in NO_MIRROR and all(each.id != wanted for each in backend.jobs()) and wanted in backend.mirrored(url):
@@ -47,7 +47,7 @@ def _mirrored(backend: Backend, url: str, wanted: str, job: str) -> Begun:
 
 
 def nodes(begun: Begun, there: int, count: int) -> int:
-    """How many nodes it goes on with, of those that are there: `count`, else as many as it had; says which."""
+    """How many of `there` nodes the job continues on: `count`, or, if that is 0, as many as before. Prints the choice."""
     chosen = min(there, count or begun.nodes or there)
     if not count and 0 < begun.nodes != there:
         had = f"{begun.nodes}, as it had" if chosen == begun.nodes else f"{chosen}; it had {begun.nodes}"
@@ -56,7 +56,8 @@ def nodes(begun: Begun, there: int, count: int) -> int:
 
 
 def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Resolved:
-    """The job's own settings with these overrides; says what they change, and which of a given file's do not count."""
+    """The job's own settings with these overrides. Prints what they change, and which settings of a given file are
+    ignored."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
         file.write_text(begun.text, encoding="utf-8")
@@ -72,7 +73,7 @@ def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Re
 
 
 def differences(old: str, new: str) -> list[str]:
-    """`train.steps: 60 -> 600` for each key of two job files that is not the same."""
+    """`train.steps: 60 -> 600` for each key that differs between two job files."""
     first, second = _flat(old), _flat(new)
     keys = [*first, *(key for key in second if key not in first)]
     return [
@@ -98,14 +99,14 @@ def _refuse_a_finished_run(begun: Begun, as_begun: Resolved, resolved: Resolved)
 
 
 def _tell_of_file(begun: Begun, job: str, overrides: Sequence[str], resolved: Resolved, ranks: int) -> None:
-    """A file that was given beside --resume is not what the job goes on with."""
+    """Print that a file given with --resume is ignored, where it differs from the job's own."""
     other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text)
     if other:
         say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")
 
 
 def _mirror_of(own: str, job: str, overrides: Sequence[str]) -> str:
-    """The folder in a bucket where the job may be mirrored: that of an override, of the file, or the cluster's own."""
+    """The bucket's folder where the job may be mirrored: from an override, the file, or the cluster's own (`own`)."""
     for override in reversed(overrides):
         if override.startswith("checkpoint.mirror="):
             return override.partition("=")[2].strip("\"'")

@@ -1,4 +1,4 @@
-"""Under sudo, which may keep HOME, root makes folders in a user's home: at the end they are given to the user."""
+"""Give folders that root has made in a user's home back to the user: sudo may keep the user's HOME."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from fabfile.stacks import pulumi_cli
 
 @contextmanager
 def given_back() -> Iterator[None]:
-    """Give the user of sudo what root has in their ~/.trainyard, ~/.pulumi and the checkout's .pulumi, however it ends.
+    """After the body, even if it fails, give the user of sudo all that root owns in ~/.trainyard, ~/.pulumi and the
+    checkout's .pulumi.
 
-    Nothing is done for a home that is not this user's: sudo may have set HOME to root's own.
+    Does nothing if HOME is not the user's: sudo may have set it to root's.
     """
     try:
         yield
@@ -28,7 +29,7 @@ def given_back() -> Iterator[None]:
 
 
 def give(folder: Path, uid: int, gid: int) -> None:
-    """Make all of root's below a folder, and the folder, a user's. Follows no link: root owns what it leads to."""
+    """Give a folder and all in it that root owns to a user. Follows no link, which could lead to root's own files."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for _, folders, files, here in os.fwalk(folder, follow_symlinks=False):
             for name in (".", *folders, *files):

@@ -1,4 +1,4 @@
-"""Who runs a job: one backend for each way, chosen by what the inventory says."""
+"""Choose the backend that runs the jobs of a cluster, by the inventory's kind."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from infra.inventory import Cluster, SshCluster
 
 
 def connect(stack: str, inventory: str) -> Backend:
-    """The backend of an inventory file, else of a stack; Exit 2 where there is none. Opens no connection yet."""
+    """The backend of an inventory file if one is named, else of a stack; Exit 2 if there is none. Does not connect."""
     return of(targets.load(stack, inventory))
 
 
 def of(cluster: Cluster, timeout: float = 10) -> Backend:
-    """The backend for a cluster; `timeout` is how many seconds a connection may take."""
+    """The backend for a cluster; `timeout` limits a connection attempt, in seconds."""
     if isinstance(cluster, SshCluster):
         return SshBackend(cluster, timeout)
     raise Exit(f"{cluster.name}: kind = {cluster.kind!r}: jobs are run on nodes reached over SSH", code=2)

@@ -1,11 +1,11 @@
-"""What the verbs ask of whoever runs jobs: our supervisor over SSH, Slurm, or Kubernetes' API.
+"""The interface between the verbs and what runs jobs: our supervisor over SSH, Slurm, or Kubernetes' API.
 
-A verb talks to `Backend` and to nothing behind it. Options, messages, the job table, following a log, Ctrl-C and exit
-codes are the verb's; how a job is started and where its files lie are the backend's.
+A verb calls only `Backend`. The verb handles options, messages, the job table, following a log, Ctrl-C and exit codes;
+the backend decides how a job is started and where its files are.
 
 Errors: a backend raises `Exit` with one line and the verb's exit code (1: it failed, 2: the user can mend it),
-`Unreachable` while a connection may come back, `Busy` where other jobs have the nodes, and `Refused` for files that it
-must not take.
+`Unreachable` while a connection may come back, `Busy` if other jobs have the nodes, and `Refused` for files that it
+must not accept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fabfile.job_file import Resolved
 LATEST = "latest"
 """Stands for the id of the newest job of a cluster."""
 NO_MIRROR = ("", "none")
-"""Values of `checkpoint.mirror` with which a job is kept in no bucket."""
+"""Values of `checkpoint.mirror` for a job without a copy in a bucket."""
 
 
 class Unreachable(Exception):
@@ -31,11 +31,11 @@ class Unreachable(Exception):
 
 
 class Busy(Exception):
-    """The job cannot start as things are, most often because others have its nodes. One line."""
+    """The job cannot start now, most often because other jobs have its nodes. One line."""
 
 
 class Refused(Exception):
-    """What was sent is not what was asked for, or there is no room for it: one line that names the file."""
+    """The sender's files are not what was asked for, or there is no room for them: one line that names the file."""
 
 
 class State(StrEnum):
@@ -70,7 +70,7 @@ class Job:
     exit_code: int | None = None
     attempt: int = 0
     paused: float = 0.0
-    """Seconds between its end and its being resumed, in all: neither its time nor its price."""
+    """Total seconds between its ends and its resumptions; they count neither as time nor as cost."""
     price_per_hour: float = 0.0
     """US dollars, for all of its nodes."""
     queued: bool = False
@@ -100,15 +100,15 @@ class JobNode:
 
 @dataclass(frozen=True)
 class Begun:
-    """A job as it was begun: what a resumed one goes on with."""
+    """A job as it was begun: the settings that a resumed job continues with."""
 
     id: str
     text: str
     """Its job.toml."""
     nodes: int
-    """How many it was started on; 0: not known."""
+    """How many nodes it was started on; 0: not known."""
     mirrored: bool = False
-    """Only its mirror in a bucket knows of it: another cluster began it."""
+    """Only its mirror in a bucket has it: another cluster began it."""
     succeeded: bool = False
 
 
@@ -137,7 +137,7 @@ class Submitted:
 
     id: str
     cursor: int = 0
-    """Where its log goes on: what a resumed job said before is left out."""
+    """Where to read its log from: a resumed job's earlier lines are left out."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ class Backend(Protocol):
 
     @property
     def host(self) -> str:
-        """What a message calls whatever answers: the head node, or the API server."""
+        """The name of the machine that answers, for messages: the head node, or the API server."""
 
     @property
     def mirror(self) -> str:
@@ -226,7 +226,7 @@ class Backend(Protocol):
     def __exit__(self, *error: object) -> None: ...
 
     def reach(self) -> None:
-        """Open the connection, so that the next request pays for its answer alone."""
+        """Open the connection now, so that the next request is quick."""
 
     def nodes(self) -> tuple[JobNode, ...]:
         """The machines for jobs, in the order in which a job takes them; without a connection."""
@@ -235,9 +235,9 @@ class Backend(Protocol):
         """Exactly what `submit` would run, as text, without a connection; Exit 2 for what cannot work."""
 
     def prepare(self, submission: Submission) -> None:
-        """Bring the training code where it runs, and compare the job with the data there. May be interrupted.
+        """Copy the training code to where it runs, and check the job against the data there. May be interrupted.
 
-        Raises Exit 2 for data that do not fit the job, Busy for nodes that another job has.
+        Exit 2 if the data do not fit the job, Busy if another job has one of the nodes.
         """
 
     def submit(self, submission: Submission) -> Submitted:
@@ -247,10 +247,10 @@ class Backend(Protocol):
         """All jobs, the oldest first; one whose launcher has died is FAILED."""
 
     def begun(self, job: str) -> Begun:
-        """How a job of `jobs()` was begun; `text` is empty where its job.toml is lost."""
+        """How a job of `jobs()` was begun; `text` is empty if its job.toml is lost."""
 
     def mirrored(self, url: str) -> list[str]:
-        """The ids of the jobs in a mirror; none, with a warning, where the mirror does not answer."""
+        """The ids of the jobs in a mirror; none, with a warning, if the mirror does not answer."""
 
     def mirrored_job(self, url: str) -> str:
         """The job.toml in a job's folder of a mirror; empty: there is none."""
@@ -262,15 +262,15 @@ class Backend(Protocol):
         """Ask a job to end: after its step and a checkpoint, or `now`. Does not wait for it."""
 
     def leftovers(self, job: str) -> dict[str, str]:
-        """What is still there of a job that is over, by node; ends it where it can."""
+        """End what still runs of a finished job; returns, by node, what could not be ended."""
 
     def files(self, job: str) -> Iterator[tuple[str, File | None]]:
-        """The names in a job's run directory, as they are said there (not to be trusted); None for a folder."""
+        """The names in a job's run directory, not to be trusted, each with its file, or None for a folder."""
 
     def fetch(
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
-        """Write these files into a new folder: the size of each that was still there.
+        """Write these files into a new folder; returns name and size of those that still existed.
 
         `limit` is how many bytes may be written; `progress` gets each number of bytes written. Raises Refused.
         """
@@ -280,7 +280,7 @@ class Backend(Protocol):
 
 
 def find(jobs: Sequence[Job], wanted: str) -> Job | None:
-    """The one of these jobs, ordered by number, that is meant by an id, a number or `latest`."""
+    """The job with this id or number, or the `latest`, of jobs ordered by number; None if there is none."""
     if wanted == LATEST:
         return jobs[-1] if jobs else None
     numbered = [job for job in jobs if wanted.isdigit() and job.id.endswith(f"-{wanted}")]
@@ -288,7 +288,7 @@ def find(jobs: Sequence[Job], wanted: str) -> Job | None:
 
 
 def find_job(backend: Backend, wanted: str) -> Job:
-    """A cluster's job by its id, its number or as `latest`; Exit 2 with the jobs that there are."""
+    """A cluster's job by its id, its number or `latest`; Exit 2, with the list of jobs, if there is none."""
     jobs = backend.jobs()
     found = find(jobs, wanted)
     if found is None:
