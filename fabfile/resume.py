@@ -47,7 +47,7 @@ def _mirrored(backend: Backend, url: str, wanted: str, job: str) -> Begun:
 
 
 def nodes(begun: Begun, there: int, count: int) -> int:
-    """How many of `there` nodes the job continues on: `count`, or, if that is 0, as many as before. Prints the choice."""
+    """How many of `there` nodes the job continues on: `count`, or, if that is 0, as many as before. Prints which."""
     chosen = min(there, count or begun.nodes or there)
     if not count and 0 < begun.nodes != there:
         had = f"{begun.nodes}, as it had" if chosen == begun.nodes else f"{chosen}; it had {begun.nodes}"

@@ -1,4 +1,4 @@
-"""Bars: what the time of a run was spent on, and how fast each node was."""
+"""Bars for the report: what a run spent its time on, and how fast each node was."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {
     "checkpoint": ("checkpoints", "that training waited for; the writing itself is in the background"),
     "other": ("other", "starting, restarts and steps lost to them, ending"),
 }
-"""What a part of the time is called, and what it is."""
+"""Each part of the time: its name and its meaning."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Piece:
     part: str
     seconds: float
     share: float
-    """Of the run's time, from 0 to 1."""
+    """Share of the run's time, from 0 to 1."""
     text: str
-    """Written on the piece; empty where it has no room."""
+    """The text on the piece; empty if it does not fit."""
     fits_phone: bool
-    """Whether the text has room on a narrow screen as well."""
+    """Whether the text also fits on a narrow screen."""
 
 
 def parts(run: Run) -> dict[str, float]:
-    """Seconds of the job by what they were spent on; what its steps do not account for is other."""
+    """Seconds of the job by part; time outside the measured parts of its steps is `other`."""
     found = {name: run.totals.get(name, 0.0) for name in PARTS}
     rest = sum(seconds for name, seconds in run.totals.items() if name not in PARTS)
     if run.duration is not None:
@@ -45,7 +45,7 @@ def parts(run: Run) -> dict[str, float]:
 
 
 def time_bars(runs: Sequence[Run]) -> list[tuple[Run, float, list[Piece]]]:
-    """(run, width of its bar in per cent of the longest, its pieces); empty where no time is known."""
+    """(run, width of its bar in per cent of the longest, its pieces); empty if no time is known."""
     found = [parts(run) for run in runs]
     longest = max((sum(one.values()) for one in found), default=0.0)
     if not longest:

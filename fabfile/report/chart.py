@@ -1,7 +1,7 @@
-"""A line chart: what is in it, and where its lines and texts are placed for templates/chart.html.
+"""A line chart: its content, and the places of its lines and texts for templates/chart.html.
 
-The plot has coordinates from 0 to 1000 both ways and is stretched to the width that there is; the texts are HTML around
-it, at their own size. So the same page is sharp and readable on a phone, a desk and paper.
+The plot has coordinates from 0 to 1000 both ways and is stretched to the available width; the texts are HTML around
+it, at their own size. So the same page is readable on a phone, a desktop and paper.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fabfile.report import numbers
 
 MOST_DOTS = 30
-"""More dots than these are drawn as one bold line."""
+"""More dots than this are drawn as one bold line."""
 STRIPS = 200
 """Places along a chart that show their values when pointed at."""
 _SIDE = 1000
@@ -31,12 +31,12 @@ class Line:
     colour: str
     """A class of the style sheet: a to f, or quiet for one of many."""
     dots: bool = False
-    """Drawn as dots that are thinly joined: there are steps without a value between them."""
+    """Drawn as dots with a thin line between them: some steps have no value."""
     labelled: bool = True
     of: str = ""
-    """The id of its run, where there are several."""
+    """The id of its run, if the page has several."""
     run: int = 0
-    """That run's number among the runs of the page."""
+    """Index of its run among the runs of the page."""
     steps: Sequence[tuple[float, float]] = ()
     """All points along steps (or seconds, see Chart.along_time); `points` may be along tokens and leave some out."""
 
@@ -53,7 +53,7 @@ class Mark:
     x: float
     text: str
     kind: str
-    """checkpoint: a tick on the axis; restart: a line through the chart, with that name beside it."""
+    """checkpoint: a tick on the axis; restart: a line through the chart, with the mark's name beside it."""
     colour: str
     run: int
     step: float
@@ -62,27 +62,27 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What a chart shows."""
+    """The content of a chart."""
 
     title: str
     unit: str
     lines: Sequence[Line]
     form: Callable[[float | None], str] = numbers.plain
-    """Writes a value."""
+    """Formats a value."""
     from_zero: bool = False
     marks: Sequence[Mark] = ()
     x_name: str = "step"
     height: int = 240
-    """Of the plot, in pixels."""
+    """Height of the plot, in pixels."""
     note: str = ""
     begin: float | None = None
-    """The first step that is drawn, where the steps before it would make the rest flat."""
+    """The first step drawn, if the steps before it would make the rest look flat."""
     along_time: bool = False
-    """Its x is the time since the run's start, whatever the other charts' x is."""
+    """Its x axis is the time since the run's start, whatever the other charts have."""
 
 
 class Drawing:
-    """A chart of at least one point with everything placed: on the plot from 0 to 1000, around it in per cent."""
+    """The layout of a chart with at least one point: coordinates from 0 to 1000 in the plot, per cent around it."""
 
     def __init__(self, chart: Chart) -> None:
         self.chart = chart
@@ -131,7 +131,7 @@ class Drawing:
         return labels
 
     def mark_names(self) -> list[tuple[float, Mark]]:
-        """(left, mark) of the restarts, where they are few enough to be read."""
+        """(left, mark) of the restarts, if they are few enough to be readable."""
         named = [mark for mark in self.chart.marks if mark.kind == "restart"]
         return [(self.x(mark.x) / 10, mark) for mark in named] if len(named) <= _NAMED_MARKS else []
 
@@ -153,7 +153,7 @@ class Drawing:
         return found
 
     def strips(self) -> list[tuple[float, float, str]]:
-        """(left, width, text): the values at the middle of each strip, of the lines that have one in it."""
+        """(left, width, text): for each strip the values at its middle, of the lines with a point in it."""
         every = sorted({x for line in self.lines for x, _ in line.points})
         middles = every if len(every) <= STRIPS else [every[len(every) * i // STRIPS] for i in range(STRIPS)]
         found = []

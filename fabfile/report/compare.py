@@ -34,7 +34,7 @@ def speed(run: Run) -> float | None:
 
 
 def peak(run: Run) -> float | None:
-    """The mean share of the processors' matmul peak, from 0 to 1."""
+    """The mean fraction of the processors' peak matmul speed, from 0 to 1."""
     known = [(point.steps, point.peak_share) for point in run.points if point.peak_share is not None]
     return sum(steps * share for steps, share in known) / sum(steps for steps, _ in known) if known else None
 
@@ -51,7 +51,7 @@ def results(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def differences(runs: Sequence[Run]) -> tuple[list[list[str]], int]:
-    """Rows of a key and each run's value, where they differ; and how many keys are the same in all runs."""
+    """(rows of a key and each run's value, for the keys that differ; the number of keys equal in all runs)."""
     settings = [_settings(run) for run in runs]
     keys = list(dict.fromkeys(key for one in settings for key in one))
     rows = [[key, *(one.get(key, numbers.NOTHING) for one in settings)] for key in keys]

@@ -1,4 +1,4 @@
-"""Which lines of which runs go into which chart."""
+"""Choose the charts of the report, and make their lines from the runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from node.run_data import number
 COLOURS = "abcdef"
 """Classes of the style sheet, one for each run of a page."""
 _STEEP = 0.02
-"""The first part of a run that may be left out of the chart of the loss."""
+"""The fraction of a run's x axis, from its start, that the loss chart may leave out."""
 _MOST_TICKS = 40
 _NAMED_NODES = 4
-"""With at most so many nodes their names are in the chart."""
+"""Up to this many nodes are named in the chart."""
 
 Points = Sequence[tuple[float, float]]
 
 
 class Axis:
-    """The x axis: steps, or tokens where the runs' steps are of different sizes."""
+    """The x axis: steps, or tokens if the runs' steps differ in size."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
@@ -38,7 +38,7 @@ class Axis:
         return step * run.batch if self.in_tokens and run.batch else step
 
     def line(self, index: int, points: Points, name: str = "", **more: Any) -> Line:
-        """A line of the page's run of this number, from (step, value); named after its run where there are several."""
+        """A line from (step, value) of the run with this index; named after its run if there are several."""
         run = self.runs[index]
         placed = [(self.of(run, step), value) for step, value in points]
         of = run.id if len(self.runs) > 1 else ""
@@ -46,7 +46,7 @@ class Axis:
 
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
-    """All charts of the page that have a point, in its order."""
+    """The charts that have at least one point, in the page's order."""
     every = [loss(runs), speed(runs), *_small_charts(runs), *(node_use(runs[0]) if len(runs) == 1 else [])]
     return [chart for chart in every if any(line.points for line in chart.lines)]
 
@@ -80,8 +80,8 @@ def loss(runs: Sequence[Run]) -> Chart:
 
 
 def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
-    """A long run's steep start would make the rest of its loss flat: the lines without it, and (its end, its highest
-    value); None where nothing was left out."""
+    """The lines without a long run's steep start, which would make the rest of the loss look flat, and (its end, its
+    highest value); None if nothing was left out."""
     start = max((line.points[-1][0] for line in lines if line.points), default=0.0) * _STEEP
     early = [y for line in lines for x, y in line.points if x < start]
     rest = [y for line in lines for x, y in line.points if x >= start]
@@ -138,7 +138,7 @@ def _small_charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def node_use(run: Run) -> list[Chart]:
-    """Processors, memory and network of each node, along the minutes of the run."""
+    """Processor, memory and network use of each node over the time of the run."""
     first = min((rows[0][0] for rows in run.usage.values() if rows), default=0.0)
     start = first if run.started is None else run.started
     charts = []
@@ -158,11 +158,11 @@ def node_use(run: Run) -> list[Chart]:
 
 
 def saved_steps(run: Run) -> list[float]:
-    """Where checkpoints were made: as often as the job says, after its last step, and those that are on the disk."""
+    """The steps with a checkpoint: at the job's interval, after its last step, and those on the disk."""
     every = number(run.config.get("checkpoint.every"))
     last = run.last.step
     steps = {float(step) for step in run.on_disk}
-    if every and last and last / every < 500:  # more would be a bar, not ticks
+    if every and last and last / every < 500:  # more ticks would merge into a bar
         steps |= {every * index for index in range(1, int(last // every) + 1)}
     if last and run.state in ("SUCCEEDED", "CANCELLED") and (not run.on_disk or last in run.on_disk):
         steps.add(last)
@@ -170,7 +170,7 @@ def saved_steps(run: Run) -> list[float]:
 
 
 def _has_ticks(runs: Sequence[Run]) -> bool:
-    """Whether the checkpoints are so few that ticks tell them apart."""
+    """Whether the checkpoints are few enough for separate ticks."""
     return 0 < max(len(saved_steps(run)) for run in runs) <= _MOST_TICKS
 
 

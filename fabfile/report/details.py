@@ -1,4 +1,4 @@
-"""The later sections of the page: what a run ran on, its checkpoints, its log, its configuration as a file."""
+"""The later sections of the page: a run's machines, checkpoints, log, and configuration as a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SYSTEM_LAST = ("os", "kernel", "cloud-init")
 
 
 def job_file_link(run: Run) -> str:
-    """The job file as a link that holds it: the page needs nothing but itself."""
+    """A data: link with the job file in it, so that the page is self-contained."""
     return "data:application/toml;charset=utf-8," + quote(run.job_toml.encode("utf-8", "replace"), safe="")
 
 
@@ -43,7 +43,7 @@ def _listed(steps: Sequence[float]) -> str:
 
 
 def machines(run: Run) -> tuple[list[str], list[list[str]]]:
-    """(names, rows of a property and its values): a column for each node; nodes that are alike share one."""
+    """(names, rows of a property and its values): a column for each node; equal nodes share one."""
     groups: dict[str, list[Machine]] = {}
     for machine in run.machines:
         if not machine.reason:
@@ -83,7 +83,7 @@ def _processor(cpu: Mapping[str, object]) -> str:
 
 
 def log(run: Run) -> list[tuple[str, str, str]]:
-    """(time since the start, who, text) of the log's important lines; where lines were left out, how many."""
+    """(time since the start, who, text) of the log's important lines; a gap is a row with the number left out."""
     start = run.started if run.started is not None else run.notes[0][0] if run.notes else 0.0
     rows = [(_clock(when - start), who, text) for when, who, text in run.notes]
     if run.notes_left_out:

@@ -1,4 +1,4 @@
-"""Reads runs for a report: from the head of a cluster and its nodes, or from a folder that was fetched."""
+"""Read runs for a report, from a cluster's head and nodes, or from a fetched folder."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ _TIMEOUT = 60
 
 
 def from_folder(folder: Path) -> Run:
-    """A run directory on this machine; Exit 2 where it is none. Its price is known to its cluster alone."""
+    """The run in a run directory on this machine; Exit 2 if it is none. Only its cluster knows its price."""
     if not (folder / "metrics.jsonl").exists() and not (folder / "job.toml").exists():
         raise Exit(f"{folder}: neither metrics.jsonl nor job.toml is there: this is no run directory", code=2)
     return run_of(run_data.collect(folder.absolute()))
 
 
 def from_cluster(cluster: SshCluster, ids: Sequence[str]) -> list[Run]:
-    """Runs on the head, by their ids, and each node's own ready.json; Exit 2 for an unknown run, 1 without the head."""
+    """Runs on the head by their ids, with each node's ready.json. Exit 2 for an unknown run, 1 if the head is not
+    reached."""
     head = cluster.head
     with Fleet(cluster) as fleet:
         result = node_program.run(fleet, "run-data", runs(cluster), *ids, nodes=[head], timeout=_TIMEOUT)[head.name]

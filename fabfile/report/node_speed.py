@@ -1,4 +1,4 @@
-"""How fast each node computed: its share of the batch over the time that its ranks computed, waiting left out."""
+"""How fast each node computed: its tokens of a step divided by its ranks' computing time, without waiting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Series = list[tuple[float, float]]
 
 
 def by_node(run: Run) -> dict[str, Series]:
-    """Each node's speed over the steps; empty where the nodes of the ranks or the size of the batch are not known."""
+    """Each node's speed over the steps; empty if the ranks' nodes or the batch size are not known."""
     block = number(run.config.get("model.block_size"))
     if not run.batch or not block:
         return {}
@@ -23,7 +23,7 @@ def by_node(run: Run) -> dict[str, Series]:
         seconds: dict[str, list[float | None]] = {}
         tokens: dict[str, float] = {}
         for rank, node in enumerate(placement):
-            count = windows * (rank + 1) // len(placement) - windows * rank // len(placement)  # as training splits them
+            count = windows * (rank + 1) // len(placement) - windows * rank // len(placement)  # the trainer's own split
             tokens[node] = tokens.get(node, 0.0) + count * block
             seconds.setdefault(node, []).append(point.rank_seconds[rank])
         for node, of_ranks in seconds.items():
@@ -34,14 +34,14 @@ def by_node(run: Run) -> dict[str, Series]:
 
 
 def _placement(run: Run, when: float | None, ranks: int) -> list[str]:
-    """The node of each rank at that time; empty where it is not known."""
+    """The node of each rank at that time; empty if not known."""
     before = [attempt for attempt in run.attempts if when is not None and attempt.time <= when]
     placement = spread(before[-1].nodes if before else run.nodes, run.slots)
     return placement if len(placement) == ranks else []
 
 
 def spread(nodes: Sequence[str], slots: Mapping[str, int]) -> list[str]:
-    """Each node's name as often as it has ranks."""
+    """Each node's name, repeated for each of its ranks."""
     return [node for node in nodes for _ in range(slots.get(node, 1))]
 
 

@@ -23,7 +23,7 @@ def count(value: float | None) -> str:
 
 
 def plain(value: float | None) -> str:
-    """Whole from 100 on, else with two decimals; thousands apart: 12,345; 3.25; 0.71."""
+    """Without decimals from 100 on, else with two; with commas: 12,345; 3.25; 0.71."""
     if value is None:
         return NOTHING
     if abs(value) >= 100 or value == int(value):
@@ -96,7 +96,7 @@ def change(before: float | None, after: float | None) -> str:
 
 
 def moment(unix: float | None) -> str:
-    """2025-11-21 09:08 UTC; an en dash for a time that no clock can have meant."""
+    """2025-11-21 09:08 UTC; an en dash for an impossible time."""
     if unix is None or not 0 <= unix < 1e11:
         return NOTHING
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, from one run or several."""
+"""Render the report: one self-contained HTML file about one run or several."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ _STYLES = ("vendor/uPlot.min.css", "templates/style.css")
 _SCRIPTS = ("vendor/uPlot.iife.min.js", "templates/interactive.js")
 _SIGNS = {"SUCCEEDED": "✓", "FAILED": "✕", "CANCELLED": "■", "RUNNING": "▶", "PENDING": "…"}
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
-"""Control characters, lone surrogates, and characters that turn the direction of the text around."""
+"""Control characters, lone surrogates, and characters that change the writing direction."""
 
 
 @cache
 def _environment() -> Environment:
-    """Templates in which whatever a run's files say is escaped, its hidden characters shown as �."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at need: every verb loads this module
+    """The templates; text from a run's files is escaped, with hidden characters shown as �."""
+    from jinja2 import (
+        Environment,
+        FileSystemLoader,
+        StrictUndefined,
+    )  # imported only here: every verb loads this module
 
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
@@ -44,7 +48,7 @@ def _environment() -> Environment:
 
 
 def render(runs: Sequence[Run], *, refresh: int = 0) -> str:
-    """The whole file. Above 0, a browser reads it again every `refresh` seconds."""
+    """The HTML text. If `refresh` is above 0, the browser reloads it every `refresh` seconds."""
     scripts = [(_FOLDER / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     charts = curves.charts_of(runs)
     return (
@@ -71,7 +75,7 @@ def render(runs: Sequence[Run], *, refresh: int = 0) -> str:
 
 
 def _origin(run: Run) -> list[str]:
-    """On which nodes it ran, when, and in which precision, as far as that is known."""
+    """The run's nodes, time and precision, as far as known."""
     begun = numbers.moment(run.started) if run.started is not None else ""
     going = f", still under way at {numbers.moment(run.now)}" if begun and run.ended is None else ""
     return [part for part in (_nodes(run), begun + going, f"in {run.precision}" if run.precision else "") if part]
@@ -90,7 +94,7 @@ def _nodes(run: Run) -> str:
 
 
 def _tiles(run: Run) -> list[tuple[str, str, str]]:
-    """(name, figure, more) of the figures that are asked for first."""
+    """(name, figure, detail) of the main figures."""
     share, best = compare.peak(run), ""
     if run.best is not None:
         bits = run.best.bits_per_byte

@@ -1,4 +1,4 @@
-"""Makes a Run of the answer of node/run_data.py. Values that are missing or of a wrong type are left out."""
+"""Make a Run from the output of node/run_data.py. Values that are missing or of a wrong type are left out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run_of(
     slots: Mapping[str, int] | None = None,
     node_usd: float | None = None,
 ) -> Run:
-    """The run of an answer. `slots` are the ranks by node, where the cluster is known; `node_usd`: a node's price per
+    """The run in the output `answer`. `slots`: ranks by node, if the cluster is known; `node_usd`: a node's price per
     hour."""
     state, spec, log = dict_of(answer, "state"), dict_of(answer, "spec"), dict_of(answer, "log")
     metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
@@ -104,7 +104,7 @@ def _validations(entries: object) -> tuple[Validation, ...]:
 def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
     """From lines such as `attempt 2: 2 ranks on node1, node3`.
 
-    It went on from the last earlier step that is still in the metrics: steps that were done again replaced theirs.
+    A restart continued from the last earlier step in the metrics: steps done again have replaced their old lines.
     """
     found: list[Attempt] = []
     for row in _rows(log.get("attempts")):
@@ -117,7 +117,7 @@ def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt,
 
 
 def _paused(log: Mapping[str, Any]) -> float:
-    """Seconds from each end to the attempt that resumed the job."""
+    """Total seconds between each end of the job and the attempt that resumed it."""
     starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
     ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
     return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
@@ -175,7 +175,7 @@ def _flat(job_toml: str) -> dict[str, Any]:
 
 
 def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence[str]) -> str:
-    """The command that runs the job again on as many nodes; the page offers its job file for download."""
+    """The command that runs the job again on as many nodes, with the job file that the page offers for download."""
     launcher = spec.get("launcher")
     other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
     words = ["fab", "train", f"{answer.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
@@ -183,12 +183,12 @@ def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence
 
 
 def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """A mapping of a record; empty where there is none."""
+    """The mapping under a record's key; empty if there is none."""
     found = record.get(key)
     return found if isinstance(found, dict) else {}
 
 
 def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
-    """A list of a record; empty where there is none."""
+    """The list under a record's key; empty if there is none."""
     found = record.get(key)
     return found if isinstance(found, list) else []

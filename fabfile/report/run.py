@@ -1,4 +1,4 @@
-"""What is known of a run: the records that its report is made from, and what follows from them."""
+"""The records that a run's report is made from, and the values derived from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from node.run_data import number
 
 PARTS = ("compute", "communication", "data", "eval", "checkpoint")
-"""Names of the trainer's seconds; all other seconds of a job count as other."""
+"""The parts of the time that the trainer measures; the rest of a job's time is `other`."""
 Usage = tuple[float, float | None, float | None, float | None]
 """(Unix time, cores busy, GiB of memory, MB/s of network) of a node."""
 
@@ -46,12 +46,12 @@ class Attempt:
     time: float
     nodes: tuple[str, ...]
     after_step: float | None = None
-    """The step of the checkpoint that it went on from; None for the first start and for one that did no step."""
+    """The step of the checkpoint that it continued from; None for the first start and for one that did no step."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A node with its ready.json; `reason` says why there is none."""
+    """A node with its ready.json; `reason` says why that is missing."""
 
     name: str
     ready: Mapping[str, Any]
@@ -60,24 +60,24 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of a job. Times are Unix seconds; None is what is not known."""
+    """A run of a job. Times are in Unix seconds; None means not known."""
 
     id: str
     state: str = "UNKNOWN"
     reason: str = ""
     nodes: tuple[str, ...] = ()
-    """Those it had at the end, without lost ones."""
+    """Its nodes at the end, without lost ones."""
     all_nodes: tuple[str, ...] = ()
     slots: Mapping[str, int]
     """Ranks of each node."""
     started: float | None = None
     ended: float | None = None
-    """None while it goes on."""
+    """None while it runs."""
     now: float = 0.0
     paused: float = 0.0
-    """Seconds between its ends and its being resumed."""
+    """Total seconds between its ends and its resumptions."""
     hourly_usd: float | None = None
-    """Of all its nodes together."""
+    """US dollars per hour for all its nodes."""
     job_toml: str = ""
     config: Mapping[str, Any]
     """section.key -> value."""
@@ -85,29 +85,29 @@ class Run:
     validations: tuple[Validation, ...] = ()
     best: Validation | None = None
     totals: Mapping[str, float]
-    """Seconds by what they were spent on, see PARTS."""
+    """Seconds by part, see PARTS."""
     width: int = 1
-    """How many steps a point stands for."""
+    """Steps per point."""
     skipped: int = 0
     """Lines of metrics that could not be read."""
     attempts: tuple[Attempt, ...] = ()
     notes: tuple[tuple[float, str, str], ...] = ()
-    """(time, who, text): the lines of the log that say how the run went."""
+    """(time, who, text) of the log's important lines."""
     notes_left_out: int = 0
     on_disk: tuple[int, ...] = ()
-    """Steps whose checkpoints are still there."""
+    """Steps whose checkpoints still exist."""
     best_on_disk: float | None = None
     precision: str = ""
     usage: Mapping[str, Sequence[Usage]] = field(default_factory=dict)
     samples: tuple[tuple[str, str], ...] = ()
-    """(model, text) of what was sampled from it, the newest last."""
+    """(model, text) of its samples, the newest last."""
     command: str = ""
-    """The command line that does the run again."""
+    """The command line that runs the job again."""
     machines: tuple[Machine, ...] = ()
 
     @property
     def duration(self) -> float | None:
-        """Seconds that it has run, without its pauses."""
+        """Seconds of running, without pauses."""
         if self.started is None:
             return None
         return max(0.0, (self.now if self.ended is None else self.ended) - self.started - self.paused)
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def ranks(self) -> int | None:
-        """How many ranks it began with."""
+        """The number of ranks at the start."""
         known = len(self.points[0].rank_seconds) if self.points else 0
         return known or sum(self.slots.get(node, 1) for node in self.all_nodes) or None
 
@@ -130,12 +130,12 @@ class Run:
 
     @property
     def steps(self) -> float | None:
-        """How many steps the job asks for."""
+        """The number of steps that the job asks for."""
         return number(self.config.get("train.steps"))
 
     @property
     def batch(self) -> float | None:
-        """Tokens of a step."""
+        """Tokens per step."""
         return number(self.config.get("train.global_batch_tokens"))
 
     @property
@@ -147,5 +147,5 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """The number of restarts."""
         return max(0, len(self.attempts) - 1)
