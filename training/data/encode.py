@@ -1,7 +1,7 @@
 """Encode documents on all cores, in order and in bounded memory.
 
 Threads are enough: both engines release the interpreter lock while they work, and threads share one copy of the tables.
-Batches depend on the documents alone, so the output is the same for any number of workers.
+Batches depend only on the documents, so the output is the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import numpy.typing as npt
 from training.data.engine import Engine, compare
 from training.data.readers import Document
 
-BATCH = 1 << 18  # bytes of text: large against the cost of handing it over, small in memory
+BATCH = 1 << 18  # bytes of text: large enough to amortise handing it to a thread, small in memory
 CHECKED = 1 << 13  # bytes of a text that both engines encode
-ONE_IN = 8  # batches: one of them has such a text, which makes one byte in 256
+ONE_IN = 8  # one batch in 8 has such a text, so that one byte in 256 is checked
 
 Job = TypeVar("Job")
 Done = TypeVar("Done")
@@ -57,17 +57,17 @@ class Encoded(NamedTuple):
     bytes_of_text: int
     cost: int
     compared: int
-    """Bytes of text that were encoded by the other engine as well, to the same tokens."""
+    """Bytes of text that both engines encoded, to the same tokens."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Which documents are for validation: of each 1/fraction consecutive ones, one drawn by the seed."""
+    """Which documents are for validation: one of each group of 1/fraction consecutive ones, drawn by the seed."""
 
     fraction: float
     seed: int
     stretch: float
-    """Length of the first of these groups: at most the corpus, so that a small one has a validation document too."""
+    """Length of the first group: at most the corpus, so that a small corpus has a validation document too."""
 
     @classmethod
     def of(cls, fraction: float, seed: int, count: Callable[[int], int]) -> Division:
@@ -90,7 +90,7 @@ class Division:
 
 
 def uniform(seed: int, purpose: str, number: int) -> float:
-    """A number in [0, 1) that depends on the arguments alone."""
+    """A pseudorandom number in [0, 1) that depends only on the arguments."""
     digest = hashlib.blake2b(f"{seed} {purpose} {number}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
@@ -124,7 +124,7 @@ class Encoder:
 
     engine: Engine
     reference: Engine | None
-    """What the engine is compared with on a sample of the text; None: the engine is the reference."""
+    """The engine that a sample of the text is compared with; None if `engine` is the reference itself."""
     dtype: str
     seed: int
 
@@ -142,7 +142,8 @@ class Encoder:
         return Encoded(parts, len(batch.units), size, cost, self.compare(batch))
 
     def compare(self, batch: Batch) -> int:
-        """Compares the engines on all of the corpus' first batch, and on a text of some of the others."""
+        """Compare the engines on the corpus' first batch and on a text from some of the others; returns the bytes
+        compared. EngineError if they differ."""
         if self.reference is None:
             return 0
         if batch.first == 0:
@@ -160,7 +161,7 @@ class Encoder:
 
 
 def in_order(jobs: Iterable[Job], work: Callable[[Job], Done], workers: int) -> Generator[Done, None, None]:
-    """`map` over a pool of threads that reads only as far ahead as the workers need. Closing it stops them."""
+    """Like `map` over a pool of threads, but it reads at most 2 * workers jobs ahead. Closing it stops the threads."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
     waiting: deque[Future[Done]] = deque()
     try:

@@ -1,8 +1,8 @@
-"""What turns text into tokens: tiktoken, or gigatoken, which makes the same tokens some 20 times as fast.
+"""The engines that turn text into tokens: tiktoken, or gigatoken, which makes the same tokens some 20 times as fast.
 
-tiktoken defines the tokens. gigatoken reimplements a few of its patterns by hand, so it is used for those alone, and a
-sample of every corpus, drawn by the seed, goes through both: one token that differs, and prepare starts over with
-tiktoken. What is finished is therefore the same whichever engine made it, and no manifest says which.
+tiktoken defines the tokens. gigatoken reimplements a few of its patterns by hand, so it is used only for those, and
+both encode a sample of every corpus, drawn by the seed. If one token differs, prepare starts over with tiktoken. So a
+finished set does not depend on the engine, and its manifest does not name it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MARK = SEPARATOR.encode()
 SCHEMES = {PATTERNS[name]: name for name in ("gpt2", "cl100k", "o200k")}
 """Pattern -> gigatoken's name for it."""
 RENEW = 20
-"""gigatoken remembers every word that it meets, without a limit (its issue 36). So it is loaded anew after encoding, on
-each worker, for this many times as long as loading took: its memory stays bounded for some 5 % of the time."""
+"""gigatoken caches every word without a limit (its issue 36). So it is loaded anew after each worker has encoded for
+this many times as long as loading took, which bounds its memory at a cost of some 5 % of the time."""
 RUN = 1 << 17
-"""Characters of white space in a row. tiktoken gives up on some 800,000 and `encode_part` cuts the text, which changes
-tokens: a text with this many goes through tiktoken, so that it is cut the same."""
+"""Characters of white space in a row. tiktoken fails at some 800,000, and `encode_part` then cuts the text, which
+changes the tokens. A text with a run of this length is left to tiktoken, so that it is cut the same way."""
 
 
 class EngineError(Exception):
@@ -39,7 +39,7 @@ class Engine(Protocol):
     name: str
 
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
-        """The tokens (uint32) of these texts (UTF-8), one after the other; a separator follows those with True."""
+        """The tokens (uint32) of several (UTF-8 text, closes) in a row; a separator follows if `closes` is True."""
         ...
 
 
@@ -54,7 +54,8 @@ class Tiktoken:
 
 
 class Gigatoken:
-    """Used by `workers` threads at once. `ranks` is the vocabulary's rank file; it is read again now and then."""
+    """gigatoken, for `workers` threads at once. `ranks` is the vocabulary's rank file; it is read at every reload.
+    EngineError if the package is missing or cannot handle the vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary, encoding: tiktoken.Encoding, ranks: Path, workers: int) -> None:
         scheme = SCHEMES.get(vocabulary.pattern)
@@ -77,7 +78,8 @@ class Gigatoken:
         self.tokens(self.joined, b"a")
 
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
-        """As `to_array` does it: documents in one call, and by itself what looks like the separator or is a passage."""
+        """Like `to_array`: documents are joined and encoded in one call; passages, and texts that contain the separator
+        or a long run of white space, by themselves."""
         waiting: list[bytes] = []
         arrays: list[Array] = [np.zeros(0, np.uint32)]
         for text, closes in texts:
@@ -99,24 +101,25 @@ class Gigatoken:
 
     def tokens(self, tokenizer: Renewed, text: bytes) -> Array:
         try:
-            # A text of up to 2 MB is encoded on this thread; a matrix of one row is all that needs no package awkward.
+            # A text of up to 2 MB is encoded on this thread. The padded call, for a matrix of one row, does not need
+            # the package awkward.
             source = self.library.BytesSource(text)
             return tokenizer.run(lambda own: own.encode_batch_padded(source, 0, parallel=True)[0][0])
-        except BaseException as error:  # a panic in its Rust code is no Exception
+        except BaseException as error:  # a panic in its Rust code is not an Exception
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise EngineError(f"gigatoken failed: {(str(error).splitlines() or [''])[0]}") from error
             raise
 
 
 class Renewed:
-    """Something that grows with use, made anew before it is large. Several threads may use it at once."""
+    """An object that grows with use and is made anew before it is large. Several threads may use it at once."""
 
     def __init__(self, make: Callable[[], Any], workers: int) -> None:
         self.make, self.workers = make, workers
         self.lock = threading.Lock()
         self.made: Any = None
         self.cost = self.used = 0.0
-        """Seconds: to make it, and of its use by all threads together."""
+        """Seconds that making it took, and that all threads together have used it."""
 
     def run(self, use: Callable[[Any], Any]) -> Any:
         with self.lock:
@@ -133,7 +136,7 @@ class Renewed:
 
 
 def has_long_run(text: bytes) -> bool:
-    """Whether twice RUN characters of white space follow each other somewhere, or nearly as many."""
+    """Whether the text has a long run of white space: found for sure from 2 * RUN characters on, never below RUN."""
     if len(text) < RUN:
         return False
     characters = text.decode()
@@ -141,7 +144,7 @@ def has_long_run(text: bytes) -> bool:
 
 
 def compare(engine: Engine, reference: Engine, texts: Sequence[tuple[bytes, bool]], where: str) -> int:
-    """Bytes of text that both engines made the same tokens of; an EngineError where they did not."""
+    """Encode the texts with both engines; returns their size in bytes. EngineError if the tokens differ."""
     tokens, expected = engine.encode(texts), reference.encode(texts)
     if not np.array_equal(tokens, expected):
         size = min(len(tokens), len(expected))

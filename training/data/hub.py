@@ -35,7 +35,7 @@ class HubSource:
             return datasets.load_dataset(
                 name, config or None, split=self.split, revision=self.revision or None, streaming=self.stream
             )
-        except Exception as error:  # its back-ends raise anything
+        except Exception as error:  # its back-ends raise exceptions of many classes
             raise SourceError(f"{self.argument}: {first_line(error)}") from error
 
     def facts(self) -> Facts:
@@ -58,7 +58,7 @@ class HubSource:
                     yield from row(column_text(value, where, reading), each, where, reading)
         except (SourceError, GeneratorExit):
             raise
-        except Exception as error:  # a broken connection, from any library
+        except Exception as error:  # a broken connection can raise any library's exception
             raise SourceError(f"{self.argument}: after {done} rows: {first_line(error)}") from error
 
 

@@ -1,16 +1,16 @@
 """The order of the data: which windows a step trains on, computed from the seed and the step.
 
-The tokens of a split are cut into windows of `block` tokens, each read with the token after it, the target of its last.
-An epoch is every window once, in an order of its own. The order does not depend on the ranks: a step's windows are one
-list of which each rank trains on a contiguous share, so any number of ranks trains on the same data in the same order,
-and the step is all that a resumed run needs to know.
+The tokens of a split are cut into windows of `block` tokens; each is read with the next token, the target of its last
+one. An epoch reads every window once, in an order of its own. The order does not depend on the ranks: a step has one
+list of windows, and each rank trains on a contiguous share of it. So any number of ranks trains on the same data in the
+same order, and a resumed run needs only the step.
 
 The order is a permutation that is computed, not stored: a Feistel network over the numbers below the smallest square
 that holds all windows, applied until the result is a window. A batch costs the same in a set of 1e10 windows as in a
 small one.
 
-A remainder shorter than a window is left out of an epoch. Each epoch starts at another offset within that remainder, so
-other tokens are left out and the windows have other boundaries.
+An epoch leaves out a remainder shorter than a window. Each epoch starts at another offset within that remainder, so
+that other tokens are left out and the windows have other boundaries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 Array: TypeAlias = npt.NDArray[Any]
 
-ROUNDS = 10  # with 6, neighbours stayed neighbours more often than by chance (16 to 400 windows); from 8 on not
+ROUNDS = 10  # with 6, neighbours stayed together more often than by chance (16 to 400 windows); with 8 they did not
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 
@@ -42,7 +42,7 @@ def windows(tokens: int, block: int) -> int:
 
 
 def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: int) -> Array:
-    """Where the windows of a step begin: `global_batch` offsets into the split, int64."""
+    """Where the windows of a step (counted from 0) begin: `global_batch` offsets into the split, int64. OrderError."""
     count = windows(tokens, block)
     if global_batch < 1 or step < 0:
         raise OrderError(f"a batch of {global_batch} windows at step {step}: a batch has at least 1, steps begin at 0")
@@ -58,7 +58,7 @@ def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: i
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
-    """A number for each of `count` windows of a step from its window `first` on, the same whatever rank asks."""
+    """A 64-bit number for each of `count` windows of a step, from its window `first` on; the same on every rank."""
     key = mixed(np.array([folded(seed) ^ step], dtype=np.uint64))
     places: Array = np.arange(first, first + count, dtype=np.uint64)
     seeds: list[int] = mixed(key ^ mixed(places)).tolist()
@@ -66,15 +66,14 @@ def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
 
 
 def evaluation_windows(tokens: int, block: int, count: int) -> Array:
-    """Where at most `count` windows begin that do not overlap, spread evenly over the split: the same ones every
-    time."""
+    """Offsets, int64, of at most `count` windows that do not overlap, spread evenly over the split: always the same."""
     there = windows(tokens, block)
     count = min(count, there)
     return np.arange(count, dtype=np.int64) * there // count * block
 
 
 def crops(split: Array, starts: Array, block: int) -> Array:
-    """The tokens of the windows that begin at `starts`, and the token after each: int64 (windows, block + 1)."""
+    """The tokens of the windows that begin at `starts`, each with the next token: int64 (windows, block + 1)."""
     tokens: Array = np.empty((len(starts), block + 1), dtype=np.int64)
     for row, start in zip(tokens, starts.tolist(), strict=True):
         row[:] = split[start : start + block + 1]
@@ -82,7 +81,7 @@ def crops(split: Array, starts: Array, block: int) -> Array:
 
 
 def permuted(index: Array, count: int, key: Array) -> Array:
-    """The place of each index in its epoch's order. `index` and `key` (of the epoch) are uint64, index < count."""
+    """The window at each index of its epoch's order. `index` (below `count`) and `key` (the epoch's) are uint64."""
     side = np.uint64(root(count))
     place = feistel(index, side, key)
     outside = np.flatnonzero(place >= count)
@@ -93,7 +92,7 @@ def permuted(index: Array, count: int, key: Array) -> Array:
 
 
 def feistel(value: Array, side: np.uint64, key: Array) -> Array:
-    """A permutation of the numbers below side * side."""
+    """A permutation of the numbers below side * side, chosen by `key`."""
     left, right = np.divmod(value, side)
     for number in range(1, ROUNDS + 1):
         turn = np.uint64(number * GOLDEN & MASK)

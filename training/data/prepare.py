@@ -1,4 +1,4 @@
-"""Make a token set of text: train.bin, val.bin and a manifest, on all cores.
+"""Make a token set from text: train.bin, val.bin and a manifest, on all cores.
 
     python -m training.data.prepare --out data/code --train-vocab 1024 /usr/lib/python3.11
     python -m training.data.prepare --out data/openwebtext hf:Skylion007/openwebtext
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Prepare the token set. Raises SourceError, VocabularyError, TokenError for what the user has to change."""
-    os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))  # of tokenizers and of gigatoken
+    os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))  # read by tokenizers and gigatoken
     found = corpus(
         options.sources,
         text_key=options.text_key,
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     with closing(PrepareJournal(options.out, {**settings, **resume_conditions(found)})) as work:
         if work.occupied() and not options.overwrite:
             check_existing(options.out, found, settings)
-            work.clear()  # a kill came after the manifest and before this
+            work.clear()  # left if a kill came between writing the manifest and this
             return 0
         division = division_of(found, options)
         work.begin()
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def resume_conditions(found: Corpus) -> dict[str, Any]:
-    """What must be the same, beside the settings, to continue unfinished work."""
+    """What must be equal, besides the settings, to continue unfinished work."""
     return {
         "source": found.facts.times,
         "text_key": found.reading.text_key,
@@ -98,7 +98,7 @@ def resume_conditions(found: Corpus) -> dict[str, Any]:
 
 
 def given_vocabulary(options: argparse.Namespace) -> Vocabulary | None:
-    """The vocabulary that the options name; None: it is to be trained."""
+    """The vocabulary that the options name; None if it is to be trained. VocabularyError if it cannot be used."""
     if options.train_vocab is not None:
         if options.train_vocab < vocabulary.SMALLEST:
             vocabulary.train([], options.train_vocab)  # raises the error
@@ -165,7 +165,8 @@ def tokenise(
 
 
 def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Namespace) -> Encoder:
-    """gigatoken where it can be used and was not found to differ on this corpus, else tiktoken; says which."""
+    """An encoder with gigatoken, or with tiktoken if gigatoken cannot be used or has differed on this corpus. Prints
+    which."""
     slow = Tiktoken(known.encoding())
     dtype = little_endian(work.settings["dtype"])
     try:
@@ -182,7 +183,7 @@ def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Na
 def encode_all(
     found: Corpus, division: Division, encoder: Encoder, work: PrepareJournal, options: argparse.Namespace
 ) -> None:
-    """Encodes what the work lacks, and appends it."""
+    """Encode the documents that the journal does not have yet, and append them to it. EngineError."""
     progress = Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
     rest = islice(units(found.documents(), division), work.units, None)
     compared = 0
@@ -216,7 +217,7 @@ def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings
 
 
 def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> None:
-    """TokenError if the set that is there was made of other input or settings, or before the input changed."""
+    """TokenError if the existing set was made from other input or settings, or before the input changed."""
     content = manifest.read(folder)
     source = {**content["source"], "arguments": [], "skipped": 0}
     same = source == {**found.describe(), "arguments": [], "skipped": 0} and content.get("settings") == settings

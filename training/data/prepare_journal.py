@@ -76,7 +76,7 @@ class PrepareJournal:
             self.files[split] = (self.work / f"{split}.bin").open("ab")
 
     def start_over(self, engine_error: str) -> None:
-        """From nothing, with the same vocabulary, because the fast engine cannot be trusted with this corpus."""
+        """Start over with the same vocabulary, because the fast engine gives wrong tokens for this corpus."""
         vocabulary = self.vocabulary()
         for file in self.files.values():
             file.close()
@@ -88,11 +88,11 @@ class PrepareJournal:
 
     @property
     def engine_error(self) -> str:
-        """Why an earlier run of this work went on with tiktoken, if it did."""
+        """Why an earlier run of this work switched to tiktoken; empty if it did not."""
         return str(self.journal.get("engine_error", ""))
 
     def resume(self) -> bool:
-        """Read the journal and cut the files; False if there is nothing that can be continued."""
+        """Read the journal and cut the files to its lengths; False if there is nothing that can be continued."""
         if not self.work.exists():
             return False
         try:
@@ -115,7 +115,7 @@ class PrepareJournal:
         return True
 
     def undo_renames(self) -> None:
-        """Move files back that had their final names already when the process was killed."""
+        """Move back the files that already had their final names when the process was killed."""
         for name in FILES:
             if (self.folder / name).exists() and not (self.work / name).exists():
                 (self.folder / name).rename(self.work / name)
@@ -136,7 +136,7 @@ class PrepareJournal:
 
     def restart(self) -> None:
         """Start with empty files."""
-        # The journal is written before files of an older set are removed: the folder never looks like a complete set.
+        # The journal is written before the files of an older set are removed, so that the folder never looks complete.
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         empty = {"tokens": 0, "documents": 0, "bytes_of_text": 0}
         self.journal = {"settings": self.settings, "units": 0, "cost": 0, "vocabulary": None}

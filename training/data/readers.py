@@ -20,7 +20,7 @@ LINE = 1 << 28  # bytes: a longer line is an error, not a document
 EXACT = re.compile(r"[^\W_](?=[ \t\r\n])")
 NEARLY = re.compile(r"\S(?=\s)")  # where no letter precedes white space: at most one token differs
 BUFFER = 1 << 18  # bytes read at once: 8 KiB, the default, costs a quarter of the time of reading
-SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair, which is no character
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a surrogate pair: not a character
 INVALID = ("stop", "skip", "replace")
 
 
@@ -36,7 +36,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Skipped:
-    """Documents that the last reading left out: their number, and where the first was."""
+    """The documents that the last reading skipped: their number, and where the first was."""
 
     count: int = 0
     first: str = ""
@@ -44,7 +44,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read documents, and what was left out."""
+    """How to read documents, and which were skipped."""
 
     text_key: str = "text"
     invalid: str = "stop"
@@ -90,7 +90,7 @@ def plain(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def broken(path: Path) -> str:
-    """Why the file is not UTF-8, empty if it is: checked before its first passage is yielded."""
+    """Why the file is not UTF-8; empty if it is. `plain` asks before it yields the first passage of a file to skip."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             while file.read(LONGEST):
@@ -131,7 +131,7 @@ def parquet(path: Path, reading: Reading) -> Iterator[Document]:
         raise SourceError(f"{path}: reading parquet needs the package pyarrow: pip install pyarrow") from error
     size, done = path.stat().st_size, 0
     try:
-        # A small buffer per column and few rows at a time: otherwise a row group of any size is in memory at once.
+        # A small buffer per column and few rows at a time; otherwise a whole row group, of any size, is in memory.
         with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             if reading.text_key not in file.schema_arrow.names:
                 raise SourceError(f'{path}: no column "{reading.text_key}" (--text-key names another)')
@@ -171,7 +171,7 @@ def row(text: str, cost: int, where: str, reading: Reading) -> Iterator[Document
 
 
 def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
-    """The text of the file in one piece or in passages; True with the last."""
+    """(text, ends) of the file in one piece or in passages; `ends` is True for the last."""
     text, at = file.read(LONGEST + 1), 0
     if len(text) <= LONGEST:
         yield text, True
@@ -189,7 +189,7 @@ def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
 
 
 def cut(text: str, at: int) -> int:
-    """The first place from `at` on, within half a passage, where a cut does not change the tokens."""
+    """The first place from `at` on, within half a passage, where a cut does not change the tokens; `at` if none."""
     for pattern in (EXACT, NEARLY):
         found = pattern.search(text, at, at + PASSAGE // 2)
         if found:

@@ -1,4 +1,4 @@
-"""The sources of text, files, folders, globs and data sets of the Hugging Face hub, as one stream of documents.
+"""Reads files, folders, globs and data sets of the Hugging Face hub as one stream of documents.
 
 The stream is the same each time it is read, so that a killed prepare can continue: folders are walked in the order of
 names, with one folder in memory at a time.
@@ -25,7 +25,7 @@ SUFFIXES = (".jsonl", ".md", ".ndjson", ".parquet", ".py", ".txt")
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts of a source without reading its files."""
+    """What is known of a source without reading its files."""
 
     files: int = 0
     bytes: int = 0
@@ -67,7 +67,7 @@ class Files:
             except OSError as error:
                 raise SourceError(f"{path}: {error.strerror}") from error
             files, size, newest = files + 1, size + status.st_size, max(newest, status.st_mtime_ns)
-            # relative to the argument: a corpus in another place is the same corpus
+            # relative to the argument, so that a moved corpus counts as the same
             name = os.path.relpath(path, self.argument) if Path(self.argument).is_dir() else path.name
             names.update(f"{name}\0{status.st_size}\0".encode("utf-8", "surrogateescape"))
             times.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
@@ -89,7 +89,7 @@ def walk(folder: Path) -> Iterator[Path]:
     for entry in entries:
         if entry.name.startswith("."):
             continue
-        if entry.is_dir(follow_symlinks=False):  # a link to a folder above would never end
+        if entry.is_dir(follow_symlinks=False):  # following a link to a parent folder would never end
             yield from walk(Path(entry.path))
         elif entry.name.lower().endswith(SUFFIXES) and not entry.is_dir():
             yield Path(entry.path)

@@ -46,7 +46,7 @@ class TokenSet:
 
 
 def open(folder: str | Path, *, verify: bool = False) -> TokenSet:
-    """Open a token set. The manifest and file sizes are always checked, all checksums with `verify`. TokenError."""
+    """Open a token set. Manifest and file sizes are always checked, checksums only with `verify`. Raises TokenError."""
     folder = Path(folder)
     content = manifest.read(folder)
     if verify:
@@ -69,7 +69,7 @@ def mapped(folder: Path, content: Mapping[str, Any], split: str) -> Array:
 
 
 def in_range(folder: Path, content: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Check that no token is beyond the vocabulary: all that can be verified of a set without checksums."""
+    """TokenError if a token is beyond the vocabulary. Without checksums nothing more can be verified."""
     for split, array in arrays.items():
         for start in range(0, len(array), CHUNK):
             largest = int(array[start : start + CHUNK].max())

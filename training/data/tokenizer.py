@@ -21,7 +21,7 @@ SLICE = 1 << 16  # characters
 
 
 def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
-    """The encoding of `manifest["encoding"]`; its rank file, if it has one, is in this folder. VocabularyError."""
+    """The encoding of `manifest["encoding"]`, whose rank file, if it has one, is in `folder`. VocabularyError."""
     if "ranks" not in encoding:
         return vocabulary.named(encoding["name"]).encoding()
     path = Path(folder) / encoding["ranks"]
@@ -45,7 +45,7 @@ def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
 
 
 def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> Array:
-    """The tokens of several texts one after the other, uint32, with a separator after each text that has True.
+    """The tokens of several (text, closes) in a row, uint32, with a separator after each text whose `closes` is True.
 
     The texts are joined by the separator, at which tiktoken splits, and encoded in one call: a call for each short
     document costs more than the encoding. A text that contains the separator is encoded by itself.
@@ -63,10 +63,10 @@ def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> 
 
 
 def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
-    """The tokens of a text, uint32; `special` are the separators in it that are not text."""
+    """The tokens of a text, uint32. A separator in it is one token if it is in `special`, else it is text."""
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
-    except ValueError:  # the pattern's engine has a limit: nearly a million spaces in a row exceed it
+    except ValueError:  # nearly a million spaces in a row exceed a limit of the regex engine
         if len(text) <= SLICE:
             raise
         if special:  # split at the separators first
@@ -79,7 +79,7 @@ def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ar
 
 
 def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
-    """Text as the tokens arrive. A character that spans several tokens is yielded with the last of them."""
+    """Yield the text as the tokens arrive. A character that spans several tokens is yielded with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
         try:

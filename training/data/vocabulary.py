@@ -1,8 +1,8 @@
 """Vocabularies: tiktoken's published ones, any .tiktoken rank file, or one trained on the corpus.
 
-A rank file has a line for each token, its bytes in base64 and its number. It does not contain the pattern that splits
-text into words, nor the separator between documents. Published files are recognised by their checksum; any other has
-GPT-2's pattern unless one is given, and its separator is the number after its last token.
+A rank file has a line for each token: its bytes in base64 and its number. It contains neither the pattern that splits
+text into words nor the separator between documents. Published files are recognised by their checksum; any other gets
+GPT-2's pattern unless one is given, and the number after its last token as separator.
 
     python -m training.data.vocabulary missing NAME      as JSON: [URL, FILE] of files that are not here and cannot be
                                                          fetched
@@ -32,7 +32,7 @@ FILES = {
 }
 """Paths on HOST, from tiktoken_ext.openai_public."""
 REACH_TIMEOUT = 10.0
-"""Seconds in which HOST must answer."""
+"""Seconds that HOST has to answer."""
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
 
@@ -112,15 +112,15 @@ def named(name: str) -> Vocabulary:
 
 
 def cache_folder() -> Path:
-    """The folder of tiktoken's downloads. Its default is the temporary folder, which a reboot empties."""
+    """The folder for tiktoken's downloads. tiktoken's own default is the temporary folder, which a reboot empties."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     return Path(own or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiktoken")
 
 
 def missing(name: str) -> list[tuple[str, str]]:
-    """(URL, file) of an encoding's files that are not on this machine and cannot be fetched; none of an unknown one."""
+    """(URL, file) of an encoding's files that are not on this machine and cannot be fetched; empty if it is unknown."""
     urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
-    # tiktoken.load names them so
+    # the names that tiktoken.load gives them
     files = {url: cache_folder() / hashlib.sha1(url.encode()).hexdigest() for url in urls}
     lacking = [(url, str(file)) for url, file in files.items() if not file.exists()]
     return lacking if lacking and not is_reachable() else []
@@ -151,7 +151,7 @@ def read(path: Path, pattern: str = "") -> Vocabulary:
 
 
 def complete(pattern: str) -> str:
-    """tiktoken drops text that the pattern does not match: any other character becomes a word by itself."""
+    """Extend a pattern so that any other character is a word by itself: tiktoken drops text that does not match."""
     pattern = PATTERNS.get(pattern, pattern)
     return pattern if pattern in PATTERNS.values() or pattern.endswith(REST) else pattern + REST
 
@@ -172,7 +172,7 @@ def parsed(raw: bytes, path: Path) -> dict[bytes, int]:
 
 
 def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
-    """VocabularyError unless every text can be encoded and decoded again."""
+    """Return the vocabulary; VocabularyError unless it can encode and decode every text."""
     ranks = vocabulary.ranks
     missing = next((byte for byte in range(BYTES) if bytes([byte]) not in ranks), None)
     if missing is not None:
@@ -186,7 +186,8 @@ def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
 
 
 def train(texts: Iterable[str], size: int) -> Vocabulary:
-    """Train a byte-level BPE of `size` tokens: the bytes, the merges learned from the texts, the separator."""
+    """Train a byte-level BPE of `size` tokens: the bytes, the merges learned from the texts, and the separator.
+    VocabularyError if `size` is below SMALLEST, the text is too short, or the package tokenizers is missing."""
     if size < SMALLEST:
         raise VocabularyError(f"--train-vocab {size}: at least {SMALLEST} (every byte, one more token, the separator)")
     try:
@@ -209,7 +210,7 @@ def train(texts: Iterable[str], size: int) -> Vocabulary:
 
 
 def byte_of(character: str) -> int:
-    """The byte that `tokenizers` writes as this character: printable ones as themselves, the others from 256 on."""
+    """The byte that `tokenizers` writes as this character: printable bytes as themselves, others as 256 and up."""
     code = ord(character)
     return code if code < BYTES else UNPRINTABLE[code - BYTES]
 

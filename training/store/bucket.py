@@ -44,7 +44,8 @@ class StoreError(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in a bucket. Nothing is cached: every call asks the bucket."""
+    """A folder in a bucket. Nothing is cached: every call asks the bucket. The methods raise the cloud library's
+    exceptions, which `plain_errors` translates."""
 
     url: str
     _fs: Any
@@ -74,8 +75,8 @@ class Place:
         self._fs.pipe_file(f"{self._path}/{name}", data)
 
     def upload(self, name: str, source: Path, sent: Callable[[int], None]) -> None:
-        """Upload a file, in parts at the same time; it has its name only when it is complete. `sent` gets byte
-        counts."""
+        """Upload a file, in several parts at a time; it appears only when it is complete. `sent` is called with the
+        number of bytes sent since its last call."""
         self._fs.put_file(str(source), f"{self._path}/{name}", callback=_counting(sent))
 
     def remove(self, name: str) -> None:
@@ -86,7 +87,7 @@ class Place:
             return
 
     def check(self) -> None:
-        """The bucket itself is there; a StoreError where it is not."""
+        """StoreError if the bucket or container does not exist."""
         root = self._path.partition("/")[0]
         if root and not self._fs.exists(root):
             raise StoreError(f"{self.url}: there is no bucket or container {root}", 2)
@@ -102,11 +103,11 @@ class Place:
 
 
 def place(url: str) -> Place:
-    """The folder of a URL; StoreError for a URL that is not valid here."""
+    """The folder at a URL. StoreError if the URL is invalid, or a library or the machine's identity is missing."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in SCHEMES or not rest.strip("/"):
         raise StoreError(f"{url}: not an address; allowed: s3://, abfs:// or file://, a bucket and a folder", 2)
-    import fsspec  # only here: a machine without a bucket does not need it
+    import fsspec  # here, as a machine without a bucket does not need it
 
     url = url.rstrip("/")
     with plain_errors(url):
@@ -126,7 +127,7 @@ def plain_errors(url: str) -> Iterator[None]:
         yield
     except StoreError:
         raise
-    except Exception as error:  # four libraries, whose exceptions have no common class
+    except Exception as error:  # the exceptions of the four libraries have no common class
         raise StoreError(f"{url}: {_reason(error)}") from error
 
 
@@ -172,9 +173,9 @@ def _options(scheme: str) -> dict[str, Any]:
 
 
 def region() -> str | None:
-    """AWS's region of this machine and of its cluster's bucket; None leaves it to AWS's library (us-east-1).
+    """The AWS region of this machine and of its cluster's bucket; None leaves the choice to AWS's library (us-east-1).
 
-    AWS_REGION and AWS_DEFAULT_REGION come first. AWS's library reads only the latter, and not the instance metadata.
+    AWS_REGION and AWS_DEFAULT_REGION come first. AWS's library itself reads only the latter, not the instance metadata.
     """
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         if os.environ.get(name):
@@ -185,11 +186,11 @@ def region() -> str | None:
 
 
 def _identity() -> None:
-    """Ask once for the token that every request to Azure's storage needs: its library takes minutes to fail."""
+    """Get the token for Azure's storage once, to fail fast: without an identity the storage library takes minutes."""
     logging.getLogger("azure").addHandler(logging.NullHandler())  # we report the error, in one line
     logging.getLogger("azure").propagate = False
     if any(f"AZURE_STORAGE_{name}" in os.environ for name in ("CONNECTION_STRING", "SAS_TOKEN", "ACCOUNT_KEY")):
-        return  # for a server that is not Azure's
+        return  # set for a server that is not Azure's
     from azure.identity import DefaultAzureCredential
 
     with DefaultAzureCredential() as credential:
@@ -200,7 +201,7 @@ def _counting(sent: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
     class Counting(Callback):
-        """Some libraries report how much more was sent, others how much in all."""
+        """Some libraries report how much more was sent, others the total."""
 
         def relative_update(self, inc: int = 1) -> None:
             super().relative_update(inc)

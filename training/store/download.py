@@ -39,8 +39,8 @@ AT_ONCE = 8
 
 
 def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Moved:
-    """Download a folder; files of the same names are replaced unless their checksums are right already. Verified when
-    this returns. StoreError for what failed, AlteredError for a folder that is not what its manifest says."""
+    """Download a folder and verify it; existing files are replaced unless their checksums are right already. StoreError
+    if it fails, AlteredError if the folder in the bucket does not match its manifest."""
     progress = progress or Progress(quiet=True)
     with plain_errors(place.url):
         text = place.read(NAME)
@@ -66,7 +66,7 @@ def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Mov
 def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Progress) -> Moved:
     work = folder / manifest.DOWNLOAD
     if work.exists() and (not (work / NAME).exists() or (work / NAME).read_bytes() != text):
-        shutil.rmtree(work)  # of another folder, or another version of this one
+        shutil.rmtree(work)  # it belongs to another folder, or to another version of this one
     kept = {name for name, each in listed.items() if _is_complete(folder / name, each)}
     wanted = [name for name in listed if name not in kept]
     total = sum(each["bytes"] for each in listed.values())
@@ -85,11 +85,12 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Pro
 
 
 def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
-    """Download a file, continuing an earlier attempt; returns how many bytes of that had to be dropped."""
+    """Download a file, continuing an earlier attempt; returns how many of its bytes had to be discarded. AlteredError
+    if the checksum is wrong."""
     had = _length(target)
     if had <= listed["bytes"] and _appended(place, name, target, listed, progress) == listed["sha256"]:
         return 0
-    if had:  # the earlier attempt's part may be damaged: all of it again
+    if had:  # the earlier attempt's part may be damaged: download all of it again
         target.unlink()
         if _appended(place, name, target, listed, progress) == listed["sha256"]:
             return min(had, int(listed["bytes"]))
@@ -147,7 +148,7 @@ def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
         manifest.sync_folder(folder)
         manifest.publish(folder / NAME, text.decode())
     else:
-        for name in names:  # only what was altered here
+        for name in names:  # only the files that were altered on this machine
             (work / name).replace(folder / name)
         manifest.sync_folder(folder)
     if work.exists():

@@ -1,8 +1,8 @@
-"""The mirror of a run, the trainer's side: checkpoints are handed to a process that uploads them in the background.
+"""The mirror of a run, the trainer's side: hands checkpoints to a process that uploads them in the background.
 
-A checkpoint is hard-linked into a folder of the mirror's, so that the run directory may drop it at any time;
-mirror_process.py uploads it. If several wait, only the newest is sent. A failure is reported with its reason and the
-training continues: the next attempt is at the next checkpoint, the last one at the end of the job.
+A checkpoint is hard-linked into the mirror's own folder, so that the trainer may remove it from the run directory at
+any time; mirror_process.py uploads it. If several wait, only the newest is sent. A failure is reported and the training
+continues: the next attempt is at the next checkpoint, the last one at the end of the job.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.store.mirror_process import STAGING
 Kind = Literal["checkpoints", "best"]
 
 STALL_TIMEOUT = 90.0
-"""Seconds without progress, after which the end of a job no longer waits for the mirror."""
+"""After this many seconds without progress the end of a job no longer waits for the mirror."""
 _POLL = 0.5
 
 
@@ -42,10 +42,10 @@ class Mirror:
         """Waiting folders whose last attempt failed; tried again with the next offer."""
         self._last_message = time.monotonic()
         self._process: subprocess.Popen[str] | None = None
-        shutil.rmtree(self._staging / "to", ignore_errors=True)  # of a process before this one
+        shutil.rmtree(self._staging / "to", ignore_errors=True)  # left by an earlier process
 
     def offer(self, kind: Kind, step: int, folder: Path) -> None:
-        """Queue a complete checkpoint; returns as soon as it is linked."""
+        """Queue a complete checkpoint; returns as soon as it is linked. A failure is reported through `say`."""
         aside = self._staging / "to" / kind / f"step-{step:06d}"
         try:
             _link(folder, aside)
@@ -135,7 +135,7 @@ class Mirror:
 
 def fetch(url: str, run: Path) -> str:
     """Fetch the newest complete checkpoint and the best model from the mirror into a run directory that has none.
-    Returns the reason of a failure, or nothing. Prints the process's lines."""
+    Returns why it failed, or an empty text. Prints the process's lines."""
     done = subprocess.run(
         [*_program(), "fetch", url, str(run)],
         stdin=subprocess.DEVNULL,
@@ -167,7 +167,7 @@ def _program() -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """The environment in which the process finds this very code."""
+    """An environment in which the process imports the same code as this one."""
     here = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH", "")) if part)
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -3,12 +3,12 @@
     python -m training.store.mirror_process serve URL RUN --keep K [--resume]   started by mirror.py; speaks JSON
     python -m training.store.mirror_process fetch URL RUN        the newest complete checkpoint and the best model
 
-    URL/run.json                     which run the folder belongs to: another run of the same name does not touch it
+    URL/run.json                     which run owns the folder: another run of the same name does not write to it
     URL/job.toml                     the job as it was last started, for `--resume` on another cluster
     URL/checkpoints/step-000050/     as on disk, the manifest last; at least two complete ones stay
     URL/best/step-000040/            the best model; the one before is removed when it is complete
 
-It has a low priority and shares nothing with the training but the disk. It ends when the trainer ends, which closes its
+It has a low priority and shares only the disk with the training. It ends when the trainer ends, which closes its
 stdin.
 """
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(url: str, run: Path, keep: int, resume: bool) -> None:
     """Read orders {"kind", "folder"} from stdin, one a line, and answer each on stdout with {"kind", "folder",
-    "problem"}; an empty problem means that it is in the bucket. Meanwhile {"moved": bytes}."""
-    with contextlib.suppress(OSError):  # not allowed everywhere
+    "problem"}; an empty problem means success. During an upload, print {"moved": bytes} every few seconds."""
+    with contextlib.suppress(OSError):  # some systems do not allow it
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     place = None
     for order in _orders():
@@ -81,8 +81,8 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> None:
 
 
 def _orders() -> Any:
-    """The trainer's orders. When the trainer has ended, the process exits at once: the run may have been started
-    again."""
+    """The trainer's orders. When the trainer has ended, the process exits at once, as the run may already have been
+    restarted with another mirror process."""
     waiting: list[dict[str, Any]] = []
     there = threading.Condition()
 
@@ -109,8 +109,8 @@ def send(place: Place, kind: str, folder: Path, keep: int) -> None:
 
 
 def prune(place: Place, newest: str, keep: int) -> None:
-    """Keep so many complete steps up to the newest. A removed step's manifest goes first, so that no half looks
-    complete."""
+    """Keep the `keep` newest complete steps up to `newest`. A step's manifest is removed first, so that a partly
+    removed step does not look complete."""
     names = [name for name in by_step(place.folders()) if _step(name) <= _step(newest)]
     kept = 0
     for name in names:
@@ -140,7 +140,7 @@ def claim(place: Place, run: Path, resume: bool) -> Place:
 
 
 def fetch(place: Place, run: Path) -> None:
-    """Fetch a run's newest checkpoint and best model from its mirror, if there are any."""
+    """Fetch a run's newest checkpoint and best model from its mirror, if it has any. StoreError."""
     with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
             place.check()
@@ -154,8 +154,8 @@ def fetch(place: Place, run: Path) -> None:
 
 
 def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -> str:
-    """Download the newest complete step into the target folder, or as the target `itself`. Returns its name, empty if
-    there is none. An altered one gets a warning, and the one before is used."""
+    """Download the newest complete step into `target`, or as `target` if `itself`. Returns its name, empty if there is
+    none. If a step is altered, prints a warning and takes the one before."""
     with bucket.plain_errors(place.url):
         names = by_step(place.folders())
     for name in names:
@@ -171,7 +171,7 @@ def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = Fa
         final = target if itself else target / name
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
-            shutil.rmtree(final)  # damaged: otherwise nothing would be fetched
+            shutil.rmtree(final)  # it must be damaged, or nothing would be fetched
         coming.rename(final)
         manifest.sync_folder(final.parent)
         return name
@@ -192,7 +192,7 @@ def _token(raw: bytes | None) -> str:
     try:
         return str(json.loads(raw or b"{}").get("token", ""))
     except (ValueError, AttributeError):
-        return "unreadable"  # equal to no run's token
+        return "unreadable"  # differs from every run's token
 
 
 def _bytes(path: Path) -> bytes | None:

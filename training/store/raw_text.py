@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(found: Corpus, tokens: Place) -> None:
-    """StoreError if the manifest of the token set in the bucket names another text."""
+    """StoreError if the token set in the bucket was, by its manifest, made from another text."""
     with plain_errors(tokens.url):
         text = tokens.read(NAME)
     source = json.loads(text).get("source", {}) if text else {}
@@ -79,7 +79,7 @@ def summary(content: dict[str, Any], url: str) -> str:
 
 
 def push(found: Corpus, place: Place) -> dict[str, Any]:
-    """Upload what is not there yet; returns the manifest. Raises StoreError, SourceError."""
+    """Upload the pieces that are not in the bucket yet; returns the manifest. Raises StoreError, SourceError."""
     with plain_errors(place.url):
         place.check()
         done = _already_sent(place, found)
@@ -124,7 +124,7 @@ def _record(done: Listed, found: Corpus) -> bytes:
 
 
 def _send_rest(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Upload the other pieces; yields name and facts of each, in order, when it has arrived."""
+    """Upload the remaining pieces; yields the name and the manifest entry of each, in order, when it has arrived."""
     rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
     under_way: deque[Future[tuple[str, dict[str, Any]]]] = deque()
     with ThreadPoolExecutor(AT_ONCE) as pool:

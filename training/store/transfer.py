@@ -1,8 +1,9 @@
-"""Upload a folder with a manifest to a bucket; training.store.download is the way back.
+"""Upload a folder with a manifest to a bucket; training.store.download downloads it.
 
-The files are the same as on disk, for other tools to read: train.bin, val.bin, vocab.tiktoken, manifest.json, or those
-of a checkpoint. The manifest is sent last: a folder without one is not complete. While files are sent, a copy of it is
-there as manifest.json.sending: the same push, killed and started again, keeps the files that have arrived.
+The files are the same as on disk, so that other tools can read them: train.bin, val.bin, vocab.tiktoken and
+manifest.json, or those of a checkpoint. The manifest is sent last: a folder without one is not complete. During a push
+the bucket has a copy of it as manifest.json.sending, so that the same push, if it was killed, keeps the files that have
+arrived.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Listed = Mapping[str, Mapping[str, Any]]
 
 
 class AlteredError(StoreError):
-    """A folder in the bucket that is not what its manifest says."""
+    """A folder in the bucket that does not match its manifest."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Moved:
 
 
 def complete_manifest(place: Place) -> bytes | None:
-    """The manifest of a folder in the bucket if all files that it names are there in their size, else None."""
+    """The manifest of a folder in the bucket if all its files are there with the right sizes, else None."""
     text = place.read(NAME)
     if text is None:
         return None
@@ -58,8 +59,8 @@ def push(
     trusted: bool = False,
     progress: Progress | None = None,
 ) -> Moved:
-    """Upload a folder. `overwrite` sends also what is there already; `trusted` skips verifying the checksums first, for
-    files that this job has just written. StoreError for what failed."""
+    """Upload a folder. `overwrite` also sends files that are in the bucket already; `trusted` skips verifying checksums
+    before, for files that this job has just written. StoreError if it fails."""
     progress = progress or Progress(quiet=True)
     text, listed = read_source(folder, trusted)
     total = sum(each["bytes"] for each in listed.values())
@@ -114,7 +115,7 @@ def _already_sent(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
 
 
 def _clear(place: Place, listed: Listed) -> None:
-    """Remove files of another set that could be taken for files of this one, its manifest first."""
+    """Remove an older set's files with the same names, so that they are not taken for new ones; its manifest first."""
     place.remove(NAME)
     place.remove(SENDING)
     there = place.files()
@@ -129,7 +130,7 @@ def missing_files(listed: Listed, there: Mapping[str, int]) -> list[str]:
 
 
 def _manifest_of_bare(folder: Path) -> dict[str, Any]:
-    """A manifest with checksums for nanoGPT's files; their tokens are checked, as there are no checksums yet."""
+    """A manifest with checksums for nanoGPT's bare files, after checking that their tokens are in the vocabulary."""
     from training.data import token_set  # needs numpy
 
     content = token_set.open(folder, verify=True).manifest
