@@ -29,11 +29,7 @@ _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u20
 @cache
 def _environment() -> Environment:
     """The templates; text from a run's files is escaped, with hidden characters shown as �."""
-    from jinja2 import (
-        Environment,
-        FileSystemLoader,
-        StrictUndefined,
-    )  # imported only here: every verb loads this module
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # at need: every verb loads this module
 
     environment = Environment(
         loader=FileSystemLoader(_FOLDER / "templates"),
