@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from program_recorder import HOST_KEY, Kind, run
-from pulumi.runtime.mocks import MockResourceArgs
+from local_mocks import Machines
+from program_recorder import run
 
 from fabfile import job_file, targets
 from fabfile.backends.base import Submission
@@ -39,19 +39,6 @@ def test_what_the_page_names_is_there(path: str, name: str) -> None:
         assigned = [target for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
         defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
         assert name in {*defined, *(target.id for target in assigned if isinstance(target, ast.Name))}
-
-
-class Machines(Kind):
-    """The local providers' answers."""
-
-    def outputs(self, args: MockResourceArgs) -> dict[str, object]:
-        answers: dict[str, dict[str, object]] = {
-            "Network": {"bridge": "ty0123456789"},
-            "Image": {"software": "{}"},
-            "StackId": {"locations": []},
-            "Node": {"host_key": HOST_KEY, "console": "/var/log/console", "alive": True},
-        }
-        return answers[args.typ.rpartition(":")[2]]
 
 
 def test_the_number_of_nodes_goes_from_the_stack_s_file_to_mpirun(

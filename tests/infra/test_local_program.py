@@ -13,8 +13,8 @@ import yaml
 from aws_mocks import Amazon
 from azure_mocks import Azure
 from bad_settings import as_text
+from local_mocks import Machines
 from program_recorder import HOST_KEY, Declared, Kind, Ran, run
-from pulumi.runtime.mocks import MockResourceArgs
 
 from infra import inventory, user_data
 from infra.clouds.local import host
@@ -25,19 +25,6 @@ from infra.prices import table
 
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
 """What a cloud's stack file leaves to its user."""
-
-
-class Machines(Kind):
-    """Answers as the local providers do."""
-
-    def outputs(self, args: MockResourceArgs) -> dict[str, Any]:
-        made: dict[str, dict[str, Any]] = {
-            "Network": {"bridge": "ty0123456789"},
-            "Image": {"software": "{}"},
-            "StackId": {"locations": []},
-            "Node": {"host_key": HOST_KEY, "console": f"/var/log/{args.name}", "alive": True},
-        }
-        return made[args.typ.rsplit(":", 1)[-1]]
 
 
 Program = Callable[..., Ran]
