@@ -86,7 +86,6 @@ def test_the_same_bytes_make_an_image_and_a_ready_node(ran: Ran, stack: str) -> 
         ready = booted(stack, name, node)
     finally:
         Machine(stack, "node1", paths.node(stack, "node1")).remove()
-        image.remove(name)
         shutil.rmtree(paths.images() / name, ignore_errors=True)
     assert (ready["node"], ready["mode"], ready["profile"]) == ("node1", "node", "native")
     assert ready["versions"]["torch"].startswith("2.13")
