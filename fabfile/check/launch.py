@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fabfile.check.observations import TROUBLE
-from fabfile.check.session import Event, Running, Session
+from fabfile.check.session import TROUBLE, Event, Running, Session
 from fabfile.launchers import VENV
 from infra.inventory import SshCluster, to_object
 
@@ -31,7 +30,7 @@ SILENT_ELSE_S = 8.0
 libraries from a cold disk, or while sixteen do so on two cores."""
 GRACE_S = 3.0
 """Seconds from the first rank's error to the end of the probe: every other live rank prints once more in this time."""
-EVERYWHERE_S = 10.0
+CLEAN_S = 10.0
 
 
 @dataclass
@@ -50,20 +49,21 @@ class Run:
         return [event for event in self.events if event.get("event") == kind]
 
 
-def hello(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
+Sessions = Mapping[str, Session]
+
+
+def hello(cluster: SshCluster, sessions: Sessions) -> Run:
     """Every node prints its name: does mpirun reach all nodes?"""
     return _launch(cluster, sessions, probe=["sh", "-c", HELLO], seconds=HELLO_S)
 
 
-def network(cluster: SshCluster, sessions: Mapping[str, Session]) -> Run:
+def network(cluster: SshCluster, sessions: Sessions) -> Run:
     """Measure every link, and an all-reduce over all nodes."""
     probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
     return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
 
 
-def _launch(
-    cluster: SshCluster, sessions: Mapping[str, Session], *, probe: list[str], seconds: int, beats: bool = False
-) -> Run:
+def _launch(cluster: SshCluster, sessions: Sessions, *, probe: list[str], seconds: int, beats: bool = False) -> Run:
     """Run a probe on all nodes, see node/probes/launch.py. `beats`: its ranks regularly print that they are alive."""
     name = f"check-{secrets.token_hex(4)}"
     spec = {"id": name, "cluster": to_object(cluster), "seconds": seconds, "probe": probe}
@@ -75,7 +75,7 @@ def _launch(
             _follow(running, run, ranks=len(cluster.nodes), beats=beats)
         finally:
             running.let_go()
-            _wait(running, 1.0)  # the probe removes its own files when it ends
+            running.channel.status_event.wait(1.0)  # the probe removes its own files when it ends
     except TROUBLE as error:
         run.failed = run.failed or str(error)
     finally:
@@ -86,20 +86,20 @@ def _launch(
 def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
     """Read the job's events to its end, or until a rank has failed or is silent."""
     seen: dict[int, float] = {}
-    patience: dict[int, float] = {}
+    silent_at: dict[int, float] = {}
     try:
         for event in running.events():
             run.events.append(event)
             now = time.monotonic()
             if "rank" in event:
                 seen[int(event["rank"])] = now
-                patience[int(event["rank"])] = SILENT_S.get(event.get("phase", ""), SILENT_ELSE_S)
+                silent_at[int(event["rank"])] = now + SILENT_S.get(event.get("phase", ""), SILENT_ELSE_S)
             if event["event"] == "result":
                 break  # every rank has passed its last barrier; do not wait for the processes to end
             if event["event"] == "error":
                 run.failed = "a rank failed"
                 running.deadline = min(running.deadline, now + GRACE_S)
-            if beats and any(now - last > patience[rank] for rank, last in seen.items()):
+            if beats and now > min(silent_at.values(), default=now):
                 run.failed = "a rank is silent"
                 break
             if event["event"] == "end" and (event["late"] or event["exited"] != 0):
@@ -111,40 +111,28 @@ def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
         run.silent = [rank for rank in range(ranks) if end - seen.get(rank, 0.0) > GRACE_S - 0.5]
 
 
-def _wait(running: Running, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not running.channel.exit_status_ready() and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def clean(sessions: Mapping[str, Session], unit: str) -> dict[str, str]:
-    """Kill what still runs of the probe on every node, and check that it is gone; returns why, by node, it is not."""
+def clean(sessions: Sessions, unit: str) -> dict[str, str]:
+    """On all nodes at once, kill what still runs of the probe, and check that it is gone; returns why, by node, it is
+    not. A node that hangs does not hold up the others."""
     # A scope that is already gone is no error.
     command = (
         f"sudo -n systemctl kill --signal=SIGKILL {unit}.scope 2>/dev/null; "
         f"for i in $(seq 50); do systemctl is-active --quiet {unit}.scope || exit 0; sleep 0.1; done; exit 1"
     )
-    return everywhere(sessions, lambda session: session.output(command, timeout=EVERYWHERE_S))
-
-
-def everywhere(sessions: Mapping[str, Session], work: Callable[[Session], object]) -> dict[str, str]:
-    """Call `work` for all nodes at once; returns why, by node, it failed. A node that hangs does not block it."""
     wrong: dict[str, str] = {}
 
     def one(name: str, session: Session) -> None:
         try:
-            work(session)
+            session.output(command, timeout=CLEAN_S)
         except TROUBLE as error:
             wrong[name] = str(error)
 
-    threads = {
-        name: threading.Thread(target=one, args=(name, session), daemon=True) for name, session in sessions.items()
-    }
+    threads = {item[0]: threading.Thread(target=one, args=item, daemon=True) for item in sessions.items()}
     for thread in threads.values():
         thread.start()
-    deadline = time.monotonic() + EVERYWHERE_S + 1
+    deadline = time.monotonic() + CLEAN_S + 1
     for name, thread in threads.items():
         thread.join(timeout=max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
-            wrong[name] = f"no answer in {EVERYWHERE_S:.0f} s"
+            wrong[name] = f"no answer in {CLEAN_S:.0f} s"
     return wrong

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fabfile.check.launch import ENOUGH, GLOO_S, Run
 from fabfile.check.node_rules import AGAIN
-from fabfile.check.observations import Fact
-from fabfile.check.verdict import Problem, Verdict, judge, some
+from fabfile.check.verdict import Fact, Problem, Verdict, judge, some
 from infra.inventory import SshCluster
 
 SLOW = 0.4
@@ -41,8 +41,8 @@ def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdi
 def mpirun(cluster: SshCluster, run: Run) -> Verdict:
     """Whether every node printed its name."""
     names = [node.name for node in cluster.nodes]
-    said = {names[event["rank"]]: event["hostname"] for event in run.of("hello")}
-    silent = [name for name in names if name not in said]
+    answered = {names[event["rank"]] for event in run.of("hello")}
+    silent = [name for name in names if name not in answered]
     again = f"fab ssh {silent[0] if silent else cluster.head.name}"
     problems = []
     if len(silent) == len(names) and run.left_over:
@@ -67,20 +67,18 @@ def network(cluster: SshCluster, run: Run) -> Verdict:
     problems = [*slow_links(names, result["links"]), *left_over(run)]
     if result["wrong"]:
         text = f"the sum over all nodes is wrong in {result['wrong']} places"
-        problems.insert(
-            0, Problem("fail", text, "fab run 'sudo dmesg | tail' (memory and network errors), then fab check")
-        )
+        mend = "fab run 'sudo dmesg | tail' (memory and network errors), then fab check"
+        problems.insert(0, Problem("fail", text, mend))
     if len(names) == 1:
         return judge("all-reduce", problems, "one node: there are no links to measure; torch and gloo work")
-    whole = f"all-reduce of {result['bytes'] / 2**20:.0f} MiB {rate(result['algbw'])} (bus {rate(result['busbw'])})"
+    reduced = f"all-reduce of {result['bytes'] / 2**20:.0f} MiB {rate(result['algbw'])} (bus {rate(result['busbw'])})"
     found = measured(result["links"])
     todo = len(names) * (len(names) - 1)
-    links = f"{len(found)} links {spread(found.values())}"
-    if len(found) < todo:
-        links = f"{len(found)} of {todo} links measured in their time, {spread(found.values())}"
+    part = f"{len(found)} links" if len(found) == todo else f"{len(found)} of {todo} links measured in their time,"
+    links = f"{part} {f'{rate(min(found.values()))} to {rate(max(found.values()))}' if found else 'none measured'}"
     if problems:
-        problems[0] = Problem(problems[0].level, f"{problems[0].text}; {whole}", problems[0].mend)
-    return judge("all-reduce", problems, f"{links}; {whole}, values right")
+        problems[0] = replace(problems[0], text=f"{problems[0].text}; {reduced}")
+    return judge("all-reduce", problems, f"{links}; {reduced}, values right")
 
 
 def slow_links(names: Sequence[str], links: Sequence[Sequence[float | None]]) -> list[Problem]:
@@ -100,10 +98,8 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
     phases = {int(event["rank"]): event["phase"] for event in run.events if "phase" in event}
     if run.silent:
         quiet = some((names[rank] for rank in run.silent), between=", ")
-        during = phases.get(0) or "the start"
-        return Problem(
-            "fail", f"{quiet} stopped answering during: {during} (hung, or cut off)", f"fab ssh {names[run.silent[0]]}"
-        )
+        text = f"{quiet} stopped answering during: {phases.get(0) or 'the start'} (hung, or cut off)"
+        return Problem("fail", text, f"fab ssh {names[run.silent[0]]}")
     errors = run.of("error")
     if not phases and run.left_over:
         cut = sorted(run.left_over)
@@ -111,27 +107,18 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
     if not errors:
         return Problem("fail", run.failed or "no result", f"fab ssh {names[0]}")
     # The error of a rank that only waited for its turn does not show the cause.
-    told = [event for event in errors if "waiting" not in event["phase"]] or errors
-    event = told[0]
-    text = f"{names[event['rank']]} in {event['phase']}: {with_names(event['error'], cluster)}"
-    return Problem("fail", text[:300], f"open all TCP ports between the nodes (gloo waits {GLOO_S} s), then fab check")
-
-
-def with_names(text: str, cluster: SshCluster) -> str:
-    """An error's text with addresses replaced by the nodes' names."""
+    event = next((event for event in errors if "waiting" not in event["phase"]), errors[0])
+    error = event["error"]
     for node in sorted(cluster.nodes, key=lambda node: -len(node.private_ip)):
-        text = text.replace(node.private_ip, node.name)
-    return text
+        error = error.replace(node.private_ip, node.name)
+    text = f"{names[event['rank']]} in {event['phase']}: {error}"
+    return Problem("fail", text[:300], f"open all TCP ports between the nodes (gloo waits {GLOO_S} s), then fab check")
 
 
 def left_over(run: Run) -> list[Problem]:
     """A warning for each node that could not be cleaned up."""
-    return [
-        Problem(
-            "warn", f"{name} could not be cleaned up ({why}): its systemd ends the rest by itself", f"fab ssh {name}"
-        )
-        for name, why in sorted(run.left_over.items())
-    ]
+    text = "{} could not be cleaned up ({}): its systemd ends the rest by itself"
+    return [Problem("warn", text.format(*item), f"fab ssh {item[0]}") for item in sorted(run.left_over.items())]
 
 
 def measured(links: Links) -> dict[Pair, float]:
@@ -148,7 +135,7 @@ def slow(links: Links) -> dict[Pair, float]:
     """The slow links, slowest first."""
     found = measured(links)
     limit = min(SLOW * max(found.values(), default=0.0), ENOUGH)
-    return dict(sorted(((pair, v) for pair, v in found.items() if v < limit), key=lambda item: item[1]))
+    return {pair: found[pair] for pair in sorted(found, key=found.__getitem__) if found[pair] < limit}
 
 
 def blame(links: Links, names: Sequence[str]) -> list[str]:
@@ -157,31 +144,26 @@ def blame(links: Links, names: Sequence[str]) -> list[str]:
     A node that all slow links share is to blame. Otherwise blame the node that is slow to, or from, most peers, and
     name the links that it does not explain beside it.
     """
-    left = list(slow(links))
-    shared = set.intersection(*({s, r} for s, r in left)) if left else set()
-    if len(left) > 1 and len(shared) == 1:  # two shared: it is one link in both directions
-        return [named(shared.pop(), left, names)]
+    rest = list(slow(links))
+    shared = set.intersection(*map(set, rest)) if rest else set()
+    if len(rest) > 1 and len(shared) == 1:  # two shared: it is one link in both directions
+        return [named(shared.pop(), rest, names)]
     texts = []
-    while left:
-        node = most_to_blame(left, measured(links))
-        part = [left[0]] if node is None else [pair for pair in left if node in pair]
-        texts.append(f"{names[part[0][0]]} -> {names[part[0][1]]}" if node is None else named(node, part, names))
-        left = [pair for pair in left if pair not in part]
+    while rest:
+        node = most_to_blame(rest, measured(links))
+        part = rest[:1] if node is None else [pair for pair in rest if node in pair]
+        texts.append(" -> ".join(names[end] for end in part[0]) if node is None else named(node, part, names))
+        rest = [pair for pair in rest if pair not in part]
     return texts
 
 
 def most_to_blame(pairs: Sequence[Pair], all_pairs: Iterable[Pair]) -> int | None:
-    """The rank in most of `pairs` for which they are most of the links that it sends on, or receives on; else None.
-
-    `all_pairs` are all measured links.
-    """
-    all_listed = list(all_pairs)
-    counts = Counter(node for pair in pairs for node in pair)
-    for node, _ in counts.most_common():
-        for side in (0, 1):
-            its = sum(pair[side] == node for pair in pairs)
-            if its > 1 and 2 * its > sum(pair[side] == node for pair in all_listed):
-                return node
+    """The rank in most of `pairs` for which they are most of the measured links, `all_pairs`, that it sends on, or
+    receives on; else None."""
+    ends, all_ends = ([Counter(side) for side in zip(*either, strict=True)] for either in (pairs, all_pairs))
+    for node, _ in Counter(node for pair in pairs for node in pair).most_common():
+        if any(slow[node] > 1 and 2 * slow[node] > every[node] for slow, every in zip(ends, all_ends, strict=True)):
+            return node
     return None
 
 
@@ -200,9 +182,3 @@ def rate(bytes_per_second: float) -> str:
             value = bytes_per_second / size
             return f"{value:.0f} {unit}/s" if value >= 100 else f"{value:.1f} {unit}/s"
     return f"{bytes_per_second:.0f} B/s"
-
-
-def spread(values: Iterable[float]) -> str:
-    """`1.2 GB/s to 1.9 GB/s`."""
-    listed = sorted(values)
-    return f"{rate(listed[0])} to {rate(listed[-1])}" if listed else "none measured"

@@ -1,130 +1,152 @@
-"""The pre-flight of a cluster: collect and judge the facts about its nodes, then run mpirun and measure the network."""
+"""The pre-flight of a cluster: collects facts from all nodes at once and judges each as soon as every node has
+answered; then runs mpirun and measures the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+import queue
+import random
+import secrets
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fabfile.check import launch, network_rules, node_rules
-from fabfile.check.observations import UNREACHED, Fact, Gathering
-from fabfile.check.verdict import Problem, Verdict, judge, some
-from fabfile.remote import ended
-from fabfile.remote.fleet import Fleet
-from infra.inventory import SshCluster
+from fabfile.check.session import TROUBLE, Running, Session
+from fabfile.check.verdict import UNREACHED, Fact, Verdict
+from fabfile.remote.ended import WHY, is_gone
+from fabfile.remote.fleet import Fleet, SshError
+from infra.inventory import Node, SshCluster
 
-Values = Mapping[str, Any]
+NODE_FACTS = ("record", "disk", "memory", "tcmalloc", "cpu", "launch")
+PEER_FACTS = ("names", "ports", "ssh")
+ALL_FACTS = ("reach", "clock", *NODE_FACTS, *PEER_FACTS)
+DEADLINE_S = 45.0
+"""Limit for all questions to one node; its SSH to many other nodes takes longest."""
 
+# Below Linux's range of outgoing ports, so that none of those is in use here; several, as one may be taken.
+PORT_RANGE = range(20000, 32000)
+PORTS_TRIED = 5
 
-@dataclass(frozen=True)
-class Judge:
-    """How one fact is judged."""
-
-    check: str
-    good: Callable[[Values, str], str]
-    """(values by node, a phrase like `all 3 nodes`) -> the line's text if nothing is wrong."""
-    find: Callable[[SshCluster, Values], Iterable[Problem]] = lambda _cluster, _values: ()
-
-
-def verdict(cluster: SshCluster, fact: Fact) -> Verdict:
-    """The line for one fact; a node without the fact is a problem too, unless `reach` has named it."""
-    by = JUDGES[fact.name]
-    if not fact.values and fact.name != "reach":
-        return Verdict(by.check, "warn", f"not tried: {next(iter(fact.missing.values()), 'no node')}", "fab status")
-    problems = []
-    for name, why in _in_order(cluster, fact.missing).items():
-        if fact.name == "reach" or why != UNREACHED:
-            mend = "fab status" if fact.name == "reach" else f"fab ssh {name}"
-            mend = ended.MEND if why.endswith(ended.WHY) else mend
-            problems.append(Problem("fail", why if name in why else f"{name}: {why}", mend))
-    values = _in_order(cluster, fact.values)
-    problems += by.find(cluster, values)
-    if problems:
-        return judge(by.check, problems, "")
-    return Verdict(by.check, "pass", by.good(values, _where(len(values), len(cluster.nodes))))
-
-
-def _in_order(cluster: SshCluster, of_nodes: Mapping[str, Any]) -> dict[str, Any]:
-    return {node.name: of_nodes[node.name] for node in cluster.nodes if node.name in of_nodes}
-
-
-def _where(told: int, nodes: int) -> str:
-    if nodes == 1:
-        return "the node"
-    return f"all {nodes} nodes" if told == nodes else f"{told} of {nodes} nodes (the others are not reached)"
-
-
-def _good_clock(values: Values, where: str) -> str:
-    offsets = [offset for offset, _ in values.values()]
-    error = max(error for _, error in values.values())
-    return f"{where} and this machine within {max(map(abs, offsets)):.2f} s (+-{error:.2f} s)"
-
-
-def _good_versions(values: Values, where: str) -> str:
-    have = node_rules.flat(next(iter(values.values())))
-    listed = [f"{key} {have[key]}" for key in ("python", "torch", "profile", "kernel") if key in have]
-    image = f", image {have['image'][:12]}" if "image" in have else ""
-    return f"{', '.join(listed)}{image} on {where}"
-
-
-def _good_disk(values: Values, where: str) -> str:
-    free = {path: min(paths[path]["free_gb"] for paths in values.values()) for path in next(iter(values.values()))}
-    return f"{some((f'{least:.0f} GiB free in {path}' for path, least in free.items()), between=', ')} on {where}"
-
-
-def _good_memory(values: Values, where: str) -> str:
-    return f"{min(value['available_gb'] for value in values.values()):.1f} GiB available on {where}"
-
-
-def _good_tcmalloc(values: Values, where: str) -> str:
-    return f"{next(iter(values.values()))['library'].rpartition('/')[2]} is loaded on {where}"
-
-
-def _good_bf16(values: Values, where: str) -> str:
-    return f"computed by {node_rules.kind(next(iter(values.values())))} on {where}"
-
-
-def _good_names(_values: Values, where: str) -> str:
-    return f"names and addresses of all nodes agree on {where}"
-
-
-def _good_ssh(values: Values, where: str) -> str:
-    links = len(values) * (len(values) - 1)
-    return f"{links} of {links} links between {where}, host keys verified" if links else "one node: no links to test"
-
-
-def _good_ports(values: Values, where: str) -> str:
-    return f"{where} can be reached at a free port from every other" if len(values) > 1 else "a free port can be opened"
-
-
-JUDGES = {
-    "reach": Judge("reach", lambda _values, where: f"SSH from here to {where}, host keys verified"),
-    "clock": Judge("clock", _good_clock, node_rules.clock),
-    "record": Judge("versions", _good_versions, node_rules.versions),
-    "disk": Judge("disk", _good_disk, node_rules.disk),
-    "memory": Judge("memory", _good_memory, node_rules.memory),
-    "tcmalloc": Judge("tcmalloc", _good_tcmalloc, node_rules.tcmalloc),
-    "cpu": Judge("bf16", _good_bf16, node_rules.bf16),
-    "names": Judge("names", _good_names, node_rules.names),
-    "ports": Judge("ports", _good_ports, node_rules.ports),
-    "ssh": Judge("ssh", _good_ssh, node_rules.ssh),
-}
-"""The facts that get a line of their own; the fact `launch` is judged with mpirun."""
+Report = tuple[str, str, Any, str]
+"""(node, fact, value, why it is missing)"""
 
 
 def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, None]:
     """Yield each check's verdict as soon as it is known."""
-    gathering = Gathering(cluster, fleet)
+    collector = Collector(cluster, fleet)
     facts: dict[str, Fact] = {}
-    for fact in gathering.facts():
+    for fact in collector.facts():
         facts[fact.name] = fact
-        if fact.name in JUDGES:
-            yield verdict(cluster, fact)
+        if fact.name in node_rules.RULES:
+            yield node_rules.verdict(cluster, fact)
     for name, run, judged in (
         ("mpirun", launch.hello, network_rules.mpirun),
         ("all-reduce", launch.network, network_rules.network),
     ):
-        one = network_rules.blocked(name, cluster, facts) or judged(cluster, run(cluster, gathering.sessions))
+        one = network_rules.blocked(name, cluster, facts) or judged(cluster, run(cluster, collector.sessions))
         yield one
         if one.level == "fail":
             break  # the network is measured by ranks that mpirun starts
+
+
+class Collector:
+    """Collects the facts about a cluster's nodes, over one connection to each."""
+
+    def __init__(self, cluster: SshCluster, fleet: Fleet) -> None:
+        self.cluster = cluster
+        self.sessions: dict[str, Session] = {}
+        self._fleet = fleet
+        self._running: list[Running] = []
+        self._reports: queue.Queue[Report] = queue.Queue()
+        self._peers_spec = {
+            "token": secrets.token_hex(16),
+            "ports": random.sample(PORT_RANGE, PORTS_TRIED),
+            "peers": [{"name": node.name, "ip": node.private_ip} for node in cluster.nodes],
+        }
+
+    def facts(self) -> Iterator[Fact]:
+        """Yield each fact once, as soon as every node has reported it or failed."""
+        names = {node.name for node in self.cluster.nodes}
+        waiting = {name: Fact(name) for name in ALL_FACTS}
+        for node in self.cluster.nodes:
+            threading.Thread(target=self._ask, args=(node,), daemon=True).start()
+        try:
+            while waiting:
+                node_name, fact_name, value, why = self._reports.get()
+                fact = waiting[fact_name]
+                if why:
+                    fact.missing[node_name] = why
+                else:
+                    fact.values[node_name] = value
+                if names == fact.values.keys() | fact.missing.keys():
+                    yield waiting.pop(fact_name)
+        finally:
+            for running in self._running:
+                running.stop()
+
+    def _ask(self, node: Node) -> None:
+        """Collect all facts about one node. Runs in a thread per node."""
+        pending = Pending(node.name, self._reports)
+        try:
+            with pending.until_trouble("reach"):
+                if is_gone(node):
+                    raise SshError(f"{node.name}: {WHY}")
+                self.sessions[node.name] = Session(self._fleet, node)
+                pending.report("reach", {})
+            if session := self.sessions.get(node.name):
+                self._ask_reached(session, pending)
+            else:
+                pending.give_up(UNREACHED)
+        finally:
+            pending.give_up("the probe did not report it")
+
+    def _ask_reached(self, session: Session, pending: Pending) -> None:
+        with pending.until_trouble("clock"):
+            pending.report("clock", session.clock())
+        with pending.until_trouble(*PEER_FACTS):
+            # Both programs at once; the second's output waits in its channel while the first's is read.
+            peers = self._start(session, "peers", {**self._peers_spec, "name": session.node.name})
+            with pending.until_trouble(*NODE_FACTS):
+                spec = {"shared_dir": self.cluster.shared_dir, "memory_gb": session.node.memory_gb}
+                pending.hear(self._start(session, "facts", spec))
+            pending.hear(peers, last=PEER_FACTS[-1])
+
+    def _start(self, session: Session, program: str, spec: dict[str, Any]) -> Running:
+        running = session.run(program, spec, timeout=DEADLINE_S)
+        self._running.append(running)
+        return running
+
+
+class Pending:
+    """The facts still expected from one node. Each is reported once, with its value or with why it is missing."""
+
+    def __init__(self, node: str, reports: queue.Queue[Report]) -> None:
+        self._node = node
+        self._reports = reports
+        self._facts = list(ALL_FACTS)
+
+    def report(self, fact: str, value: Any, why: str = "") -> None:
+        """Report a fact's value, or why it is missing."""
+        self._facts.remove(fact)
+        self._reports.put((self._node, fact, value, why))
+
+    def hear(self, running: Running, *, last: str = "") -> None:
+        """Report a probe's facts. A probe that runs on until it is let go is read only up to the fact `last`."""
+        for event in running.events():
+            self.report(event["fact"], event["value"])
+            if event["fact"] == last:
+                return
+
+    @contextmanager
+    def until_trouble(self, *facts: str) -> Iterator[None]:
+        """Report these facts as missing if the body raises one of TROUBLE."""
+        try:
+            yield
+        except TROUBLE as error:
+            self.give_up(" ".join(str(error).split()) or type(error).__name__, facts)
+
+    def give_up(self, why: str, facts: Sequence[str] = ALL_FACTS) -> None:
+        """Report those of the facts that are still expected as missing."""
+        for fact in [fact for fact in self._facts if fact in facts]:
+            self.report(fact, None, why)

@@ -14,7 +14,7 @@ from typing import Any
 import paramiko
 
 from fabfile.remote import node_program
-from fabfile.remote.fleet import Fleet
+from fabfile.remote.fleet import Fleet, SshError
 from infra.inventory import Node
 
 POLL_S = 0.05
@@ -24,6 +24,10 @@ Event = dict[str, Any]
 
 class ProbeError(Exception):
     """A program on a node failed: one line, without the node's name."""
+
+
+TROUBLE = (ProbeError, SshError, paramiko.SSHException, EOFError, OSError)
+"""The errors that the connection to a node, or a program on it, can raise."""
 
 
 @dataclass
@@ -57,7 +61,10 @@ class Running:
             elif ended or self.channel.closed:
                 yield from self._parse([rest])
                 self._hear_errors()
-                self._end()
+                if not self.channel.exit_status_ready():
+                    raise ProbeError("the connection broke")
+                if code := self.channel.recv_exit_status():
+                    raise ProbeError(self.complaint() or f"ended with exit code {code}")
                 return
             else:
                 time.sleep(POLL_S)
@@ -76,12 +83,12 @@ class Running:
         for line in lines:
             text = line.decode(errors="replace").strip()
             try:
-                event = json.loads(text) if text.startswith("{") else None
+                event = json.loads(text)
             except json.JSONDecodeError:
                 event = None
             if isinstance(event, dict):
                 yield event
-            elif text:
+            else:
                 self._hear(text)
 
     def _hear_errors(self) -> None:
@@ -90,13 +97,6 @@ class Running:
 
     def _hear(self, text: str) -> None:
         self.noise = f"{self.noise}\n{text}"[-4000:]
-
-    def _end(self) -> None:
-        if not self.channel.exit_status_ready():
-            raise ProbeError("the connection broke")
-        code = self.channel.recv_exit_status()
-        if code != 0:
-            raise ProbeError(self.complaint() or f"ended with exit code {code}")
 
     def complaint(self) -> str:
         """Why it failed, from its output: ssh's line, else the last line, which in a traceback is the error."""
@@ -112,10 +112,8 @@ class Session:
         self._connection = fleet.connection(node)
 
     def clock(self) -> tuple[float, float]:
-        """(seconds that the node's clock is ahead of this machine's, the error of that in seconds).
-
-        The node reads its clock at some moment of the round trip. Its middle is assumed: off by half of it at most.
-        """
+        """(seconds that the node's clock is ahead of this machine's, the error of that in seconds): the node reads its
+        clock at some moment of the round trip; the middle is assumed, which is off by half of it at most."""
         best = (0.0, float("inf"))
         for _ in range(3):
             before = time.time()
@@ -132,11 +130,10 @@ class Session:
         with channel:
             try:
                 text = b"".join(iter(lambda: channel.recv(1 << 16), b"")).decode(errors="replace")
-                code = channel.recv_exit_status()
             except TimeoutError:
                 raise ProbeError(f"no answer in {timeout:.0f} s") from None
-        if code != 0:
-            raise ProbeError(f"{command.split()[0]} ended with exit code {code}")
+            if code := channel.recv_exit_status():
+                raise ProbeError(f"{command.split()[0]} ended with exit code {code}")
         return text
 
     def run(self, probe: str, spec: Mapping[str, Any], *, timeout: float) -> Running:

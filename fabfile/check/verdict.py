@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Level = Literal["pass", "warn", "fail"]
 Trouble = Literal["warn", "fail"]
 ORDER: tuple[Level, ...] = ("pass", "warn", "fail")
 SHOWN = 4
 """Findings that a line lists; it only counts the rest."""
+UNREACHED = "not reached"
+"""Why a fact is missing, for a node that the check `reach` has already named."""
+
+
+@dataclass
+class Fact:
+    """One fact, by node; `missing`: why a node has not reported it."""
+
+    name: str
+    values: dict[str, Any] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,10 +64,9 @@ def judge(check: str, problems: Sequence[Problem], good: str) -> Verdict:
 def some(texts: Iterable[str], *, between: str = "; ") -> str:
     """The first SHOWN texts, and how many more there are."""
     listed = list(texts)
-    more = len(listed) - SHOWN
-    if more <= 1:  # "and 1 more" is no shorter than the text itself
-        return between.join(listed)
-    return f"{between.join(listed[:SHOWN])}{between}and {more} more"
+    if len(listed) > SHOWN + 1:  # "and 1 more" is no shorter than the text itself
+        listed[SHOWN:] = [f"and {len(listed) - SHOWN} more"]
+    return between.join(listed)
 
 
 def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
@@ -66,5 +76,4 @@ def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
 
 def next_step(verdicts: Sequence[Verdict]) -> str:
     """The mend of the first failure, as later ones are often its consequence; else a first command to run."""
-    failed = [verdict for verdict in verdicts if verdict.level == "fail"]
-    return failed[0].mend if failed else "fab run hostname"
+    return next((verdict.mend for verdict in verdicts if verdict.level == "fail"), "fab run hostname")
