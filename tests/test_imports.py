@@ -22,7 +22,7 @@ OURS = (
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
-    "infra": ("infra", "pulumi", "yaml", "dill", "google.protobuf", "psutil"),
+    "infra": ("infra", "pulumi", "tomlkit", "yaml", "dill", "google.protobuf", "psutil"),
     "infra.errors": (),
     "infra.clouds.live_resource": (),
     "infra.clouds.finding": ("infra.config.values",),

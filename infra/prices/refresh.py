@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from infra.clouds import sdk
 from infra.config import kinds
 from infra.errors import OperationError
-from infra.prices import rewrite
-from infra.prices.rewrite import Key, Wanted
 from infra.prices.table import TABLE
 
 Ask = Callable[[str, Sequence[str]], dict[str, set[float]]]
@@ -26,36 +26,46 @@ class Refreshed:
     """The result of a refresh."""
 
     asked: int = 0
-    found: dict[Key, float] = field(default_factory=dict)
+    found: int = 0
     left: list[str] = field(default_factory=list)
     """Prices that were not changed, and why."""
 
 
 def refresh(path: Path = TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: str = "") -> Refreshed:
-    """Rewrite the table. Raises OperationError, leaving the table unchanged, if a provider cannot be asked."""
+    """Rewrite prices, days and sources in the table; comments and order stay.
+
+    Raises OperationError, leaving the table unchanged, if a provider cannot be asked.
+    """
+    import tomlkit  # here, as every `up` reads prices and only this writes them
+
     today = today or datetime.datetime.now(datetime.UTC).date().isoformat()
-    text = path.read_text(encoding="utf-8")
+    document: Any = tomlkit.parse(path.read_text(encoding="utf-8"))
     done = Refreshed()
     for cloud in clouds:
-        _ask(cloud, [entry for entry in rewrite.wanted(text) if entry.cloud == cloud], done)
-    rewrite.write(path, rewrite.rewritten(text, done.found, today, SOURCES))
+        _refresh_cloud(cloud, [row for row in document["list"]["price"] if row["cloud"] == cloud], today, done)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
+    temporary.replace(path)
     return done
 
 
-def _ask(cloud: str, wanted: list[Wanted], done: Refreshed) -> None:
-    for region in dict.fromkeys(entry.region for entry in wanted):
-        here = [entry for entry in wanted if entry.region == region]
+def _refresh_cloud(cloud: str, rows: list[dict[str, Any]], today: str, done: Refreshed) -> None:
+    for region in dict.fromkeys(row["region"] for row in rows):
+        here = [row for row in rows if row["region"] == region]
         try:
-            found = CLOUDS[cloud](region, [entry.sku for entry in here])
+            found = CLOUDS[cloud](region, [row["sku"] for row in here])
         except (OSError, EOFError) as error:  # a truncated gzip is an EOFError
             raise OperationError(
                 f"prices of {cloud} in {region} cannot be had, the table is as it was: {error}"
             ) from None
         done.asked += len(here)
-        for entry in here:
-            values = {value for value in found.get(entry.sku, set()) if value > 0}
+        for row in here:
+            values = {value for value in found.get(row["sku"], set()) if value > 0}
             if len(values) == 1:
-                done.found[entry.key] = values.pop()
+                done.found += 1
+                row["usd_per_hour" if "usd_per_hour" in row else "usd_per_month"] = round(values.pop(), 6)
+                row.update(as_of=today, source=SOURCES[cloud])
+                row.pop("estimate", None)
             else:
                 why = f"{len(values)} different prices" if values else "no price"
-                done.left.append(f"{entry.sku} in {region}: {cloud} has {why} for it")
+                done.left.append(f"{row['sku']} in {region}: {cloud} has {why} for it")

@@ -67,4 +67,12 @@ def _read() -> dict[str, Any]:
 
 @functools.cache
 def _table() -> dict[tuple[str, str, str], dict[str, Any]]:
-    return {(entry["cloud"], entry["region"], entry["sku"]): entry for entry in _read()["list"]["price"]}
+    """(cloud, region, sku) -> its row, with the sizes of a family beside its `.large`."""
+    rows, sizes = _read()["list"]["price"], _read()["sizes"]["aws"]
+    known = {(row["cloud"], row["region"], row["sku"]): row for row in rows}
+    for (cloud, region, sku), row in list(known.items()):
+        if sku.endswith(".large"):
+            for size, times in sizes.items():
+                larger = {**row, "usd_per_hour": row["usd_per_hour"] * times}
+                known.setdefault((cloud, region, sku.replace("large", size)), larger)
+    return known
