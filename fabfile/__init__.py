@@ -7,18 +7,20 @@ from fabfile.verbs.config import config
 from fabfile.verbs.cost import cost
 from fabfile.verbs.data import data
 from fabfile.verbs.demo import demo
+from fabfile.verbs.destroy import destroy
 from fabfile.verbs.fetch import fetch
 from fabfile.verbs.images import images, prune
 from fabfile.verbs.jobs import jobs
 from fabfile.verbs.logs import logs
 from fabfile.verbs.prepare import prepare
+from fabfile.verbs.recover import audit, recover
 from fabfile.verbs.report import report
 from fabfile.verbs.sample import sample
 from fabfile.verbs.shell import run, ssh, ssh_config
-from fabfile.verbs.stack import audit, destroy, preview, recover, refresh, up
 from fabfile.verbs.status import status
 from fabfile.verbs.stop import stop
 from fabfile.verbs.train import train
+from fabfile.verbs.up import preview, refresh, up
 from fabfile.verbs.wait import wait
 
 __all__ = [

@@ -32,6 +32,14 @@ SHORT = {
     "wide": "-w",
 }
 """Short flags by option: the same with every verb."""
+HELP = {
+    "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
+    "inventory": "an inventory file instead of a stack",
+    "job": "the job: its id, its number, or latest",
+    "yes": "do not ask",
+    "json": "print JSON, for programs",
+}
+"""Help of the parameters that several verbs have, where a verb does not have its own."""
 _OVERRIDES = "set_"
 """A verb with this parameter takes `section.key=value` at any position, with or without `--set` before it."""
 _OVERRIDE = re.compile(r"[a-z_]+\.[a-z0-9_]+=.*", re.DOTALL)
@@ -225,7 +233,8 @@ def _parameters(task: Task[Any]) -> list[Parameter]:
         kind, lowest = _kind(hints[one.name])
         required = one.default is inspect.Parameter.empty
         word = one.name.strip("_")
-        said = task.help.get(one.name) or task.help.get(word) or task.help.get(word.replace("_", "-")) or ""
+        texts = {**HELP, **task.help}
+        said = texts.get(one.name) or texts.get(word) or texts.get(word.replace("_", "-"), "")
         positional = required or one.name in (task.positional or ())
         found.append(Parameter(one.name, kind, one.default, positional, required, lowest, said, _form(hints[one.name])))
     return found

@@ -182,15 +182,6 @@ def gigabytes(value: float) -> str:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a verb without a traceback."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Exit("interrupted", code=130) from None
-
-
-@contextlib.contextmanager
 def interrupted_later() -> Iterator[None]:
     """Delay Ctrl-C to the end of the block, which is short and must not be left half done."""
     pressed: list[int] = []

@@ -26,7 +26,7 @@ from fabfile import output
 from fabfile.command_line import UsageError, Verb, meant
 from fabfile.output import say
 from fabfile.remote.fleet import SshError
-from fabfile.stacks.pulumi_cli import ROOT
+from fabfile.stacks.pulumi_cli import ROOT, default_stack
 
 FAILED = 1
 INTERRUPTED = 130
@@ -134,6 +134,8 @@ def _run(words: list[str], known: Mapping[str, Verb]) -> None:
         verb = _verb(first, known)
         given = verb.read(words[1:], known)
         _remember_target(given, known)
+        if verb.takes("stack"):
+            given["stack"] = given.get("stack") or default_stack()
         verb.body(Context(), **given)
 
 

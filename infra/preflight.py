@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import sys
 
 from infra import clusters
@@ -27,6 +28,9 @@ def main() -> int:
     args = parser.parse_args()
     try:
         settings = load(args.stack, stack_file.read(args.stack))
+        if settings.facts.name and os.environ.get("TRAINYARD_BACKEND") == "embedded":  # before the cloud is asked
+            install = "curl -fsSL https://get.pulumi.com | sh"
+            raise UsageError(f"stack {args.stack} is in a cloud: that needs the `pulumi` command ({install})")
         if not settings.facts.name:
             owner.check(args.stack, audit.claim_of(args.stack, "", json.loads(args.state)).ids)
         clusters.of(settings).check(settings)

@@ -96,6 +96,7 @@ class JobNode:
 
     name: str
     ranks: int
+    usd_per_hour: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,15 @@ class Backend(Protocol):
 
     def begun(self, job: str) -> Begun:
         """How a job of `jobs()` was begun; `text` is empty if its job.toml is lost."""
+
+    def run_data(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
+        """The jobs' run directories as node.run_data reads them; Exit 2 for an unknown job, 1 if nothing answers."""
+
+    def ready_records(self) -> dict[str, Any]:
+        """Each node's ready.json, by its name; Unreachable, with the reason, in place of one that is not known."""
+
+    def run_program(self, module: str, *words: str) -> str:
+        """What a module of training/ prints, run where the jobs' files are; Exit 1 if it fails."""
 
     def mirrored(self, url: str) -> list[str]:
         """The ids of the jobs in a mirror; none, with a warning, if the mirror does not answer."""

@@ -1,24 +1,16 @@
-"""Read runs for a report, from a cluster's head and nodes, or from a fetched folder."""
+"""Read runs for a report, from a cluster or from a fetched folder."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.ssh.head import runs
-from fabfile.remote import node_program
-from fabfile.remote.command import Result
-from fabfile.remote.fleet import Fleet
+from fabfile.backends.base import Backend
 from fabfile.report.parse import run_of
 from fabfile.report.run import Machine, Run
-from infra.inventory import SshCluster
 from node import run_data
-
-_READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
-_TIMEOUT = 60
 
 
 def from_folder(folder: Path) -> Run:
@@ -28,29 +20,16 @@ def from_folder(folder: Path) -> Run:
     return run_of(run_data.collect(folder.absolute()))
 
 
-def from_cluster(cluster: SshCluster, ids: Sequence[str]) -> list[Run]:
-    """Runs on the head by their ids, with each node's ready.json. Exit 2 for an unknown run, 1 if the head is not
-    reached."""
-    head = cluster.head
-    with Fleet(cluster) as fleet:
-        result = node_program.run(fleet, "run-data", runs(cluster), *ids, nodes=[head], timeout=_TIMEOUT)[head.name]
-        if not result.ok:
-            raise Exit(result.reason or f"{result.node}: {result.why}", code=1)
-        answer = json.loads(result.stdout)
-        if "unknown" in answer:
-            names = ", ".join(answer["there"][-20:]) or "none"
-            raise Exit(f"no run {answer['unknown']!r} on {result.node}; there are: {names}", code=2)
-        ready = fleet.run(_READY, timeout=_TIMEOUT)
-    machines = [_machine(ready[node.name]) for node in cluster.nodes]
-    slots = {node.name: node.slots for node in cluster.nodes}
-    return [run_of(run, machines, slots, cluster.hourly_usd / len(cluster.nodes)) for run in answer["runs"]]
+def from_cluster(backend: Backend, ids: Sequence[str]) -> list[Run]:
+    """Runs of a cluster by their ids. Exit 2 for an unknown run, 1 if the cluster does not answer."""
+    with backend:
+        runs, records = backend.run_data(ids), backend.ready_records()
+    nodes = backend.nodes()
+    machines = [_machine(node.name, records[node.name]) for node in nodes]
+    return [run_of(run, machines, {node.name: node.ranks for node in nodes}, nodes[0].usd_per_hour) for run in runs]
 
 
-def _machine(result: Result) -> Machine:
-    if not result.ok:
-        return Machine(result.node, {}, f"not known now: {result.reason or result.why}")
-    try:
-        ready = json.loads(result.stdout)
-    except ValueError:
-        return Machine(result.node, {}, "its ready.json is no JSON")
-    return Machine(result.node, ready if isinstance(ready, dict) else {})
+def _machine(name: str, record: object) -> Machine:
+    if isinstance(record, Exception):
+        return Machine(name, {}, str(record))
+    return Machine(name, record if isinstance(record, dict) else {})

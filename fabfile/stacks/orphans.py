@@ -49,7 +49,9 @@ def about(stack: str) -> dict[str, Any]:
             if not found and stack not in pulumi_cli.files():
                 raise pulumi_cli.unknown(stack) from None
         told = {"cluster": "local", "cloud": "", "keep_data": False}
-    pulumi_cli.refuse_without_pulumi(told, stack)
+    if told["cloud"] and not pulumi_cli.has_pulumi():
+        install = "curl -fsSL https://get.pulumi.com | sh"
+        raise Exit(f"stack {stack} is in a cloud: that needs the `pulumi` command ({install})", code=pulumi_cli.USAGE)
     return {**told, "state": pulumi_cli.identity(stack)}
 
 

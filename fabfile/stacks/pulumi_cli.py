@@ -26,6 +26,8 @@ from fabfile import output
 ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
 INTERRUPTED = 130
+YES = ("--yes", "--skip-preview")
+"""Options of Pulumi's that answer its question."""
 _LAST_OUTPUT_S = 5.0
 """Seconds to wait for output after a command's end: a background process that it left may hold the pipe open."""
 
@@ -129,6 +131,23 @@ def follow(argv: Sequence[str], **more: str) -> int:
         read_state_again()
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def run(verb: str, stack: str, *options: str, **more: str) -> None:
+    """Run Pulumi's command on a stack, or the embedded engine's of the same name. Exit if it fails; it has printed why.
+
+    `options` are Pulumi's, `more` variables of its environment.
+    """
+    argv = ["pulumi", verb, "--stack", stack, *options] if has_pulumi() else module("state.engine", verb, stack)
+    end(follow(argv, **more), stack)
+
+
+def end(code: int, stack: str) -> None:
+    """Exit with the code of a command that failed and has printed why."""
+    if code in (USAGE, INTERRUPTED):
+        raise Exit(code=code)
+    if code != 0:
+        raise Exit(f"stack {stack}: it did not finish; when it was killed: fab recover", code=1)
 
 
 def _relay(source: IO[bytes], target: TextIO) -> None:
@@ -249,15 +268,6 @@ def unknown(stack: str) -> Exit:
 
 
 def about(stack: str) -> dict[str, Any]:
-    """{cluster, cloud, type, place, keep_data} from the stack's file; Exit 2 if the file cannot be used."""
+    """The facts of infra.config.summary from the stack's file; Exit 2 if the file cannot be used."""
     found: dict[str, Any] = json.loads(ask(module("config.summary", stack)))
     return found
-
-
-def refuse_without_pulumi(told: dict[str, Any], stack: str) -> None:
-    """Exit 2 for a cloud's stack without `pulumi`: the embedded engine makes only machines on this one."""
-    if told.get("cloud") and not has_pulumi():
-        raise Exit(
-            f"stack {stack} is in a cloud: that needs the `pulumi` command (curl -fsSL https://get.pulumi.com | sh)",
-            code=USAGE,
-        )

@@ -21,7 +21,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.output import interruptible, next_command, say, table
+from fabfile.output import next_command, say, table
 from fabfile.question import ask, must_be_answerable
 from fabfile.remote.command import exit_status
 from fabfile.remote.fleet import Fleet, SshError, in_parallel
@@ -92,7 +92,6 @@ class Machine:
         "nodes": "names of nodes, with commas between them (node1,node2); default: all",
         "profile": "native or ipex",
         "collectives": "gloo, or with profile ipex ccl",
-        "yes": "do not ask",
     }
 )
 def bootstrap(
@@ -114,7 +113,7 @@ def bootstrap(
             code=2,
         )
     order = software(cluster, chosen, profile, collectives)
-    with interruptible(), Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
+    with Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
         machines = look(fleet)
         todo = [node for node in chosen if machines[node.name].image != order["image"]]
         say(overview(chosen, machines, order["image"]))

@@ -19,13 +19,7 @@ from fabfile.remote.fleet import Fleet
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
 
-@task(
-    help={
-        "stack": "the stack to check",
-        "inventory": "a file with nodes of your own, instead of a stack",
-        "account": "the cloud's account instead of the nodes: before there are any",
-    }
-)
+@task(help={"account": "the cloud's account instead of the nodes: before there are any"})
 def check(_c: Context, stack: str = "", inventory: str = "", account: bool = False) -> None:
     """Pre-flight: SSH, versions, clocks, disks, ports and every link's bandwidth, with the way to mend each."""
     started = time.monotonic()
@@ -39,7 +33,7 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
         )
         return
     cluster = targets.load(stack, inventory)
-    with output.interruptible(), Fleet(cluster) as fleet, contextlib.closing(verdicts_of(cluster, fleet)) as found:
+    with Fleet(cluster) as fleet, contextlib.closing(verdicts_of(cluster, fleet)) as found:
         verdicts = _told(found)
     _finish(verdicts, started, output.next_command(next_step(verdicts)))
 

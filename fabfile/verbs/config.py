@@ -18,16 +18,9 @@ from fabfile.stacks import pulumi_cli
 _FORM = "fab config set KEY VALUE; fab config alone shows all keys"
 
 
-@task(
-    positional=["words"],
-    help={
-        "words": "the key to set and its new value; without them all keys are shown",
-        "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
-    },
-)
+@task(positional=["words"], help={"words": "the key to set and its new value; without them all keys are shown"})
 def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] = (), stack: str = "") -> None:
     """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
-    stack = stack or pulumi_cli.default_stack()
     given = list(words)
     if not given:
         rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))

@@ -21,8 +21,6 @@ _HEADING = ("WHAT", "COUNT", "UNIT", "USD/HOUR", "AS OF")
 
 @task(
     help={
-        "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
-        "json": "print JSON, for programs",
         "refresh": "first ask the providers for today's prices, and rewrite infra/prices/prices.toml",
         "cloud": "with --refresh: only aws, or only azure",
     }
@@ -33,7 +31,6 @@ def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False
         raise Exit("--cloud: goes with --refresh", code=pulumi_cli.USAGE)
     if refresh:
         _refresh(cloud, quiet=json)
-    stack = stack or pulumi_cli.default_stack()
     text = pulumi_cli.ask(pulumi_cli.module("prices.cost", stack))
     say(text.strip() if json else shown(_loaded(text)))
 

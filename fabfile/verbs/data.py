@@ -15,7 +15,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import next_command, say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
@@ -57,7 +57,7 @@ def data(
     wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
     path, url = wanted["path"], address(cluster.data_url, wanted["path"])
-    with interruptible(), Fleet(cluster) as fleet:
+    with Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[cluster.head.name].folder
         store = f"{token_set.python(folder)} training.store"
         if files or overwrite or not is_whole(fleet, store, url):

@@ -17,13 +17,10 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.launchers import VENV
+from fabfile import backends
 from fabfile.output import is_terminal, say
-from fabfile.remote.deploy import deploy
-from fabfile.remote.fleet import Fleet
 from fabfile.stacks import orphans, pulumi_cli, removal
 from fabfile.sudo import given_back
-from fabfile.targets import load
 
 STACK = "demo"
 JOB = "demo"
@@ -120,16 +117,16 @@ def _figures() -> list[tuple[str, str]]:
         newest = int((Path(folder) / "checkpoints" / "latest").read_text())
         state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())
         job = json.loads((Path(folder) / "state.json").read_text())
-    return _rows(steps, state, job, _marks())
+    return _rows(steps, state, job, _baselines())
 
 
 def _rows(
-    steps: list[dict[str, Any]], state: dict[str, Any], job: dict[str, Any], marks: dict[str, float]
+    steps: list[dict[str, Any]], state: dict[str, Any], job: dict[str, Any], baselines: dict[str, float]
 ) -> list[tuple[str, str]]:
     first, last = steps[0], steps[-1]
     seconds = last["time"] - first["time"]
     speed = (last["tokens"] - first["tokens"]) / seconds
-    compared = ", ".join(f"{name} {value:.3f}" for name, value in marks.items())
+    compared = ", ".join(f"{name} {value:.3f}" for name, value in baselines.items())
     cost = job["price_per_hour"] * (job["ended"] - job["started"]) / 3600
     return [
         ("nodes", ", ".join(job["nodes"])),
@@ -141,13 +138,7 @@ def _rows(
     ]
 
 
-def _marks() -> dict[str, float]:
-    cluster = load(STACK, "")
-    with Fleet(cluster) as fleet:
-        folder = deploy(fleet, [cluster.head])[cluster.head.name].folder
-        command = f"PYTHONPATH={folder} {VENV}/python -m training.data.gzip_baseline {DATA}"
-        result = fleet.run(command, nodes=[cluster.head], timeout=120)[cluster.head.name]
-    if not result.ok:
-        raise Exit(f"{result.node}: {result.why}", code=1)
-    marks: dict[str, float] = json.loads(result.stdout)
-    return marks
+def _baselines() -> dict[str, float]:
+    with backends.connect(STACK, "") as backend:
+        baselines: dict[str, float] = json.loads(backend.run_program("data.gzip_baseline", DATA))
+    return baselines

@@ -12,23 +12,15 @@ from invoke.tasks import task
 from fabfile import backends
 from fabfile.backends.base import Job, Refused, Unreachable, find_job
 from fabfile.download import download
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import next_command, say
 
 
-@task(
-    help={
-        "job": "the job: its id, its number, or latest",
-        "to": "folder for it; default: runs/ID here; one that has the job already is updated",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
-    }
-)
+@task(help={"to": "folder for it; default: runs/ID here; one that has the job already is updated"})
 def fetch(_c: Context, job: str, to: str = "", stack: str = "", inventory: str = "") -> None:
     """Fetch a job's checkpoints, best model, metrics and logs from the head. Repeated, it fetches what is new."""
-    backend = backends.connect(stack, inventory)
-    if to:
-        _check_target(Path(to).expanduser())
-    with interruptible(), backend:
+    with backends.connect(stack, inventory) as backend:
+        if to:
+            _check_target(Path(to).expanduser())
         found = find_job(backend, job)
         target = Path(to or f"runs/{found.id}").expanduser()
         _check_target(target)

@@ -24,7 +24,7 @@ def images(_c: Context) -> None:
     say("next: fab prune  (removes the images that no stack uses)")
 
 
-@task(help={"yes": "do not ask"})
+@task
 def prune(_c: Context, yes: bool = False) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
     unused = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "unused")))

@@ -11,19 +11,16 @@ from invoke.tasks import task
 
 from fabfile import backends
 from fabfile.backends.base import Job
-from fabfile.output import duration, interruptible, next_command, say, table
+from fabfile.output import duration, next_command, say, table
 
 _HEADING = ["JOB", "STATE", "NODES", "ATTEMPT", "AGE", "TOOK", "COST", "REASON"]
 _REASON = 60
 
 
-@task(
-    help={"json": "print JSON, for programs", "stack": "the stack", "inventory": "an inventory file instead of a stack"}
-)
+@task
 def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
     """List the jobs: state, nodes, time, cost."""
-    backend = backends.connect(stack, inventory)
-    with interruptible(), backend:
+    with backends.connect(stack, inventory) as backend:
         every = backend.jobs()
     if json:
         say(json_text.dumps([asdict(job) for job in every], indent=2))

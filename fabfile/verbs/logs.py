@@ -14,20 +14,17 @@ from fabfile import backends
 from fabfile.backends.base import Job, JobNode, LogRequest, find_job
 from fabfile.command_line import AtLeast
 from fabfile.log_display import show
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import next_command, say
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @task(
     help={
-        "job": "the job: its id, its number, or latest",
         "rank": "only this rank's lines; - for the launcher's own",
         "since": "only lines of the last 30s, 5m, 2h or 1d",
         "tail": "only the last so many lines",
         "follow": "go on until the job is over",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
     }
 )
 def logs(
@@ -41,11 +38,10 @@ def logs(
     inventory: str = "",
 ) -> None:
     """Show a job's log, each line with its node and rank; --follow stays with it."""
-    backend = backends.connect(stack, inventory)
-    if rank not in ("", "-") and not rank.isdigit():
-        raise Exit(f"--rank {rank}: must be a number, or - for the launcher's own lines", code=2)
-    since_seconds = seconds(since)
-    with interruptible(), backend:
+    with backends.connect(stack, inventory) as backend:
+        if rank not in ("", "-") and not rank.isdigit():
+            raise Exit(f"--rank {rank}: must be a number, or - for the launcher's own lines", code=2)
+        since_seconds = seconds(since)
         found = find_job(backend, job)
         check_rank(rank, backend.nodes(), found)
         now = show(backend, LogRequest(found.id, rank, since_seconds, -1 if tail is None else tail, follow))

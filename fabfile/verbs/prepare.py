@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from invoke.context import Context
 from invoke.tasks import task
 
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import next_command, say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
@@ -36,7 +36,7 @@ def prepare(
     cluster = load(stack, inventory)
     data = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     head, others = cluster.nodes[0], cluster.nodes[1:]
-    with interruptible(), Fleet(cluster) as fleet:
+    with Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[head.name].folder
         token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
         if others and not token_set.is_shared(data["path"], cluster.shared_dir):

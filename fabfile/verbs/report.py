@@ -11,8 +11,8 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import targets
-from fabfile.output import interruptible, say
+from fabfile import backends
+from fabfile.output import say
 from fabfile.report import load, page
 from fabfile.report.run import Run
 
@@ -29,8 +29,6 @@ REFRESH = 15
         "more": "more runs, to compare with",
         "out": "the file to write; default: report-ID.html",
         "watch": "write it again and again until the runs are over; the page reads itself anew",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
     },
 )
 def report(
@@ -46,10 +44,9 @@ def report(
     wanted = [id, *(more or ())]
     if len(wanted) > MOST:
         raise Exit(f"{len(wanted)} runs: at most {MOST} on one page", code=2)
-    with interruptible():
-        path = _written(wanted, stack, inventory, out, watch=watch)
-        if not watch:
-            say(f"next: open {path} in a browser")
+    path = _written(wanted, stack, inventory, out, watch=watch)
+    if not watch:
+        say(f"next: open {path} in a browser")
 
 
 def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: bool) -> Path:
@@ -74,7 +71,7 @@ def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:
     found = {name: load.from_folder(Path(name).expanduser()) for name in wanted if os.sep in name}
     remote = [name for name in dict.fromkeys(wanted) if name not in found]
     if remote:
-        found |= zip(remote, load.from_cluster(targets.load(stack, inventory), remote), strict=True)
+        found |= zip(remote, load.from_cluster(backends.connect(stack, inventory), remote), strict=True)
     return [found[name] for name in wanted]
 
 

@@ -12,19 +12,16 @@ from invoke.tasks import task
 from fabfile import backends
 from fabfile.backends.base import Ended, SampleOptions, Unreachable, find_job
 from fabfile.command_line import AtLeast
-from fabfile.output import interruptible, write
+from fabfile.output import write
 
 
 @task(
     help={
-        "job": "the job: its id, its number, or latest",
         "prompt": "what the text begins with",
         "tokens": "how many to make",
         "temperature": "0: the likeliest each time",
         "top-k": "choose among so many; 0: all",
         "seed": "of the choice",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
     }
 )
 def sample(
@@ -39,8 +36,7 @@ def sample(
     inventory: str = "",
 ) -> None:
     """Sample text from a job's best or newest model, token by token."""
-    backend = backends.connect(stack, inventory)
-    with interruptible(), backend:
+    with backends.connect(stack, inventory) as backend:
         id_ = find_job(backend, job).id
         try:
             for part in backend.sample(id_, SampleOptions(prompt, tokens, temperature, top_k, seed)):

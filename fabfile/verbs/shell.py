@@ -9,17 +9,15 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.output import interruptible, next_command, prefixed, say
+from fabfile.output import next_command, prefixed, say
 from fabfile.remote.fleet import run_all
 from fabfile.remote.known_hosts import directory, write
 from fabfile.remote.openssh import CONFIG, config_text, options, quoted
 from fabfile.targets import choose, load
 from infra.inventory import Node, SshCluster
 
-_HELP = {"stack": "the stack", "inventory": "an inventory file instead of a stack"}
 
-
-@task(name="ssh-config", help=_HELP)
+@task(name="ssh-config")
 def ssh_config(_c: Context, stack: str = "", inventory: str = "") -> None:
     """Write an SSH configuration, so that `ssh node2` works."""
     cluster = load(stack, inventory)
@@ -32,7 +30,7 @@ def ssh_config(_c: Context, stack: str = "", inventory: str = "") -> None:
     say(f"next: ssh {last}   (or, without including it: ssh -F {quoted(path)} {last})")
 
 
-@task(name="ssh", help={**_HELP, "node": "name of the node"})
+@task(name="ssh", help={"node": "name of the node"})
 def ssh(_c: Context, node: str, stack: str = "", inventory: str = "") -> None:
     """Log in to a node."""
     cluster = load(stack, inventory)
@@ -46,11 +44,7 @@ def ssh(_c: Context, node: str, stack: str = "", inventory: str = "") -> None:
 
 
 @task(
-    help={
-        **_HELP,
-        "command": "shell command",
-        "nodes": "names of nodes, with commas between them (node1,node2); default: all",
-    }
+    help={"command": "shell command", "nodes": "names of nodes, with commas between them (node1,node2); default: all"}
 )
 def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: str = "") -> None:
     """Run a command on all nodes at once; the exit code is that of the worst."""
@@ -61,8 +55,7 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
         file = sys.stdout if stream == "stdout" else sys.stderr
         say(prefixed(node, line, file=file), file=file)
 
-    with interruptible():
-        results = run_all(cluster, command, nodes=chosen, on_line=show)
+    results = run_all(cluster, command, nodes=chosen, on_line=show)
     bad = [result for result in results.values() if not result.ok]
     for result in bad:
         say(prefixed(result.node, result.reason or f"exit code {result.exited}", file=sys.stderr), file=sys.stderr)

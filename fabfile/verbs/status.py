@@ -9,7 +9,7 @@ from typing import Any
 from invoke.context import Context
 from invoke.tasks import task
 
-from fabfile.output import duration, gigabytes, hint, interruptible, next_command, say, table, width
+from fabfile.output import duration, gigabytes, hint, next_command, say, table, width
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.ended import MEND, WHY, is_gone
@@ -31,19 +31,11 @@ _LESS_NEEDED = ("CPU", "SOFTWARE", "PRICE", "IDLE", "ADDRESS", "LOAD", "SPENT")
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 
 
-@task(
-    help={
-        "json": "print JSON, for programs",
-        "wide": "every column, however wide the table gets",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
-    }
-)
+@task(help={"wide": "every column, however wide the table gets"})
 def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False, wide: bool = False) -> None:
     """Show the nodes: state, software, load, memory, disk, job, price, age, money, and when they end."""
     cluster = load(stack, inventory)
-    with interruptible():
-        results = ask(cluster)
+    results = ask(cluster)
     nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
     if json:
         told = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes), "nodes": nodes}

@@ -10,23 +10,15 @@ from invoke.tasks import task
 
 from fabfile import backends
 from fabfile.backends.base import Backend, Job, find_job
-from fabfile.output import interruptible, next_command, say
+from fabfile.output import next_command, say
 
 _POLL = 0.3
 
 
-@task(
-    help={
-        "job": "the job: its id, its number, or latest",
-        "now": "without a checkpoint",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
-    }
-)
+@task(help={"now": "without a checkpoint"})
 def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: str = "") -> None:
     """Stop a job: after its step and a checkpoint, or --now."""
-    backend = backends.connect(stack, inventory)
-    with interruptible(), backend:
+    with backends.connect(stack, inventory) as backend:
         before = find_job(backend, job)
         if before.state.is_final:
             say(f"{before.id} is {before.state} already")

@@ -37,8 +37,6 @@ INTERRUPTED = 130
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
         "launcher": "mpirun, or torchrun for one node",
-        "stack": "the stack",
-        "inventory": "an inventory file instead of a stack",
     },
 )
 def train(

@@ -20,7 +20,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.command_line import AtLeast
-from fabfile.output import colour, interruptible, next_command, say
+from fabfile.output import colour, next_command, say
 from fabfile.remote.command import follow
 from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet, HostKeyError, SshError
@@ -44,13 +44,11 @@ NEVER_BOOTSTRAPPED = "nobody has made this machine a node: fab bootstrap --inven
 Record = Mapping[str, Any]
 
 
-@task(
-    help={"timeout": "seconds until a silent node ends the wait", "stack": "the stack", "inventory": "inventory file"}
-)
+@task(help={"timeout": "seconds until a silent node ends the wait"})
 def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str = "", inventory: str = "") -> None:
     """Follow the nodes' boot until all are ready, then let them know each other."""
     cluster = load(stack, inventory)
-    with interruptible(), Fleet(cluster) as fleet:
+    with Fleet(cluster) as fleet:
         began = time.monotonic()
         follow_boot(fleet, timeout)
         joined = join(fleet)

@@ -22,7 +22,7 @@ from bucket_servers import Server
 from gloo_ranks import tiny_tokens
 
 from fabfile import resume
-from fabfile.backends.ssh import mirror
+from fabfile.backends.ssh import backend as ssh_backend
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.job_file import resolve
 from fabfile.token_sets import token_set, upload
@@ -184,7 +184,7 @@ def test_a_bucket_that_is_not_there_is_said_before_anything_is_made(
 def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
     nodes: Nodes, there: bucket.Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "VENV", token_set.VENV)
+    monkeypatch.setattr(ssh_backend, "VENV", token_set.VENV)
     runs = bucket.place(f"{there.url.removesuffix('/sets/tiny')}/runs")
     runs.at("demo-7").write("run.json", b"{}")
     runs.at("demo-7").write("job.toml", resolve("smoke", [], 1).text.encode())

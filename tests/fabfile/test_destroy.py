@@ -18,7 +18,9 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from fabfile.stacks import orphans, pulumi_cli
-from fabfile.verbs import stack
+from fabfile.verbs import destroy as destroying
+from fabfile.verbs import recover as recovering
+from fabfile.verbs.up import refresh
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
@@ -132,7 +134,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def destroy(**options: bool) -> None:
-    stack.destroy(Context(), stack="yard", yes=True, **options)
+    destroying.destroy(Context(), stack="yard", yes=True, **options)
 
 
 def test_yes_is_for_the_machines_and_not_for_the_data(played: Played) -> None:
@@ -174,7 +176,7 @@ def test_data_that_is_kept_on_azure_keeps_nothing_else(played: Played, capsys: p
     assert [entry["kind"] for entry in played.there] == ["storage account", "resource group"]
     out = capsys.readouterr().out
     assert "kept: storage account" in out and "nothing of stack yard is left but the data that you keep" in out
-    stack.audit(Context(), stack="yard")
+    recovering.audit(Context(), stack="yard")
 
 
 def test_what_the_kept_data_holds_on_to_is_told_with_its_price(
@@ -238,26 +240,26 @@ def test_what_could_not_be_looked_at_is_not_called_clean(played: Played) -> None
 
 
 def test_a_refresh_asks_what_is_really_there(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
-    stack.refresh(Context(), stack="yard")
+    refresh(Context(), stack="yard")
     assert played.ran == [["pulumi", "refresh", "--stack", "yard", "--yes", "--skip-preview"]]
     assert "next: fab up" in capsys.readouterr().out
 
 
 def test_an_audit_compares_ids(played: Played) -> None:
     """Two machines of one name: the one whose id the state does not have is nobody's."""
-    stack.audit(Context(), stack="yard")
+    recovering.audit(Context(), stack="yard")
     played.there.append(thing("instance", "i-2", 1.6))
     with pytest.raises(Exit, match=r"1 resource of stack yard is outside its state \(listed above\)"):
-        stack.audit(Context(), stack="yard")
+        recovering.audit(Context(), stack="yard")
 
 
 def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     played.there.append(thing("instance", "i-2", 1.6))
-    stack.recover(Context(), stack="yard", yes=True)
+    recovering.recover(Context(), stack="yard", yes=True)
     assert [entry["owner"] for entry in played.there] == ["i-1", "trainyard-yard"]
     del played.state[DATA]
     with pytest.raises(Exit, match=r"1 resource of stack yard remains \(listed above\)"):
-        stack.recover(Context(), stack="yard", yes=True)
+        recovering.recover(Context(), stack="yard", yes=True)
     assert "data is never swept; remove it: fab destroy --delete-data" in capsys.readouterr().out
 
 
@@ -267,7 +269,7 @@ def test_a_recovery_waits_for_what_a_cloud_still_lists(played: Played, monkeypat
     monkeypatch.setattr(orphans, "SETTLE_S", 60.0)
     monkeypatch.setattr(orphans, "SETTLE_POLL_S", 0.0)
     monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps(next(answers)))
-    stack.recover(Context(), stack="yard", yes=True)
+    recovering.recover(Context(), stack="yard", yes=True)
     assert next(answers, None) is None, "one sweep, and two looks"
 
 
@@ -297,7 +299,7 @@ def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
         orphans.about("yard")
 
 
-@pytest.mark.parametrize("verb", [stack.destroy, stack.recover, stack.audit])
+@pytest.mark.parametrize("verb", [destroying.destroy, recovering.recover, recovering.audit])
 @pytest.mark.parametrize("pulumi", [True, False])
 def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
     verb: Any, pulumi: bool, played: Played, monkeypatch: pytest.MonkeyPatch
@@ -310,16 +312,16 @@ def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
     for name, value in playing.items():
         monkeypatch.setattr(pulumi_cli, name, value)
     with pytest.raises(Exit, match="not YAML") as no:
-        verb(Context(), stack="yard", **({} if verb is stack.audit else {"yes": True}))
+        verb(Context(), stack="yard", **({} if verb is recovering.audit else {"yes": True}))
     assert no.value.code == 2 and played.ran == []
 
 
-@pytest.mark.parametrize("verb", [stack.up, stack.preview, stack.destroy, stack.recover, stack.audit])
+@pytest.mark.parametrize("verb", [destroying.destroy, recovering.recover, recovering.audit])
 def test_without_pulumi_a_cloud_is_refused_in_a_line(
     verb: Any, played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulumi_cli, "has_pulumi", lambda: False)
-    options = {} if verb in (stack.preview, stack.audit) else {"yes": True}
+    options = {} if verb is recovering.audit else {"yes": True}
     with pytest.raises(Exit, match="stack yard is in a cloud: that needs the `pulumi` command") as no:
         verb(Context(), stack="yard", **options)
     assert no.value.code == 2 and "\n" not in no.value.message and played.ran == []

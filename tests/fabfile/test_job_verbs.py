@@ -24,6 +24,7 @@ from fabfile.verbs.jobs import row
 from fabfile.verbs.logs import check_rank, seconds
 from fabfile.verbs.train import choose
 from infra.inventory import KubeCluster, Node, SshCluster
+from node import run_data
 
 CLUSTER = SshCluster(name="test", nodes=tuple(Node(name=name, private_ip=f"10.0.0.{name[-1]}") for name in NODES))
 
@@ -234,6 +235,18 @@ def test_text_is_sampled_and_its_program_s_exit_code_passed_on(
     assert fab("sample", "1", "--prompt", "a", "--tokens", "2") == 0
     assert capfd.readouterr().out.rstrip("\n") == "a0 a1 "
     assert fab("sample", "1", "--seed", "0") == 3 and capfd.readouterr().err.startswith("no model")
+
+
+def test_a_report_is_made_of_what_the_backend_reads(
+    backend: MemoryBackend, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "demo-1").mkdir()
+    (tmp_path / "demo-1/job.toml").write_text(resolve("smoke", [], 3).text)
+    (tmp_path / "demo-1/metrics.jsonl").write_text('{"step": 1, "time": 1.0, "tokens": 64, "loss": 2.5}\n')
+    backend.data = {"demo-1": run_data.collect(tmp_path / "demo-1")}
+    assert fab("report", "demo-1", "--out", str(tmp_path / "page.html")) == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "demo-1" in page and "node2" in page and "not known now" in page
 
 
 # --- which backend ---

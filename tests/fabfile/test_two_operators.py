@@ -24,7 +24,9 @@ from invoke.exceptions import Exit
 from moto_cloud import Stack
 
 from fabfile.stacks import pulumi_cli
-from fabfile.verbs import stack
+from fabfile.verbs.destroy import destroy
+from fabfile.verbs.recover import audit as audit_verb
+from fabfile.verbs.recover import recover
 from infra.clouds import audit
 from infra.clouds.aws import removal
 from infra.clouds.azure import orphans as azure_leftovers
@@ -130,9 +132,9 @@ def own(who: Operator) -> list[LiveResource]:
 
 
 VERBS = {
-    "recover": lambda: stack.recover(Context(), stack="yard", yes=True),
-    "destroy": lambda: stack.destroy(Context(), stack="yard", yes=True, delete_data=True),
-    "audit": lambda: stack.audit(Context(), stack="yard"),
+    "recover": lambda: recover(Context(), stack="yard", yes=True),
+    "destroy": lambda: destroy(Context(), stack="yard", yes=True, delete_data=True),
+    "audit": lambda: audit_verb(Context(), stack="yard"),
 }
 
 
@@ -228,8 +230,8 @@ def test_all_that_goes_is_listed_before_the_question(
 
     monkeypatch.setattr("builtins.input", no)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    for verb in (stack.destroy, stack.recover):
-        bob.state = bob.state if verb is stack.destroy else bob.state[:1]
+    for verb in (destroy, recover):
+        bob.state = bob.state if verb is destroy else bob.state[:1]
         with pytest.raises(Exit, match="nothing was changed"):
             verb(Context(), stack="yard")
     for listed in told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from invoke.exceptions import Exit
 
 from fabfile import question, targets
 from fabfile.stacks import capacity, pulumi_cli, work_lost
-from fabfile.verbs import stack
+from fabfile.verbs import up as verbs
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
 TOLD = {"about": {"cloud": ""}, "bill": {}}
@@ -38,8 +39,8 @@ class Played:
             **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}, "exists": lambda _stack: False},
         }.items():
             monkeypatch.setattr(pulumi_cli, name, value)
-        monkeypatch.setattr(stack, "announce", lambda _bill: None)
-        monkeypatch.setattr(stack, "must_be_answerable", lambda _yes: None)
+        monkeypatch.setattr(verbs, "announce", lambda _bill: None)
+        monkeypatch.setattr(verbs, "must_be_answerable", lambda _yes: None)
         monkeypatch.setattr(capacity, "up", self.up)
         monkeypatch.setattr(targets, "renew_files", lambda _stack: None)
         monkeypatch.setattr(work_lost, "say_of_up", lambda *_: None)
@@ -81,7 +82,7 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 
 def up(nodes: int = 2, *, yes: bool = False) -> None:
-    stack.up(Context(), stack="yard", yes=yes, nodes=nodes)
+    verbs.up(Context(), stack="yard", yes=yes, nodes=nodes)
 
 
 def answer(word: str | type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,16 +142,40 @@ def test_with_pulumi_its_own_log_says_whether_it_began(began: bool, nodes: str, 
 def test_an_up_without_the_option_writes_nothing(pulumi: Played) -> None:
     pulumi.codes["up"] = 1
     with pytest.raises(Exit):
-        stack.up(Context(), stack="yard", yes=True)
+        verbs.up(Context(), stack="yard", yes=True)
     assert pulumi.nodes == "3"
 
 
 def test_a_preview_shows_what_up_would_do_and_changes_nothing(pulumi: Played) -> None:
-    stack.preview(Context(), stack="yard")
-    assert pulumi.ran == [["pulumi", "preview", "--refresh", "--stack", "yard"]]
+    verbs.preview(Context(), stack="yard")
+    assert pulumi.ran == [["pulumi", "preview", "--stack", "yard", "--refresh"]]
     assert pulumi.nodes == "3"
 
 
 def test_an_up_that_is_done_says_what_is_next(pulumi: Played, capsys: pytest.CaptureFixture[str]) -> None:
     up(yes=True)
     assert pulumi.nodes == "2" and capsys.readouterr().out.rstrip().endswith("next: fab wait")
+
+
+@pytest.mark.parametrize("verb", [verbs.up, verbs.preview])
+def test_without_pulumi_a_cloud_is_refused_before_it_is_asked(
+    verb: Any, tmp_path: Path, good: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process is started, the pre-flight; the account that it would ask is nowhere."""
+    for name in ("infra", "stacks"):
+        shutil.copytree(pulumi_cli.ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(pulumi_cli.ROOT / "Pulumi.yaml", tmp_path)
+    own = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org", "publicKey": good["publicKey"]}
+    file = tmp_path / "stacks/Pulumi.aws-xeon.yaml"
+    keys = "".join(f"  trainyard:{key}: {value}\n" for key, value in own.items())
+    file.write_text(file.read_text().replace("config:\n", f"config:\n{keys}"))
+    started: list[str] = []
+    ask = pulumi_cli.ask
+    for name, value in {
+        **{"ROOT": tmp_path, "has_pulumi": lambda: False, "identity": lambda _stack: {}},
+        "ask": lambda argv: started.append(argv[2]) or ask(argv),
+    }.items():
+        monkeypatch.setattr(pulumi_cli, name, value)
+    with pytest.raises(Exit, match="stack aws-xeon is in a cloud: that needs the `pulumi` command") as no:
+        verb(Context(), stack="aws-xeon", **({"yes": True} if verb is verbs.up else {}))
+    assert no.value.code == 2 and "\n" not in str(no.value.message) and started == ["infra.preflight"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fabfile.backends.base import (
     Begun,
@@ -48,6 +49,8 @@ class MemoryBackend:
     texts: dict[str, str] = field(default_factory=dict)
     bucket: dict[str, str] = field(default_factory=dict)
     """job.toml of the jobs that the mirror alone knows."""
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What node.run_data reads of each job's folder."""
     is_open: bool = False
 
     def __enter__(self) -> MemoryBackend:
@@ -60,7 +63,7 @@ class MemoryBackend:
     def reach(self) -> None: ...
 
     def nodes(self) -> tuple[JobNode, ...]:
-        return tuple(JobNode(name, 1) for name in NODES)
+        return tuple(JobNode(name, 1, 1.0) for name in NODES)
 
     def plan(self, submission: Submission) -> str:
         return f"would run {submission.job.name} on {submission.nodes} nodes"
@@ -88,6 +91,15 @@ class MemoryBackend:
 
     def begun(self, job: str) -> Begun:
         return Begun(job, self.texts[job], len(self._job(job).nodes))
+
+    def run_data(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
+        return [self.data[job] for job in jobs]
+
+    def ready_records(self) -> dict[str, Any]:
+        return {"node1": {"profile": "native"}, "node2": Unreachable("not known now"), "node3": None}
+
+    def run_program(self, module: str, *words: str) -> str:
+        return f"{module} {' '.join(words)}"
 
     def mirrored(self, url: str) -> list[str]:
         return list(self.bucket)

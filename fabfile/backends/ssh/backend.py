@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import (
+    NO_MIRROR,
     Begun,
     Ended,
     File,
@@ -20,11 +23,13 @@ from fabfile.backends.base import (
     SampleOptions,
     Submission,
     Submitted,
+    Unreachable,
 )
-from fabfile.backends.ssh import files, mirror, start
+from fabfile.backends.ssh import files, start
 from fabfile.backends.ssh.head import Head, runs
 from fabfile.backends.ssh.logs import log_parts
 from fabfile.launchers import RUNTIME, VENV
+from fabfile.output import say
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.deploy import deploy
@@ -33,6 +38,10 @@ from infra.inventory import SshCluster
 
 _LOOK_SECONDS = 30
 """Limit for a node to end what is left of a job, and to report what is still there."""
+_DATA_SECONDS = 60
+"""Limit for a node to read the files that a report is made from."""
+_READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
+_PROGRAM_SECONDS = 120.0
 _QUIET_SECONDS = 600.0
 """Time without a token after which sampling is given up; includes the loading of the model."""
 
@@ -74,7 +83,8 @@ class SshBackend:
         self._fleet.connection(self.cluster.head)
 
     def nodes(self) -> tuple[JobNode, ...]:
-        return tuple(JobNode(node.name, node.slots) for node in self.cluster.nodes)
+        price = self.cluster.hourly_usd / len(self.cluster.nodes)
+        return tuple(JobNode(node.name, node.slots, price) for node in self.cluster.nodes)
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self.cluster, submission)
@@ -100,10 +110,39 @@ class SshBackend:
         return Begun(job, own["job"], int(own["nodes"]))
 
     def mirrored(self, url: str) -> list[str]:
-        return mirror.folders(self._head, url)
+        if url in NO_MIRROR:
+            return []
+        try:
+            return [line.partition("\t")[0] for line in self.run_program("store", "list", url).splitlines() if line]
+        except Exit as error:  # the trainer notices a taken name too, and then does not mirror the job
+            why = str(error.message).removeprefix(f"{self.host}: ")
+            say(f"warning: {self.host}: the mirror cannot be asked: {why}", file=sys.stderr)
+            return []
 
     def mirrored_job(self, url: str) -> str:
-        return mirror.job_file(self._head, url)
+        return self.run_program("store", "read", url, "job.toml")
+
+    def run_program(self, module: str, *words: str) -> str:
+        program = shlex.join([f"{VENV}/python", "-m", f"training.{module}", *words])
+        result = self._head.run(f"PYTHONPATH={self._head.folder} {program}", _PROGRAM_SECONDS)
+        if not result.ok:
+            raise Exit(f"{self.host}: {result.why}", code=1)
+        return result.stdout
+
+    def run_data(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
+        argv = ("run-data", runs(self.cluster), *jobs)
+        result = node_program.run(self._fleet, *argv, nodes=[self.cluster.head], timeout=_DATA_SECONDS)[self.host]
+        if not result.ok:
+            raise Exit(result.reason or f"{self.host}: {result.why}", code=1)
+        answer = json.loads(result.stdout)
+        if "unknown" in answer:
+            names = ", ".join(answer["there"][-20:]) or "none"
+            raise Exit(f"no run {answer['unknown']!r} on {self.host}; there are: {names}", code=2)
+        found: list[dict[str, Any]] = answer["runs"]
+        return found
+
+    def ready_records(self) -> dict[str, Any]:
+        return {name: _record(result) for name, result in self._fleet.run(_READY, timeout=_DATA_SECONDS).items()}
 
     def logs(self, request: LogRequest) -> Iterator[LogPart]:
         return apart(log_parts(self._head, request))
@@ -148,3 +187,13 @@ class SshBackend:
 
     def _folder_of(self, job: str) -> str:
         return f"{runs(self.cluster)}/{job}"
+
+
+def _record(result: Result) -> Any:
+    """The JSON of a ready.json, or why there is none."""
+    if not result.ok:
+        return Unreachable(f"not known now: {result.reason or result.why}")
+    try:
+        return json.loads(result.stdout)
+    except ValueError:
+        return Unreachable("its ready.json is no JSON")
