@@ -61,6 +61,8 @@ def train_one_step() -> float:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+    if rank == 0:  # train.compile needs a C++ compiler and Python's headers
+        torch.compile(torch.nn.functional.gelu)(torch.ones(8))
     total = torch.full((1,), float(rank + 1))
     dist.all_reduce(total)
     dist.destroy_process_group()

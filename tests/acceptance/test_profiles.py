@@ -104,6 +104,12 @@ def test_software_works_on_the_node(cluster: Cluster) -> None:
     assert said[-3:] == ["node1", "node1", "trainyard"]
 
 
+def test_torch_compiles_a_model_on_the_node(cluster: Cluster) -> None:
+    """train.compile needs a C++ compiler and Python's headers on every node."""
+    program = "import torch; print(torch.compile(torch.nn.Linear(2, 1))(torch.ones(3, 2)).shape)"
+    assert cluster.run(f"python -c '{program}'").splitlines()[-1] == "torch.Size([3, 1])"
+
+
 # The sealed image.
 
 

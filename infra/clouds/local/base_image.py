@@ -13,7 +13,7 @@ APT = Path("/etc/apt")
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "udev", "netbase", "iproute2", "iputils-ping"),
     *("cloud-init", "locales", "openssh-server", "sudo", "ca-certificates", "procps", "less", "rsync", "kmod"),
-    *("python3", "python3-venv", "libgomp1", "libtcmalloc-minimal4", "numactl"),
+    *("python3", "python3-venv", "libgomp1", "libtcmalloc-minimal4", "numactl", "g++", "libpython3-dev"),
 )
 """What a cloud's image has, and what the bootstrap's first step would install. Without `locales` cloud-init reports an
 error at every boot."""
