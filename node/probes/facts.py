@@ -97,7 +97,7 @@ def memory(promised: float) -> dict[str, Any]:
     total, available = info["MemTotal"] / _GIB, info["MemAvailable"] / _GIB
     if promised and Path("/run/systemd/container").exists():
         total = min(total, promised)
-        available = min(available, total - private() / _GIB)
+        available = max(0.0, min(available, total - private() / _GIB))
     return {"total_gb": total, "available_gb": available}
 
 

@@ -44,7 +44,7 @@ def ask(name: str, spec: dict[str, Any], until: str) -> dict[str, Any]:
 
 
 def test_the_node_probe_tells_every_fact(tmp_path: Path) -> None:
-    told = ask("facts", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1.5}, "launch")
+    told = ask("facts", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1e6}, "launch")
     assert set(told) == set(NODE_FACTS)
     assert told["disk"]["/"]["total_gb"] > 0
     assert "No such file" in told["disk"][str(tmp_path / "gone")]["error"]
