@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 
 import azure_subscription
-import http_server
 import pytest
 from azure_subscription import SUBSCRIPTION, Cloud, Who
-from http_server import Answer, Asked
 
 from infra.clouds.azure import access, orphans
 from infra.clouds.azure.arm import Arm, ArmError
-from infra.clouds.azure.credentials import subscription
 from infra.config import stack_file
 from infra.config.settings import Settings, load
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError
 
 GROUP = "resourceGroups/trainyard-yard"
 COMPUTE, NETWORK = f"{GROUP}/providers/Microsoft.Compute", f"{GROUP}/providers/Microsoft.Network"
@@ -136,19 +131,6 @@ def test_rights_that_may_not_be_listed_are_told(place: tuple[Arm, Cloud], settin
     assert unseen.kind == "role assignment" and "403 AuthorizationFailed" in unseen.what
 
 
-def test_an_az_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ARM_SUBSCRIPTION_ID", "AZURE_SUBSCRIPTION_ID"):
-        monkeypatch.delenv(name, raising=False)
-
-    def hang(argv: list[str], *, timeout: float, **_more: object) -> None:
-        raise subprocess.TimeoutExpired(argv, timeout)
-
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("subprocess.run", hang)
-    with pytest.raises(UsageError, match=r"^no Azure subscription: az does not answer within 60 s; az login"):
-        subscription()
-
-
 def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Arm, Cloud], settings: Settings) -> None:
     arm, cloud = place
     found = orphans.find(settings, arm)
@@ -253,23 +235,6 @@ def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
     assert [thing.kind for thing in orphans.find(settings, arm)] == ["network", "resource group"]
 
 
-ELSEWHERE = "https://management.azure.example/operations/1"
-
-
-@pytest.mark.parametrize("header", ["", "Azure-AsyncOperation", "Location"])
-def test_a_token_goes_to_no_other_host(header: str) -> None:
-    def answer(asked: Asked) -> Answer:
-        if asked.method == "DELETE":
-            return Answer(202, headers={header: ELSEWHERE})
-        return Answer(body=json.dumps({"value": [], "nextLink": ELSEWHERE}).encode())
-
-    with http_server.serve(answer) as server:
-        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
-        with pytest.raises(ArmError, match="not a link of"):
-            arm.delete("/x", "2024-05-01") if header else arm.every("/x", "2024-05-01")
-        assert len(server.asked) == 1
-
-
 def test_a_deletion_that_never_ends_is_given_up(place: tuple[Arm, Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
     arm, cloud = place
     monkeypatch.setattr("infra.clouds.azure.arm.DELETING_S", 0.2)
@@ -283,18 +248,6 @@ class Endless(dict[str, tuple[str, int]]):
 
     def __getitem__(self, name: str) -> tuple[str, int]:
         return super().__getitem__(name)[0], 9
-
-
-def test_what_a_location_pointed_to_may_go_with_the_resource() -> None:
-    def answer(asked: Asked) -> Answer:
-        if asked.method == "DELETE":
-            return Answer(202, headers={"Location": f"http://{asked.headers['host']}/operations/1"})
-        return Answer(404)
-
-    with http_server.serve(answer) as server:
-        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
-        arm.delete("/resourceGroups/x", "2021-04-01")
-        assert [one.method for one in server.asked] == ["DELETE", "GET"]
 
 
 def test_contents_that_cannot_be_read_count_as_data(place: tuple[Arm, Cloud], settings: Settings) -> None:

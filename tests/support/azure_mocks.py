@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
-from program_recorder import HOST_KEY, STACK_ID, Kind
+from program_recorder import HOST_KEY, STACK_ID, Kind, Ran
 from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 GROUP = f"/subscriptions/{SUBSCRIPTION}/resourceGroups/trainyard-xeon-{STACK_ID}"
+OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
+BAKED = (
+    f"/subscriptions/{SUBSCRIPTION}/resourceGroups/trainyard-old/providers/Microsoft.Compute/galleries/trainyard_old"
+    "/images/trainyard-0123456789abcdef/versions/1.0.0"
+)
+Program = Callable[..., Ran]
 OWN_NAMES = {
     "ResourceGroup": "resourceGroupName",
     "VirtualNetwork": "virtualNetworkName",
@@ -77,3 +87,22 @@ class Azure(Kind):
             "subscriptionId": SUBSCRIPTION,
             "tenantId": "t",
         }
+
+
+def only(ran: Ran, kind: str) -> dict[str, Any]:
+    (found,) = ran.of(f":{kind}")
+    return found.inputs
+
+
+def named(ran: Ran, start: str) -> str:
+    """The logical name that starts so; images have their key behind it."""
+    (found,) = [name for name in ran.declared if re.fullmatch(f"{start}-[0-9a-f]{{12}}", name)]
+    return found
+
+
+def nodes(ran: Ran) -> dict[str, dict[str, Any]]:
+    return {name: ran[name].inputs for name in ran.declared if re.fullmatch(r"node\d+", name)}
+
+
+def unpacked(machine: dict[str, Any]) -> str:
+    return gzip.decompress(base64.b64decode(machine["osProfile"]["customData"])).decode()

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from infra.policy import pack
 from infra.policy import resource_types as types
 from infra.policy.companion_rules import SWITCHES
-from infra.policy.rule import Resource, Stack
+from infra.policy.rule import Finding, Resource, Stack
 
 TAGS = {"trainyard-stack": "lab", "trainyard-owner": "me", "trainyard-max-hours": "24"}
 PROVIDER = {"region": "us-east-1", "defaultTags": json.dumps({"tags": TAGS})}
@@ -276,3 +277,16 @@ CASES: dict[str, Case] = {
     "volumes-tagged": Case("node1", "volumeTags.trainyard-stack", None),
 }
 """By the rule's name."""
+
+
+def found(stack: Stack) -> dict[str, list[Finding]]:
+    """By rule."""
+    all_: dict[str, list[Finding]] = {}
+    for finding in pack.judge(stack):
+        all_.setdefault(finding.rule, []).append(finding)
+    return all_
+
+
+def violated(*resources: Resource) -> set[str]:
+    """Rules over single resources that one of these breaks."""
+    return {finding.rule for resource in resources for finding in pack.of_resource(resource) if finding.decided}

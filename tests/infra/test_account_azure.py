@@ -1,0 +1,193 @@
+"""The account's pre-flight on Azure, against a stand-in: each failure with its repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import azure_subscription
+import pytest
+from account_checks import Make, finding, states
+from azure_subscription import ROOT, SUBSCRIPTION, Cloud, Who
+
+from infra.clouds.azure import account as azure
+from infra.clouds.azure import image
+from infra.clouds.azure.arm import Arm
+from infra.clouds.azure.image import DEFAULT_BASE
+
+pytest_plugins = ["account_fixtures"]
+
+
+COMPUTE = f"{ROOT}/providers/Microsoft.Compute"
+
+
+@pytest.fixture
+def place() -> Iterator[tuple[Arm, Cloud]]:
+    with azure_subscription.azure() as (endpoint, cloud):
+        fit(cloud)
+        yield Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0), cloud  # type: ignore[arg-type]
+
+
+def fit(cloud: Cloud) -> None:
+    """A subscription in which the default stack can be made."""
+    cloud.things[ROOT] = {"type": "subscription", "displayName": "lab", "state": "Enabled"}
+    for name in azure.NAMESPACES:
+        cloud.things[f"{ROOT}/providers/{name}".lower()] = {"type": "provider", "registrationState": "Registered"}
+    cloud.lists[f"{ROOT}/locations"] = [{"name": name} for name in ("westus", "eastus2", "eastus", "northeurope")]
+    cloud.lists[f"{COMPUTE}/skus"] = [*(sku(f"Standard_D{n}s_v6") for n in (2, 4, 8, 16)), sku("Standard_D32s_v6")]
+    cloud.lists[f"{COMPUTE}/locations/eastus/usages"] = [
+        usage("cores", 4, 350),
+        usage("lowPriorityCores", 0, 3),
+        usage("standardDSv6Family", 4, 104),
+    ]
+    publisher, offer, name, version = DEFAULT_BASE.split(":")
+    images = f"{COMPUTE}/locations/eastus/publishers/{publisher}/artifacttypes/vmimage/offers/{offer}/skus/{name}"
+    cloud.lists[f"{images}/versions"] = [{"name": version}]
+    cloud.lists[f"{ROOT}/providers/Microsoft.Authorization/permissions"] = [{"actions": ["*"], "notActions": []}]
+
+
+def sku(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "resourceType": "virtualMachines",
+        "name": name,
+        "family": "standardDSv6Family",
+        "locations": ["eastus"],
+        "locationInfo": [{"location": "eastus", "zones": ["1", "2", "3"]}],
+        "capabilities": [{"name": "vCPUs", "value": "".join(filter(str.isdigit, name.partition("_v")[0]))}],
+        "restrictions": [],
+        **more,
+    }
+
+
+def usage(name: str, used: int, limit: int) -> dict[str, Any]:
+    return {"name": {"value": name, "localizedValue": name}, "currentValue": used, "limit": limit}
+
+
+def test_a_subscription_that_is_fit(make: Make, place: tuple[Arm, Cloud]) -> None:
+    found = azure.check(make("azure-xeon"), place[0])
+    assert states(found) == dict.fromkeys(("sign-in", "providers", "region", "type", "quota", "image", "rights"), "ok")
+    said = "3 nodes and the builder need 100 of standardDSv6Family (4 of 104 used), 100 of cores (4 of 350 used)"
+    assert finding(found, "quota").said == said
+
+
+@pytest.mark.parametrize(
+    "check, changes, said, mend",
+    [
+        ("region", {"region": "moonbase"}, "no region moonbase", "config set region eastus"),
+        ("type", {"zone": "4"}, "zone 4 of eastus does not offer", "config set zone 1"),
+        ("quota", {"nodes": "4"}, "4 nodes and the builder need 132 of standardDSv6Family (4 of 104", "ask for 136"),
+        ("quota", {"spot": "true"}, "96 of lowPriorityCores (0 of 3 used", "96 of lowPriorityCores in eastus"),
+        ("image", {"baseImage": "Canonical:nothing:server:1.0.0"}, "has no such image", "config set baseImage"),
+    ],
+)
+def test_what_is_wrong_on_azure_comes_with_its_mend(
+    check: str, changes: dict[str, str], said: str, mend: str, make: Make, place: tuple[Arm, Cloud]
+) -> None:
+    found = finding(azure.check(make("azure-xeon", **changes), place[0]), check)
+    assert found.state == "failed" and said in found.said and mend in found.mend, found
+
+
+def machine(cloud: Cloud, name: str, size: str, **more: Any) -> None:
+    group = "resourceGroups/trainyard-azure-xeon"
+    path = f"{group}/providers/Microsoft.Compute/virtualMachines"
+    listed = cloud.lists.setdefault(f"{cloud.add(group, 'azure-xeon')}/{path.partition('/')[2].partition('/')[2]}", [])
+    properties = {"hardwareProfile": {"vmSize": size}, **more}
+    listed.append({"name": f"trainyard-azure-xeon-{name}", "location": "eastus", "properties": properties})
+
+
+def test_a_cluster_that_runs_has_the_cores_that_it_needs(make: Make, place: tuple[Arm, Cloud]) -> None:
+    """Its own machines are no others'; a builder counts, and does while it is deallocated."""
+    arm, cloud = place
+    settings = make("azure-xeon")
+    for index in (1, 2, 3):
+        machine(cloud, f"node{index}", "Standard_D32s_v6")
+    machine(cloud, f"builder-{image.key(settings)[:12]}", "Standard_D4s_v6")
+    usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
+    usages[:] = [usage("cores", 104, 350), usage("lowPriorityCores", 0, 3), usage("standardDSv6Family", 104, 104)]
+    found = finding(azure.check(settings, arm), "quota")
+    assert found.state == "ok" and "(104 of 104 used, 100 of them by this stack)" in found.said
+    found = finding(azure.check(make("azure-xeon", nodes="4"), arm), "quota")
+    assert found.state == "failed" and "ask for 136 of standardDSv6Family" in found.mend
+
+
+def test_another_images_builder_is_there_until_the_new_one_is_done(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    machine(cloud, "builder-0123456789ab", "Standard_D4s_v6")
+    cloud.lists[f"{COMPUTE}/locations/eastus/usages"][2] = usage("standardDSv6Family", 4, 103)
+    assert "ask for 104" in finding(azure.check(make("azure-xeon"), arm), "quota").mend
+
+
+def test_spot_nodes_are_baked_for_on_demand(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
+    usages[1:] = [usage("lowPriorityCores", 96, 96), usage("standardDSv6Family", 0, 3)]
+    for index in (1, 2, 3):
+        machine(cloud, f"node{index}", "Standard_D32s_v6", priority="Spot")
+    found = finding(azure.check(make("azure-xeon", spot="true"), arm), "quota")
+    assert found.state == "failed" and "ask for 4 of standardDSv6Family" in found.mend
+
+
+def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    refused = [{"type": "Location", "reasonCode": "NotAvailableForSubscription"}]
+    cloud.lists[f"{COMPUTE}/skus"] = [
+        sku("Standard_D32s_v6", restrictions=refused),
+        sku("Standard_D32s_v6", locations=["westus"]),
+    ]
+    assert azure.offers(make("azure-xeon"), arm) == ["westus"]
+    cloud.lists[f"{COMPUTE}/skus"].pop()
+    (found,) = azure.cheap(make("azure-xeon"), arm)
+    assert found.said == "Standard_D32s_v6 is not to be had in eastus: NotAvailableForSubscription"
+    (found,) = azure.cheap(make("azure-xeon", instanceType="Standard_D33s_v6"), arm)
+    assert found.said == "eastus has no size Standard_D33s_v6"
+
+
+def test_rights_and_providers_that_lack(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    contributor = {"actions": ["*"], "notActions": ["Microsoft.Authorization/*/Write"]}
+    cloud.lists[f"{ROOT}/providers/Microsoft.Authorization/permissions"] = [contributor]
+    cloud.things[f"{ROOT}/providers/microsoft.compute"]["registrationState"] = "NotRegistered"
+    found = azure.check(make("azure-xeon"), arm)
+    assert finding(found, "rights").said.startswith("you may not Microsoft.Authorization/roleAssignments/write")
+    assert finding(found, "providers").mend == "az provider register --wait --namespace Microsoft.Compute"
+
+
+@pytest.mark.parametrize("flow_logs, state", [("true", "failed"), ("false", "ok")])
+def test_flow_logs_need_one_more_provider(make: Make, place: tuple[Arm, Cloud], flow_logs: str, state: str) -> None:
+    arm, cloud = place
+    cloud.things[f"{ROOT}/providers/microsoft.insights"] = {"type": "provider", "registrationState": "NotRegistered"}
+    found = azure.check(make("azure-xeon", flowLogs=flow_logs), arm)
+    assert finding(found, "providers").state == state
+    if flow_logs == "true":
+        assert finding(found, "providers").mend == "az provider register --wait --namespace Microsoft.Insights"
+
+
+def test_a_subscription_that_is_not_there_or_does_not_answer(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    del cloud.things[ROOT]
+    (only,) = azure.check(make("azure-xeon"), arm)
+    assert (only.check, only.state) == ("sign-in", "failed")
+    nowhere = Arm(SUBSCRIPTION, endpoint="http://127.0.0.1:1", who=Who(), retries=0)  # type: ignore[arg-type]
+    (only,) = azure.check(make("azure-xeon"), nowhere)
+    assert (only.check, only.state) == ("sign-in", "undecided")
+
+
+def test_one_image_by_id_in_another_region_is_told(make: Make, place: tuple[Arm, Cloud]) -> None:
+    arm, cloud = place
+    image = (
+        f"{ROOT}/resourceGroups/g/providers/Microsoft.Compute/galleries/trainyard/images/"
+        "trainyard-0123456789abcdef/versions/1.0.0"
+    )
+    cloud.things[image.lower()] = {
+        "type": "version",
+        "properties": {
+            "provisioningState": "Succeeded",
+            "publishingProfile": {"targetRegions": [{"name": "West US"}]},
+        },
+    }
+    settings = make("azure-xeon", image=image)
+    found = finding(azure.check(settings, arm), "image")
+    assert found.state == "failed" and "in westus, not in eastus" in found.said
+    elsewhere = replace(settings, image=image.replace("1.0.0", "2.0.0"))
+    assert "404 ResourceNotFound" in finding(azure.check(elsewhere, arm), "image").said
