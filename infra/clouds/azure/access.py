@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pulumi
 from pulumi_azure_native import authorization, managedidentity
@@ -34,17 +33,11 @@ class Access:
 
 def declare_identity(base: Base, name: str) -> managedidentity.UserAssignedIdentity:
     """A user-assigned identity of the stack, without any role yet."""
-    return managedidentity.UserAssignedIdentity(
-        name,
-        resource_name_=base.name(name),
-        resource_group_name=base.group.name,
-        location=base.location,
-        tags=base.tags,
-        opts=base.opts(),
-    )
+    return managedidentity.UserAssignedIdentity(name, resource_name_=base.name(name), **base.common())
 
 
 def declare(base: Base, data: Data) -> Access:
+    """Declare the nodes' identity, the stack's own role, and who has which role."""
     identity = declare_identity(base, "identity")
     unique = base.unique
     role = authorization.RoleDefinition(
@@ -58,24 +51,15 @@ def declare(base: Base, data: Data) -> Access:
         permissions=[authorization.PermissionArgs(actions=list(ENDS_MACHINES))],
         opts=base.opts(),
     )
-    # With an explicit type Azure does not look the new identity up in its directory, where it may not be yet.
-    nodes = Principal(identity.principal_id, "ServicePrincipal")
-    operator = Principal(base.operator, base.operator_type)
-    may_end = assign(base, "may-end", nodes, base.group.id, role.id)
-    assign(base, "may-store", nodes, data.container.id, builtin(base, BLOB_CONTRIBUTOR))
+    may_end = assign(base, "may-end", identity.principal_id, base.group.id, role.id)
+    assign(base, "may-store", identity.principal_id, data.container.id, builtin(base, BLOB_CONTRIBUTOR))
     # Even a subscription's owner needs a data role to list blobs, as account keys are off. Without this one the audit
     # could not tell an empty container from a full one. Its scope is the account, because flow logs have their own
     # container. It is kept as long as the data is.
-    assign(base, "may-read", operator, data.account.id, builtin(base, BLOB_READER), retain_on_delete=base.kept)
+    reader = builtin(base, BLOB_READER)
+    kept = base.opts(retain_on_delete=base.kept)
+    assign(base, "may-read", base.operator, data.account.id, reader, base.operator_type, opts=kept)
     return Access(identity.id, may_end)
-
-
-@dataclass(frozen=True)
-class Principal:
-    """A user or application of the directory."""
-
-    id: pulumi.Output[str]
-    type: pulumi.Input[str]
 
 
 def role_guid(subscription: str, unique: str) -> str:
@@ -85,28 +69,34 @@ def role_guid(subscription: str, unique: str) -> str:
 
 def assignment_guid(logical: str, scope: str, principal: str) -> str:
     """GUID of an assignment. Assignments have no tags: the audit knows ours by it. Azure varies the case of ids."""
-
     return guid(logical, scope.lower(), principal.lower())
 
 
 def builtin(base: Base, role: str) -> pulumi.Output[str]:
     """The id of an Azure built-in role, given its GUID."""
-    return base.subscription.apply(
-        lambda subscription: f"/subscriptions/{subscription}/providers/Microsoft.Authorization/roleDefinitions/{role}"
-    )
+    definitions = "/providers/Microsoft.Authorization/roleDefinitions/"
+    return pulumi.Output.concat("/subscriptions/", base.subscription, definitions, role)
 
 
 def assign(
-    base: Base, logical: str, who: Principal, scope: pulumi.Output[str], role: pulumi.Output[str], **more: Any
+    base: Base,
+    logical: str,
+    principal: pulumi.Output[str],
+    scope: pulumi.Output[str],
+    role: pulumi.Output[str],
+    type_: pulumi.Input[str] = "ServicePrincipal",
+    opts: pulumi.ResourceOptions | None = None,
 ) -> authorization.RoleAssignment:
-    """Assign a role on a scope. `logical` is one of ASSIGNED: the audit recognises the assignment by it."""
-    names = pulumi.Output.all(scope, who.id)
+    """Assign a role on a scope. `logical` is one of ASSIGNED: the audit recognises the assignment by it.
+
+    With an explicit type Azure does not look a new identity up in its directory, where it may not be yet.
+    """
     return authorization.RoleAssignment(
         logical,
-        role_assignment_name=names.apply(lambda parts: assignment_guid(logical, *parts)),
-        principal_id=who.id,
-        principal_type=who.type,
+        role_assignment_name=pulumi.Output.all(scope, principal).apply(lambda ids: assignment_guid(logical, *ids)),
+        principal_id=principal,
+        principal_type=type_,
         role_definition_id=role,
         scope=scope,
-        opts=base.opts(**more),
+        opts=opts or base.opts(),
     )

@@ -35,20 +35,19 @@ class StopProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        name = props["name"]
-        machine = RunningMachine(props["machine"], operation.Watch().check)
-        anew = f"bake anew: pulumi up --replace '**::{name}'"
+        name, machine = props["name"], RunningMachine(props["machine"], operation.Watch().check)
+        again = f"bake again: pulumi up --replace '**::{name}'"
 
         def off() -> bool:
             state = machine.power()
             if state == "deallocated":  # by somebody else, or by an earlier `up` that failed here
-                raise StopError(f"{name} is off, and there is no proof that it was sealed; {anew}")
+                raise StopError(f"{name} is off, and there is no proof that it was sealed; {again}")
             return state == "stopped"
 
         try:
             machine.until(f"{name} sealed and off", SEALING, off)
         except (ArmError, UsageError, operation.Cancelled) as error:
-            raise StopError(f"{error}\n{stop_after_failure(machine.id)}; {anew}") from None
+            raise StopError(f"{error}\n{stop_after_failure(machine.id)}; {again}") from None
         machine.deallocate()
         return CreateResult(id_=f"{machine.id}/stopped", outs=props)
 
@@ -61,13 +60,12 @@ class Stopped(Resource, module="azure", name="Stopped"):
     def __init__(
         self,
         resource_name: str,
+        opts: pulumi.ResourceOptions,
         *,
         name: str,
         machine: pulumi.Input[str],
         incarnation: pulumi.Input[str],
-        opts: pulumi.ResourceOptions,
     ) -> None:
-        """`name`: the machine's logical name. `machine`: its ARM id. `incarnation`: an id that changes when the machine
-        is replaced."""
+        """`name`: the machine's logical name. `machine`: its ARM id. `incarnation`: changes when it is replaced."""
         inputs = {"name": name, "machine": machine, "incarnation": incarnation}
         super().__init__(StopProvider(), resource_name, inputs, opts)

@@ -39,16 +39,13 @@ class Data:
 
 def declare(base: Base, net: Network) -> Data:
     """The account takes no public blobs and no keys: access needs an identity, TLS 1.2, and an address of the nodes or
-    the admin.
-
-    What a node overwrites or deletes can be restored for a week: its role may delete blobs, but no versions.
+    the admin. What a node overwrites or deletes can be restored for a week: its role may delete blobs, but no versions.
     """
     unique = base.unique
+    admin = ip_rules(base.settings.cloud.admin_cidr)
     account = storage.StorageAccount(
         "data",
         account_name=base.subscription.apply(lambda subscription: account_name(subscription, unique)),
-        resource_group_name=base.group.name,
-        location=base.location,
         kind="StorageV2",
         sku=storage.SkuArgs(name="Standard_LRS"),
         access_tier=storage.AccessTier.HOT,
@@ -62,13 +59,10 @@ def declare(base: Base, net: Network) -> Data:
         network_rule_set=storage.NetworkRuleSetArgs(
             default_action=storage.DefaultAction.DENY,
             bypass="AzureServices",
-            ip_rules=[
-                storage.IPRuleArgs(i_p_address_or_range=rule) for rule in ip_rules(base.settings.cloud.admin_cidr)
-            ],
-            virtual_network_rules=[storage.VirtualNetworkRuleArgs(virtual_network_resource_id=_loosely(base, net))],
+            ip_rules=[storage.IPRuleArgs(i_p_address_or_range=rule) for rule in admin],
+            virtual_network_rules=[storage.VirtualNetworkRuleArgs(virtual_network_resource_id=_subnet_id(base, net))],
         ),
-        tags=base.tags,
-        opts=base.opts(retain_on_delete=base.kept),
+        **base.common(retain_on_delete=base.kept),
     )
     container = storage.BlobContainer(
         "container",
@@ -94,9 +88,13 @@ def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
         container_delete_retention_policy=storage.DeleteRetentionPolicyArgs(enabled=True, days=KEPT_DAYS),
         opts=base.opts(retain_on_delete=base.kept),
     )
-    rules = [_old_versions()]
+    old_version = storage.DateAfterCreationArgs(days_after_creation_greater_than=VERSION_DAYS)
+    old_log = storage.DateAfterModificationArgs(days_after_modification_greater_than=FLOW_LOG_DAYS)
+    versions = storage.ManagementPolicyActionArgs(version=storage.ManagementPolicyVersionArgs(delete=old_version))
+    logs = storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=old_log))
+    rules = [_rule("old-versions", versions)]
     if base.settings.cloud.flow_logs:
-        rules.append(_old_flow_logs())
+        rules.append(_rule("old-flow-logs", logs, prefix_match=[f"{FLOW_LOG_CONTAINER}/"]))
     storage.ManagementPolicy(
         "tidy",
         management_policy_name="default",
@@ -107,38 +105,21 @@ def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
     )
 
 
-def _old_versions() -> storage.ManagementPolicyRuleArgs:
-    old = storage.DateAfterCreationArgs(days_after_creation_greater_than=VERSION_DAYS)
-    return _rule(
-        "old-versions",
-        storage.ManagementPolicyActionArgs(version=storage.ManagementPolicyVersionArgs(delete=old)),
-        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"]),
-    )
-
-
-def _old_flow_logs() -> storage.ManagementPolicyRuleArgs:
-    old = storage.DateAfterModificationArgs(days_after_modification_greater_than=FLOW_LOG_DAYS)
-    return _rule(
-        "old-flow-logs",
-        storage.ManagementPolicyActionArgs(base_blob=storage.ManagementPolicyBaseBlobArgs(delete=old)),
-        storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"], prefix_match=[f"{FLOW_LOG_CONTAINER}/"]),
-    )
-
-
 def _rule(
-    name: str, actions: storage.ManagementPolicyActionArgs, which: storage.ManagementPolicyFilterArgs
+    name: str, actions: storage.ManagementPolicyActionArgs, prefix_match: list[str] | None = None
 ) -> storage.ManagementPolicyRuleArgs:
-    definition = storage.ManagementPolicyDefinitionArgs(actions=actions, filters=which)
+    filters = storage.ManagementPolicyFilterArgs(blob_types=["blockBlob"], prefix_match=prefix_match)
+    definition = storage.ManagementPolicyDefinitionArgs(actions=actions, filters=filters)
     return storage.ManagementPolicyRuleArgs(enabled=True, name=name, type="Lifecycle", definition=definition)
 
 
-def _loosely(base: Base, net: Network) -> pulumi.Output[str]:
+def _subnet_id(base: Base, net: Network) -> pulumi.Output[str]:
     """The subnet's id, once the subnet is made, but without a dependency of the account on it in Pulumi's state.
 
-    `pulumi destroy --exclude` of the account keeps all that it depends on: through the subnet that would be the NAT
-    gateway and its address, which cost and which the data does not need. Azure itself requires only that the subnet is
-    made first (it checks the service endpoint). When the subnet is deleted, Azure removes it from the account's rules,
-    and the account still works for the admin's network. The next `up --refresh` restores the rule with the new subnet.
+    `pulumi destroy --exclude` of the account keeps all that it depends on: with the subnet that would be the NAT
+    gateway and its address, which cost. Azure itself requires only that the subnet is made first (it checks the service
+    endpoint). When the subnet is deleted, Azure removes it from the account's rules, and the account still works for
+    the admin's network. The next `up --refresh` restores the rule with the new subnet.
     """
     subscription = base.subscription.future()
 

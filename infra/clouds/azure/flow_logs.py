@@ -16,14 +16,13 @@ def declare(base: Base, net: Network, data: Data) -> None:
     """
     identity = access.declare_identity(base, "flow-logs-identity")
     # Its scope is the account, as the container does not exist before the first log.
-    writer = access.Principal(identity.principal_id, "ServicePrincipal")
-    may_log = access.assign(base, "may-log", writer, data.account.id, access.builtin(base, access.BLOB_CONTRIBUTOR))
+    contributor = access.builtin(base, access.BLOB_CONTRIBUTOR)
+    may_log = access.assign(base, "may-log", identity.principal_id, data.account.id, contributor)
+    common = {**base.common(depends_on=[may_log]), "resource_group_name": "NetworkWatcherRG"}
     network.FlowLog(
         "flow-logs",
         flow_log_name=f"trainyard-{base.unique}-flow-logs",  # unique, as Azure's group has other stacks' logs too
         network_watcher_name=f"NetworkWatcher_{base.location}",
-        resource_group_name="NetworkWatcherRG",
-        location=base.location,
         target_resource_id=net.vnet.id,
         storage_id=data.account.id,
         identity=network.ManagedServiceIdentityArgs(
@@ -33,6 +32,5 @@ def declare(base: Base, net: Network, data: Data) -> None:
         format=network.FlowLogFormatParametersArgs(type="JSON", version=2),
         # Off: otherwise Network Watcher replaces the account's lifecycle policy (data.py), which removes old logs too.
         retention_policy=network.RetentionPolicyParametersArgs(days=0, enabled=False),
-        tags=base.tags,
-        opts=base.opts(depends_on=[may_log]),
+        **common,
     )

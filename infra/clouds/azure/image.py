@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pulumi
-from pulumi_azure_native import compute, network
+from pulumi_azure_native import compute
 
 from infra import user_data
 from infra.clouds.azure import machine_types, vm
@@ -50,9 +50,8 @@ def base_image(settings: Settings) -> str:
     """`publisher:offer:sku:version`. Raises SettingsError for another form, or without a version."""
     urn = settings.cloud.base_image or DEFAULT_BASE
     if not _URN.fullmatch(urn):
-        raise SettingsError(
-            "baseImage", urn, f"publisher:offer:sku:version with a version of numbers, such as {DEFAULT_BASE}"
-        )
+        form = f"publisher:offer:sku:version with a version of numbers, such as {DEFAULT_BASE}"
+        raise SettingsError("baseImage", urn, form)
     return urn
 
 
@@ -64,11 +63,8 @@ def key(settings: Settings) -> str:
         return user_data.image_key(settings, base_image(settings), script("seal.sh"), builder)
     found = _KEY.search(settings.image)
     if found is None:
-        raise SettingsError(
-            "image",
-            settings.image,
-            "an image that a stack of ours has baked: .../images/trainyard-<key>/versions/1.0.0",
-        )
+        form = "an image that a stack of ours has baked: .../images/trainyard-<key>/versions/1.0.0"
+        raise SettingsError("image", settings.image, form)
     return found.group(1)
 
 
@@ -103,64 +99,53 @@ def declare(base: Base, net: Network, own: Access) -> Golden:
 def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> compute.VirtualMachine:
     settings, size = base.settings, machine_types.of(base.settings)
     publisher, offer, sku, version = base_image(settings).split(":")
+    logical = f"builder-{stage}"
     spec = vm.Spec(
-        logical=f"builder-{stage}",
+        logical=logical,
         hostname="builder",
         size=size.builder,
-        facts=size,
+        nvme=size.nvme,
         image=compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version),
         storage="StandardSSD_LRS",
         disk_gb=machine_types.BUILDER_DISK_GB,
         user_data=user_data.packed(user_data.for_bake(settings, name, last_resort=last_resort())),
         # The bootstrap downloads packages: without a NAT gateway it needs a public address of its own.
-        public=_builder_address(base, stage),
+        public=None if has_nat_gateway(settings) else address(base, f"{logical}-address"),
     )
     # Ignore changes of limits and SSH keys, which are not part of the image; everything that is changes the key.
     kept = ["osProfile", "hardwareProfile", "storageProfile.imageReference", "storageProfile.osDisk"]
-    opts = pulumi.ResourceOptions(
-        ignore_changes=kept, delete_before_replace=True, custom_timeouts=pulumi.CustomTimeouts(create="30m")
+    limit = pulumi.CustomTimeouts(create="30m")
+    return vm.declare(
+        base, spec, net.subnet, own, ignore_changes=kept, delete_before_replace=True, custom_timeouts=limit
     )
-    return vm.declare(base, spec, subnet=net.subnet, own=own, opts=opts)
-
-
-def _builder_address(base: Base, stage: str) -> network.PublicIPAddress | None:
-    return None if has_nat_gateway(base.settings) else address(base, f"builder-{stage}-address")
 
 
 def _sealed(base: Base, builder: compute.VirtualMachine, stage: str, name: str) -> Stopped:
     """Wait for the bootstrap's record that the builder is ready, seal it (removes keys and identity), stop it."""
-    gate = Command(
-        f"gate-{stage}",
-        name="gate",
-        machine=builder.id,
-        incarnation=builder.vm_id,
-        location=base.location,
-        script=script("gate.sh"),
-        seconds=5400,
-        wanted=name,  # the record must name the image that was asked for
-        builder=True,
-        opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="2h")),
-    )
-    seal = Command(
-        f"seal-{stage}",
-        name="seal",
-        machine=builder.id,
-        incarnation=builder.vm_id,
-        location=base.location,
-        # Run the gate again: a builder that was stopped in between bakes again when it is started.
-        script=f"bash -s <<'GATE' || exit 1\n{script('gate.sh')}GATE\n{script('seal.sh')}",
-        seconds=5400,
-        wanted="sealing",
-        builder=True,
-        opts=pulumi.ResourceOptions(depends_on=[gate], custom_timeouts=pulumi.CustomTimeouts(create="2h")),
-    )
-    return Stopped(
-        f"stop-{stage}",
-        name=f"builder-{stage}",
-        machine=builder.id,
-        incarnation=builder.vm_id,
-        opts=pulumi.ResourceOptions(depends_on=[seal], custom_timeouts=pulumi.CustomTimeouts(create="40m")),
-    )
+
+    def options(limit: str, *needed: pulumi.Resource) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions(depends_on=list(needed), custom_timeouts=pulumi.CustomTimeouts(create=limit))
+
+    def command(step: str, text: str, wanted: str, *needed: pulumi.Resource) -> Command:
+        return Command(
+            f"{step}-{stage}",
+            options("2h", *needed),
+            name=step,
+            machine=builder.id,
+            incarnation=builder.vm_id,
+            location=base.location,
+            script=text,
+            seconds=5400,
+            wanted=wanted,
+            builder=True,
+        )
+
+    gate = command("gate", script("gate.sh"), name)  # the record must name the image that was asked for
+    # Run the gate again: a builder that was stopped in between bakes again when it is started.
+    again = f"bash -s <<'GATE' || exit 1\n{script('gate.sh')}GATE\n{script('seal.sh')}"
+    seal = command("seal", again, "sealing", gate)
+    ids = {"machine": builder.id, "incarnation": builder.vm_id}
+    return Stopped(f"stop-{stage}", options("40m", seal), name=f"builder-{stage}", **ids)
 
 
 def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stage: str) -> compute.Snapshot:
@@ -173,26 +158,11 @@ def _snapshot(base: Base, builder: compute.VirtualMachine, sealed: Stopped, stag
     return compute.Snapshot(
         f"snapshot-{stage}",
         snapshot_name=own,
-        resource_group_name=base.group.name,
-        location=base.location,
         creation_data=compute.CreationDataArgs(create_option="Copy", source_resource_id=disk),
         incremental=True,
         hyper_v_generation="V2",
         sku=compute.SnapshotSkuArgs(name="Standard_LRS"),
-        tags=base.tags,
-        opts=base.opts(depends_on=[sealed], custom_timeouts=pulumi.CustomTimeouts(create="60m")),
-    )
-
-
-def _gallery(base: Base) -> compute.Gallery:
-    return compute.Gallery(
-        "gallery",
-        gallery_name=gallery_name(base.unique),
-        resource_group_name=base.group.name,
-        location=base.location,
-        description=f"Golden images of the Trainyard stack {base.settings.stack}",
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(depends_on=[sealed], custom_timeouts=pulumi.CustomTimeouts(create="60m")),
     )
 
 
@@ -202,8 +172,6 @@ def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> 
         f"definition-{stage}",
         gallery_image_name=f"trainyard-{name}",
         gallery_name=gallery.name,
-        resource_group_name=base.group.name,
-        location=base.location,
         os_type=compute.OperatingSystemTypes.LINUX,
         os_state=compute.OperatingSystemStateTypes.GENERALIZED,
         hyper_v_generation="V2",
@@ -215,15 +183,19 @@ def _definition(base: Base, gallery: compute.Gallery, stage: str, name: str) -> 
             compute.GalleryImageFeatureArgs(name="DiskControllerTypes", value="SCSI, NVMe"),
             compute.GalleryImageFeatureArgs(name="IsAcceleratedNetworkSupported", value="True"),
         ],
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
 
 
 def _version(
     base: Base, builder: compute.VirtualMachine, snapshot: compute.Snapshot, stage: str, name: str
 ) -> compute.GalleryImageVersion:
-    gallery = _gallery(base)
+    gallery = compute.Gallery(
+        "gallery",
+        gallery_name=gallery_name(base.unique),
+        description=f"Golden images of the Trainyard stack {base.settings.stack}",
+        **base.common(),
+    )
     definition = _definition(base, gallery, stage, name)
     source = compute.GalleryDiskImageSourceArgs(id=snapshot.id)
     region = compute.TargetRegionArgs(
@@ -234,15 +206,12 @@ def _version(
         gallery_image_version_name="1.0.0",
         gallery_image_name=definition.name,
         gallery_name=gallery.name,
-        resource_group_name=base.group.name,
-        location=base.location,
         storage_profile=compute.GalleryImageVersionStorageProfileArgs(
             os_disk_image=compute.GalleryOSDiskImageArgs(source=source)
         ),
         publishing_profile=compute.GalleryImageVersionPublishingProfileArgs(target_regions=[region]),
         safety_profile=compute.GalleryImageVersionSafetyProfileArgs(allow_deletion_of_replicated_locations=True),
-        tags=base.tags,
-        opts=base.opts(
+        **base.common(
             # Replace the image only for another builder. No replace_on_changes on its source: a refresh brings Azure's
             # spelling of ids and its defaults, and an image takes an hour to make.
             replacement_trigger=builder.vm_id,

@@ -45,10 +45,7 @@ def gallery_name(unique: str) -> str:
 
 
 def account_name(subscription: str, unique: str) -> str:
-    """The storage account's name: 3-24 of a-z and 0-9, unique in all of Azure.
-
-    It starts with the stack's name, for people; a hash of the subscription and `unique` makes it unique.
-    """
+    """The storage account's name: 3-24 of a-z and 0-9. A hash makes it unique in all of Azure."""
     own = hashlib.sha256(f"{subscription}/{unique}".encode()).hexdigest()[:12]
     return f"ty{re.sub('[^a-z0-9]', '', unique)[:10]}{own}"
 
@@ -77,25 +74,30 @@ class Base:
         return region(self.settings)
 
     @property
-    def tags(self) -> dict[str, str]:
-        return naming.tags(self.settings)
-
-    @property
     def unique(self) -> str:
         """The stack's name with its id: for names that must be unique in the subscription or in all of Azure."""
         return naming.unique(self.settings.stack, self.settings.stack_id)
-
-    def name(self, logical: str) -> str:
-        return name(self.settings.stack, logical)
-
-    def opts(self, **more: Any) -> pulumi.ResourceOptions:
-        """Options for an Azure resource: the stack's provider, and `more`."""
-        return pulumi.ResourceOptions(provider=self.provider, **more)
 
     @property
     def kept(self) -> bool:
         """Whether the data, and the group with it, outlive the cluster."""
         return self.settings.cloud.keep_data
+
+    def name(self, logical: str) -> str:
+        return name(self.settings.stack, logical)
+
+    def opts(self, **options: Any) -> pulumi.ResourceOptions:
+        """Options for an Azure resource: the stack's provider, and `options`."""
+        return pulumi.ResourceOptions(provider=self.provider, **options)
+
+    def common(self, **options: Any) -> dict[str, Any]:
+        """Arguments that nearly every resource takes: group, location, tags, and `options` as resource options."""
+        return {
+            "resource_group_name": self.group.name,
+            "location": self.location,
+            "tags": naming.tags(self.settings),
+            "opts": self.opts(**options),
+        }
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> Base:

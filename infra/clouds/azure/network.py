@@ -34,11 +34,8 @@ def declare(base: Base) -> Network:
     vnet = network.VirtualNetwork(
         "network",
         virtual_network_name=base.name("network"),
-        resource_group_name=base.group.name,
-        location=base.location,
         address_space=network.AddressSpaceArgs(address_prefixes=[vnet_cidr(base.settings)]),
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
     group = _security_group(base)
     gateway = _nat_gateway(base) if has_nat_gateway(base.settings) else None
@@ -63,13 +60,10 @@ def address(base: Base, logical: str) -> network.PublicIPAddress:
     return network.PublicIPAddress(
         logical,
         public_ip_address_name=base.name(logical),
-        resource_group_name=base.group.name,
-        location=base.location,
         sku=network.PublicIPAddressSkuArgs(name="Standard"),
         public_ip_allocation_method="Static",
         public_ip_address_version="IPv4",
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
 
 
@@ -78,12 +72,9 @@ def _nat_gateway(base: Base) -> network.NatGateway:
     return network.NatGateway(
         "nat",
         nat_gateway_name=base.name("nat"),
-        resource_group_name=base.group.name,
-        location=base.location,
         sku=network.NatGatewaySkuArgs(name="Standard"),
         public_ip_addresses=[network.SubResourceArgs(id=out.id)],
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
 
 
@@ -96,15 +87,12 @@ def _security_group(base: Base) -> network.NetworkSecurityGroup:
     return network.NetworkSecurityGroup(
         "security",
         network_security_group_name=base.name("security"),
-        resource_group_name=base.group.name,
-        location=base.location,
         security_rules=[
             _rule("ssh-from-admin", 100, "SSH from the admin's network alone", "Tcp", admin, subnet, "22"),
             _rule("among-nodes", 110, "Everything from one node to another", "*", subnet, subnet, "*"),
             _rule("nothing-else", 4096, "Nothing else comes in", "*", "*", "*", "*", access="Deny"),
         ],
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 from pulumi_azure_native import compute
@@ -15,8 +16,6 @@ from infra.clouds.azure.image import Golden, script
 from infra.clouds.azure.names import Base
 from infra.clouds.azure.network import Network, address
 from infra.clouds.azure.run_command import Command
-
-HOST_KEY = "ssh-ed25519 [A-Za-z0-9+/=]+"
 
 
 @dataclass(frozen=True)
@@ -35,31 +34,24 @@ def declare(base: Base, net: Network, golden: Golden, own: Access) -> list[Node]
     group = compute.ProximityPlacementGroup(
         "placement",
         proximity_placement_group_name=base.name("placement"),
-        resource_group_name=base.group.name,
-        location=base.location,
         proximity_placement_group_type="Standard",
-        tags=base.tags,
-        opts=base.opts(),
+        **base.common(),
     )
     return [_node(base, net, golden, own, group, index) for index in range(base.settings.nodes)]
 
 
 def _node(
-    base: Base,
-    net: Network,
-    golden: Golden,
-    own: Access,
-    group: compute.ProximityPlacementGroup,
-    index: int,
+    base: Base, net: Network, golden: Golden, own: Access, group: compute.ProximityPlacementGroup, index: int
 ) -> Node:
     settings, size = base.settings, machine_types.of(base.settings)
     host, role = naming.node(index), naming.role(index)
-    public = address(base, f"{host}-address") if is_public(base, index) else None
+    is_public = index == 0 or settings.cloud.public_nodes == "all"
+    public = address(base, f"{host}-address") if is_public else None
     spec = vm.Spec(
         logical=host,
         hostname=host,
         size=size.name,
-        facts=size,
+        nvme=size.nvme,
         image=compute.ImageReferenceArgs(id=golden.id),
         storage=size.storage,
         disk_gb=settings.cloud.disk_gb,
@@ -70,15 +62,11 @@ def _node(
         one_thread=size.one_thread,
         near=group,
     )
-    node = vm.declare(base, spec, subnet=net.subnet, own=own, opts=_options(base, golden))
+    node = vm.declare(base, spec, net.subnet, own, *golden.made, **_options(base))
     return Node(host, role, spec.address, _host_key(base, node, host), public.ip_address if public else None)
 
 
-def is_public(base: Base, index: int) -> bool:
-    return index == 0 or base.settings.cloud.public_nodes == "all"
-
-
-def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
+def _options(base: Base) -> dict[str, Any]:
     """A node keeps its image and user data until replacement is asked for (replaceNodes).
 
     A change that Azure cannot make on a machine replaces it in any case. The old machine is deleted first, because its
@@ -88,25 +76,25 @@ def _options(base: Base, golden: Golden) -> pulumi.ResourceOptions:
     # Only the fields that the program changes: Azure adds defaults beside them, which a refresh would show as changes.
     changing = ["osProfile.customData", "osProfile.linuxConfiguration.ssh", "storageProfile.imageReference.id"]
     replace = base.settings.cloud.replace_nodes
-    return pulumi.ResourceOptions(
-        depends_on=list(golden.made),
-        ignore_changes=None if replace else own,
-        replace_on_changes=["priority", "zones", *(changing if replace else [])],
-        delete_before_replace=True,
-        custom_timeouts=pulumi.CustomTimeouts(create="30m", update="30m", delete="30m"),
-    )
+    return {
+        "ignore_changes": None if replace else own,
+        "replace_on_changes": ["priority", "zones", *(changing if replace else [])],
+        "delete_before_replace": True,
+        "custom_timeouts": pulumi.CustomTimeouts(create="30m", update="30m", delete="30m"),
+    }
 
 
 def _host_key(base: Base, node: compute.VirtualMachine, host: str) -> pulumi.Output[str]:
     """Read through the Azure agent, so that the first SSH connection can already check the host key."""
     return Command(
         f"{host}-key",
+        pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="30m")),
         name="host-key",
         machine=node.id,
         incarnation=node.vm_id,
         location=base.location,
         script=script("host_key.sh"),
         seconds=360,
-        wanted=HOST_KEY,
-        opts=pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="30m")),
+        wanted="ssh-ed25519 [A-Za-z0-9+/=]+",
+        builder=False,
     ).output

@@ -1,17 +1,16 @@
 """Runs a command once inside a machine, through the Azure agent: no SSH, no key, no inbound port.
 
 Why not pulumi-azure-native's VirtualMachineRunCommandByVirtualMachine: Azure returns a command's output and exit code
-only to a GET with $expand=instanceView, which that resource never sends. Its instance_view is empty, so neither a
-node's host key nor the log of a failed bake could be read from it. And a failed command would stay in the state as
-partly created, and the next `up` would update it without running it again. A dynamic resource that fails is not in the
-state, so the next `up` runs the command again.
+only to a GET with $expand=instanceView, which that resource never sends, so neither a node's host key nor the log of a
+failed bake could be read from it. And a failed command would stay in the state as partly created: the next `up` would
+update it without running it again. A dynamic resource that fails is not in the state, so the next `up` runs it again.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pulumi
 from pulumi.dynamic import CreateResult, Resource
@@ -53,8 +52,8 @@ def run(machine: RunningMachine, name: str, location: str, script: str, seconds:
     machine.until(f"{name} on {machine.id.rpartition('/')[2]}", seconds + _GRACE, over)
     output = str(view.get("output") or "").strip()
     if view["executionState"] != "Succeeded" or view.get("exitCode", 0) != 0:
-        said = "\n".join(part for part in (output, str(view.get("error") or "").strip()) if part)
-        raise CommandError(f"{name}: {view['executionState']}, exit code {view.get('exitCode', '?')}\n{said}".rstrip())
+        state = f"{name}: {view['executionState']}, exit code {view.get('exitCode', '?')}"
+        raise CommandError("\n".join(filter(None, (state, output, str(view.get("error") or "").strip()))))
     return output
 
 
@@ -71,16 +70,30 @@ class CommandProvider(OnceProvider):
             output = run(machine, props["name"], props["location"], props["script"], int(props["seconds"]))
             found = re.search(props["wanted"], output)
             if found is None:
-                raise CommandError(
-                    f"{props['name']}: what it printed has nothing like {props['wanted']}: {output[-400:]}"
-                )
+                raise CommandError(f"{props['name']}: no {props['wanted']} in its output: {output[-400:]}")
         except (OperationError, UsageError) as error:
-            if props["builder"]:
-                raise CommandError(
-                    f"{error}\n{stop_after_failure(machine.id)}; the next `up` starts it for another try"
-                ) from None
-            raise
+            if not props["builder"]:
+                raise
+            stopped = stop_after_failure(machine.id)
+            raise CommandError(f"{error}\n{stopped}; the next `up` starts it and tries again") from None
         return CreateResult(id_=f"{props['machine']}/{props['name']}", outs={**props, "output": found.group()})
+
+
+class Inputs(TypedDict):
+    """What a Command needs."""
+
+    name: str
+    machine: pulumi.Input[str]
+    """The machine's ARM id."""
+    incarnation: pulumi.Input[str]
+    """An id that changes when the machine is replaced."""
+    location: str
+    script: str
+    seconds: int
+    wanted: str
+    """A pattern that must be found in what the command prints; the resource's `output` is the match."""
+    builder: bool
+    """Start the machine if it is off, and stop it when the command fails, so that it is not billed further."""
 
 
 class Command(Resource, module="azure", name="Command"):
@@ -88,32 +101,5 @@ class Command(Resource, module="azure", name="Command"):
 
     output: pulumi.Output[str]
 
-    def __init__(
-        self,
-        resource_name: str,
-        *,
-        name: str,
-        machine: pulumi.Input[str],
-        incarnation: pulumi.Input[str],
-        location: str,
-        script: str,
-        seconds: int,
-        wanted: str = "(?s).*",
-        builder: bool = False,
-        opts: pulumi.ResourceOptions,
-    ) -> None:
-        """`machine`: its ARM id. `incarnation`: an id that changes when the machine is replaced. `wanted`: a pattern
-        that must be found in what the command prints; `output` is the match. `builder`: start the machine if it is off,
-        and stop it when the command fails, so that it is not billed further."""
-        inputs = {
-            "name": name,
-            "machine": machine,
-            "incarnation": incarnation,
-            "location": location,
-            "script": script,
-            "seconds": seconds,
-            "wanted": wanted,
-            "builder": builder,
-            "output": None,
-        }
-        super().__init__(CommandProvider(), resource_name, inputs, opts)
+    def __init__(self, resource_name: str, opts: pulumi.ResourceOptions, **inputs: Unpack[Inputs]) -> None:
+        super().__init__(CommandProvider(), resource_name, {**inputs, "output": None}, opts)

@@ -49,9 +49,9 @@ class RunningMachine:
 
 
 def stop_after_failure(machine: str) -> str:
-    """Deallocate a machine, even after an interruption. Returns a line: it is stopped, or it still runs."""
+    """Deallocate a machine, even after an interruption. Returns a line that says whether it still runs."""
     try:
         RunningMachine(machine).deallocate()
     except (OperationError, UsageError) as error:
-        return f"and it still runs and costs: {error}\nstop it: az vm deallocate --ids {machine}"
+        return f"the machine still runs and is billed: {error}\nstop it: az vm deallocate --ids {machine}"
     return "the machine was stopped (deallocated)"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 from pulumi_azure_native import compute, network
 
 from infra.clouds.azure.access import Access
-from infra.clouds.azure.machine_types import Size
 from infra.clouds.azure.names import USER, Base
 
 
@@ -20,8 +20,8 @@ class Spec:
     """Its name in the program; in Azure the stack's name is put before it."""
     hostname: str
     size: str
-    facts: Size
-    """Facts about its size."""
+    nvme: bool
+    """Whether its disk is NVMe; otherwise SCSI."""
     image: compute.ImageReferenceArgs
     storage: str
     disk_gb: int
@@ -41,24 +41,18 @@ def disk_name(base: Base, logical: str) -> str:
 
 
 def declare(
-    base: Base,
-    spec: Spec,
-    *,
-    subnet: network.Subnet,
-    own: Access,
-    opts: pulumi.ResourceOptions,
+    base: Base, spec: Spec, subnet: network.Subnet, own: Access, *needed: pulumi.Resource, **options: Any
 ) -> compute.VirtualMachine:
-    """The machine and its network interface. `opts` apply to the machine.
+    """The machine, with these resource options, and its network interface.
 
-    It depends on its identity's right to deallocate it, so it can stop itself from its first boot on.
+    It depends on what is `needed` and on its identity's right to deallocate it: so it can stop itself from its first
+    boot on.
     """
     zone = base.settings.cloud.zone
     card = _interface(base, spec, subnet)
     return compute.VirtualMachine(
         spec.logical,
         vm_name=base.name(spec.logical),
-        resource_group_name=base.group.name,
-        location=base.location,
         zones=[zone] if zone else None,
         hardware_profile=compute.HardwareProfileArgs(
             vm_size=spec.size,
@@ -86,37 +80,31 @@ def declare(
         eviction_policy="Deallocate" if spec.spot else None,
         billing_profile=compute.BillingProfileArgs(max_price=-1) if spec.spot else None,
         proximity_placement_group=compute.SubResourceArgs(id=spec.near.id) if spec.near else None,
-        tags=base.tags,
-        opts=pulumi.ResourceOptions.merge(opts, base.opts(depends_on=[own.may_end])),
+        **base.common(depends_on=[*needed, own.may_end], **options),
     )
 
 
 def _interface(base: Base, spec: Spec, subnet: network.Subnet) -> network.NetworkInterface:
-    public = network.PublicIPAddressArgs(id=spec.public.id) if spec.public else None
+    address = network.NetworkInterfaceIPConfigurationArgs(
+        name="private",
+        primary=True,
+        subnet=network.SubnetArgs(id=subnet.id),
+        private_ip_allocation_method="Static" if spec.address else "Dynamic",
+        private_ip_address=spec.address or None,
+        public_ip_address=network.PublicIPAddressArgs(id=spec.public.id) if spec.public else None,
+    )
     return network.NetworkInterface(
         f"{spec.logical}-interface",
         network_interface_name=base.name(f"{spec.logical}-interface"),
-        resource_group_name=base.group.name,
-        location=base.location,
         enable_accelerated_networking=True,
-        ip_configurations=[
-            network.NetworkInterfaceIPConfigurationArgs(
-                name="private",
-                primary=True,
-                subnet=network.SubnetArgs(id=subnet.id),
-                private_ip_allocation_method="Static" if spec.address else "Dynamic",
-                private_ip_address=spec.address or None,
-                public_ip_address=public,
-            )
-        ],
-        tags=base.tags,
-        opts=base.opts(),
+        ip_configurations=[address],
+        **base.common(),
     )
 
 
 def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
     return compute.StorageProfileArgs(
-        disk_controller_type="NVMe" if spec.facts.nvme else "SCSI",
+        disk_controller_type="NVMe" if spec.nvme else "SCSI",
         image_reference=spec.image,
         os_disk=compute.OSDiskArgs(
             name=disk_name(base, spec.logical),
@@ -130,11 +118,10 @@ def _storage(base: Base, spec: Spec) -> compute.StorageProfileArgs:
 
 
 def _system(base: Base, spec: Spec) -> compute.OSProfileArgs:
-    """Azure requires an administrator. cloud-init does not create it beside the user that the user data asks for.
-
-    `users:` without `default` makes cloud-init ignore the administrator's entry; its name and key are those of our
-    user anyway, so nobody else could log in if it did not.
+    """Azure requires an administrator. cloud-init does not create it beside the user that the user data asks for:
+    `users:` without `default` makes it ignore the administrator, whose name and key are those of our user anyway.
     """
+    key = compute.SshPublicKeyArgs(path=f"/home/{USER}/.ssh/authorized_keys", key_data=base.settings.public_key)
     return compute.OSProfileArgs(
         computer_name=spec.hostname,
         admin_username=USER,
@@ -143,12 +130,6 @@ def _system(base: Base, spec: Spec) -> compute.OSProfileArgs:
         linux_configuration=compute.LinuxConfigurationArgs(
             disable_password_authentication=True,
             provision_vm_agent=True,
-            ssh=compute.SshConfigurationArgs(
-                public_keys=[
-                    compute.SshPublicKeyArgs(
-                        path=f"/home/{USER}/.ssh/authorized_keys", key_data=base.settings.public_key
-                    )
-                ]
-            ),
+            ssh=compute.SshConfigurationArgs(public_keys=[key]),
         ),
     )
