@@ -13,11 +13,13 @@ import json
 import math
 import re
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from node.job import job_table
+from node.job.files import Record, parsed, read, text
 from node.job.log import parts
 
 LIMIT = 1500
@@ -26,27 +28,26 @@ USAGE_LIMIT = 300
 SAMPLES = 3
 _STEP = re.compile(r"step-(\d{6,})")
 # The ranks' log lines that a report shows, besides all of the launcher's own; the steps are in the metrics.
-_TOLD = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
+_SHOWN = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
 
 _OVER = re.compile(r"(SUCCEEDED|FAILED|CANCELLED)\b")
-
-Record = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
     """Print the runs with these names or numbers, or `unknown` with the first that is not exactly one run."""
     runs = Path.home() / argv[0]
     there = sorted(path.name for path in runs.iterdir() if path.is_dir()) if runs.is_dir() else []
-    told: list[Record] = []
+    found: list[Record] = []
     newest = max((name for name in there if (runs / name / "state.json").exists()), key=job_table.number_of, default="")
     for wanted in argv[1:]:
         wanted = newest if wanted == "latest" and newest else wanted
-        found = [name for name in there if wanted == name or (wanted.isdigit() and name.endswith(f"-{wanted}"))]
-        if len(found) != 1:
+        names = [name for name in there if wanted == name or (wanted.isdigit() and name.endswith(f"-{wanted}"))]
+        if len(names) != 1:
             print(json.dumps({"unknown": wanted, "there": there}))
             return 0
-        told.append({**collect(runs / found[0]), "state": job_table.state_of(runs / found[0]), "from_head": True})
-    print(json.dumps({"runs": told}))
+        run = runs / names[0]
+        found.append({**collect(run), "state": job_table.state_of(run), "from_head": True})
+    print(json.dumps({"runs": found}))
     return 0
 
 
@@ -55,8 +56,8 @@ def collect(run: Path) -> Record:
     return {
         "id": run.name,
         "now": time.time(),
-        "state": record(run / "state.json"),
-        "spec": record(run / "spec.json"),
+        "state": read(run / "state.json"),
+        "spec": read(run / "spec.json"),
         "job_toml": text(run / "job.toml"),
         "metrics": metrics(run / "metrics.jsonl"),
         "log": log(run / "log"),
@@ -64,26 +65,6 @@ def collect(run: Path) -> Record:
         "usage": usage(run / "usage.jsonl"),
         "samples": samples(run / "samples.jsonl"),
     }
-
-
-def text(path: Path) -> str:
-    """A file's text with invalid UTF-8 replaced; empty if there is no file."""
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-
-
-def record(path: Path) -> Record:
-    """A record; empty if there is none or it is damaged."""
-    found = parsed(text(path))
-    return found or {}
-
-
-def parsed(line: str) -> Record | None:
-    """The object of a line of JSON; None for anything else."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def number(value: object) -> float | None:
@@ -99,15 +80,15 @@ def number(value: object) -> float | None:
 def metrics(path: Path) -> Record:
     """The metrics as points, validations and total seconds by phase. Of steps that were repeated after a restart, the
     points show the last run; the totals count all."""
-    with_step = sum(1 for _ in lines_of(path))
-    width = max(1, math.ceil(with_step / LIMIT))
+    readable = [number(parsed(raw).get("step")) is not None for raw in raw_lines(path) if raw.strip()]
+    width = max(1, math.ceil(sum(readable) / LIMIT))
     points: list[Record] = []
     validations: list[Record] = []
     totals: dict[str, float] = {}
     group: list[Record] = []
-    read = 0
-    for line in lines_of(path):
-        read += 1
+    for line in map(parsed, raw_lines(path)):
+        if number(line.get("step")) is None:
+            continue
         while validations and validations[-1]["step"] >= line["step"]:
             validations.pop()
         if group and (line["step"] <= group[-1]["step"] or len(group) == width or ranks(line) != ranks(group[0])):
@@ -116,17 +97,20 @@ def metrics(path: Path) -> Record:
         while points and points[-1]["step"] >= line["step"]:
             points.pop()
         group.append(line)
-        for name, value in seconds_of(line).items():
-            totals[name] = totals.get(name, 0.0) + value
+        seconds = line.get("seconds")
+        for name, raw in seconds.items() if isinstance(seconds, dict) else ():
+            totals[name] = totals.get(name, 0.0) + (number(raw) or 0.0)
         if number(line.get("val_loss")) is not None:
             validations.append({key: line.get(key) for key in ("step", "val_loss", "val_bits_per_byte")})
     points += [merged(group)] if group else []
-    keep = max(1, math.ceil(len(validations) / LIMIT))
-    thinned = validations[::-keep][::-1]
-    best = min(validations, key=lambda one: one["val_loss"], default=None)
-    skipped = sum(1 for raw in raw_lines(path) if raw.strip()) - read
-    shown = {"points": points, "validations": thinned, "best": best, "totals": totals}
-    return {**shown, "width": width, "skipped": skipped}
+    return {
+        "points": points,
+        "validations": validations[:: -max(1, math.ceil(len(validations) / LIMIT))][::-1],
+        "best": min(validations, key=lambda one: one["val_loss"], default=None),
+        "totals": totals,
+        "width": width,
+        "skipped": len(readable) - sum(readable),
+    }
 
 
 def raw_lines(path: Path) -> Iterator[str]:
@@ -136,25 +120,10 @@ def raw_lines(path: Path) -> Iterator[str]:
             yield from file
 
 
-def lines_of(path: Path) -> Iterator[Record]:
-    """The metrics lines that are JSON objects with a step."""
-    for raw in raw_lines(path):
-        line = parsed(raw)
-        if line is not None and number(line.get("step")) is not None:
-            yield line
-
-
 def ranks(line: Record) -> int:
     """The number of ranks in a metrics line's `rank_seconds`."""
     found = line.get("rank_seconds")
     return len(found) if isinstance(found, list) else 0
-
-
-def seconds_of(line: Record) -> dict[str, float]:
-    """Phase -> seconds that a step spent in it."""
-    found = line.get("seconds")
-    items = found.items() if isinstance(found, dict) else ()
-    return {str(name): value for name, raw in items if (value := number(raw)) is not None}
 
 
 def merged(group: list[Record]) -> Record:
@@ -163,7 +132,7 @@ def merged(group: list[Record]) -> Record:
     def values(key: str) -> list[float]:
         return [value for line in group if (value := number(line.get(key))) is not None]
 
-    inverse = [1 / value for value in values("tokens_per_s") if value > 0]
+    rates = [value for value in values("tokens_per_s") if value > 0]
     columns = zip(*(line["rank_seconds"] for line in group), strict=True) if ranks(group[0]) else ()
     last = group[-1]
     return {
@@ -174,7 +143,7 @@ def merged(group: list[Record]) -> Record:
         "loss": mean(values("loss")),
         "lr": mean(values("lr")),
         "grad_norm": max(values("grad_norm"), default=None),
-        "tokens_per_s": 1 / average if (average := mean(inverse)) else None,
+        "tokens_per_s": len(rates) / sum(1 / rate for rate in rates) if rates else None,
         "peak_share": mean(values("peak_share")),
         "rank_seconds": [mean(number(value) for value in column) for column in columns],
     }
@@ -191,24 +160,25 @@ def log(path: Path) -> Record:
     notes: list[list[Any]] = []
     ends: list[float] = []
     first = last = None
-    said: set[str] = set()
+    shown: set[str] = set()
     for raw in (line for part in parts(path) for line in raw_lines(part.path)):
         words = raw.rstrip("\n").split(" ", 3)
         try:
-            when = number(float(words[0]))
+            when, node, rank, line = number(float(words[0])), *words[1:]
         except ValueError:
             continue
-        if len(words) < 4 or when is None:
+        if when is None:
             continue
         first, last = first or when, when
-        own = words[2] == "-"
-        if own or (_TOLD.match(words[3]) and words[3] not in said):  # a line that all ranks print is shown once
-            said |= set() if own else {words[3]}
-            notes.append([when, words[1], words[2], words[3][:400]])
-            if own and words[3].startswith("attempt "):
-                said.clear()
-            if own and _OVER.match(words[3].removeprefix(f"{path.parent.name} ")):
+        if rank == "-":
+            notes.append([when, node, rank, line[:400]])
+            if line.startswith("attempt "):
+                shown.clear()
+            if _OVER.match(line.removeprefix(f"{path.parent.name} ")):
                 ends.append(when)
+        elif _SHOWN.match(line) and line not in shown:  # a line that all ranks print is shown once
+            shown.add(line)
+            notes.append([when, node, rank, line[:400]])
     attempts = [note for note in notes if note[2] == "-" and note[3].startswith("attempt ")]
     kept = notes if len(notes) <= NOTES else [*notes[: NOTES // 2], *notes[-NOTES // 2 :]]
     return {
@@ -226,23 +196,21 @@ def usage(path: Path) -> Record:
     found: dict[str, list[list[float | None]]] = {}
     for raw in raw_lines(path):
         line = parsed(raw)
-        if line is None or not isinstance(line.get("node"), str) or number(line.get("time")) is None:
-            continue
         values = [number(line.get(key)) for key in ("time", "cpu", "memory_gb", "net_mb_s")]
-        found.setdefault(line["node"], []).append(values)
+        if isinstance(line.get("node"), str) and values[0] is not None:
+            found.setdefault(line["node"], []).append(values)
     return {node: rows[:: max(1, math.ceil(len(rows) / USAGE_LIMIT))] for node, rows in found.items()}
 
 
 def samples(path: Path) -> list[Record]:
     """The last SAMPLES records of text sampled from the run's model."""
-    found = [line for raw in raw_lines(path) if (line := parsed(raw)) is not None]
-    return found[-SAMPLES:]
+    return list(deque(filter(None, map(parsed, raw_lines(path))), SAMPLES))
 
 
 def checkpoints(run: Path) -> Record:
     """The steps whose checkpoints still exist, the step of the best model, and the newest checkpoint's state."""
     there = (run / "checkpoints").iterdir() if (run / "checkpoints").is_dir() else ()
     steps = sorted(int(match[1]) for path in there if (match := _STEP.fullmatch(path.name)))
-    newest = record(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json") if steps else {}
-    best = record(run / "best" / "state.json")
+    newest = read(run / "checkpoints" / f"step-{steps[-1]:06d}" / "state.json") if steps else {}
+    best = read(run / "best" / "state.json")
     return {"steps": steps, "best": number(best.get("step")), "newest": newest}

@@ -15,8 +15,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-SSH_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "ConnectTimeout=8", "LogLevel=ERROR")
-STRICT = [word for option in SSH_OPTIONS for word in ("-o", option)]
+CONNECT_S = 8
+"""Seconds that an ssh between nodes has to connect, key exchange included."""
+_OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "LogLevel=ERROR")
+STRICT = [word for option in (*_OPTIONS, f"ConnectTimeout={CONNECT_S}") for word in ("-o", option)]
 """Options of every ssh between nodes. ControlPath=none: if a shared connection broke, all its users would lose it."""
 _PORTS = range(20000, 32768)
 """Below Linux's range for outgoing connections, so that none of these takes a chosen port before mpirun does."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from node import memory
+from node.job import files
 
 ROOT = Path(os.environ.get("TRAINYARD_PREFIX") or "/")
 STATE = ROOT / "var/lib/trainyard"
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> None:
     shared = Path("/run/systemd/container").exists()
     ready, failed = record("ready.json"), record("failed.json")
     disk = shutil.disk_usage("/")
-    told: dict[str, Any] = {
+    state: dict[str, Any] = {
         "ready": ready,
         "failed": failed,
         "step": last_step(),
@@ -45,22 +46,19 @@ def main(argv: list[str]) -> None:
         "up_seconds": int(up_seconds()),
         "age_seconds": age_seconds(),
         "limits": limits(ROOT / argv[0]),
-        "notice": notice(),
+        "notice": str(files.read(ROOT / "run/trainyard/notice.json").get("why", "")),
     }
-    print(json.dumps(told))
+    print(json.dumps(state))
 
 
-def record(name: str) -> Any:
-    """A record in STATE that was written during this boot; None if there is none."""
-    path = STATE / name
-    if not path.exists() or not of_this_boot(path):
-        return None
-    return json.loads(path.read_text())
+def record(name: str) -> files.Record | None:
+    """A record in STATE that was written during this boot; None if there is none, or it is damaged."""
+    return (files.read(STATE / name) or None) if of_this_boot(STATE / name) else None
 
 
 def of_this_boot(path: Path) -> bool:
-    """Whether a file was written since this boot began."""
-    return not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns
+    """Whether there is such a file, written since this boot began."""
+    return path.exists() and (not BOOTED.exists() or path.stat().st_mtime_ns >= BOOTED.stat().st_mtime_ns)
 
 
 def is_bare() -> bool:
@@ -71,43 +69,30 @@ def is_bare() -> bool:
 
 def age_seconds() -> int | None:
     """Seconds since the node's first boot; None while that is not known."""
-    try:
-        return int(time.time() - json.loads((STATE / "first-boot.json").read_text())["time"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    booted = files.read(STATE / "first-boot.json").get("time")
+    return None if booted is None else int(time.time() - booted)
 
 
 def limits(path: Path) -> dict[str, Any] | None:
     """When and why the node ends, in seconds from now by its clock; None if it has no limits."""
-    try:
-        told = json.loads(path.read_text())
-    except FileNotFoundError:
+    found = files.read(path)
+    if not found:
         return None
     return {
-        "expires_in_seconds": int(told["deadline"] - time.time()) if told["deadline"] < NEVER else None,
-        "idle_minutes": told["idle_minutes"],
-        "used_by": told["used"],
-        "idle_seconds": 0 if told["used"] else int(time.time() - told["idle_since"]),
-        "ends": told["ends"],
-        "failed": told.get("failed", ""),
+        "expires_in_seconds": int(found["deadline"] - time.time()) if found["deadline"] < NEVER else None,
+        "idle_minutes": found["idle_minutes"],
+        "used_by": found["used"],
+        "idle_seconds": 0 if found["used"] else int(time.time() - found["idle_since"]),
+        "ends": found["ends"],
+        "failed": found.get("failed", ""),
     }
-
-
-def notice() -> str:
-    """Why the cloud is about to take this node; empty if it is not."""
-    try:
-        return str(json.loads((ROOT / "run/trainyard/notice.json").read_text())["why"])
-    except FileNotFoundError:
-        return ""
 
 
 def last_step() -> str:
     """The bootstrap's last step in this boot; empty if there is none yet."""
     path = STATE / "progress.jsonl"
-    if not path.exists() or not of_this_boot(path):
-        return ""
-    whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
-    return str(json.loads(whole[-1])["step"]) if whole else ""
+    lines = files.text(path).splitlines() if of_this_boot(path) else []
+    return next((str(step["step"]) for line in reversed(lines) if (step := files.parsed(line))), "")
 
 
 def memory_used(shared: bool) -> float:

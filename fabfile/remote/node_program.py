@@ -94,16 +94,18 @@ def put(connection: StrictConnection) -> None:
         said = channel.makefile_stderr("r").read()
     if code != 0:
         text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        last = (text.strip() or f"exit code {code}").splitlines()[-1]
+        last = "; ".join((text.strip() or f"exit code {code}").splitlines()[-2:])
         raise OSError(f"the program for nodes cannot be put into ~/.cache/trainyard: {last}")
 
 
 def _receive(size: int, sha256: str) -> str:
-    """Shell that prints `have` or `want`; after `want` it reads `size` bytes from stdin and checks their hash."""
+    """Shell that prints `have` or `want`; after `want` it reads `size` bytes from stdin and checks their hash. On a
+    failure the last line of its stderr is how much of the disk is free."""
     return f"""P="{place()}"
 [ -f "$P" ] && echo have && exit
+disk() {{ df -h --output=avail,size,target ~ | awk 'END {{ print $1 " of " $2 " free in " $3 }}'; }}
+trap 'c=$?; rm -f "$P.$$"; [ $c = 0 ] || disk >&2; exit $c' EXIT
 umask 022; mkdir -p "${{P%/*}}" && : >"$P.$$" || exit
-trap 'rm -f "$P.$$"' EXIT
 echo want
 head -c {size} >"$P.$$" && echo "{sha256}  $P.$$" | sha256sum --check --status && mv -f "$P.$$" "$P" || exit
 find "${{P%/*}}" -name '*.pyz*' -mtime +{_OLD_DAYS} ! -path "$P" -delete"""

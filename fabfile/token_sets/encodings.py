@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import paramiko
@@ -25,10 +24,8 @@ _LARGEST = 64 << 20
 
 
 def bring(fleet: Fleet, folder: str, name: str) -> None:
-    """Make sure that the head can load the encoding `name`. Exit 1, with what to do instead, if it cannot be fetched.
-
-    `folder` has the package training on the head. An unknown encoding is no error here: its reader reports it.
-    """
+    """Make sure that the head can load the encoding `name`; Exit 1, with what to do instead, if it cannot be fetched.
+    `folder` has the package training on the head. An unknown encoding is no error here: its reader reports it."""
     head = fleet.cluster.head
     program = f"cd ~; PYTHONPATH={folder} {VENV}/python -m training.data.vocabulary missing {shlex.quote(name)}"
     result = fleet.run(program, nodes=[head], timeout=120)[head.name]
@@ -45,7 +42,7 @@ def fetch(url: str, head: str, name: str) -> bytes:
     try:
         with urlopen(url, timeout=_SECONDS) as answer:
             data: bytes = answer.read(_LARGEST + 1)
-    except (URLError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # urllib's errors are OSErrors
         why = getattr(error, "reason", error)
         raise Exit(
             f"encoding {name}: neither {head} nor this machine can fetch {url} ({why}).\n"
@@ -66,8 +63,7 @@ def _put(fleet: Fleet, data: bytes, file: str) -> None:
             channel.exec_command(f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}')
             channel.sendall(data)
             channel.shutdown_write()
-            code = exit_status(channel, _SECONDS)
+            if code := exit_status(channel, _SECONDS):
+                raise Exit(f"{head.name}: {file} cannot be written: exit code {code}", code=1)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.name}: the connection was lost: {error}", code=1) from None
-    if code != 0:
-        raise Exit(f"{head.name}: {file} cannot be written: exit code {code}", code=1)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import paramiko
 from invoke.exceptions import Exit
@@ -72,10 +72,8 @@ class Local:
 
 
 def brought(fleet: Fleet, words: Sequence[str], *, yes: bool) -> list[str]:
-    """The words as paths that the head can read; files of this machine are sent there first. Prints where each is.
-
-    Exit 2 for a word found neither here nor on the head, and for a large folder when nobody can be asked.
-    """
+    """The words as paths that the head can read; files of this machine are sent there first. Prints where each is. Exit
+    2 for a word found neither here nor on the head, and for a large folder when nobody can be asked."""
     return [_placed(fleet, word, yes=yes) for word in words]
 
 
@@ -110,32 +108,29 @@ def found_here(word: str) -> Local | None:
         return Local(word, path.parent, (path,))
     names = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(word) else []  # noqa: PTH207
     files = tuple(Path(name) for name in names if Path(name).is_file())
-    if not files:
-        return None
-    root = path
-    while glob.has_magic(str(root)):
-        root = root.parent
-    return Local(word, root, files)
+    root = next(folder for folder in (path, *path.parents) if not glob.has_magic(str(folder)))
+    return Local(word, root, files) if files else None
 
 
 def _below(folder: Path) -> Iterator[Path]:
+    """The files at any depth, without hidden ones and links."""
     for entry in folder.iterdir():
-        if entry.name.startswith(".") or entry.is_symlink():
-            continue
-        if entry.is_dir():
-            yield from _below(entry)
-        elif entry.is_file():
-            yield entry
+        if not entry.name.startswith(".") and not entry.is_symlink():
+            if entry.is_dir():
+                yield from _below(entry)
+            elif entry.is_file():
+                yield entry
 
 
 def _is_on_head(fleet: Fleet, word: str) -> bool:
     """Whether the head has this path, or a file that the glob matches."""
     head = fleet.cluster.head
     test = "import glob, os, sys; sys.exit(not glob.glob(os.path.expanduser(sys.argv[1]), recursive=True))"
-    result = fleet.run(f"cd ~; exec python3 -c {shlex.quote(test)} {shlex.quote(word)}", nodes=[head], timeout=60)
-    if result[head.name].exited not in (0, 1):
-        raise Exit(f"{head.name}: {result[head.name].why}", code=1)
-    return result[head.name].ok
+    command = f"cd ~; exec python3 -c {shlex.quote(test)} {shlex.quote(word)}"
+    result = fleet.run(command, nodes=[head], timeout=60)[head.name]
+    if result.exited not in (0, 1):
+        raise Exit(f"{head.name}: {result.why}", code=1)
+    return result.ok
 
 
 def _confirm(local: Local, head: str, *, yes: bool) -> None:
@@ -150,10 +145,8 @@ def _confirm(local: Local, head: str, *, yes: bool) -> None:
 
 def _send(fleet: Fleet, local: Local) -> None:
     """Send the files as a tar over one SSH session; on the head they have another name until they are complete."""
-    head = fleet.cluster.head
-    target = f"{FOLDER}/{local.key}"
-    there = fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name]
-    if there.exited == 0:
+    head, target = fleet.cluster.head, f"{FOLDER}/{local.key}"
+    if fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name].ok:
         say(f"{head.name} has them already")
         return
     part = f"{target}.part"
@@ -165,34 +158,25 @@ def _send(fleet: Fleet, local: Local) -> None:
                 say(prefixed(head.name, f"{gigabytes(done / 2**30)} of {gigabytes(local.bytes / 2**30)}"))
             channel.shutdown_write()
             if exit_status(channel, _END_S) != 0:
-                said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
-                raise Exit(f"{head.name}: ~/{target}: {said or 'tar failed'}", code=1)
+                why = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
+                raise Exit(f"{head.name}: ~/{target}: {why or 'tar failed'}", code=1)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.name}: {local.word} was not brought there: {error}", code=1) from None
 
 
 def _packed(channel: paramiko.Channel, local: Local) -> Generator[int, None, None]:
     """Send the files; every few seconds yield how many bytes have been sent."""
-    done, told = 0, time.monotonic()
-    with tarfile.open(fileobj=cast(IO[bytes], _Sending(channel)), mode="w|", format=tarfile.PAX_FORMAT) as archive:
+    done, shown = 0, time.monotonic()
+
+    def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    with tarfile.open(fileobj=cast(IO[bytes], channel.makefile("wb")), mode="w|", dereference=True) as archive:
         for file in local.files:
-            entry = archive.gettarinfo(str(file), arcname=str(local.name(file)))
-            entry.uid = entry.gid = 0
-            entry.uname = entry.gname = ""
-            with file.open("rb") as content:
-                archive.addfile(entry, content)
-            done += entry.size
-            if time.monotonic() - told > _TELL:
-                told = time.monotonic()
+            archive.add(str(file), str(local.name(file)), filter=anonymous)
+            done += file.stat().st_size
+            if time.monotonic() - shown > _TELL:
+                shown = time.monotonic()
                 yield done
-
-
-class _Sending:
-    """A channel's input as a write-only file."""
-
-    def __init__(self, channel: Any) -> None:
-        self._channel = channel
-
-    def write(self, data: bytes) -> int:
-        self._channel.sendall(data)
-        return len(data)

@@ -49,8 +49,7 @@ def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> d
 
 def train_command(job: str, overrides: Sequence[str] | None) -> str:
     """The `fab train JOB` command for this token set; an override of its path is repeated."""
-    where = [override for override in overrides or () if override.startswith("data.path=")]
-    return shlex.join(["fab", "train", job, *where])
+    return shlex.join(["fab", "train", job, *(word for word in overrides or () if word.startswith("data.path="))])
 
 
 def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
@@ -60,8 +59,7 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
         if not quiet or stream == "stderr":
             say(prefixed(node, line, file=sys.stderr if stream == "stderr" else sys.stdout))
 
-    results = fleet.run(command, nodes=nodes, timeout=_LONGEST, on_line=show)
-    bad = [result for result in results.values() if not result.ok]
+    bad = [one for one in fleet.run(command, nodes=nodes, timeout=_LONGEST, on_line=show).values() if not one.ok]
     for result in bad:
         say(f"{result.node}: {result.why}", file=sys.stderr)
     if any(STRANGER in result.stderr for result in bad):
@@ -83,20 +81,16 @@ def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, ye
 
 def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
     """Copy the token set's source text from the head to the bucket, into URL/raw. `url` is quoted for a shell."""
-    words, reading = text(fleet, data, yes=yes), ["--text-key", data["text_key"], "--invalid", data["invalid"]]
-    given = shlex.join(words)
-    if data["source"] == STDLIB:
-        reading, given = ["--text-key", "text", "--invalid", "skip"], library()
-    argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {shlex.join(reading)} {given}"
+    reading = _reading(data, text(fleet, data, yes=yes))
+    argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {reading}"
     run(fleet, [fleet.cluster.head], f"cd ~; {argv}")
 
 
 def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
     """The words of data.source as paths that the head can read. Text on this machine is sent there first."""
     if not data["source"]:
-        raise Exit(
-            "data.source is empty: there is nothing to prepare from; name files, folders, globs or hf:NAME", code=2
-        )
+        why = "there is nothing to prepare from; name files, folders, globs or hf:NAME"
+        raise Exit(f"data.source is empty: {why}", code=2)
     try:
         words = shlex.split(data["source"])
     except ValueError as error:
@@ -113,11 +107,6 @@ def python(folder: str) -> str:
     return f"PYTHONPATH={folder} PYTHONIOENCODING=utf-8 {VENV}/python -u -m"
 
 
-def library() -> str:
-    """The path of the standard library on a node, as a word of a shell command there."""
-    return f'"$({VENV}/python -c \'import sysconfig; print(sysconfig.get_path("stdlib"))\')/**/*.py"'
-
-
 def is_shared(path: str, shared_dir: str) -> bool:
     """Whether the path is in the folder that all nodes share."""
     return bool(shared_dir) and path.startswith(shared_dir.rstrip("/") + "/")
@@ -132,10 +121,15 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
         options += ["--ranks", data["encoding"]]
     else:
         options += ["--encoding", data["encoding"]]
+    # The documents of the standard library are large, so hold out a larger share.
+    options += ["--val-fraction", "0.05" if data["source"] == STDLIB else str(data["val_fraction"])]
+    return f"{python(folder)} training.data.prepare {shlex.join(options)} {_reading(data, words)}"
+
+
+def _reading(data: dict[str, Any], words: Sequence[str]) -> str:
+    """The options and words, for a shell, with which the text is read. `words` are the sources as the head can read
+    them; in their place, the path of the standard library on a node, a few files of which are not UTF-8."""
     if data["source"] == STDLIB:
-        # A few of its files are deliberately not UTF-8. Its documents are large, so hold out a larger share.
-        options += ["--invalid", "skip", "--val-fraction", "0.05"]
-        return f"{python(folder)} training.data.prepare {shlex.join(options)} {library()}"
-    options += ["--text-key", data["text_key"], "--invalid", data["invalid"]]
-    options += ["--val-fraction", str(data["val_fraction"])]
-    return f"{python(folder)} training.data.prepare {shlex.join(options)} {shlex.join(words)}"
+        stdlib = f"$({VENV}/python -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
+        return f'--text-key text --invalid skip "{stdlib}/**/*.py"'
+    return shlex.join(["--text-key", data["text_key"], "--invalid", data["invalid"], *words])

@@ -17,6 +17,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, prefixed, say
+from fabfile.remote.command import exit_status
 from fabfile.remote.filenames import refusal
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.keepalive import why_lost
@@ -32,12 +33,10 @@ _QUIET = 120.0
 
 
 def prepared(folder: Path) -> list[Path]:
-    """The files of a token set, the manifest last. Exit 2 if the folder has none, or its manifest names a file outside.
-
-    The folder may come from somebody else, and every file that its manifest names is sent to the cluster.
-    """
+    """The files of a token set, the manifest last. Exit 2 if the folder has none, or its manifest names a file outside:
+    the folder may come from somebody else, and every file that is named is sent to the cluster."""
     try:
-        names = _listed(json.loads(_manifest(folder))) if (folder / MANIFEST).exists() else list(_BARE)
+        names = _listed(folder) if (folder / MANIFEST).exists() else list(_BARE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Exit(f"{folder / MANIFEST}: not the manifest of a token set", code=2) from None
     for name in names:
@@ -49,11 +48,18 @@ def prepared(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _manifest(folder: Path) -> str:
+def _listed(folder: Path) -> list[str]:
+    """The names of the files in the manifest, and its own."""
     _check(folder, MANIFEST)
     if (folder / MANIFEST).stat().st_size > _LONGEST_MANIFEST:
         raise Exit(f"{folder / MANIFEST}: has more than {_LONGEST_MANIFEST >> 20} MiB", code=2)
-    return (folder / MANIFEST).read_text()
+    manifest = json.loads((folder / MANIFEST).read_text())
+    ranks = manifest["encoding"].get("ranks")
+    named = [*(split["file"] for split in manifest["splits"].values()), *([ranks] if ranks else [])]
+    names = [name for name in dict.fromkeys(named) if isinstance(name, str) and name != MANIFEST]
+    if len(names) != len(named):
+        raise ValueError("a file that is named twice, is the manifest, or has no name")
+    return [*names, MANIFEST]
 
 
 def _check(folder: Path, name: str) -> None:
@@ -97,17 +103,15 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
             if not 0 <= there <= size:
                 raise Exit(f"{head.name}: {target}: {_complaint(channel) or 'longer than what is sent'}", code=1)
             source.seek(there)
-            told = time.monotonic()
+            shown = time.monotonic()
             while chunk := source.read(_CHUNK):
                 channel.sendall(chunk)
                 there += len(chunk)
-                if time.monotonic() - told > _TELL:
-                    told = time.monotonic()
+                if time.monotonic() - shown > _TELL:
+                    shown = time.monotonic()
                     say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
             channel.shutdown_write()
-            if not channel.status_event.wait(_QUIET) or channel.recv_exit_status() < 0:
-                raise OSError(why_lost(channel))
-            if channel.recv_exit_status() != 0:
+            if exit_status(channel, _QUIET):
                 raise Exit(f"{head.name}: {target}: {_complaint(channel)}", code=1)
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         why = why_lost(channel) if channel is not None else str(error)
@@ -115,18 +119,8 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
 
 
 def _complaint(channel: paramiko.Channel) -> str:
-    said = channel.makefile_stderr("r").read()
-    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return text.strip().splitlines()[-1] if text.strip() else ""
-
-
-def _listed(manifest: dict[str, dict[str, dict[str, str]]]) -> list[str]:
-    ranks = manifest["encoding"].get("ranks")
-    named = [*(split["file"] for split in manifest["splits"].values()), *([ranks] if ranks else [])]
-    names = [name for name in dict.fromkeys(named) if isinstance(name, str) and name != MANIFEST]
-    if len(names) != len(named):
-        raise ValueError("a file that is named twice, is the manifest, or has no name")
-    return [*names, MANIFEST]
+    """The last line of a command's stderr."""
+    return channel.makefile_stderr("rb").read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _key(files: Sequence[Path]) -> str:

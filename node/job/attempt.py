@@ -72,15 +72,9 @@ class Attempt:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
+        of_job = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job}
         for node in self._launch.nodes:
-            spec = KeeperSpec(
-                id=self._launch.id,
-                node=node.name,
-                run_dir=self._launch.run_dir,
-                job=job,
-                lease=files.LEASE,
-                memory_gb=node.memory_gb,
-            )
+            spec = KeeperSpec(**of_job, node=node.name, lease=files.LEASE, memory_gb=node.memory_gb)
             self._links[node.name] = Link(spec, code, self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
@@ -92,12 +86,10 @@ class Attempt:
                 return self._stopped()
             self._tick()
             for name, event in self._heard():
-                if event is None:
-                    return Verdict(1, f"{name} cannot be used: {self._why(name)}")
-                if event["event"] == "refused":
-                    return Verdict(1, f"{name} cannot be used: {event['reason']}")
+                if event is None or event["event"] == "refused":
+                    return Verdict(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 missing.discard(name)
-                self._ends(name, event)
+                self._take(name, event)
         self._watch.began = time.monotonic()
         self._watch.heard = dict.fromkeys(self._watch.heard, self._watch.began)
         return None
@@ -116,10 +108,9 @@ class Attempt:
             for node, event in self._heard():
                 self._take(node, event)
             assert self._mpirun
-            code = self._mpirun.poll()
+            code, now = self._mpirun.poll(), time.monotonic()
             if code is not None and self._watch.mpirun is None:
-                self._watch.mpirun_ended(128 - code if code > 128 else code, time.monotonic())
-            now = time.monotonic()
+                self._watch.mpirun_ended(128 - code if code > 128 else code, now)
             asked = self._asked() or self.expiry.asked(now, self._log.say)
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
@@ -135,31 +126,27 @@ class Attempt:
 
     def _take(self, node: str, event: dict[str, Any] | None) -> None:
         now = time.monotonic()
-        if event is None:
-            self._watch.cut_off(node, self._why(node), now)
-            return
-        if event["event"] == "log":
-            self._log.add(event["time"], node, str(event["rank"]), event["text"])
-        if event["event"] == "usage":
-            self._keep_usage(node, event)
-        self._ends(node, event)
-        if event["event"] == "step" and event["step"] > 0:
-            self.first_step = self.first_step or time.time()
+        match event:
+            case None:
+                self._watch.cut_off(node, self._why(node), now)
+                return
+            case {"event": "log"}:
+                self._log.add(event["time"], node, str(event["rank"]), event["text"])
+            case {"event": "usage"}:
+                # On a full disk the line is dropped, as the job does not depend on it.
+                used = {key: value for key, value in event.items() if key != "event"}
+                line = json.dumps({"time": round(time.time(), 3), "node": node, **used})
+                with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
+                    file.write(line + "\n")
+            case {"event": "ends", "in": seconds}:
+                self.expiry.told(node, now + seconds)
+            case {"event": "notice", "in": None}:
+                self.expiry.withdrawn(node)
+            case {"event": "notice", "in": seconds, "why": why}:
+                self.expiry.noticed(node, now + seconds, why)
+            case {"event": "step", "step": step} if step > 0:
+                self.first_step = self.first_step or time.time()
         self._watch.told(node, event, now)
-
-    def _keep_usage(self, node: str, event: dict[str, Any]) -> None:
-        """Append a line to usage.jsonl; on a full disk it is dropped, as the job does not depend on it."""
-        line = {"time": round(time.time(), 3), "node": node, **{k: v for k, v in event.items() if k != "event"}}
-        with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def _ends(self, node: str, event: dict[str, Any]) -> None:
-        if event["event"] == "ends":
-            self.expiry.told(node, time.monotonic() + event["in"])
-        elif event["event"] == "notice" and event["in"] is None:
-            self.expiry.withdrawn(node)
-        elif event["event"] == "notice":
-            self.expiry.noticed(node, time.monotonic() + event["in"], event["why"])
 
     def _stopped(self) -> Verdict:
         self.stopping = self.stopping or "now"
@@ -197,12 +184,12 @@ class Attempt:
 
     def _heard(self) -> list[Told]:
         """The events that have arrived; waits up to POLL for the first."""
-        told: list[Told] = []
+        events: list[Told] = []
         with suppress(queue.Empty):
-            told.append(self._events.get(timeout=POLL))
+            events.append(self._events.get(timeout=POLL))
             while True:
-                told.append(self._events.get_nowait())
-        return told
+                events.append(self._events.get_nowait())
+        return events
 
     def _why(self, node: str) -> str:
         return self._links[node].complaint or "its keeper ended"

@@ -107,7 +107,7 @@ class Watch:
         for node, heard in self.heard.items():
             if now - heard > self.lease and node not in self.gone:
                 self.cut_off(node, f"no word for {now - heard:.0f} s", now)
-        if self._first_sign and (now - self._first_sign > GRACE or self._all_ended()):
+        if self._first_sign and (now - self._first_sign > GRACE or all(rank.code is not None for rank in self.ranks)):
             return self._blame()
         if all(rank.code == 0 for rank in self.ranks):
             if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
@@ -139,25 +139,20 @@ class Watch:
     def _sign(self, now: float) -> None:
         self._first_sign = self._first_sign or now
 
-    def _all_ended(self) -> bool:
-        return all(rank.code is not None for rank in self.ranks)
-
     def _silent(self, now: float) -> Verdict | None:
         """The verdict if a rank's heartbeat has stopped. The others soon wait for a rank that hangs, so the one at the
         lowest step is blamed, and of several the one that fell silent first."""
-        late = [number for number, rank in enumerate(self.ranks) if now - rank.beat > self._patience(rank)]
+        late = [
+            (rank.step, rank.beat, number)
+            for number, rank in enumerate(self.ranks)
+            if rank.started and rank.code is None
+            if now - rank.beat > (START if rank.step < 0 else self.timeout + SLACK)
+        ]
         if not late:
             return None
-        number = min(late, key=lambda number: (self.ranks[number].step, self.ranks[number].beat))
-        rank = self.ranks[number]
-        where = f"after step {rank.step} ({rank.phase})" if rank.step >= 0 else "before its first step"
-        return Verdict(1, f"{self.name(number)} is silent for {now - rank.beat:.0f} s, {where}")
-
-    def _patience(self, rank: Rank) -> float:
-        """Seconds that a rank may be silent; no limit before it has started and after it has ended."""
-        if rank.code is not None or not rank.started:
-            return float("inf")
-        return START if rank.step < 0 else self.timeout + SLACK
+        step, beat, number = min(late)
+        where = f"after step {step} ({self.ranks[number].phase})" if step >= 0 else "before its first step"
+        return Verdict(1, f"{self.name(number)} is silent for {now - beat:.0f} s, {where}")
 
     def _blame(self) -> Verdict:
         """The verdict on a failure. Ranks that were stopped, cut off or killed are blamed before ranks that exited with
@@ -169,22 +164,20 @@ class Watch:
             node, why = next(iter(self.gone.items()))
             numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
             return Verdict(1, f"{node} (rank {', '.join(numbers)}) is cut off: {why}")
-        ended = sorted(
-            (number for number, rank in enumerate(self.ranks) if rank.code),
-            key=lambda number: self.ranks[number].ended,
-        )
+        ended = sorted((rank.ended, number) for number, rank in enumerate(self.ranks) if rank.code)
+        failed = [(number, self.ranks[number]) for _, number in ended]
+        starved = [number for number, rank in failed if rank.memory]
         # A lost rank may have been killed by mpirun after another one failed.
-        killed = [number for number in ended if (self.ranks[number].code or 0) < 0 and not self.ranks[number].lost]
-        refused = [number for number in ended if self.ranks[number].code == 2]
-        if self.mpirun is not None and self.mpirun < 0 and not killed and not any(rank.memory for rank in self.ranks):
+        killed = [number for number, rank in failed if (rank.code or 0) < 0 and not rank.lost]
+        if self.mpirun is not None and self.mpirun < 0 and not killed and not starved:
             return Verdict(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
-        if not ended:
+        if not failed:
             return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'it said nothing'}")
-        told = [number for number in ended if not self.ranks[number].lost]
-        starved = [number for number in ended if self.ranks[number].memory]
-        return self._of_rank((starved or killed or refused or told or ended)[0])
+        refused = [number for number, rank in failed if rank.code == 2]
+        known = [number for number, rank in failed if not rank.lost]
+        return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])
 
-    def _of_rank(self, number: int) -> Verdict:
+    def _blame_rank(self, number: int) -> Verdict:
         rank, name = self.ranks[number], self.name(number)
         code = rank.code or 0
         if rank.memory:

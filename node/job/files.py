@@ -1,4 +1,4 @@
-"""Where a job's files are; reads and writes its records.
+"""Where a job's files are; reads and writes its records, and reads the node's.
 
 runs/ID/ on every node
     job.toml             the resolved job
@@ -60,21 +60,31 @@ def secrets_of(job: str) -> Path:
 
 
 def read(path: Path) -> Record:
-    """A record; empty if there is none or the file is damaged. A machine that lost power can leave an empty file, and
-    one such file must not make the verbs fail for all jobs."""
+    """A record; empty if there is none or the file is damaged. A machine that lost power can leave an empty or cut
+    file, and one such file must not make the verbs fail for all jobs, or for the node."""
+    return parsed(text(path))
+
+
+def text(path: Path) -> str:
+    """A file's text, with invalid UTF-8 replaced; empty if there is no file."""
     try:
-        record = json.loads(path.read_text(errors="replace"))
-    except (FileNotFoundError, ValueError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def parsed(line: str) -> Record:
+    """The object of a line of JSON; empty if it is anything else."""
+    try:
+        record = json.loads(line)
+    except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
 
 
 def write(path: Path, record: Record) -> None:
-    """Write a record to disk, then rename it into place, so that no half record is left even after a power failure.
-
-    On a full disk it tries for 5 s, then raises OSError: a checkpoint that did not fit is removed again in that time,
-    and a job's end must be recorded.
-    """
+    """Write a record to disk, then rename it into place, so that no half record remains even after a power failure. On
+    a full disk it tries for 5 s, in which a checkpoint that did not fit is removed; then it raises OSError."""
     deadline = time.monotonic() + _FULL_DISK_SECONDS
     while True:
         temporary = path.with_name(f"{path.name}.{os.getpid()}")

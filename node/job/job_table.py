@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from node.job import files
@@ -36,14 +37,11 @@ def take(runs: Path, name: str, taken: Iterable[str] = ()) -> str:
     """Make the directory of a new job and return its id, `NAME-NUMBER`. `taken`: ids that other clusters have put into
     the bucket. Only one caller gets an id even if clusters share `runs`: the second mkdir of a name fails."""
     names = [*(path.name for path in runs.iterdir() if path.is_dir()), *taken]
-    number = max(map(number_of, names), default=0)
-    while True:
-        number += 1
-        try:
+    for number in itertools.count(max(map(number_of, names), default=0) + 1):
+        with suppress(FileExistsError):
             (runs / f"{name}-{number}").mkdir()
-        except FileExistsError:
-            continue
-        return f"{name}-{number}"
+            break
+    return f"{name}-{number}"
 
 
 def number_of(job: str) -> int:
@@ -76,18 +74,9 @@ def state_of(run_dir: Path) -> Record:
 def damaged(run_dir: Path) -> Record:
     """A FAILED state for a job whose record is empty or cut, so that its files can be fetched and it can be resumed."""
     when = (run_dir / "state.json").stat().st_mtime
-    return {
-        "id": run_dir.name,
-        "state": "FAILED",
-        "reason": "its record state.json is damaged",
-        "exit_code": 1,
-        "nodes": [],
-        "created": when,
-        "started": None,
-        "ended": when,
-        "attempt": 0,
-        "price_per_hour": 0.0,
-    }
+    why = {"state": "FAILED", "reason": "its record state.json is damaged", "exit_code": 1}
+    times = {"created": when, "started": None, "ended": when}
+    return {"id": run_dir.name, **why, **times, "nodes": [], "attempt": 0, "price_per_hour": 0.0}
 
 
 def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
@@ -95,10 +84,8 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
     return [
         state
         for state in every(runs)
-        if state["state"] not in files.OVER
-        and state["id"] != job
-        and nodes & set(state["nodes"])
-        and not (state.get("queued") and job and number_of(state["id"]) > number_of(job))
+        if state["state"] not in files.OVER and state["id"] != job and nodes & set(state["nodes"])
+        if not (state.get("queued") and job and number_of(state["id"]) > number_of(job))
     ]
 
 
@@ -121,11 +108,11 @@ def is_active(job: str) -> bool:
     argv = ["systemctl", "show", "--property=ActiveState", "--value", unit]
     deadline = time.monotonic() + _SYSTEMD_SECONDS
     while True:
-        told = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if told.returncode == 0:
-            return told.stdout.strip() in ("active", "activating", "deactivating", "reloading")
+        shown = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if shown.returncode == 0:
+            return shown.stdout.strip() in ("active", "activating", "deactivating", "reloading")
         if time.monotonic() > deadline:
-            raise subprocess.CalledProcessError(told.returncode, argv, told.stdout, told.stderr)
+            shown.check_returncode()
         time.sleep(0.5)
 
 
@@ -133,8 +120,7 @@ def show(argv: list[str]) -> int:
     """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, and how many nodes it had."""
     run_dir = files.absolute(argv[0]) / argv[1]
     nodes = files.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
-    file = run_dir / "job.toml"
-    print(json.dumps({"job": file.read_text() if file.exists() else "", "nodes": len(nodes)}), flush=True)
+    print(json.dumps({"job": files.text(run_dir / "job.toml"), "nodes": len(nodes)}), flush=True)
     return 0
 
 

@@ -4,7 +4,7 @@ Runs as the systemd service ID-keeper.service; its stdin and stdout are the head
 bound to that service: when this program ends for any reason, systemd kills the ranks. It ends when the head says so,
 when the connection closes, or when the head has sent nothing for the length of the lease.
 
-stdin    a line of JSON: a KeeperSpec; then words: beat, term, kill, end
+stdin    a line of JSON: a KeeperSpec; then words: beat, term, end
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -47,10 +47,9 @@ class Keeper:
         self.spec, self.id = spec, spec.id
         self.run_dir = files.absolute(spec.run_dir)
         self.folder = self.run_dir / "nodes" / spec.node
-        self._words: list[str] = []
-        self._over = threading.Event()
+        self._over, self._term = threading.Event(), threading.Event()
         self._ranks: dict[int, Rank] = {}
-        self._told = 0.0
+        self._beat = 0.0
         self._deadline: float | None = None
         self._meter = usage.Meter()
         self._began = self._measured = time.monotonic()
@@ -67,7 +66,10 @@ class Keeper:
         threading.Thread(target=self._listen, daemon=True).start()
         tell({"event": "ready"})
         while not self._over.wait(POLL):
-            self._obey()
+            if self._term.is_set():
+                self._term.clear()
+                for rank in self._ranks.values():
+                    rank.term()
             self._look()
         self._end()
         return 0
@@ -76,7 +78,7 @@ class Keeper:
         """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        if not (self.run_dir / "job.toml").exists() or (self.run_dir / "job.toml").read_text() != self.spec.job:
+        if files.text(self.run_dir / "job.toml") != self.spec.job:
             temporary = self.run_dir / f"job.toml.{self.spec.node}"
             temporary.write_text(self.spec.job)
             temporary.replace(self.run_dir / "job.toml")
@@ -86,29 +88,21 @@ class Keeper:
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
 
     def _listen(self) -> None:
-        """Collect the head's words until `end`. If the connection closes or the lease runs out, kill the ranks."""
+        """Hear the head's words until `end`. If the connection closes or the lease runs out, kill the ranks."""
         rest = b""
         while select.select([0], [], [], self.spec.lease)[0]:
             data = os.read(0, 4096)
             if not data:
                 break
             *words, rest = (rest + data).split(b"\n")
-            self._words += [word.decode() for word in words]
+            if b"term" in words:
+                self._term.set()
             if b"end" in words:
                 self._over.set()
                 return
         # Without the head nothing can be reported, and writing to stdout might block.
         cleanup.kill(self.id)
         os._exit(3)
-
-    def _obey(self) -> None:
-        while self._words:
-            word = self._words.pop(0)
-            for rank in self._ranks.values():
-                if word == "term":
-                    rank.term()
-            if word == "kill":
-                cleanup.kill(self.id)
 
     def _look(self) -> None:
         for path in self.folder.glob("rank-*.json"):
@@ -119,8 +113,8 @@ class Keeper:
         for rank in self._ranks.values():
             for event in rank.news():
                 tell(self._with_cause(event))
-        if time.monotonic() - self._told > BEAT:
-            self._told = time.monotonic()
+        if time.monotonic() - self._beat > BEAT:
+            self._beat = time.monotonic()
             tell({"event": "beat"})
             self._look_at_limits()
             self._measure()
@@ -134,8 +128,7 @@ class Keeper:
         if now - self._measured < usage.interval(now - self._began):
             return
         self._measured = now
-        used = self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now)
-        if used is not None:
+        if used := self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now):
             tell({"event": "usage", **used})
 
     def _with_cause(self, event: Event) -> Event:
@@ -200,14 +193,8 @@ class Rank:
         beat = files.read(self._heartbeat)
         if not beat or beat["pid"] != self._record.get("pid"):  # another pid: an earlier attempt's heartbeat
             return None
-        age = time.time() - beat["time"]
-        return {
-            "event": "step",
-            "rank": self.number,
-            "step": beat["step"],
-            "phase": beat["phase"],
-            "age": round(age, 2),
-        }
+        age = round(time.time() - beat["time"], 2)
+        return {"event": "step", "rank": self.number, "step": beat["step"], "phase": beat["phase"], "age": age}
 
     @property
     def pid(self) -> int | None:
@@ -225,8 +212,7 @@ class Rank:
         if _state(self._record["pid"]) not in ("T", "t"):
             self._stopped_since = None
             return False
-        if self._stopped_since is None:
-            self._stopped_since = time.monotonic()
+        self._stopped_since = self._stopped_since or time.monotonic()
         if time.monotonic() - self._stopped_since < STOPPED_SECONDS:
             return False
         self._stopped_since = float("inf")

@@ -49,7 +49,8 @@ def main(argv: list[str]) -> int:
     place = Place(os.environ)
     folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
     folder.mkdir(parents=True, exist_ok=True)
-    log = Log(folder / f"rank-{place.rank}.log")
+    path = folder / f"rank-{place.rank}.json"
+    log = Log(path.with_suffix(".log"))
     environment = {**os.environ, **from_node(place, log.line)}
     # A launcher's SIGTERM goes to the whole process group; the wrapper must live on to record how the rank ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -64,13 +65,13 @@ def main(argv: list[str]) -> int:
         close_fds=False,  # MPI talks to its launcher through an inherited file descriptor
     )
     record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid(), "pid": child.pid}
-    files.write(folder / f"rank-{place.rank}.json", {**record, "state": "running"})
+    files.write(path, {**record, "state": "running"})
     assert child.stdout
     with child.stdout as output:
         log.take(output.fileno())
     code = child.wait()
     ended = {"state": "exited", "code": code, "last": log.complaint(), "time": time.time()}
-    files.write(folder / f"rank-{place.rank}.json", {**record, **ended})
+    files.write(path, {**record, **ended})
     if code != 0:
         time.sleep(LINGER)
     return code if code >= 0 else 128 - code
@@ -92,18 +93,20 @@ def probe(argv: list[str]) -> None:
 def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
     """The part of a rank's environment that depends on its node. Also pins this process to the rank's cores and reports
     threads, cores and interface through `say`."""
-    environment = dict(line.split("=", 1) for line in _lines(Path(RUNTIME)) if "=" in line and line[0] != "#")
+    lines = files.text(Path(RUNTIME)).splitlines()
+    environment = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     ready = files.read(READY)
     collectives = ready.get("collectives") or "gloo"
-    environment |= secrets(place, os.environ)
-    environment["TRAINYARD_NODE"] = place.node
-    environment["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # otherwise each rank warns of addresses without a host name
-    environment["TRAINYARD_COLLECTIVES"] = collectives
+    environment |= {
+        **secrets(place, os.environ),
+        "TRAINYARD_NODE": place.node,
+        "TRAINYARD_COLLECTIVES": collectives,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # otherwise each rank warns of addresses without a host name
+    }
     if ready.get("profile") == "ipex":
         environment["ACCELERATE_USE_IPEX"] = "true"
     interface = os.environ.get("TRAINYARD_INTERFACE") or (scope.interface(place.others[0]) if place.others else "lo")
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"):
-        environment[name] = interface
+    environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"), interface)
     every = [cores.share(cores.topology(), place.slots, rank, cores.is_shared()) for rank in range(place.slots)]
     mine = every[place.local_rank]
     workers = collectives == "ccl"
@@ -142,19 +145,17 @@ class Log:
 
     def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._file_bytes = path, file_bytes
-        self._file, self._size = self._open()
-        self._last = ""
-        self._error = ""
+        self._open()
+        self._last = self._error = ""
 
     def take(self, output: int) -> None:
         """Write all lines read from a file descriptor until its end. Of a line with carriage returns, such as a
         progress bar, only the last state is kept."""
         rest = b""
         while data := os.read(output, 1 << 16):
-            *lines, rest = (rest + data).split(b"\n")
+            *lines, rest = (rest[-LONGEST:] + data).split(b"\n")
             for line in lines:
                 self.line(_text(line))
-            rest = rest[-LONGEST:]
         if rest:
             self.line(_text(rest))
 
@@ -170,20 +171,17 @@ class Log:
                 raise OSError
             self._size += len(data)
             if self._size >= self._file_bytes:
-                self._rotate()
+                # No line is lost: the keeper reads the old file to its end before it opens the new one.
+                self._path.replace(self._path.with_suffix(".log.1"))
+                os.close(self._file)
+                self._open()
         except OSError:
             with suppress(OSError):
                 print(text, flush=True)
 
-    def _open(self) -> tuple[int, int]:
-        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        return file, os.fstat(file).st_size
-
-    def _rotate(self) -> None:
-        """Start a new file. No line is lost: the keeper reads the old one to its end before it opens the new one."""
-        self._path.replace(self._path.with_suffix(".log.1"))
-        os.close(self._file)
-        self._file, self._size = self._open()
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self._file).st_size
 
     def complaint(self) -> str:
         """The rank's first `error: ` line, otherwise its last line; at most 400 characters."""
@@ -192,7 +190,3 @@ class Log:
 
 def _text(line: bytes) -> str:
     return line[-LONGEST:].rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []

@@ -12,7 +12,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import TimeoutExpired, run
-from typing import Any
 
 from fabfile.launchers import SYSTEM_PYTHON, Launch
 from node.job import files, job_table
@@ -63,20 +62,19 @@ class Supervisor:
             began = state["started"] + state.get("paused", 0.0)
             attempt = Attempt(self.spec.launcher, launch, self.spec.timeout, self.log, self.asked, began)
             verdict = attempt.run()
-            out_of_reach = self._tell(verdict, attempt)
-            nodes = tuple(node for node in launch.nodes if node.name not in out_of_reach | attempt.expiry.taken)
+            unusable = self._record(verdict, attempt) | attempt.expiry.taken
+            nodes = tuple(node for node in launch.nodes if node.name not in unusable)
             if not self._may_go_on(verdict, attempt) or not restarts or launch.nodes[0] not in nodes:
                 break
             restarts -= 1
             launch = launch.on(nodes, launch.attempt + 1)
             self.log.say(f"restart from the last checkpoint on {len(nodes)} nodes; {restarts} more allowed")
         if attempt.stopping and (verdict.code or verdict.reason.startswith(STOPPED)):
-            because = f"{attempt.expiry.reason}; " if attempt.expiry.reason else ""
-            self._over("CANCELLED", f"{because}{verdict.reason}", 1)
-        elif verdict.code == 0:
-            self._over("SUCCEEDED", "", 0)
-        else:
+            self._over("CANCELLED", "; ".join(filter(None, (attempt.expiry.reason, verdict.reason))), 1)
+        elif verdict.code:
             self._over("FAILED", verdict.reason, verdict.code)
+        else:
+            self._over("SUCCEEDED", "", 0)
 
     def _may_go_on(self, verdict: Verdict, attempt: Attempt) -> bool:
         """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back."""
@@ -88,25 +86,23 @@ class Supervisor:
 
     def asked(self) -> str:
         """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
-        if self._now:
-            return "now"
-        return str(files.read(self.run_dir / "stop.json").get("how", ""))
+        return "now" if self._now else str(files.read(self.run_dir / "stop.json").get("how", ""))
 
     def _terminated(self, _signal: int, _frame: object) -> None:
         self._now = True
 
     def _wait_for_nodes(self) -> bool:
         """Wait until no job with a lower number holds any of the nodes; False if the user stopped the job meanwhile."""
-        names, runs, said = {node.name for node in self.launch.nodes}, self.run_dir.parent, ""
+        names, runs, waits_for = set(self.spec.node_names), self.run_dir.parent, ""
         while self.spec.queue and not self.asked():
             with job_table.alone(runs):
                 before = job_table.in_the_way(runs, names, self.launch.id)
                 if not before:
                     job_table.set_state(self.run_dir, queued=False)
                     break
-            if said != before[0]["id"]:
-                said = before[0]["id"]
-                self.log.say(f"waiting for {said}")
+            if waits_for != before[0]["id"]:
+                waits_for = before[0]["id"]
+                self.log.say(f"waiting for {waits_for}")
             time.sleep(QUEUE_POLL)
         return not self.asked()
 
@@ -124,16 +120,16 @@ class Supervisor:
             ended_before=None,
         )
 
-    def _tell(self, verdict: Verdict, attempt: Attempt) -> set[str]:
+    def _record(self, verdict: Verdict, attempt: Attempt) -> set[str]:
         """Record how the attempt ended; returns the nodes that the next attempt cannot use."""
         if verdict.code:
             self.log.say(f"error: {verdict.reason}")
         if attempt.first_step:
             job_table.set_state(self.run_dir, first_step=attempt.first_step)
         # The keepers of these nodes have not confirmed that all processes are gone: ask over a new connection.
-        left = sweep(self.launch.id, attempt.unknown, self.spec.program) if attempt.unknown else {}
-        warn(self.log, {**attempt.left, **left})
-        return set(left)
+        remaining = sweep(self.launch.id, attempt.unknown, self.spec.program)
+        warn(self.log, {**attempt.left, **remaining})
+        return set(remaining)
 
     def _over(self, state: str, reason: str, code: int) -> None:
         self.log.say(f"{self.launch.id} {state}{': ' + reason if reason else ''}")
@@ -181,19 +177,18 @@ def _how() -> str:
 
 
 def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
-    """Kill a job's remaining processes on all nodes in parallel; returns by node what could not be killed, or why that
-    is not known."""
+    """Kill a job's remaining processes on all nodes at once; returns by node what could not be killed, or why that is
+    not known."""
 
     def one(node: str) -> list[str]:
         argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} left {job}"]
         try:
-            told = run(argv, capture_output=True, text=True, timeout=SWEEP)
+            done = run(argv, capture_output=True, text=True, timeout=SWEEP)
         except TimeoutExpired:
             return ["not known: it does not answer"]
-        if told.returncode != 0:
-            return [f"not known: {(told.stderr.strip() or 'no answer').splitlines()[-1]}"]
-        answer: dict[str, Any] = json.loads(told.stdout)
-        return list(answer["left"])
+        if done.returncode != 0:
+            return [f"not known: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"]
+        return list(json.loads(done.stdout)["left"])
 
     with ThreadPoolExecutor(max(1, len(nodes))) as pool:
         return {node: what for node, what in zip(nodes, pool.map(one, nodes), strict=True) if what}

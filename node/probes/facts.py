@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import RUNTIME as RUNTIME_FILE
+from node.job.files import read
 from node.memory import meminfo, private
 from node.probes import end_with_stdin, say
 
@@ -41,17 +42,14 @@ def main(_argv: list[str]) -> None:
 
 
 def record() -> dict[str, Any]:
-    """The bootstrap's record of this node, with kernel and OS. `state` is ready, failed, none, or broken if a record is
-    not valid JSON."""
+    """The bootstrap's record of this node, with kernel and OS. `state` is ready, failed, none, or broken."""
     found: dict[str, Any] = {"state": "none", "kernel": platform.release(), "os": os_name()}
     for state in ("ready", "failed"):
-        try:
-            content = json.loads((RECORDS / f"{state}.json").read_text())
-        except (FileNotFoundError, PermissionError, NotADirectoryError):
-            continue
-        except json.JSONDecodeError as error:
-            return {**found, "state": "broken", "reason": f"{RECORDS}/{state}.json: {error}"}
-        found |= {"state": state, "content": content}
+        path = RECORDS / f"{state}.json"
+        if content := read(path):
+            found |= {"state": state, "content": content}
+        elif path.exists():
+            return {**found, "state": "broken", "reason": f"{path} is empty or damaged"}
     return found
 
 

@@ -10,6 +10,7 @@ Runs on every node at the same time. Reads one line of JSON from stdin,
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import json
 import socket
 import subprocess
@@ -19,11 +20,10 @@ import time
 from collections.abc import Callable
 
 from node.probes import end_with_stdin, say
+from node.scope import CONNECT_S, STRICT
 
 AT_A_TIME = 4
 """SSH connections that a node opens at once. sshd's MaxStartups drops some once ten are unauthenticated."""
-SSH_S = 8
-"""ConnectTimeout of one SSH connection in seconds, key exchange included."""
 PORTS_S = 10
 """Seconds that the others have to open their ports; all nodes start this probe at about the same time."""
 NAMES_S = 5
@@ -65,14 +65,13 @@ def names(peers: list[Peer]) -> dict[str, str]:
     pool = concurrent.futures.ThreadPoolExecutor(max(1, len(peers)))
     pending = {peer["name"]: pool.submit(resolve, peer) for peer in peers}
     deadline = time.monotonic() + NAMES_S
-    wrong = {}
+    wrong: dict[str, str] = {}
     for name, future in pending.items():
         try:
             found = future.result(timeout=max(0.0, deadline - time.monotonic()))
         except concurrent.futures.TimeoutError:
             found = f"the resolver is silent for {NAMES_S} s"
-        if found:
-            wrong[name] = found
+        wrong |= {name: found} if found else {}
     pool.shutdown(wait=False, cancel_futures=True)
     return wrong
 
@@ -97,24 +96,18 @@ def resolve(peer: Peer) -> str:
 
 def listen(ip: str, ports: list[int], token: str) -> int:
     """Answer with `token` at the first of `ports` that is free here, as long as this program runs; returns the port.
-
-    Raises OSError if none is free or the address is not this node's.
-    """
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    Raises OSError if none is free or the address is not this node's."""
     for port in ports:
-        server = socket.socket(family)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind((ip, port))
+            family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+            server = socket.create_server((ip, port), family=family, backlog=128)
         except OSError as error:
-            server.close()
-            if port == ports[-1] or error.errno != 98:  # 98 is EADDRINUSE: try the next port
-                raise
-            continue
-        server.listen(128)
+            if error.errno == errno.EADDRINUSE:
+                continue
+            raise
         threading.Thread(target=answer, args=(server, token), daemon=True).start()
         return port
-    raise OSError(98, "none of the agreed ports is free")
+    raise OSError(errno.EADDRINUSE, "none of the agreed ports is free")
 
 
 def answer(server: socket.socket, token: str) -> None:
@@ -126,16 +119,15 @@ def answer(server: socket.socket, token: str) -> None:
 
 
 def reach(peer: Peer, ports: list[int], token: str) -> str:
-    """Look for the peer's listener at `ports`; returns what is wrong, empty if it answers. Tries again if refused: the
-    listener may not be up yet, or be at the next port."""
+    """Why the peer's listener is at none of `ports`; empty if it answers. Tries again if refused: it may not be up
+    yet."""
     deadline = time.monotonic() + PORTS_S
     wrong = ""
     while time.monotonic() < deadline:
         for port in ports:
             try:
-                with socket.create_connection(
-                    (peer["ip"], port), timeout=max(0.1, deadline - time.monotonic())
-                ) as link:
+                rest = max(0.1, deadline - time.monotonic())
+                with socket.create_connection((peer["ip"], port), timeout=rest) as link:
                     link.settimeout(2)
                     if link.recv(256) == token.encode():
                         return ""
@@ -161,19 +153,15 @@ def ssh(peer: Peer) -> str:
 
 def ssh_once(name: str) -> str:
     """Why a login to this node fails; empty: it works."""
-    strict = ["BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", f"ConnectTimeout={SSH_S}"]
     # There are N^2 handshakes, and the default post-quantum key exchange takes most of a handshake's time. `^` only
     # changes the order of preference.
-    strict.append("KexAlgorithms=^curve25519-sha256")
-    command = ["ssh", "-n", "-T", *[part for option in strict for part in ("-o", option)], name, "true"]
+    command = ["ssh", "-n", "-T", *STRICT, "-o", "KexAlgorithms=^curve25519-sha256", name, "true"]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=2 * SSH_S, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2 * CONNECT_S, check=False)
     except FileNotFoundError:
         return "no ssh command here"
     except subprocess.TimeoutExpired:
-        return f"no answer in {2 * SSH_S} s"
+        return f"no answer in {2 * CONNECT_S} s"
     return "" if done.returncode == 0 else reason(done.stderr) or f"ssh ended with exit code {done.returncode}"
 
 
@@ -182,5 +170,4 @@ def reason(stderr: str) -> str:
     if "Host key verification failed" in stderr:
         changed = "IDENTIFICATION HAS CHANGED" in stderr
         return "the host key is not the known one" if changed else "the host key is not known"
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    return stderr.strip().rpartition("\n")[2].strip()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from fabfile.remote import node_program
 from fabfile.remote.fleet import Fleet
 from node import FOLDER, install, status
 from node.main import COMMANDS
+from node.probes import facts
 
 ROOT = FOLDER.parent
 
@@ -133,6 +136,7 @@ def test_a_node_that_lacks_it_gets_it_and_runs_the_command_in_the_same_call(
             placed.parent.write_text("no folder")
             result = node_program.run(fleet, "jobs", str(tmp_path / "runs"), timeout=30)["node1"]
             assert not result.ok and "cannot be put into" in result.why and "node1" in result.why
+            assert re.search(r"File exists; .+ of .+ free in /", result.why), "a full disk is the usual cause"
     finally:
         yard.stop()
 
@@ -183,3 +187,27 @@ def test_status_and_wait_agree_on_what_is_no_node(
     follow = ["bash", "--norc", "-c", (FOLDER / "boot.sh").read_text()]
     said = subprocess.run(follow, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
     assert (said == "bare\n") is bare
+
+
+@pytest.mark.parametrize("text", ["", '{"time": 1, "id": "a', "\x00\x00\x00"])
+def test_status_and_facts_bear_records_that_a_power_cut_has_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    monkeypatch.setattr(status, "ROOT", tmp_path)
+    monkeypatch.setattr(status, "STATE", tmp_path / "var/lib/trainyard")
+    monkeypatch.setattr(status, "BOOTED", tmp_path / "no such file")
+    monkeypatch.setattr(status, "is_bare", lambda: False)
+    monkeypatch.setattr(facts, "RECORDS", tmp_path / "var/lib/trainyard")
+    for folder, names in {
+        "var/lib/trainyard": ("ready.json", "failed.json", "job.json", "first-boot.json", "progress.jsonl"),
+        "run/trainyard": ("limits.json", "notice.json"),
+    }.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name in names:
+            (tmp_path / folder / name).write_text(text)
+    status.main(["run/trainyard/limits.json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown[name] for name in ("ready", "failed", "job", "limits", "age_seconds")] == [None] * 5
+    assert (shown["step"], shown["notice"]) == ("", "")
+    found = facts.record()
+    assert found["state"] == "broken" and "ready.json is empty or damaged" in found["reason"]

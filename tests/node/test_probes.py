@@ -89,6 +89,17 @@ def test_why_ssh_failed(stderr: str, why: str) -> None:
     assert peers.reason(stderr) == why
 
 
+def test_the_probe_logs_in_with_the_options_of_every_ssh_between_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/argv\n')
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert peers.ssh_once("node2") == ""
+    argv = (tmp_path / "argv").read_text().splitlines()
+    assert argv[2 : 2 + len(scope.STRICT)] == scope.STRICT and argv[-2:] == ["node2", "true"]
+
+
 def test_names_that_cannot_be_right_are_told() -> None:
     assert peers.resolve({"name": "localhost", "ip": "10.1.2.3"}).startswith("the name is ")
     assert peers.resolve({"name": "no-such-name.invalid", "ip": "10.1.2.3"}) == "the name is not known"
