@@ -1,8 +1,8 @@
 """End this node when its hours are over or nobody uses the cluster. A timer runs it, from the image's first boot on.
 
-A worker asks the head before it goes, and tells it that somebody is logged in here. What trains is warned and stopped
-in time by the job's own programs, which read the record. Nothing may keep a node whose hours are over: the record is in
-memory (/run), a file that cannot be read or written counts as missing, and a setting that makes no sense as not set.
+A worker asks the head before it ends, and reports to it that somebody is logged in here. A job's own programs read the
+record and stop the job in time. No fault may keep a node whose hours are over: the record is in memory (/run), a file
+that cannot be read or written counts as missing, and an invalid setting as not set.
 """
 
 import json
@@ -33,7 +33,7 @@ Record = dict[str, Any]
 
 
 def settings() -> dict[str, str]:
-    """What the image and /etc/trainyard.env say, as far as it makes sense; else a limit that fits the cluster."""
+    """The valid settings of the image and of /etc/trainyard.env; limits that are not set get the cluster's defaults."""
     found = {}
     for name in ("opt/trainyard/image.env", "etc/trainyard.env"):
         with suppress(OSError):
@@ -41,9 +41,8 @@ def settings() -> dict[str, str]:
                 key, _, value = line.partition("=")
                 if key.startswith("TRAINYARD_") and re.fullmatch(ALLOWED.get(key, ".*"), value):
                     found[key] = value
-    free = found.get("TRAINYARD_CLUSTER") == "local"
-    limits = {"TRAINYARD_MAX_HOURS": "0" if free else "24", "TRAINYARD_IDLE_MINUTES": "0" if free else "60"}
-    return {**limits, "TRAINYARD_NODE": "unnamed", **found}
+    hours, idle = ("0", "0") if found.get("TRAINYARD_CLUSTER") == "local" else ("24", "60")
+    return {"TRAINYARD_MAX_HOURS": hours, "TRAINYARD_IDLE_MINUTES": idle, "TRAINYARD_NODE": "unnamed", **found}
 
 
 SETTINGS = settings()
@@ -51,7 +50,7 @@ HEAD = SETTINGS.get("TRAINYARD_ROLE") == "head"
 
 
 def load(path: Path) -> Record:
-    """A record; empty: there is none, or none that can be read."""
+    """A record; empty if there is none, or none that can be read."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -65,11 +64,11 @@ def save(path: Path, record: Record) -> None:
         path.with_suffix(".new").write_text(json.dumps(record))
         path.with_suffix(".new").replace(path)
     except OSError as error:
-        say(f"{path} cannot be written: {error}", wall=False)
+        say(f"cannot write {path}: {error}", wall=False)
 
 
 def say(text: str, *, wall: bool = True) -> None:
-    """To the console and to whoever is logged in. That nobody can be told changes nothing."""
+    """To the console and to whoever is logged in. A failure to do so changes nothing."""
     with suppress(OSError, subprocess.SubprocessError):
         print(text, flush=True)
         subprocess.run(["wall", text] if wall else ["true"], check=False, timeout=10)
@@ -77,7 +76,7 @@ def say(text: str, *, wall: bool = True) -> None:
 
 def first_boot(before: Record, now: float) -> Record:
     """When this node booted first, kept over reboots. A copy of its disk in another machine is another node."""
-    instance = ""  # known from the first second of a boot on, which cloud-init's own id is not
+    instance = ""  # unlike cloud-init's own id, these are known from the first second of a boot
     for name in ("sys/class/dmi/id/product_uuid", "etc/machine-id"):
         with suppress(OSError):
             instance = f"{instance} {(ROOT / name).read_text().strip()}".strip()
@@ -88,21 +87,21 @@ def first_boot(before: Record, now: float) -> Record:
             return found
     began = now
     with suppress(OSError, ValueError, IndexError):
-        # Since its init began: /proc/uptime alone is that of a container's host.
+        # The start of this machine's init: in a container, /proc/uptime is that of the host.
         ticks = int((ROOT / "proc/1/stat").read_text().rpartition(")")[2].split()[19])
         up = float((ROOT / "proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
         began = now - up
     if not on_disk:
         with suppress(OSError):
-            began = min(began, FIRST.stat().st_mtime)  # a record that is there and broken
+            began = min(began, FIRST.stat().st_mtime)  # a damaged record
     first = {"time": int(began), "instance": instance}
     save(FIRST, first)
     return first
 
 
 def used() -> str:
-    """By bootstrap, else job, else login; empty: by nobody."""
-    # On the head: what a worker has told of itself.
+    """What uses this node: "bootstrap", else "job", else "login", else ""."""
+    # On the head: each worker with a login touches a file of its own (see ask_head).
     found = {"login" for mark in RECORD.parent.glob("limits.json.*") if time.time() - mark.stat().st_mtime < 2 * MINUTE}
     for process in ROOT.glob("proc/[0-9]*"):
         try:
@@ -114,13 +113,13 @@ def used() -> str:
             found.add("bootstrap")
         elif b"TRAINYARD_JOB=" in environ or b"/launch\0keep" in command or b"/launch\0supervise" in command:
             found.add("job")
-        elif login and NAME.encode() not in command:  # who only looks at the record does not count
+        elif login and NAME.encode() not in command:  # a process that only reads the record does not count
             found.add("login")
     return min(found, default="")
 
 
-def ask(by: str) -> Record:
-    """The head's record; empty: it does not answer."""
+def ask_head(by: str) -> Record:
+    """The head's record, empty if it does not answer. `by`: what uses this node; if anything, the head is told so."""
     mark = f"sudo touch /{NAME}.{SETTINGS['TRAINYARD_NODE']}; " if by else ""
     ssh = ["runuser", "-u", "trainyard", "--", "ssh", "-nxo", "BatchMode=yes", "-o", "ConnectTimeout=5", "node1"]
     try:
@@ -129,10 +128,10 @@ def ask(by: str) -> Record:
         return {}
 
 
-def why(record: Record) -> str:
-    """Why the node is to end now; empty: it stays."""
+def reason_to_end(record: Record) -> str:
+    """Why the node must end now; empty if it stays."""
     now, by, limit = record["time"], record["used"], record["idle_minutes"] * MINUTE
-    # A job that is still at its last checkpoint has five minutes more.
+    # A job has five more minutes to write its last checkpoint.
     if now > record["deadline"] + 5 * MINUTE * (by == "job") and by != "bootstrap":
         return "its hours are over"
     idle = now - record["idle_since"]
@@ -140,13 +139,13 @@ def why(record: Record) -> str:
         record["head_heard"] = now
         return ""
     if not HEAD:
-        told = ask(by)
-        if told:
+        head = ask_head(by)
+        if head:
             record["head_heard"] = now
-            idle = 0 if told["used"] else min(idle, told["time"] - told["idle_since"])
+            idle = 0 if head["used"] else min(idle, head["time"] - head["idle_since"])
         elif by or now - record["head_heard"] < 10 * MINUTE:
-            return ""  # it may be booting
-    return "nobody uses it" if idle > limit + 2 * MINUTE * HEAD else ""  # the head goes last, as it is asked
+            return ""  # the head may be booting
+    return "nobody uses it" if idle > limit + 2 * MINUTE * HEAD else ""  # the head ends last: workers ask it
 
 
 def end(record: Record) -> None:
@@ -160,21 +159,22 @@ def end(record: Record) -> None:
 
 
 def power_off(tries: int) -> None:
-    """Down in order; by force when that fails, or has been asked for four times and this node is still here; and when
-    that fails as well, by the kernel. The kernel of a container is its host's, and takes no such order."""
-    ways = [["systemctl", "poweroff", "-i"], ["systemctl", "poweroff", "-f"]]
-    for way in ways[min(tries // 5, 2) :]:
+    """An orderly shutdown; a forced one if that fails, or after four orderly ones without effect; if both fail, by the
+    kernel, which a container cannot do (its kernel is the host's)."""
+    commands = [["systemctl", "poweroff", "-i"], ["systemctl", "poweroff", "-f"]]
+    for command in commands[min(tries // 5, 2) :]:
         try:
-            subprocess.run(way, check=True, timeout=MINUTE)
+            subprocess.run(command, check=True, timeout=MINUTE)
             return
         except (OSError, subprocess.SubprocessError) as error:
-            say(f"this node cannot be ended so: {error}")
-    for key in ("s", "o"):  # write what is in memory to the disk, off
+            say(f"cannot power off this node: {error}")
+    for key in ("s", "o"):  # sync the disks, power off
         (ROOT / "proc/sysrq-trigger").write_text(key)
         time.sleep(2)
 
 
-def look(record: Record, before: Record) -> None:
+def update(record: Record, before: Record) -> None:
+    """Bring the record up to date, warn, and end the node if it is time. `before`: the last run's record."""
     now = record["time"]
     record["used"] = used()
     record |= {key: before.get(key, now) for key in ("idle_since", "head_heard")}
@@ -183,7 +183,7 @@ def look(record: Record, before: Record) -> None:
     if record["deadline"] - now < 10 * MINUTE and not record.get("warned"):
         record["warned"] = now
         say("this node ends in 10 minutes, as its hours are over")
-    record["ends"] = why(record)
+    record["ends"] = reason_to_end(record)
     if record["ends"]:
         end(record)
     else:
@@ -203,9 +203,9 @@ def main() -> None:
     record = {**before, "time": now, "first": first, "idle_minutes": idle}
     record["deadline"] = first["time"] + hours * 3600 if hours else NEVER
     try:
-        look(record, before)
+        update(record, before)
     except Exception:
-        # Whatever it is, it must not keep a node whose hours are over; and the next run begins without this record.
+        # No error may keep a node whose hours are over. The next run starts without this record.
         traceback.print_exc()
         RECORD.unlink(missing_ok=True)
         if now > record["deadline"] + 5 * MINUTE:

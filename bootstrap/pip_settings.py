@@ -1,7 +1,7 @@
 """Print pip's settings of this machine as `export NAME=value` lines for uv and for Python's own TLS.
 
-A company's index, proxy and certificates are written down for pip; uv reads none of it. What is already in the
-environment under uv's own name stays.
+A company configures its index, proxy and certificates for pip; uv reads none of that. Variables that the environment
+already has under uv's own name stay.
 """
 
 import configparser
@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-# pip's option -> the variable, and what joins several values.
+# pip's option -> (variable, separator of several values).
 NAMES = {
     "index-url": ("UV_DEFAULT_INDEX", " "),
     "extra-index-url": ("UV_INDEX", " "),
@@ -26,7 +26,7 @@ NAMES = {
 
 
 def config_files() -> list[Path]:
-    """In pip's order: a later one wins."""
+    """In pip's order: a later file wins."""
     if os.environ.get("PIP_CONFIG_FILE") == os.devnull:
         return []
     home = Path(os.environ.get("HOME", "/root"))
@@ -51,20 +51,20 @@ def pip_settings() -> dict[str, list[str]]:
 
 
 def usable(option: str, value: str) -> bool:
-    """pip passes over a folder or a file that is not there; uv would stop."""
+    """pip ignores a folder or a file that does not exist; uv would stop."""
     if option not in ("find-links", "cert", "client-cert") or "://" in value or Path(value).exists():
         return True
-    print(f"pip's {option} {value} is not on this machine: left out", file=sys.stderr)
+    print(f"pip's {option} {value} does not exist on this machine: ignored", file=sys.stderr)
     return False
 
 
 def main() -> None:
     exports: dict[str, str] = {}
     for option, values in pip_settings().items():
-        kept = [value for value in values if usable(option, value)]
-        if option in NAMES and kept:
-            name, joint = NAMES[option]
-            exports[name] = joint.join(kept)
+        usable_values = [value for value in values if usable(option, value)]
+        if option in NAMES and usable_values:
+            name, separator = NAMES[option]
+            exports[name] = separator.join(usable_values)
     if exports.get("UV_NO_INDEX", "").lower() in ("0", "false", "no", "off"):
         del exports["UV_NO_INDEX"]
     if "ALL_PROXY" in exports:  # uv reads ALL_PROXY, Python's urllib the others

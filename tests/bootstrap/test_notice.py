@@ -21,7 +21,7 @@ import http_server
 import pytest
 from http_server import Answer, Asked
 
-PROGRAM = Path(__file__).parent.parent / "bootstrap/notice.py"
+PROGRAM = Path(__file__).resolve().parents[2] / "bootstrap/notice.py"
 
 
 @dataclass
@@ -170,7 +170,7 @@ def test_a_metadata_service_that_fails_is_said_and_asked_again(tmp_path: Path, c
         program.kill()
         assert program.stderr
         said = program.stderr.read()
-        assert "the metadata service cannot be asked: HTTPError HTTP Error 500" in said and "answers again" in said
+        assert "cannot read the metadata service: HTTPError HTTP Error 500" in said and "answers again" in said
         assert "Traceback" not in said
 
 
