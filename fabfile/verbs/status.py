@@ -11,11 +11,11 @@ from invoke.tasks import task
 
 from fabfile.output import duration, gigabytes, hint, next_command, say, table, width
 from fabfile.remote import node_program
+from fabfile.remote.boot import NEVER_BOOTSTRAPPED
 from fabfile.remote.command import Result
 from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
-from fabfile.verbs.wait import NEVER_BOOTSTRAPPED
 from infra.inventory import Node, SshCluster
 
 _REACH_SECONDS = 5.0
