@@ -25,7 +25,7 @@ from invoke.tasks import Task
 from fabfile import output
 from fabfile.command_line import UsageError, Verb, meant
 from fabfile.output import say
-from fabfile.remote.fleet import SshError
+from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT, default_stack
 
 FAILED = 1

@@ -15,7 +15,8 @@ from fabfile.check import launch, network_rules, node_rules
 from fabfile.check.session import TROUBLE, Running, Session
 from fabfile.check.verdict import UNREACHED, Fact, Verdict
 from fabfile.remote.ended import WHY, is_gone
-from fabfile.remote.fleet import Fleet, SshError
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node, SshCluster
 
 NODE_FACTS = ("record", "disk", "memory", "tcmalloc", "cpu", "launch")

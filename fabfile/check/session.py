@@ -14,7 +14,8 @@ from typing import Any
 import paramiko
 
 from fabfile.remote import node_program
-from fabfile.remote.fleet import Fleet, SshError
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
 
 POLL_S = 0.05

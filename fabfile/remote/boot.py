@@ -14,7 +14,8 @@ from typing import Any
 import paramiko
 
 from fabfile.remote.command import follow
-from fabfile.remote.fleet import Fleet, HostKeyError, SshError
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import HostKeyError, SshError
 from infra.inventory import Node
 from node import FOLDER
 

@@ -95,38 +95,34 @@ class Lines:
         self._rest = ""
 
     def feed(self, data: bytes, *, final: bool = False) -> None:
+        """Take the next bytes; with `final`, the last ones, after which `text` is there. Raises TooMuch."""
         text = self._decoder.decode(data, final)
-        self._keep(text)
-        if self._on_line:
-            self._pass_on(text, self._on_line, final=final)
-        if final:
-            self.text = "".join(self._parts)
-            if self._on_line:
-                self.text = self.text[-TAIL:]
-
-    def _keep(self, text: str) -> None:
         self._parts.append(text)
         self._size += len(text)
-        if self._on_line and self._size > 2 * TAIL:
-            self._parts = ["".join(self._parts)[-TAIL:]]
-            self._size = TAIL
+        if self._on_line:
+            if self._size > 2 * TAIL or final:
+                self._parts, self._size = ["".join(self._parts)[-TAIL:]], TAIL
+            self._pass_on(text, self._on_line, final=final)
         elif self._size > MOST:
             raise TooMuch
+        if final:
+            self.text = "".join(self._parts)
 
     def _pass_on(self, text: str, on_line: Callable[[str], None], *, final: bool) -> None:
         *lines, self._rest = (self._rest + text).split("\n")
         if (final and self._rest) or len(self._rest) > LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], ""
-        for line in lines:
-            on_line(_last_state(line))
+        for line in lines:  # of a line that a progress bar has overwritten, what a terminal would show
+            on_line(line.rstrip("\r").rpartition("\r")[2])
         # A progress bar that has not ended its line: drop all states but the last.
-        whole = self._rest.rstrip("\r")
-        self._rest = self._rest[whole.rfind("\r") + 1 :]
+        self._rest = self._rest[self._rest.rstrip("\r").rfind("\r") + 1 :]
 
 
-def _last_state(line: str) -> str:
-    """What a terminal would show of a line that a progress bar has overwritten with carriage returns."""
-    return line.rstrip("\r").rpartition("\r")[2]
+def last_words(channel: Any, default: str = "no answer", lines: int = 1) -> str:
+    """The last lines, joined by `; `, that a command writes to its stderr, which is read to its end."""
+    text = channel.makefile_stderr("r").read()
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
+    return "; ".join((text.strip() or default).splitlines()[-lines:])
 
 
 def exit_status(channel: Any, seconds: float) -> int:
@@ -166,34 +162,32 @@ def follow(
         reason = f"{node}: {late}"
     except TooMuch:
         return Result(node, 1, reason=f"{node}: printed more than {MOST >> 20} MiB")
-    for lines in (out, err):
-        lines.feed(b"", final=True)
-    if reason:
-        return Result(node, TIMED_OUT, out.text, err.text, reason)
-    code = channel.recv_exit_status()
-    if code < 0:
-        return Result(node, UNREACHABLE, out.text, err.text, f"{node}: {why_lost(channel)} while the command ran")
-    return Result(node, code, out.text, err.text)
+    return _result(node, channel, reason, out, err)
 
 
 def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
     """Yield a started command's stdout as it comes, then its Result, which has the end of stderr. Give the command
     up after `quiet` seconds without a byte."""
-    err = Lines(lambda line: None)
+    out, err = Lines(None), Lines(lambda line: None)
+    reason = ""
     try:
         for out_data, err_data in parts(channel, None, quiet):
             err.feed(err_data)
             if out_data:
                 yield out_data
     except Late as late:
-        yield Result(node, TIMED_OUT, reason=f"{node}: {late}")
-        return
-    err.feed(b"", final=True)
-    code = channel.recv_exit_status()
+        reason = f"{node}: {late}"
+    yield _result(node, channel, reason, out, err)
+
+
+def _result(node: str, channel: Channel, reason: str, out: Lines, err: Lines) -> Result:
+    """The result of a command whose output has ended, or that was given up for `reason`."""
+    for lines in (out, err):
+        lines.feed(b"", final=True)
+    code = TIMED_OUT if reason else channel.recv_exit_status()
     if code < 0:
-        yield Result(node, UNREACHABLE, stderr=err.text, reason=f"{node}: {why_lost(channel)} while the command ran")
-        return
-    yield Result(node, code, stderr=err.text)
+        code, reason = UNREACHABLE, f"{node}: {why_lost(channel)} while the command ran"
+    return Result(node, code, out.text, err.text, reason)
 
 
 class Late(Exception):

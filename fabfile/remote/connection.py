@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,13 @@ class StrictConnection(Connection):  # type: ignore[misc]
             config=_fabric_config().clone(),
             forward_agent=False,
         )
-        self._set(_cluster=cluster, _node=node, _timeout=timeout, _via=via, _own_via=None, _socket=None)
+        self._set(_cluster=cluster, node=node, _timeout=timeout, _via=via, _own_via=None, _socket=None)
         self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     def open(self) -> None:
         if self.is_connected:
             return
-        for file in trusted_files(self._cluster, self._node):
+        for file in trusted_files(self._cluster, self.node):
             if file.is_file():
                 self.client.load_host_keys(str(file))
         try:
@@ -85,7 +85,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
             self._own_via.close()
 
     def _dial(self) -> Any:
-        node = self._node
+        node = self.node
         jump = jump_node(self._cluster)
         if jump is None or node == jump:
             self._socket = _tcp(node, self._timeout)
@@ -104,7 +104,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
             raise SshError(f"{where(node)}: not reached through the jump host {jump.address}: {error}") from None
 
     def _login(self, sock: Any) -> None:
-        node, identity = self._node, self._cluster.identity_file
+        node, identity = self.node, self._cluster.identity_file
         try:
             self.client.connect(
                 node.address,
@@ -202,4 +202,14 @@ def shut(sock: socket.socket) -> None:
 
 
 def where(node: Node) -> str:
+    """`node2 (10.0.0.2:22)`"""
     return f"{node.name} ({node.address}:{node.ssh_port})"
+
+
+@contextlib.contextmanager
+def lost_is_ssh_error(node: Node) -> Iterator[None]:
+    """Turn the errors of paramiko and sockets into SshError, which names the node."""
+    try:
+        yield
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise SshError(f"{where(node)}: the connection was lost: {error}") from None

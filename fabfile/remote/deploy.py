@@ -8,13 +8,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import paramiko
 from invoke.exceptions import Exit
 
+from fabfile.output import next_command
 from fabfile.remote import node_program, wheel
-from fabfile.remote.fleet import Fleet, SshError, in_parallel
+from fabfile.remote.command import last_words
+from fabfile.remote.fleet import Fleet, results_of
+from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT
 from infra.inventory import Node
 
@@ -52,42 +53,27 @@ def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -
 
     The result is by node name. Exit 1 names the nodes where this failed.
     """
-    answers = in_parallel(lambda node: _one(fleet, node, job, ranks), nodes)
-    wrong = [answer for answer in answers.values() if isinstance(answer, str)]
+    answers, wrong = results_of(lambda node: _one(fleet, node, job, ranks), nodes)
     if wrong:
-        raise Exit("\n".join([*wrong, "next: fab status"]), code=1)
-    return {name: answer for name, answer in answers.items() if isinstance(answer, Deployed)}
+        raise Exit("\n".join([*wrong.values(), next_command("fab status")]), code=1)
+    return answers
 
 
-def _one(fleet: Fleet, node: Node, job: str, ranks: int) -> Deployed | str:
-    """Deploy to one node; a string says why that failed."""
+def _one(fleet: Fleet, node: Node, job: str, ranks: int) -> Deployed:
     sent = package()
-    wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # rank 0's alone
+    wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
     asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb}
-    try:
-        connection = fleet.connection(node)
-        node_program.put(connection)
-        with connection.create_session() as channel:
-            channel.settimeout(_TIMEOUT)
-            channel.exec_command(node_program.command("install"))
-            channel.sendall(json.dumps(asked).encode() + b"\n")
-            answers = channel.makefile("r")
-            if not _answer(answers.readline())["have"]:
+    connection = fleet.connection(node)
+    node_program.put(connection)
+    with connection.create_session() as channel:
+        channel.settimeout(_TIMEOUT)
+        channel.exec_command(node_program.command("install"))
+        channel.sendall(json.dumps(asked).encode() + b"\n")
+        lines = channel.makefile("r")
+        try:
+            if not json.loads(lines.readline())["have"]:
                 channel.sendall(sent.wheel)
-            told = _answer(answers.readline())
-            return Deployed(told["folder"], told["busy"], told["problem"])
-    except ValueError:
-        return f"{node.name}: cannot take the job's programs: {_last_word(channel)}"
-    except (SshError, paramiko.SSHException, EOFError, OSError) as error:
-        return str(error) if isinstance(error, SshError) else f"{node.name}: the connection was lost: {error}"
-
-
-def _answer(line: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(line)
-    return answer
-
-
-def _last_word(channel: paramiko.Channel) -> str:
-    said = channel.makefile_stderr("r").read().strip()
-    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-    return (text or "no answer").splitlines()[-1]
+            answer = json.loads(lines.readline())
+        except ValueError:
+            raise SshError(f"{node.name}: cannot take the job's programs: {last_words(channel)}") from None
+    return Deployed(answer["folder"], answer["busy"], answer["problem"])

@@ -1,8 +1,4 @@
-"""SSH connections to the nodes of a cluster, as every verb uses them.
-
-Connections check host keys (connection.py), as does the ssh command with `options` (openssh.py). A command ends with
-the connection that it was started on (command.py).
-"""
+"""The SSH connections to a cluster's nodes. A command ends with the connection that it was started on."""
 
 from __future__ import annotations
 
@@ -11,30 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from types import TracebackType
 from typing import TypeVar
 
-import paramiko
-
 from fabfile.remote.command import UNREACHABLE, OnLine, Result, follow, guarded
-from fabfile.remote.connection import StrictConnection, connect, identity_of, shut, where
-from fabfile.remote.known_hosts import HostKeyError, HostKeyMismatch, HostKeyUnknown, SshError, forget, known_hosts
-from fabfile.remote.openssh import jump_node, options
+from fabfile.remote.connection import StrictConnection, connect, identity_of, lost_is_ssh_error, shut, where
+from fabfile.remote.known_hosts import SshError, known_hosts
+from fabfile.remote.openssh import jump_node
 from infra.inventory import Node, SshCluster
-
-__all__ = [
-    "Fleet",
-    "HostKeyError",
-    "HostKeyMismatch",
-    "HostKeyUnknown",
-    "Result",
-    "SshError",
-    "connect",
-    "forget",
-    "known_hosts",
-    "options",
-    "run_all",
-]
 
 T = TypeVar("T")
 AHEAD = 100
@@ -84,18 +63,20 @@ class Fleet:
         quiet: float | None = None,
         on_line: OnLine | None = None,
     ) -> dict[str, Result]:
-        """Run a command on all nodes at once; see run_all. It is ended after `quiet` seconds without output."""
+        """Run a command on these nodes at once (default: all); the results are by name, in the order of the nodes.
+
+        An unreachable node has a result too, with exit code 255 and the reason. `timeout` limits the command, `quiet`
+        the time without output, in seconds; `on_line(node, stream, line)` is called for each line as it comes.
+        """
         guard = guarded(command)
 
         def one(node: Node) -> Result:
             try:
-                channel = self.connection(node).create_session()
-                channel.exec_command(guard)
-            except (SshError, paramiko.SSHException, EOFError, OSError) as error:
-                reason = (
-                    str(error) if isinstance(error, SshError) else f"{where(node)}: the connection was lost: {error}"
-                )
-                return Result(node.name, UNREACHABLE, stderr=reason, reason=reason)
+                with lost_is_ssh_error(node):
+                    channel = self.connection(node).create_session()
+                    channel.exec_command(guard)
+            except SshError as error:
+                return Result(node.name, UNREACHABLE, stderr=str(error), reason=str(error))
             result = follow(node.name, channel, timeout=timeout, quiet=quiet, on_line=on_line)
             if result.reason:
                 self._open[node.name].close()  # this ends the command on the node
@@ -139,29 +120,23 @@ class Fleet:
     def __enter__(self) -> Fleet:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
-def run_all(
-    cluster: SshCluster,
-    command: str,
-    *,
-    nodes: Iterable[Node | str] | None = None,
-    timeout: float | None = None,
-    on_line: OnLine | None = None,
-) -> dict[str, Result]:
-    """Run a command on all nodes at once; the results are by name, in the inventory's order.
+def results_of(work: Callable[[Node], T], nodes: Iterable[Node]) -> tuple[dict[str, T], dict[str, str]]:
+    """As in_parallel, but an SshError ends only its node's work: (the results, why others have none), by name."""
 
-    Every node has a result: an unreachable one has exit code 255 and the reason. `timeout` is in seconds.
-    `on_line(node, stream, line)` is called for each line as it comes. Leaving this function, also by Ctrl-C, ends a
-    command that still runs.
-    """
-    chosen = None if nodes is None else [cluster.node(node) if isinstance(node, str) else node for node in nodes]
-    with Fleet(cluster) as fleet:
-        return fleet.run(command, nodes=chosen, timeout=timeout, on_line=on_line)
+    def one(node: Node) -> T | SshError:
+        try:
+            with lost_is_ssh_error(node):
+                return work(node)
+        except SshError as error:
+            return error
+
+    found = in_parallel(one, nodes)
+    wrong = {name: str(result) for name, result in found.items() if isinstance(result, SshError)}
+    return {name: result for name, result in found.items() if not isinstance(result, SshError)}, wrong
 
 
 def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T]:

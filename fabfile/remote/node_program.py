@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-import paramiko
-
 from fabfile.remote import wheel
-from fabfile.remote.command import Result, exit_status
+from fabfile.remote.command import Result, exit_status, last_words
 from fabfile.remote.connection import StrictConnection
-from fabfile.remote.fleet import Fleet, SshError, in_parallel
+from fabfile.remote.fleet import Fleet, results_of
+from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
 from node import FOLDER
 
@@ -65,25 +64,14 @@ def run(
     results = fleet.run(line, nodes=nodes, timeout=timeout)
     missing = [fleet.cluster.node(name) for name, result in results.items() if result.exited == MISSING]
     if missing:
-        wrong = in_parallel(lambda node: _try_to_put(fleet, node), missing)
-        results |= {name: Result(name, 1, reason=why) for name, why in wrong.items() if why}
-        results |= fleet.run(line, nodes=[node for node in missing if not wrong[node.name]], timeout=timeout)
+        _, wrong = results_of(lambda node: put(fleet.connection(node)), missing)
+        results |= {name: Result(name, 1, reason=why) for name, why in wrong.items()}
+        results |= fleet.run(line, nodes=[node for node in missing if node.name not in wrong], timeout=timeout)
     return results
 
 
-def _try_to_put(fleet: Fleet, node: Node) -> str:
-    """Copy the program to a node; returns why that failed, or an empty string."""
-    try:
-        put(fleet.connection(node))
-    except SshError as error:
-        return str(error)
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        return f"{node.name}: {error}"
-    return ""
-
-
 def put(connection: StrictConnection) -> None:
-    """Copy the program to the node at the other end, if it lacks it. OSError says why that failed."""
+    """Copy the program to the node at the other end, if it lacks it. SshError says why that failed."""
     with connection.create_session() as channel:
         channel.settimeout(_PUT_SECONDS)
         channel.exec_command(_receive(len(content()), digest()))
@@ -91,11 +79,10 @@ def put(connection: StrictConnection) -> None:
             channel.sendall(content())
         channel.shutdown_write()
         code = exit_status(channel, _PUT_SECONDS)
-        said = channel.makefile_stderr("r").read()
+        last = last_words(channel, f"exit code {code}", lines=2)
     if code != 0:
-        text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        last = "; ".join((text.strip() or f"exit code {code}").splitlines()[-2:])
-        raise OSError(f"the program for nodes cannot be put into ~/.cache/trainyard: {last}")
+        what = "the program for nodes cannot be put into ~/.cache/trainyard"
+        raise SshError(f"{connection.node.name}: {what}: {last}")
 
 
 def _receive(size: int, sha256: str) -> str:

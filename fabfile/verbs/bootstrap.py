@@ -23,8 +23,9 @@ from invoke.tasks import task
 
 from fabfile.output import next_command, say, table
 from fabfile.question import ask, must_be_answerable
-from fabfile.remote.command import exit_status
-from fabfile.remote.fleet import Fleet, SshError, in_parallel
+from fabfile.remote.command import exit_status, last_words
+from fabfile.remote.fleet import Fleet, in_parallel
+from fabfile.remote.known_hosts import SshError
 from fabfile.stacks import pulumi_cli
 from fabfile.targets import choose, load
 from fabfile.verbs.wait import follow_boot
@@ -206,12 +207,10 @@ def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> No
             channel.sendall(packed(files))
             channel.shutdown_write()
             code = exit_status(channel, _TIMEOUT)
-            said = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
+            if code != 0:
+                raise OSError(last_words(channel, f"exit code {code}"))
     except (SshError, paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{node.name}: the bootstrap could not be started: {error}", code=1) from None
-    if code != 0:
-        last = (said or f"exit code {code}").splitlines()[-1]
-        raise Exit(f"{node.name}: the bootstrap could not be started: {last}", code=1)
 
 
 def packed(files: Sequence[Mapping[str, str]]) -> bytes:

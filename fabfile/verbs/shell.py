@@ -10,7 +10,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.output import next_command, prefixed, say
-from fabfile.remote.fleet import run_all
+from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import directory, write
 from fabfile.remote.openssh import CONFIG, config_text, options, quoted
 from fabfile.targets import choose, load
@@ -55,7 +55,8 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
         file = sys.stdout if stream == "stdout" else sys.stderr
         say(prefixed(node, line, file=file), file=file)
 
-    results = run_all(cluster, command, nodes=chosen, on_line=show)
+    with Fleet(cluster) as fleet:
+        results = fleet.run(command, nodes=chosen, on_line=show)
     bad = [result for result in results.values() if not result.ok]
     for result in bad:
         say(prefixed(result.node, result.reason or f"exit code {result.exited}", file=sys.stderr), file=sys.stderr)

@@ -20,7 +20,7 @@ from fabfile.backends.ssh import head as heads
 from fabfile.backends.ssh.head import Head
 from fabfile.remote import keepalive
 from fabfile.remote.command import Result
-from fabfile.remote.fleet import Fleet, run_all
+from fabfile.remote.fleet import Fleet
 from fabfile.remote.openssh import options
 from fabfile.token_sets import token_set, upload
 
@@ -86,7 +86,7 @@ def test_the_limits_are_those_that_ssh_is_told() -> None:
 def test_a_silent_command_lives_as_long_as_its_node(yard: sshd.Yard) -> None:
     """Nothing is printed for longer than the limit: the answers to our questions are life enough."""
     cluster = yard.cluster(start(yard).node("node1"))
-    assert run_all(cluster, f"sleep {DEAD * 2}; echo done")["node1"].stdout == "done\n"
+    assert sshd.run_all(cluster, f"sleep {DEAD * 2}; echo done")["node1"].stdout == "done\n"
 
 
 def test_a_frozen_node_ends_a_command_and_the_others_are_not_in_its_way(yard: sshd.Yard, ice: Frozen) -> None:
@@ -98,7 +98,7 @@ def test_a_frozen_node_ends_a_command_and_the_others_are_not_in_its_way(yard: ss
 
     cluster = yard.cluster(one.node("node1"), two.node("node2"))
     began = time.monotonic()
-    results = run_all(cluster, "echo up; sleep 2; echo here", on_line=lambda node, *_: freeze(node))
+    results = sshd.run_all(cluster, "echo up; sleep 2; echo here", on_line=lambda node, *_: freeze(node))
     assert results["node1"].stdout == "up\nhere\n"
     assert results["node2"].reason == f"node2: no sign of life for {DEAD:g} s while the command ran"
     assert time.monotonic() - began < LIMIT
@@ -109,7 +109,7 @@ def test_a_frozen_node_behind_a_jump_host_is_noticed(yard: sshd.Yard, ice: Froze
     cluster = yard.cluster(jump.node("node1"), node.node("node2"), jump_host=f"{jump.address}:{jump.port}")
     ice.after(1.5, node)
     began = time.monotonic()
-    results = run_all(cluster, "sleep 60", nodes=["node2"])
+    results = sshd.run_all(cluster, "sleep 60", nodes=["node2"])
     assert "node2: no sign of life" in results["node2"].reason
     assert time.monotonic() - began < LIMIT
 
@@ -119,7 +119,7 @@ def test_a_frozen_jump_host_is_noticed(yard: sshd.Yard, ice: Frozen) -> None:
     cluster = yard.cluster(jump.node("node1"), node.node("node2"), jump_host=f"{jump.address}:{jump.port}")
     ice.after(1.5, jump)
     began = time.monotonic()
-    results = run_all(cluster, "sleep 60", nodes=["node2"])
+    results = sshd.run_all(cluster, "sleep 60", nodes=["node2"])
     assert results["node2"].exited == 255 and "node2" in results["node2"].reason
     assert time.monotonic() - began < LIMIT
 

@@ -17,9 +17,19 @@ import sshd
 from invoke.exceptions import Exit
 
 from fabfile.remote.command import Lines
-from fabfile.remote.fleet import Fleet, HostKeyMismatch, HostKeyUnknown, SshError, connect, forget, options, run_all
-from fabfile.remote.known_hosts import directory, fingerprint, known_hosts, write
-from fabfile.remote.openssh import config_text, jump_node
+from fabfile.remote.connection import connect
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.known_hosts import (
+    HostKeyMismatch,
+    HostKeyUnknown,
+    SshError,
+    directory,
+    fingerprint,
+    forget,
+    known_hosts,
+    write,
+)
+from fabfile.remote.openssh import config_text, jump_node, options
 from fabfile.targets import choose, load
 from infra.inventory import InventoryError, Node, SshCluster, to_json
 
@@ -89,7 +99,7 @@ def test_an_impostor_is_refused_before_a_command_is_sent(yard: sshd.Yard, tmp_pa
         assert expected in said
     assert "\n" not in said
 
-    result = run_all(cluster, "touch /tmp/never")["node1"]
+    result = sshd.run_all(cluster, "touch /tmp/never")["node1"]
     assert (result.exited, result.stdout) == (255, "")
     assert "HOST KEY MISMATCH" in result.reason
     assert openssh(cluster, cluster.head, "touch /tmp/never").returncode == 255
@@ -135,12 +145,12 @@ def test_a_node_made_again_at_its_address_connects_and_its_old_key_is_refused(ya
     port = sshd.free_port()
     old = yard.start("127.0.0.2", port)
     before = yard.cluster(old.node("node1"))
-    assert run_all(before, "true")["node1"].ok
+    assert sshd.run_all(before, "true")["node1"].ok
     old.stop()
     new = yard.start("127.0.0.2", port)
     after = yard.cluster(new.node("node1"))
-    assert "HOST KEY MISMATCH" in run_all(before, "true")["node1"].reason
-    assert run_all(after, "true")["node1"].ok  # no question, and nobody had to remove a line
+    assert "HOST KEY MISMATCH" in sshd.run_all(before, "true")["node1"].reason
+    assert sshd.run_all(after, "true")["node1"].ok  # no question, and nobody had to remove a line
     assert openssh(after, after.head, "echo hello").stdout == "hello\n"
     assert old.host_key not in known_hosts(after).read_text()
 
@@ -150,7 +160,7 @@ def test_an_rsa_host_key_is_recognised_beside_others(yard: sshd.Yard, tmp_path: 
     sshd.keygen(tmp_path / "second")
     server = yard.start("127.0.0.2", sshd.free_port(), key="rsa", extra=f"HostKey {tmp_path}/second")
     cluster = yard.cluster(server.node("node1"))
-    assert run_all(cluster, "true")["node1"].ok
+    assert sshd.run_all(cluster, "true")["node1"].ok
     assert openssh(cluster, cluster.head, "echo hello").stdout == "hello\n"
 
 
@@ -159,7 +169,7 @@ def test_the_operators_own_ssh_config_weakens_nothing(yard: sshd.Yard, home: Pat
     (home / ".ssh" / "config").write_text(
         "Host *\n  StrictHostKeyChecking no\n  ForwardAgent yes\n  Port 1\n  User nobody\n"
     )
-    assert run_all(yard.cluster(server.node("node1")), "true")["node1"].ok
+    assert sshd.run_all(yard.cluster(server.node("node1")), "true")["node1"].ok
     wrong = yard.cluster(server.node("node1", sshd.keygen(tmp_path / "other")))
     with pytest.raises(HostKeyMismatch):
         connect(wrong, wrong.head)
@@ -175,7 +185,7 @@ def test_the_jump_host_works_and_is_as_strict(yard: sshd.Yard, home: Path, tmp_p
     nodes = [yard.start(f"127.0.0.{i + 2}", port).node(f"node{i + 1}") for i in range(3)]
     cluster = yard.cluster(*nodes, jump_host=f"root@127.0.0.9:{port}")
 
-    unknown = run_all(cluster, "true")
+    unknown = sshd.run_all(cluster, "true")
     assert all("host key is unknown" in result.reason and "jump" in result.reason for result in unknown.values())
     assert openssh(cluster, cluster.head, "true").returncode == 255
     (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.9]:{port} {sshd.keygen(tmp_path / 'other')}\n")
@@ -184,7 +194,7 @@ def test_the_jump_host_works_and_is_as_strict(yard: sshd.Yard, home: Path, tmp_p
     assert "Accepted publickey" not in jump.log
 
     (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.9]:{port} {jump.host_key}\n")
-    assert {name: result.exited for name, result in run_all(cluster, "exit 4").items()} == dict.fromkeys(
+    assert {name: result.exited for name, result in sshd.run_all(cluster, "exit 4").items()} == dict.fromkeys(
         ("node1", "node2", "node3"), 4
     )
     assert jump.log.count("Accepted publickey") == 1  # one connection carries them all
@@ -226,7 +236,9 @@ def test_every_node_has_a_result_and_each_line_its_node_and_stream(yard: sshd.Ya
         *nodes, Node(name="node3", private_ip="127.0.0.77", ssh_port=port, host_key=nodes[0].host_key)
     )
     lines: list[tuple[str, str, str]] = []
-    results = run_all(cluster, "echo out; echo err >&2; printf tail; exit 3", on_line=lambda *line: lines.append(line))
+    results = sshd.run_all(
+        cluster, "echo out; echo err >&2; printf tail; exit 3", on_line=lambda *line: lines.append(line)
+    )
     assert list(results) == ["node1", "node2", "node3"]
     for name in ("node1", "node2"):
         assert (results[name].exited, results[name].stdout, results[name].stderr) == (3, "out\ntail", "err\n")
@@ -242,7 +254,7 @@ def test_every_node_has_a_result_and_each_line_its_node_and_stream(yard: sshd.Ya
 def test_lines_come_while_the_command_runs(yard: sshd.Yard) -> None:
     server = yard.start("127.0.0.2", sshd.free_port())
     times: list[float] = []
-    run_all(
+    sshd.run_all(
         yard.cluster(server.node("node1")),
         "echo a; sleep 0.5; echo b",
         on_line=lambda *_: times.append(time.monotonic()),
@@ -253,12 +265,12 @@ def test_lines_come_while_the_command_runs(yard: sshd.Yard) -> None:
 def test_a_command_without_output_and_one_that_leaves_something_behind(yard: sshd.Yard) -> None:
     server = yard.start("127.0.0.2", sshd.free_port())
     cluster = yard.cluster(server.node("node1"))
-    assert run_all(cluster, "exec >&- 2>&-; sleep 0.3; exit 5")["node1"].exited == 5
+    assert sshd.run_all(cluster, "exec >&- 2>&-; sleep 0.3; exit 5")["node1"].exited == 5
     began = time.monotonic()
-    assert run_all(cluster, "sleep 9 & echo started")["node1"].stdout == "started\n"
+    assert sshd.run_all(cluster, "sleep 9 & echo started")["node1"].stdout == "started\n"
     assert time.monotonic() - began < 8
-    assert run_all(cluster, "pkill -x -f 'sleep 9'; kill -9 $$")["node1"].exited == 137
-    big = run_all(cluster, "head -c 3000000 /dev/zero | tr '\\0' 'ä'")["node1"]
+    assert sshd.run_all(cluster, "pkill -x -f 'sleep 9'; kill -9 $$")["node1"].exited == 137
+    big = sshd.run_all(cluster, "head -c 3000000 /dev/zero | tr '\\0' 'ä'")["node1"]
     assert len(big.stdout.encode()) >= 3_000_000
 
 
@@ -266,14 +278,14 @@ def test_a_command_that_is_stopped_has_not_ended(yard: sshd.Yard) -> None:
     """SIGSTOP, or a debugger: it goes on later, and its own exit code counts."""
     cluster = yard.cluster(yard.start("127.0.0.2", sshd.free_port()).node("node1"))
     command = "echo here; (sleep 1; kill -CONT $$) & kill -STOP $$; echo there; exit 3"
-    result = run_all(cluster, command)["node1"]
+    result = sshd.run_all(cluster, command)["node1"]
     assert (result.exited, result.stdout) == (3, "here\nthere\n")
 
 
 def test_a_timeout_ends_the_command_on_the_node(yard: sshd.Yard) -> None:
     server = yard.start("127.0.0.2", sshd.free_port())
     mark = f"86400.{os.getpid()}"
-    result = run_all(yard.cluster(server.node("node1")), f"sleep {mark} & sleep {mark}", timeout=0.5)["node1"]
+    result = sshd.run_all(yard.cluster(server.node("node1")), f"sleep {mark} & sleep {mark}", timeout=0.5)["node1"]
     assert (result.exited, result.reason) == (124, "node1: not finished after 0.5 s")
     eventually(lambda: alive(mark), 0)
 
@@ -334,7 +346,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent(
     sshd.keygen(yard.identity, passphrase="correct horse")
     cluster = yard.cluster(yard.start("127.0.0.2", sshd.free_port()).node("node1"))
     with pytest.raises(Exit, match="passphrase") as caught:
-        run_all(cluster, "true")
+        sshd.run_all(cluster, "true")
     assert caught.value.code == 2
 
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
@@ -346,7 +358,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent(
         asked.chmod(0o755)
         env = {**os.environ, "SSH_ASKPASS": str(asked), "SSH_ASKPASS_REQUIRE": "force"}
         subprocess.run(["ssh-add", "-q", yard.identity], env=env, check=True, stdin=subprocess.DEVNULL)
-        assert run_all(cluster, "true")["node1"].ok
+        assert sshd.run_all(cluster, "true")["node1"].ok
     finally:
         agent.terminate()
         agent.wait()
@@ -355,7 +367,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent(
 def test_a_missing_key_file_is_one_line_and_exit_code_2(home: Path) -> None:
     cluster = SshCluster(name="c", nodes=(Node(name="node1", private_ip="127.0.0.2"),), identity_file="/nowhere/key")
     with pytest.raises(Exit, match="identity_file = '/nowhere/key': there is no such file") as caught:
-        run_all(cluster, "true")
+        sshd.run_all(cluster, "true")
     assert caught.value.code == 2
 
 

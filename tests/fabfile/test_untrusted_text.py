@@ -17,7 +17,6 @@ from invoke.exceptions import Exit
 from fabfile import output
 from fabfile.remote import command
 from fabfile.remote.command import Lines
-from fabfile.remote.fleet import run_all
 from fabfile.verbs import shell
 from infra import errors
 from infra.inventory import to_json
@@ -147,9 +146,9 @@ def yard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 def test_an_output_that_is_needed_whole_has_a_limit(yard: sshd.Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MOST", 1 << 20)
     cluster = yard.cluster(yard.start("127.0.0.2", sshd.free_port("127.0.0.2")).node("node1"))
-    result = run_all(cluster, "yes")["node1"]
+    result = sshd.run_all(cluster, "yes")["node1"]
     assert not result.ok and result.reason == "node1: printed more than 1 MiB"
-    assert run_all(cluster, "echo fine")["node1"].stdout == "fine\n"
+    assert sshd.run_all(cluster, "echo fine")["node1"].stdout == "fine\n"
 
 
 def test_fab_run_shows_what_a_hostile_node_prints(

@@ -8,12 +8,14 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from fabfile.remote.command import OnLine, Result
+from fabfile.remote.fleet import Fleet
 from infra.inventory import Node, SshCluster
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
@@ -142,3 +144,17 @@ Subsystem sftp internal-sftp
                 assert server.process.poll() is None, server.log
                 time.sleep(0.02)
         raise AssertionError(f"no sshd on {server.address}:{server.port}: {server.log}")
+
+
+def run_all(
+    cluster: SshCluster,
+    command: str,
+    *,
+    nodes: Sequence[str] | None = None,
+    timeout: float | None = None,
+    on_line: OnLine | None = None,
+) -> dict[str, Result]:
+    """Run a command over connections of its own; leaving this function, also by Ctrl-C, ends it."""
+    chosen = None if nodes is None else [cluster.node(name) for name in nodes]
+    with Fleet(cluster) as fleet:
+        return fleet.run(command, nodes=chosen, timeout=timeout, on_line=on_line)

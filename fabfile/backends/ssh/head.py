@@ -14,7 +14,8 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import Unreachable
 from fabfile.remote.command import Result, follow, guarded, stream
 from fabfile.remote.deploy import deploy
-from fabfile.remote.fleet import Fleet, SshError, apart, in_parallel
+from fabfile.remote.fleet import Fleet, apart, in_parallel
+from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0

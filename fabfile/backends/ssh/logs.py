@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator
-from typing import Any
 
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import Job, LogLine, LogPart, LogRequest
 from fabfile.backends.ssh.head import Head, lost_connections, runs
+from fabfile.remote.command import last_words
 
 _SILENCE = 10.0
 """Seconds without output of the program on the head after which the connection counts as lost."""
@@ -24,18 +24,12 @@ def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]
     with lost_connections(), head.start(*argv) as channel:
         channel.settimeout(_SILENCE)
         for line in channel.makefile("r"):
-            yield _part(json.loads(line))
+            event = json.loads(line)  # {"lines": [[time, node, rank, text]], "offset": bytes, "state": a job's record}
+            yield LogPart(
+                tuple(LogLine(node, rank, text) for _, node, rank, text in event.get("lines", ())),
+                event.get("offset"),
+                Job.from_record(event["state"]) if "state" in event else None,
+            )
         if channel.recv_exit_status() != 0:
-            stderr = channel.makefile_stderr("r").read()
-            text = stderr.decode(errors="replace") if isinstance(stderr, bytes) else str(stderr)
-            raise Exit(f"{head.node.name}: {(text.strip() or 'no answer').splitlines()[-1]}", code=1)
+            raise Exit(f"{head.node.name}: {last_words(channel)}", code=1)
         raise OSError("the connection broke")
-
-
-def _part(event: dict[str, Any]) -> LogPart:
-    """An event of the program: {"lines": [[time, node, rank, text]], "offset": bytes, "state": the job's record}."""
-    return LogPart(
-        tuple(LogLine(node, rank, text) for _, node, rank, text in event.get("lines", ())),
-        event.get("offset"),
-        Job.from_record(event["state"]) if "state" in event else None,
-    )
