@@ -20,10 +20,8 @@ from invoke.exceptions import Exit
 
 from fabfile.job_file import Resolved
 
-LATEST = "latest"
-"""Stands for the id of the newest job of a cluster."""
-NO_MIRROR = ("", "none")
-"""Values of `checkpoint.mirror` for a job without a copy in a bucket."""
+LATEST = "latest"  # stands for the id of the newest job of a cluster
+NO_MIRROR = ("", "none")  # values of `checkpoint.mirror` for a job without a copy in a bucket
 
 
 class Unreachable(Exception):
@@ -58,27 +56,18 @@ class Job:
 
     id: str
     state: State
-    nodes: tuple[str, ...]
-    """Names of its nodes; empty where its record is damaged."""
-    created: float
-    """When it was submitted, or resumed."""
-    started: float | None = None
-    """When its first attempt began; a resumed job keeps it."""
+    nodes: tuple[str, ...]  # names; empty where its record is damaged
+    created: float  # when it was submitted, or resumed
+    started: float | None = None  # when its first attempt began; a resumed job keeps it
     ended: float | None = None
-    reason: str = ""
-    """Why it failed or was cancelled: one line."""
+    reason: str = ""  # why it failed or was cancelled: one line
     exit_code: int | None = None
     attempt: int = 0
-    paused: float = 0.0
-    """Total seconds between its ends and its resumptions; they count neither as time nor as cost."""
-    price_per_hour: float = 0.0
-    """US dollars, for all of its nodes."""
-    queued: bool = False
-    """Waits for nodes that another job has."""
-    ended_before: float | None = None
-    """When the attempt before it was resumed ended."""
-    first_step: float | None = None
-    """When the first step of the last attempt was done."""
+    paused: float = 0.0  # seconds between its ends and its resumptions, which count neither as time nor as cost
+    price_per_hour: float = 0.0  # US dollars, for all of its nodes
+    queued: bool = False  # waits for nodes that another job has
+    ended_before: float | None = None  # when the attempt before it was resumed ended
+    first_step: float | None = None  # when the first step of the last attempt was done
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Job:
@@ -104,12 +93,9 @@ class Begun:
     """A job as it was begun: the settings that a resumed job continues with."""
 
     id: str
-    text: str
-    """Its job.toml."""
-    nodes: int
-    """How many nodes it was started on; 0: not known."""
-    mirrored: bool = False
-    """Only its mirror in a bucket has it: another cluster began it."""
+    text: str  # its job.toml
+    nodes: int  # how many nodes it was started on; 0: not known
+    mirrored: bool = False  # only its mirror in a bucket has it: another cluster began it
     succeeded: bool = False
 
 
@@ -118,18 +104,12 @@ class Submission:
     """A job to be started."""
 
     job: Resolved
-    nodes: int
-    """How many, the first of `Backend.nodes()`."""
-    launcher: str = ""
-    """As `--launcher` says; empty: the cluster's own."""
-    begun: Begun | None = None
-    """The job to go on with; None: a new one."""
-    queue: bool = False
-    """Wait for nodes that another job has."""
-    restarts: int = 0
-    """How often to start again from the last checkpoint."""
-    prepare: str = "fab prepare JOB"
-    """The command that makes the job's data, for the message that they are missing."""
+    nodes: int  # how many, the first of `Backend.nodes()`
+    launcher: str = ""  # as `--launcher` says; empty: the cluster's own
+    begun: Begun | None = None  # the job to go on with; None: a new one
+    queue: bool = False  # wait for nodes that another job has
+    restarts: int = 0  # how often to start again from the last checkpoint
+    prepare: str = "fab prepare JOB"  # the command that makes the job's data, for the message that they are missing
 
 
 @dataclass(frozen=True)
@@ -137,8 +117,7 @@ class Submitted:
     """A job that was started."""
 
     id: str
-    cursor: int = 0
-    """Where to read its log from: a resumed job's earlier lines are left out."""
+    cursor: int = 0  # where to read its log from: a resumed job's earlier lines are left out
 
 
 @dataclass(frozen=True)
@@ -146,16 +125,11 @@ class LogRequest:
     """Which lines of a job's log."""
 
     job: str
-    rank: str = ""
-    """A rank's number, `-` for the launcher's own lines; empty: all."""
-    since: float = 0.0
-    """Seconds before now; 0: from the start."""
-    tail: int = -1
-    """Only so many of the lines that are there already; -1: all."""
-    follow: bool = True
-    """Go on until the job is over."""
-    cursor: int = 0
-    """Where to begin, as the backend counts; 0: at the log's start."""
+    rank: str = ""  # a rank's number, `-` for the launcher's own lines; empty: all
+    since: float = 0.0  # seconds before now; 0: from the start
+    tail: int = -1  # only so many of the lines that are there already; -1: all
+    follow: bool = True  # go on until the job is over
+    cursor: int = 0  # where to begin, as the backend counts; 0: at the log's start
 
 
 @dataclass(frozen=True)
@@ -163,8 +137,7 @@ class LogLine:
     """A line that a rank printed."""
 
     node: str
-    rank: str
-    """Its number, or `-` for the launcher."""
+    rank: str  # its number, or `-` for the launcher
     text: str
 
 
@@ -173,10 +146,8 @@ class LogPart:
     """Some lines of a log as they come."""
 
     lines: tuple[LogLine, ...] = ()
-    cursor: int | None = None
-    """Where to begin after these; None: as before."""
-    job: Job | None = None
-    """In the last part: the job as it is then."""
+    cursor: int | None = None  # where to begin after these; None: as before
+    job: Job | None = None  # in the last part: the job as it is then
 
 
 @dataclass(frozen=True)
@@ -184,8 +155,7 @@ class File:
     """A file of a job, as it is listed."""
 
     size: int
-    modified: int
-    """Seconds of Unix time."""
+    modified: int  # seconds of Unix time
 
 
 @dataclass(frozen=True)

@@ -71,15 +71,15 @@ class Update:
     """Whether it went past its preview and the question: something may have been changed."""
 
 
-def up(argv: list[str], stack: str, told: Mapping[str, Any]) -> Update:
+def up(argv: list[str], stack: str, facts: Mapping[str, Any]) -> Update:
     """Run `pulumi up` with its live display; after a failure for want of capacity print advice at the end."""
     with tempfile.TemporaryDirectory(prefix="trainyard-") as directory:  # mode 700: readable by this user only
         log = Path(directory) / "events.json"
-        variables = {"PULUMI_DEBUG_COMMANDS": "true", **pulumi_cli.plugins(told["cloud"])}
+        variables = {"PULUMI_DEBUG_COMMANDS": "true", **pulumi_cli.plugins(facts["cloud"])}
         code = pulumi_cli.follow([*argv, "--event-log", str(log)], **variables)
         events = log.read_text(errors="replace") if log.exists() else ""
-    if told["cloud"] and code not in (0, pulumi_cli.INTERRUPTED):
-        for line in advice(shortages(events), stack, told):
+    if facts["cloud"] and code not in (0, pulumi_cli.INTERRUPTED):
+        for line in advice(shortages(events), stack, facts):
             say(line)
     return Update(code, began(events))
 
@@ -95,14 +95,14 @@ def shortages(log: str) -> list[Shortage]:
     """The capacity failures in an event log, each resource once. A torn last line is skipped."""
     found: dict[str, Shortage] = {}
     for event in _events(log):
-        told = event.get("diagnosticEvent") or {}
-        message = " ".join(str(told.get("message", "")).split())
-        if told.get("severity") != "error":
+        diagnostic = event.get("diagnosticEvent") or {}
+        if diagnostic.get("severity") != "error":
             continue
+        message = " ".join(str(diagnostic.get("message", "")).split())
         match = _CODE.search(message)
         code = (match[1] or match[2]) if match else "QuotaExceeded" if _AZURE_QUOTA.search(message) else ""
         if match or code:
-            name = str(told.get("urn", "")).rpartition("::")[2] or "the stack"
+            name = str(diagnostic.get("urn", "")).rpartition("::")[2] or "the stack"
             start = match.start() if match else max(message.find("OperationNotAllowed"), 0)
             found.setdefault(name, Shortage(name, code, message[start : start + 400]))
     return list(found.values())
@@ -118,7 +118,7 @@ def _events(log: str) -> Iterable[dict[str, Any]]:
             yield event
 
 
-def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[str]:
+def advice(found: list[Shortage], stack: str, facts: Mapping[str, Any]) -> list[str]:
     """The lines that end a failed `up`: what is missing, where the machine type is offered, and what to do."""
     if not found:
         return []
@@ -126,10 +126,12 @@ def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[s
     lines.append(f"  in the cloud's words: {found[0].message}")
     reasons = {entry.why for entry in found}
     if reasons & {_ROOM, _SPOT, _OFFER}:
-        lines.append(_offers(stack, told))
-        elsewhere = f"pulumi config set {told['offered_by']} ... --stack {stack}"
-        lines.append(f"  elsewhere: {elsewhere}, then fab up (nodes are made anew)")
-        lines.append("  or later: fab up again takes up where it ended; or fewer nodes, or another instanceType")
+        elsewhere = f"pulumi config set {facts['offered_by']} ... --stack {stack}"
+        lines += [
+            _offers(stack, facts),
+            f"  elsewhere: {elsewhere}, then fab up (nodes are made anew)",
+            "  or later: fab up again takes up where it ended; or fewer nodes, or another instanceType",
+        ]
     if _SPOT in reasons:
         lines.append(f"  or on demand: pulumi config set spot false --stack {stack}")
     if _QUOTA in reasons:
@@ -138,10 +140,10 @@ def advice(found: list[Shortage], stack: str, told: Mapping[str, Any]) -> list[s
     return lines
 
 
-def _offers(stack: str, told: Mapping[str, Any]) -> str:
-    what = f"{told['offered_by']}s"
+def _offers(stack: str, facts: Mapping[str, Any]) -> str:
+    what = f"{facts['offered_by']}s"
     try:
-        found = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.account", stack, "--offers")))
+        found = pulumi_cli.answer("clouds.account", stack, "--offers")
     except Exit as error:
-        return f"  which {what} offer {told['type']} could not be asked: {error.message}"
-    return f"  {told['type']} is offered in these {what}: {', '.join(found) or 'none'} (you asked in {told['place']})"
+        return f"  which {what} offer {facts['type']} could not be asked: {error.message}"
+    return f"  {facts['type']} is offered in these {what}: {', '.join(found) or 'none'} (you asked in {facts['place']})"

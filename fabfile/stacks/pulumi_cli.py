@@ -1,7 +1,4 @@
-"""Call what makes and records stacks: Pulumi's command, or the embedded engine where that is not installed.
-
-Both are called by command line; the verbs import neither Pulumi nor the Pulumi program.
-"""
+"""Call Pulumi's command, or the embedded engine where that is not installed; the verbs import neither."""
 
 from __future__ import annotations
 
@@ -69,10 +66,7 @@ def plugins(cloud: str) -> dict[str, str]:
 
 
 def ask(argv: Sequence[str], **more: str) -> str:
-    """The output of a command. If it fails, Exit with its exit code and its message.
-
-    `more` are variables of its environment.
-    """
+    """The output of a command; Exit with its code and message if it fails. `more` are variables of its environment."""
     done = subprocess.run(
         argv, cwd=ROOT, env=environment() | more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
@@ -81,12 +75,14 @@ def ask(argv: Sequence[str], **more: str) -> str:
     return done.stdout
 
 
-def follow(argv: Sequence[str], **more: str) -> int:
-    """Run a command that talks to the user; its exit code. It gets an interrupt once, and is waited for.
+def answer(name: str, *args: str) -> Any:
+    """The JSON that a module of infra/ prints; Exit if it fails."""
+    return json.loads(ask(module(name, *args)))
 
-    It does not end when the reader of its output does, as in `fab up | head`: see `_relay`. `more` are variables of
-    its environment.
-    """
+
+def follow(argv: Sequence[str], **more: str) -> int:
+    """Run a command that talks to the user to its end; returns its exit code. It gets an interrupt once, and does not
+    end with the reader of its output (`fab up | head`: see `_relay`). `more` are variables of its environment."""
     # On a terminal Ctrl-C reaches the whole foreground group. Elsewhere only this process gets the signal, and must
     # pass it on. Never both: a second interrupt makes Pulumi quit at once, with work under way.
     foreground = sys.stdin is not None and sys.stdin.isatty()
@@ -134,7 +130,7 @@ def follow(argv: Sequence[str], **more: str) -> int:
 
 
 def run(verb: str, stack: str, *options: str, **more: str) -> None:
-    """Run Pulumi's command on a stack, or the embedded engine's of the same name. Exit if it fails; it has printed why.
+    """Run a command of Pulumi's, or the embedded engine's of that name, on a stack; Exit if it fails.
 
     `options` are Pulumi's, `more` variables of its environment.
     """
@@ -151,11 +147,8 @@ def end(code: int, stack: str) -> None:
 
 
 def _relay(source: IO[bytes], target: TextIO) -> None:
-    """Pass on a command's output to its end; once nobody reads it, go on and drop it.
-
-    A `pulumi` that writes to a closed pipe is killed by SIGPIPE; it leaves its lock, and resources that are not in its
-    state.
-    """
+    """Pass on a command's output to its end, even if nobody reads it: `pulumi` is killed by SIGPIPE when it writes to
+    a closed pipe, and leaves its lock, and resources that are not in its state."""
     with source:
         while data := os.read(source.fileno(), 1 << 16):
             try:
@@ -181,7 +174,7 @@ class State:
 def _state(stack: str) -> State:
     """Cached until `follow` runs a command that may change it: each read starts a process."""
     if not has_pulumi():
-        found = json.loads(ask(module("state.engine", "export", stack)))
+        found = answer("state.engine", "export", stack)
         return State(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
     names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
     if stack not in [name.rsplit("/", 1)[-1] for name in names]:
@@ -234,10 +227,7 @@ def _name(entry: dict[str, Any]) -> str:
 
 
 def ids(stack: str) -> list[str]:
-    """The cloud's ids of the resources in the stack's state; two resources made under one name differ in these.
-
-    ARNs are included: an id on AWS may be only a name, which can exist in two regions.
-    """
+    """The cloud's ids of the resources in the stack's state; and ARNs, as on AWS two regions may have one id."""
     state = exported(stack)
     arns = [str((entry.get("outputs") or {}).get("arn") or "") for entry in state]
     return [*(entry["id"] for entry in state if entry.get("id")), *(arn for arn in arns if arn.startswith("arn:"))]
@@ -262,12 +252,11 @@ def files() -> list[str]:
 
 def unknown(stack: str) -> Exit:
     """The Exit for a stack that has neither file nor state: most likely a typing error."""
-    return Exit(
-        f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {', '.join(files())}", code=USAGE
-    )
+    there = ", ".join(files())
+    return Exit(f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {there}", code=USAGE)
 
 
 def about(stack: str) -> dict[str, Any]:
     """The facts of infra.config.summary from the stack's file; Exit 2 if the file cannot be used."""
-    found: dict[str, Any] = json.loads(ask(module("config.summary", stack)))
+    found: dict[str, Any] = answer("config.summary", stack)
     return found

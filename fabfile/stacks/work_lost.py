@@ -27,7 +27,7 @@ def say_of_destroy(stack: str) -> None:
     """Print the jobs on the stack's nodes and the runs on their disks, or that the head does not answer."""
     backend = _backend(stack)
     if backend:
-        _say(jobs_of(backend) or [], _names(backend), runs_go=True)
+        _say(jobs_of(backend) or [], [node.name for node in backend.nodes()], runs_go=True)
 
 
 def say_of_up(stack: str, cloud: str) -> None:
@@ -45,7 +45,7 @@ def say_of_up(stack: str, cloud: str) -> None:
     gone = nodes_that_go(stack, cloud)
     if gone:
         say(f"this `up` removes or replaces {', '.join(gone)}")
-        _say(jobs or [], gone, runs_go=_names(backend)[0] in gone)
+        _say(jobs or [], gone, runs_go=backend.nodes()[0].name in gone)
 
 
 def nodes_that_go(stack: str, cloud: str) -> list[str]:
@@ -101,11 +101,6 @@ def _backend(stack: str) -> Backend | None:
     except Exit as error:
         _say_unknown(_line(error))
         return None
-
-
-def _names(backend: Backend) -> list[str]:
-    """The nodes' names, the head's first."""
-    return [node.name for node in backend.nodes()]
 
 
 def _say_unknown(why: str) -> None:

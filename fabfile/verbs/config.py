@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
@@ -23,7 +22,7 @@ def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] =
     """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
     given = list(words)
     if not given:
-        rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))
+        rows = pulumi_cli.answer("config.configure", stack)
         source = f"stacks/Pulumi.{stack}.yaml"
         cells = [
             (row["key"], row["value"] or "-", row["default"] or "-", source if row["set"] else "default")
@@ -51,7 +50,7 @@ def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
     The whole file is restored, unless Pulumi has also written to it (a new stack's salt): then only the key.
     """
     file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
-    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("config.configure", stack)))
+    rows = pulumi_cli.answer("config.configure", stack)
     old = next(str(row["value"]) for row in rows if row["key"] == key)
     before = file.read_bytes()
     set_key(stack, key, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import json as json_text
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +13,8 @@ from invoke.tasks import task
 from fabfile.output import next_command, say, table
 from fabfile.stacks import pulumi_cli
 
-OLD_DAYS = 60
-"""Days after which the prices are reported as old."""
-_MOST_LEFT = 10
+OLD_DAYS = 60  # after which the prices are reported as old
+_MOST_SHOWN = 10
 _HEADING = ("WHAT", "COUNT", "UNIT", "USD/HOUR", "AS OF")
 
 
@@ -31,8 +30,8 @@ def cost(_c: Context, stack: str = "", json: bool = False, refresh: bool = False
         raise Exit("--cloud: goes with --refresh", code=pulumi_cli.USAGE)
     if refresh:
         _refresh(cloud, quiet=json)
-    text = pulumi_cli.ask(pulumi_cli.module("prices.cost", stack))
-    say(text.strip() if json else shown(_loaded(text)))
+    bill = pulumi_cli.answer("prices.cost", stack)
+    say(json_text.dumps(bill) if json else shown(bill))
 
 
 def announce(bill: Mapping[str, Any]) -> None:
@@ -61,16 +60,16 @@ def summary(bill: Mapping[str, Any]) -> str:
     """$4.97 an hour, $119.28 a day, $119.28 until maxHours (24 h)"""
     if not bill["lines"]:
         return "$0 an hour: it runs on this machine"
-    about = "~" if any(line["estimate"] for line in bill["lines"]) else ""
-    text = f"{about}${bill['hourly_usd']:.2f} an hour, {about}${bill['daily_usd']:.2f} a day"
+    circa = "~" if any(line["estimate"] for line in bill["lines"]) else ""
+    text = f"{circa}${bill['hourly_usd']:.2f} an hour, {circa}${bill['daily_usd']:.2f} a day"
     if bill["until_max_hours_usd"] is None:
         return f"{text}, without an end: maxHours is 0"
-    return f"{text}, {about}${bill['until_max_hours_usd']:.2f} until maxHours ({bill['max_hours']} h)"
+    return f"{text}, {circa}${bill['until_max_hours_usd']:.2f} until maxHours ({bill['max_hours']} h)"
 
 
 def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
-    about = "~" if line["estimate"] else ""
-    return (line["what"], f"{line['count']:g}", line["unit"], f"{about}{line['usd_per_hour']:.4f}", line["as_of"])
+    circa = "~" if line["estimate"] else ""
+    return (line["what"], f"{line['count']:g}", line["unit"], f"{circa}{line['usd_per_hour']:.4f}", line["as_of"])
 
 
 def _old(bill: Mapping[str, Any]) -> str:
@@ -81,17 +80,12 @@ def _refresh(cloud: str, *, quiet: bool) -> None:
     if not quiet:
         say("asking the providers; AWS has one large file a region, which takes minutes")
     only = ["--cloud", cloud] if cloud else []
-    done = _loaded(pulumi_cli.ask(pulumi_cli.module("prices.cost", "--refresh", *only)))
+    done = pulumi_cli.answer("prices.cost", "--refresh", *only)
     if quiet:
         return
     say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices/prices.toml")
-    for why in done["left"][:_MOST_LEFT]:
+    for why in done["left"][:_MOST_SHOWN]:
         say(f"left as it was: {why}")
-    if len(done["left"]) > _MOST_LEFT:
-        say(f"and {len(done['left']) - _MOST_LEFT} more")
+    if len(done["left"]) > _MOST_SHOWN:
+        say(f"and {len(done['left']) - _MOST_SHOWN} more")
     say(next_command("git diff infra/prices/prices.toml"))
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded

@@ -52,8 +52,8 @@ def _asks_for_data(stack: str, facts: dict[str, Any], yes: bool) -> bool:
     full = orphans.with_data(orphans.find(stack, [], facts))
     if not full:
         return False
-    for thing in full:
-        say(orphans.describe(thing))
+    for each in full:
+        say(orphans.describe(each))
     if yes:
         raise Exit(f"{orphans.describe(full[0])}: add --delete-data, or --keep-data", code=2)
     return input("delete that as well? It stays otherwise. [y/N] ").strip().lower() not in ("y", "yes")
@@ -63,9 +63,9 @@ def _audit_destroyed(stack: str, facts: dict[str, Any], keeps: bool) -> None:
     """List what is kept, with its price; Exit 1, with a list, if anything is left that should be gone."""
     of_state = orphans.sweep_destroyed(stack, facts, keeps=keeps) if facts["cloud"] else []
     found = orphans.find_settled(stack, of_state, facts)
-    for thing in orphans.data(orphans.find(stack, [], facts)) if keeps else []:
-        price = orphans.costs([thing]) or "free"
-        say(hint(f"kept: {orphans.describe(thing)} ({price}); remove it: fab destroy --delete-data"))
+    for each in orphans.data(orphans.find(stack, [], facts)) if keeps else []:
+        price = orphans.costs([each]) or "free"
+        say(hint(f"kept: {orphans.describe(each)} ({price}); remove it: fab destroy --delete-data"))
     if found:
-        orphans.show(found, prices=bool(facts["cloud"]))
+        orphans.show(found, facts)
         raise Exit(removal.remains(stack, found, "remove them: fab recover"), code=1)

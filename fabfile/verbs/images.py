@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
-
 from invoke.context import Context
 from invoke.tasks import task
 
 from fabfile.output import say, table
 from fabfile.question import ask, must_be_answerable
-from fabfile.stacks import pulumi_cli
+from fabfile.stacks.pulumi_cli import answer
+
+_CACHE = "clouds.local.image_cache"
 
 
 @task
 def images(_c: Context) -> None:
     """List the golden images that are baked on this machine."""
-    rows = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "list")))
     cells = [
         (row["id"], row["profile"], row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
-        for row in rows
+        for row in answer(_CACHE, "list")
     ]
     say(table([("IMAGE", "PROFILE", "COLLECTIVES", "SIZE", "USED BY"), *cells]))
     say("next: fab prune  (removes the images that no stack uses)")
@@ -27,7 +26,7 @@ def images(_c: Context) -> None:
 @task
 def prune(_c: Context, yes: bool = False) -> None:
     """Remove the golden images that no stack uses; the next `up` bakes again."""
-    unused = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "unused")))
+    unused = answer(_CACHE, "unused")
     if not unused:
         say("nothing to remove: every image is in use")
         return
@@ -35,6 +34,5 @@ def prune(_c: Context, yes: bool = False) -> None:
     must_be_answerable(yes)
     if not yes:
         ask("remove them?")
-    removed = json.loads(pulumi_cli.ask(pulumi_cli.module("clouds.local.image_cache", "prune")))
-    for line in removed:
+    for line in answer(_CACHE, "prune"):
         say(f"removed {line}")

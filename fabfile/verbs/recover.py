@@ -27,12 +27,12 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
         pulumi_cli.run("refresh", stack, "--clear-pending-creates", *pulumi_cli.YES)
     of_state = orphans.known(stack, facts)
     swept = orphans.sweep(stack, of_state, facts)
-    orphans.show(swept, prices=bool(facts["cloud"]))
+    orphans.show(swept, facts)
     say(f"removed {len(swept)} resources that are in no state" if swept else "nothing was left over")
     # What a sweep leaves: data, what others own, and kinds that could not be listed.
     stays = orphans.find_settled(stack, of_state, facts)
-    orphans.show(stays, prices=bool(facts["cloud"]))
-    if any(thing["holds"] for thing in stays):
+    orphans.show(stays, facts)
+    if any(each["holds"] for each in stays):
         say(hint("data is never swept; remove it: fab destroy --delete-data"))
     if stays:
         raise Exit(removal.remains(stack, stays, "the list says why"), code=1)
@@ -45,7 +45,7 @@ def audit(_c: Context, stack: str = "") -> None:
     facts = orphans.about(stack)
     found = orphans.find(stack, orphans.known(stack, facts), facts)
     if found:
-        orphans.show(found, prices=bool(facts["cloud"]))
+        orphans.show(found, facts)
         outside = ("is outside its state", "are outside its state")
         raise Exit(removal.remains(stack, found, "remove them: fab recover", outside), code=1)
     say(f"audit: nothing of stack {stack} exists outside its state")

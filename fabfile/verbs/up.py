@@ -69,7 +69,7 @@ def refresh(_c: Context, stack: str = "") -> None:
 def _checked(stack: str) -> dict[str, Any]:
     """The facts of a stack that can be made here; prints its price and which engine runs. Exit 2 if it cannot."""
     state = json.dumps(pulumi_cli.identity(stack))
-    answer = json.loads(pulumi_cli.ask(pulumi_cli.module("preflight", stack, "--state", state)))
+    answer = pulumi_cli.answer("preflight", stack, "--state", state)
     announce(answer["bill"])
     if not pulumi_cli.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
