@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import urllib.request
+from dataclasses import replace
 from types import ModuleType
 
 from infra.clouds import sdk
@@ -20,6 +21,7 @@ from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.config.values import ADDRESS_ECHO, set_key
 from infra.errors import OperationError, UsageError, show_error
+from infra.state import stack_record
 
 ECHO_S = 10.0
 
@@ -33,7 +35,8 @@ def of(settings: Settings) -> ModuleType:
 
 def check(settings: Settings) -> list[Finding]:
     """All checks. The operator's own address comes first, as it needs no credentials."""
-    account = of(settings)
+    account, record = of(settings), stack_record.read(settings.stack)
+    settings = replace(settings, stack_id=record.id if record else "")  # tells the stack's own machines from others'
     return [address(settings), *account.check(settings)]
 
 

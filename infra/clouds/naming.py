@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from infra.config.settings import Settings
@@ -27,6 +28,14 @@ def tags(settings: Settings) -> dict[str, str]:
 def identity(settings: Settings) -> dict[str, str]:
     """The tag with the stack's id; empty for a stack made before there were ids."""
     return {ID_TAG: settings.stack_id} if settings.stack_id else {}
+
+
+def owns(settings: Settings, tags: Mapping[str, str]) -> bool:
+    """Whether tags with the stack's name are the user's own stack's. Where either has no id, the owner decides."""
+    found = tags.get(ID_TAG, "")
+    if found and settings.stack_id:
+        return found == settings.stack_id
+    return tags.get(OWNER_TAG, "") in ("", settings.cloud.owner)
 
 
 def unique(stack: str, stack_id: str) -> str:

@@ -15,6 +15,7 @@ from infra.clouds.azure import account as azure
 from infra.clouds.azure import image
 from infra.clouds.azure.arm import Arm
 from infra.clouds.azure.image import DEFAULT_BASE
+from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 pytest_plugins = ["account_fixtures"]
 
@@ -76,7 +77,12 @@ def test_a_subscription_that_is_fit(make: Make, place: tuple[Arm, Cloud]) -> Non
     [
         ("region", {"region": "moonbase"}, "no region moonbase", "config set region eastus"),
         ("type", {"zone": "4"}, "zone 4 of eastus does not offer", "config set zone 1"),
-        ("quota", {"nodes": "4"}, "4 nodes and the builder need 132 of standardDSv6Family (4 of 104", "ask for 136"),
+        (
+            "quota",
+            {"nodes": "4"},
+            "4 nodes and the builder need 132 of standardDSv6Family (4 of 104",
+            "request 136 of standardDSv6Family in eastus",
+        ),
         ("quota", {"spot": "true"}, "96 of lowPriorityCores (0 of 3 used", "96 of lowPriorityCores in eastus"),
         ("image", {"baseImage": "Canonical:nothing:server:1.0.0"}, "has no such image", "config set baseImage"),
     ],
@@ -88,12 +94,14 @@ def test_what_is_wrong_on_azure_comes_with_its_mend(
     assert found.state == "failed" and said in found.said and mend in found.mend, found
 
 
-def machine(cloud: Cloud, name: str, size: str, **more: Any) -> None:
-    group = "resourceGroups/trainyard-azure-xeon"
-    path = f"{group}/providers/Microsoft.Compute/virtualMachines"
-    listed = cloud.lists.setdefault(f"{cloud.add(group, 'azure-xeon')}/{path.partition('/')[2].partition('/')[2]}", [])
+def machine(cloud: Cloud, name: str, size: str, *, stack_id: str = "", owner: str = "ada", **more: Any) -> None:
+    """A machine of a stack with the name azure-xeon, in the resource group of that stack."""
+    group = "resourceGroups/trainyard-azure-xeon" + (f"-{stack_id}" if stack_id else "")
+    tags = {STACK_TAG: "azure-xeon", OWNER_TAG: owner, **({ID_TAG: stack_id} if stack_id else {})}
+    path = f"{cloud.add(group, tags=tags)}/providers/Microsoft.Compute/virtualMachines"
     properties = {"hardwareProfile": {"vmSize": size}, **more}
-    listed.append({"name": f"trainyard-azure-xeon-{name}", "location": "eastus", "properties": properties})
+    machine = {"name": f"trainyard-azure-xeon-{name}", "location": "eastus", "properties": properties}
+    cloud.lists.setdefault(path, []).append(machine)
 
 
 def test_a_cluster_that_runs_has_the_cores_that_it_needs(make: Make, place: tuple[Arm, Cloud]) -> None:
@@ -108,14 +116,30 @@ def test_a_cluster_that_runs_has_the_cores_that_it_needs(make: Make, place: tupl
     found = finding(azure.check(settings, arm), "quota")
     assert found.state == "ok" and "(104 of 104 used, 100 of them by this stack)" in found.said
     found = finding(azure.check(make("azure-xeon", nodes="4"), arm), "quota")
-    assert found.state == "failed" and "ask for 136 of standardDSv6Family" in found.mend
+    assert found.state == "failed" and "request 136 of standardDSv6Family" in found.mend
+
+
+@pytest.mark.parametrize("known", ["0123abcd", ""])
+def test_the_machines_of_another_users_stack_of_the_same_name_are_counted_as_used(
+    make: Make, place: tuple[Arm, Cloud], known: str
+) -> None:
+    """They have the same names, and a group with another id. Without an id of one's own, the owner's tag decides."""
+    arm, cloud = place
+    for index in (1, 2, 3):
+        machine(cloud, f"node{index}", "Standard_D32s_v6", stack_id="89abcdef", owner="bob")
+    machine(cloud, "node1", "Standard_D32s_v6", stack_id="0123abcd")
+    usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
+    usages[:] = [usage("cores", 128, 350), usage("standardDSv6Family", 128, 195)]
+    found = finding(azure.check(replace(make("azure-xeon"), stack_id=known), arm), "quota")
+    assert found.state == "failed" and "(128 of 195 used, 32 of them by this stack)" in found.said
+    assert "request 196 of standardDSv6Family in eastus" in found.mend
 
 
 def test_another_images_builder_is_there_until_the_new_one_is_done(make: Make, place: tuple[Arm, Cloud]) -> None:
     arm, cloud = place
     machine(cloud, "builder-0123456789ab", "Standard_D4s_v6")
     cloud.lists[f"{COMPUTE}/locations/eastus/usages"][2] = usage("standardDSv6Family", 4, 103)
-    assert "ask for 104" in finding(azure.check(make("azure-xeon"), arm), "quota").mend
+    assert "request 104 of" in finding(azure.check(make("azure-xeon"), arm), "quota").mend
 
 
 def test_spot_nodes_are_baked_for_on_demand(make: Make, place: tuple[Arm, Cloud]) -> None:
@@ -125,7 +149,7 @@ def test_spot_nodes_are_baked_for_on_demand(make: Make, place: tuple[Arm, Cloud]
     for index in (1, 2, 3):
         machine(cloud, f"node{index}", "Standard_D32s_v6", priority="Spot")
     found = finding(azure.check(make("azure-xeon", spot="true"), arm), "quota")
-    assert found.state == "failed" and "ask for 4 of standardDSv6Family" in found.mend
+    assert found.state == "failed" and "request 4 of standardDSv6Family" in found.mend
 
 
 def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Arm, Cloud]) -> None:
@@ -138,7 +162,7 @@ def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Arm
     assert azure.offers(make("azure-xeon"), arm) == ["westus"]
     cloud.lists[f"{COMPUTE}/skus"].pop()
     (found,) = azure.cheap(make("azure-xeon"), arm)
-    assert found.said == "Standard_D32s_v6 is not to be had in eastus: NotAvailableForSubscription"
+    assert found.said == "eastus does not offer Standard_D32s_v6 to this subscription: NotAvailableForSubscription"
     (found,) = azure.cheap(make("azure-xeon", instanceType="Standard_D33s_v6"), arm)
     assert found.said == "eastus has no size Standard_D33s_v6"
 

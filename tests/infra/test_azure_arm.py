@@ -43,7 +43,7 @@ def test_an_az_that_hangs_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", hang)
-    with pytest.raises(UsageError, match=r"^no Azure subscription: az does not answer within 60 s; az login"):
+    with pytest.raises(UsageError, match=r"^No Azure subscription: az does not answer within 60 s; az login"):
         subscription()
 
 

@@ -200,7 +200,7 @@ def test_data_goes_only_when_asked_for(place: tuple[Arm, Cloud], settings: Setti
     account, *rights, group = orphans.find(settings, arm)
     assert (account.kind, account.holds) == (
         "storage account",
-        "5 blobs (older versions and deleted ones counted), 5 GB",
+        "5 blobs (5 GB, with older versions and deleted ones)",
     )
     assert {right.what for right in rights} == {"may-store", "may-read"}, "whoever keeps data may read it"
     assert group.kind == "resource group"
@@ -212,7 +212,7 @@ def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Arm, Clou
     arm, cloud = place
     cloud.deleted = {"step-100.pt": 1_500_000_000}
     (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
-    assert account.holds == "1 blobs (older versions and deleted ones counted), 1.5 GB"
+    assert account.holds == "1 blobs (1.5 GB, with older versions and deleted ones)"
     assert account.usd_per_hour
     orphans.sweep(settings, [], delete_data=True, arm=arm)  # it goes with its account
     assert orphans.find(settings, arm) == []
@@ -254,4 +254,4 @@ def test_contents_that_cannot_be_read_count_as_data(place: tuple[Arm, Cloud], se
     arm, cloud = place
     del cloud.lists[f"{azure_subscription.ROOT}/{ACCOUNT}/blobServices/default/containers"]
     (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
-    assert account.holds == "what cannot be read" and account.usd_per_hour is None
+    assert account.holds == "contents that cannot be read" and account.usd_per_hour is None

@@ -12,7 +12,7 @@ from infra.clouds.azure.credentials import SIGN_IN, subscription
 from infra.clouds.azure.image import base_image
 from infra.clouds.azure.names import DEFAULT_REGION, region
 from infra.clouds.azure.quota import Sku
-from infra.clouds.finding import Finding
+from infra.clouds.finding import Finding, State
 from infra.config.settings import Settings
 from infra.config.values import set_key
 from infra.errors import UsageError
@@ -23,25 +23,16 @@ IMAGES, GALLERIES, PERMISSIONS = "2024-07-01", "2024-03-03", "2022-04-01"
 NAMESPACES = ("Microsoft.Compute", "Microsoft.Network", "Microsoft.Storage", "Microsoft.ManagedIdentity")
 """Resource providers that must be registered in the subscription. Those of resource groups, roles and budgets always
 are."""
-FLOW_LOG_NAMESPACE = "Microsoft.Insights"
-"""Flow logs need it as well: without it Network Watcher writes none."""
+FLOW_LOG_NAMESPACE, FLOW_LOG_ACTION = "Microsoft.Insights", "Microsoft.Network/networkWatchers/flowLogs/write"
+"""Flow logs need them as well: without the namespace Network Watcher writes none."""
 ACTIONS = (
     *("Microsoft.Resources/subscriptions/resourceGroups/write", "Microsoft.Compute/virtualMachines/write"),
     *("Microsoft.Compute/galleries/images/versions/write", "Microsoft.Network/virtualNetworks/write"),
     *("Microsoft.Storage/storageAccounts/write", "Microsoft.ManagedIdentity/userAssignedIdentities/write"),
     *("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action", "Microsoft.Consumption/budgets/write"),
-    "Microsoft.Authorization/roleAssignments/write",
-    "Microsoft.Authorization/roleDefinitions/write",
+    *("Microsoft.Authorization/roleAssignments/write", "Microsoft.Authorization/roleDefinitions/write"),
 )
 """A sample of the actions that `up` needs, at least one for each kind of resource."""
-
-
-FLOW_LOG_ACTION = "Microsoft.Network/networkWatchers/flowLogs/write"
-
-
-def namespaces(settings: Settings) -> tuple[str, ...]:
-    """The resource providers that these settings need."""
-    return (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
 
 
 def check(settings: Settings, arm: Arm | None = None) -> list[Finding]:
@@ -56,12 +47,9 @@ def cheap(settings: Settings, arm: Arm | None = None) -> list[Finding]:
 
 def offers(settings: Settings, arm: Arm | None = None) -> list[str]:
     """Regions that offer the nodes' size to this subscription. Raises ArmError when Azure cannot be asked."""
-    arm = arm or Arm(subscription())
-    wanted, found = _name(settings), set()
-    for item in arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS):
-        if item.get("resourceType") == "virtualMachines" and item["name"].lower() == wanted.lower():
-            found |= {place.lower() for place in item["locations"] if not _sku(item).refused}
-    return sorted(found)
+    listed = _machine_skus(arm or Arm(subscription()))
+    own = [item for item in listed if item["name"].lower() == _name(settings).lower() and not _sku(item).refused]
+    return sorted({place.lower() for item in own for place in item["locations"]})
 
 
 def _name(settings: Settings) -> str:
@@ -71,21 +59,20 @@ def _name(settings: Settings) -> str:
 def _findings(settings: Settings, arm: Arm | None) -> Iterator[Finding]:
     try:
         arm = arm or Arm(subscription())
-        who = arm.get(arm.subscription, SUBSCRIPTIONS)
+        own = arm.get(arm.subscription, SUBSCRIPTIONS)
     except UsageError as error:
         yield Finding("sign-in", "failed", str(error).partition(";")[0], SIGN_IN)
         return
     except ArmError as error:
-        denied = any(word in str(error) for word in (" 401 ", " 403 ", " 404 "))
-        yield Finding("sign-in", "failed" if denied else "undecided", str(error), SIGN_IN)
+        state: State = "failed" if error.status in (401, 403, 404) else "undecided"
+        yield Finding("sign-in", state, str(error), SIGN_IN)
         return
-    if who.get("state") != "Enabled":
+    if own.get("state") != "Enabled":
         look = "https://portal.azure.com/#view/Microsoft_Azure_Billing/SubscriptionsBlade"
-        yield Finding("sign-in", "failed", f"subscription {who.get('displayName')} is {who.get('state')}", look)
+        yield Finding("sign-in", "failed", f"subscription {own.get('displayName')} is {own.get('state')}", look)
         return
-    yield Finding("sign-in", "ok", f"subscription {who.get('displayName')} ({arm.subscription[15:]})")
-    checks = (_providers, _region, _size_and_quota, _image, _rights)
-    for one in checks:
+    yield Finding("sign-in", "ok", f"subscription {own.get('displayName')} ({arm.subscription[15:]})")
+    for one in (_providers, _region, _size_and_quota, _image, _rights):
         try:
             yield from one(arm, settings)
         except ArmError as error:
@@ -93,13 +80,12 @@ def _findings(settings: Settings, arm: Arm | None) -> Iterator[Finding]:
 
 
 def _providers(arm: Arm, settings: Settings) -> Iterator[Finding]:
-    names = namespaces(settings)
+    names = (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
     for name in names:
         state = arm.get(f"{arm.subscription}/providers/{name}", RESOURCES).get("registrationState")
         if state != "Registered":
-            yield Finding(
-                "providers", "failed", f"{name} is {state}", f"az provider register --wait --namespace {name}"
-            )
+            mend = f"az provider register --wait --namespace {name}"
+            yield Finding("providers", "failed", f"{name} is {state}", mend)
             return
     yield Finding("providers", "ok", f"{', '.join(name.partition('.')[2] for name in names)} are registered")
 
@@ -113,24 +99,28 @@ def _region(arm: Arm, settings: Settings) -> Iterator[Finding]:
         yield Finding("region", "failed", f"this subscription has no region {region(settings)}", mend)
 
 
+def _machine_skus(arm: Arm, **query: str) -> list[dict[str, Any]]:
+    listed = arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS, **query)
+    return [item for item in listed if item.get("resourceType") == "virtualMachines"]
+
+
 def _skus(arm: Arm, settings: Settings) -> dict[str, Sku]:
     """Every machine size of the region, by its name in lower case."""
-    wanted = {"$filter": f"location eq '{region(settings)}'"}
-    listed = arm.every(f"{arm.subscription}/providers/Microsoft.Compute/skus", SKUS, **wanted)
-    return {item["name"].lower(): _sku(item) for item in listed if item.get("resourceType") == "virtualMachines"}
+    listed = _machine_skus(arm, **{"$filter": f"location eq '{region(settings)}'"})
+    return {item["name"].lower(): _sku(item) for item in listed}
 
 
 def _sku(item: dict[str, Any]) -> Sku:
-    said = {entry["name"]: entry["value"] for entry in item.get("capabilities", [])}
-    whole = [entry for entry in item.get("restrictions", []) if entry.get("type") == "Location"]
-    parts = [entry for entry in item.get("restrictions", []) if entry.get("type") == "Zone"]
-    return Sku(
-        family=item.get("family", ""),
-        vcpus=int(said.get("vCPUs", 0)),
-        zones=tuple(sorted(zone for entry in item.get("locationInfo", []) for zone in entry.get("zones", []))),
-        refused=whole[0].get("reasonCode", "restricted") if whole else "",
-        refused_zones=tuple(zone for entry in parts for zone in entry.get("restrictionInfo", {}).get("zones", [])),
-    )
+    capabilities = {entry["name"]: entry["value"] for entry in item.get("capabilities", [])}
+    refused, refused_zones = "", []
+    for entry in item.get("restrictions", []):
+        if entry.get("type") == "Location":
+            refused = entry.get("reasonCode", "restricted")
+        if entry.get("type") == "Zone":
+            refused_zones += entry.get("restrictionInfo", {}).get("zones", [])
+    zones = sorted(zone for entry in item.get("locationInfo", []) for zone in entry.get("zones", []))
+    free = tuple(zone for zone in zones if zone not in refused_zones)
+    return Sku(item.get("family", ""), int(capabilities.get("vCPUs", 0)), free, refused)
 
 
 def _size(settings: Settings, skus: dict[str, Sku]) -> Finding:
@@ -140,13 +130,13 @@ def _size(settings: Settings, skus: dict[str, Sku]) -> Finding:
         mend = set_key("instanceType", machine_types.DEFAULT, settings.stack)
         return Finding("type", "failed", f"{where} has no size {name}", mend)
     if sku.refused:
-        ask = f"https://aka.ms/azureskunotavailable, or {set_key('region', '...', settings.stack)}"
-        return Finding("type", "failed", f"{name} is not to be had in {where}: {sku.refused}", ask)
-    free = [entry for entry in sku.zones if entry not in sku.refused_zones]
-    if zone and zone not in free:
-        said = f"zone {zone} of {where} does not offer {name}; these do: {', '.join(free) or 'none'}"
-        return Finding("type", "failed", said, set_key("zone", free[0] if free else '""', settings.stack))
-    return Finding("type", "ok", f"{where} offers {name}, {sku.vcpus} vCPUs (zones {', '.join(free) or 'none'})")
+        mend = f"https://aka.ms/azureskunotavailable, or {set_key('region', '...', settings.stack)}"
+        return Finding("type", "failed", f"{where} does not offer {name} to this subscription: {sku.refused}", mend)
+    zones = ", ".join(sku.zones) or "none"
+    if zone and zone not in sku.zones:
+        mend = set_key("zone", sku.zones[0] if sku.zones else '""', settings.stack)
+        return Finding("type", "failed", f"zone {zone} of {where} does not offer {name}; these do: {zones}", mend)
+    return Finding("type", "ok", f"{where} offers {name}, {sku.vcpus} vCPUs (zones {zones})")
 
 
 def _size_and_quota(arm: Arm, settings: Settings) -> Iterator[Finding]:
@@ -158,37 +148,37 @@ def _size_and_quota(arm: Arm, settings: Settings) -> Iterator[Finding]:
 
 
 def _image(arm: Arm, settings: Settings) -> Iterator[Finding]:
-    if settings.image != "bake":
-        yield _version(arm, settings)
-        return
-    name = base_image(settings)
-    publisher, offer, sku, version = name.split(":")
+    where, baked = region(settings), settings.image != "bake"
+    image = settings.image if baked else base_image(settings)
+    try:
+        wrong = _unusable(arm, image, where) if baked else _unlisted(arm, image, where)
+    except ArmError as error:
+        if not (error.status == 404 or (error.status == 403 and baked)):
+            raise
+        wrong = f"image: {error}" if baked else f"baseImage {image}: {where} has no such image"
+    key, default = ("image", "bake") if baked else ("baseImage", '""')
+    mend = set_key(key, default, settings.stack)
+    yield Finding("image", "failed", wrong, mend) if wrong else Finding("image", "ok", image.split("/providers/")[-1])
+
+
+def _unlisted(arm: Arm, image: str, where: str) -> str:
+    """What is wrong with an image of the marketplace; empty if a region has it."""
+    publisher, offer, sku, version = image.split(":")
     path = (
-        f"{arm.subscription}/providers/Microsoft.Compute/locations/{region(settings)}/publishers/{publisher}"
+        f"{arm.subscription}/providers/Microsoft.Compute/locations/{where}/publishers/{publisher}"
         f"/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
     )
-    mend = set_key("baseImage", '""', settings.stack)
-    # This listing is a bare JSON list, without pages.
-    listed = [item["name"] for item in arm.plain(path, IMAGES)]
-    if version in listed:
-        yield Finding("image", "ok", name)
-    else:
-        yield Finding("image", "failed", f"baseImage {name}: {region(settings)} has no such image", mend)
+    listed = any(item["name"] == version for item in arm.every(path, IMAGES))
+    return "" if listed else f"baseImage {image}: {where} has no such image"
 
 
-def _version(arm: Arm, settings: Settings) -> Finding:
-    mend = set_key("image", "bake", settings.stack)
-    try:
-        properties = arm.get(settings.image, GALLERIES)["properties"]
-    except ArmError as error:
-        if " 404 " in str(error) or " 403 " in str(error):
-            return Finding("image", "failed", f"image: {error}", mend)
-        raise
+def _unusable(arm: Arm, image: str, where: str) -> str:
+    """What is wrong with a baked image; empty if a region has it."""
+    properties = arm.get(image, GALLERIES)["properties"]
     regions = [item["name"].lower().replace(" ", "") for item in properties["publishingProfile"]["targetRegions"]]
-    if properties.get("provisioningState") != "Succeeded" or region(settings) not in regions:
-        said = f"image is {properties.get('provisioningState')}, in {', '.join(regions)}, not in {region(settings)}"
-        return Finding("image", "failed", said, mend)
-    return Finding("image", "ok", settings.image.split("/providers/")[-1])
+    state = properties.get("provisioningState")
+    usable = state == "Succeeded" and where in regions
+    return "" if usable else f"image is {state}, in {', '.join(regions)}, not in {where}"
 
 
 def _rights(arm: Arm, settings: Settings) -> Iterator[Finding]:
@@ -204,8 +194,8 @@ def _rights(arm: Arm, settings: Settings) -> Iterator[Finding]:
 
 def _allows(entry: dict[str, Any], action: str) -> bool:
     """Whether one role allows an action: in `actions` and not in `notActions`, where * matches any text."""
-    return _matches(entry.get("actions", []), action) and not _matches(entry.get("notActions", []), action)
-
-
-def _matches(patterns: list[str], action: str) -> bool:
-    return any(fnmatch.fnmatchcase(action.lower(), pattern.lower()) for pattern in patterns)
+    listed, excepted = (
+        any(fnmatch.fnmatchcase(action.lower(), pattern.lower()) for pattern in entry.get(key, []))
+        for key in ("actions", "notActions")
+    )
+    return listed and not excepted

@@ -7,6 +7,7 @@ operations. This module turns every failure into a one-line error and gives ever
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ DELETING_S = 3600.0
 class ArmError(OperationError):
     """Azure refused a request, or could not be reached."""
 
+    def __init__(self, message: str, status: int = 0) -> None:
+        """`status`: of Azure's HTTP response; 0 without one."""
+        super().__init__(message)
+        self.status = status
+
 
 class _OneHost(policies.SansIOHTTPPolicy[HttpRequest, HttpResponse]):
     """Refuse requests to another host: responses contain links, and the token must not be sent anywhere else."""
@@ -52,7 +58,10 @@ class _OneHost(policies.SansIOHTTPPolicy[HttpRequest, HttpResponse]):
 
 
 class Arm:
-    """The management API for one caller and one subscription."""
+    """The management API for one caller and one subscription.
+
+    Requests raise ArmError with Azure's message for a status of 400 or more, UsageError without credentials.
+    """
 
     def __init__(
         self,
@@ -65,46 +74,52 @@ class Arm:
     ) -> None:
         """`wait`: seconds between polls of a long-running operation when Azure gives no Retry-After."""
         self.subscription = f"/subscriptions/{subscription}"
-        self._endpoint, self._who = endpoint or ENDPOINT, who or credential()
-        self._wait, self._retries = wait, retries
-        self._arm = self._client(SCOPE, _OneHost(self._endpoint))
-        self._storage = self._client(STORAGE_SCOPE)
+        self._endpoint, self._wait = endpoint or ENDPOINT, wait
+        self._tls = self._endpoint.startswith("https:")  # a test server on loopback has none
+        caller = who or credential()
 
-    def _client(self, scope: str, *first: _OneHost) -> PipelineClient[HttpRequest, HttpResponse]:
-        token = policies.BearerTokenCredentialPolicy(self._who, scope)
-        steps = [*first, policies.RequestIdPolicy(), policies.RetryPolicy(retry_total=self._retries), token]
-        return PipelineClient(self._endpoint, policies=steps, connection_timeout=CONNECT_S, read_timeout=READ_S)
+        def client(scope: str, *first: _OneHost) -> PipelineClient[HttpRequest, HttpResponse]:
+            token = policies.BearerTokenCredentialPolicy(caller, scope)
+            steps = [*first, policies.RequestIdPolicy(), policies.RetryPolicy(retry_total=retries), token]
+            return PipelineClient(self._endpoint, policies=steps, connection_timeout=CONNECT_S, read_timeout=READ_S)
+
+        self._arm, self._storage = client(SCOPE, _OneHost(self._endpoint)), client(STORAGE_SCOPE)
 
     def of(self, subscription: str) -> Arm:
         """The same client for another subscription."""
-        return Arm(subscription, endpoint=self._endpoint, who=self._who, wait=self._wait, retries=self._retries)
+        other = copy.copy(self)
+        other.subscription = f"/subscriptions/{subscription}"
+        return other
 
     def get(self, path: str, version: str, **query: str) -> dict[str, Any]:
-        """One resource. Raises ArmError with Azure's message, UsageError without credentials."""
-        return _parsed(self._send(self._request("GET", path, version, **query)))
+        """One resource."""
+        return _json(self._send(self._request("GET", path, version, **query)).http_response)
 
     def get_if_there(self, path: str, version: str) -> dict[str, Any] | None:
         """One resource, or None if it does not exist."""
-        response = self._send(self._request("GET", path, version), missing_ok=True)
-        return None if response.status_code == 404 else _parsed(response)
-
-    def plain(self, path: str, version: str) -> list[dict[str, Any]]:
-        """A listing that is a bare JSON list without pages (Compute's marketplace images). Empty on a 404."""
-        found = self._send(self._request("GET", path, version), missing_ok=True)
-        return list(json.loads(found.text())) if found.status_code == 200 else []
+        try:
+            return self.get(path, version)
+        except ArmError as error:
+            if error.status != 404:
+                raise
+        return None
 
     def every(self, path: str, version: str, **query: str) -> list[dict[str, Any]]:
-        """All items of a listing, over all its pages."""
+        """All items of a listing, over all its pages. Compute lists the marketplace's images without pages."""
         first = self._request("GET", path, version, **query)
 
-        def next_page(link: str | None) -> dict[str, Any]:
-            return _parsed(self._send(HttpRequest("GET", link) if link else first))
+        def page(link: str | None) -> Any:
+            return _json(self._send(HttpRequest("GET", link) if link else first).http_response)
 
-        return list(ItemPaged(next_page, lambda page: (page.get("nextLink") or None, iter(page.get("value", [])))))
+        def items(found: Any) -> tuple[str | None, Iterator[dict[str, Any]]]:
+            in_pages = isinstance(found, dict)
+            return (found.get("nextLink"), iter(found.get("value", []))) if in_pages else (None, iter(found))
+
+        return list(ItemPaged(page, items))
 
     def put(self, path: str, version: str, body: object) -> dict[str, Any]:
         """Begin to create a resource. Returns Azure's first response; does not wait."""
-        return _parsed(self._send(self._request("PUT", path, version, body)))
+        return _json(self._send(self._request("PUT", path, version, body)).http_response)
 
     def post(self, path: str, version: str) -> None:
         """Begin an action on a resource; does not wait."""
@@ -112,63 +127,48 @@ class Arm:
 
     def delete(self, path: str, version: str) -> None:
         """Delete a resource and wait until it is gone, at most DELETING_S. A missing resource is no error."""
-        request, what = self._request("DELETE", path, version), f"DELETE {path}"
-        started = self._run(request, missing_ok=True)
-        if started.http_response.status_code not in (201, 202):
-            return
-        operation = base_polling.OperationResourcePolling[HttpRequest, HttpResponse]("Azure-AsyncOperation")
+        what, header, by_location = f"DELETE {path}", "Azure-AsyncOperation", True
+        operation = base_polling.OperationResourcePolling[HttpRequest, HttpResponse](header)
         ways = [operation, base_polling.LocationPolling(), base_polling.StatusCheckPolling()]
         polling: Any = base_polling.LROBasePolling(timeout=self._wait, lro_algorithms=ways, enforce_https=self._tls)
-        with _one_line(what):
-            poller = LROPoller(self._arm, started, lambda _: None, polling)
-            try:
+        try:
+            started = self._send(self._request("DELETE", path, version))
+            by_location = header not in started.http_response.headers
+            with _one_line(what):
+                poller = LROPoller(self._arm, started, lambda _: None, polling)
                 poller.wait(DELETING_S)
-            except HttpResponseError as error:
-                by_location = "Azure-AsyncOperation" not in started.http_response.headers
-                if not (by_location and error.status_code == 404):  # a Location URL may vanish with the resource
-                    raise
             if not poller.done():
                 raise ArmError(f"{what}: not done within {DELETING_S:.0f} s")
+        except ArmError as error:
+            if error.status != 404 or not by_location:  # a Location URL may vanish with the resource
+                raise
 
     def blobs(self, container: str) -> tuple[int, int]:
         """(number of blobs, bytes) of a container by its URL. Counts old versions and soft-deleted blobs too, as they
         are billed."""
-        count, total, marker = 0, 0, ""
-        while True:
-            query = {"restype": "container", "comp": "list", "include": "versions,deleted", "marker": marker}
-            request = HttpRequest("GET", container, params=query, headers=STORAGE_HEADERS)
-            root = ElementTree.fromstring(self._send(request, storage=True).text())
-            for entry in root.iter("Content-Length"):
-                count, total = count + 1, total + int(entry.text or 0)
-            marker = root.findtext("NextMarker") or ""
-            if not marker:
-                return count, total
+        query = {"restype": "container", "comp": "list", "include": "versions,deleted"}
 
-    @property
-    def _tls(self) -> bool:
-        """Azure needs TLS; a test server on loopback does not."""
-        return self._endpoint.startswith("https:")
+        def page(marker: str | None) -> ElementTree.Element:
+            request = HttpRequest("GET", container, params={**query, "marker": marker or ""}, headers=STORAGE_HEADERS)
+            return ElementTree.fromstring(self._send(request, self._storage).http_response.text())
+
+        def sizes(root: ElementTree.Element) -> tuple[str | None, Iterator[int]]:
+            return root.findtext("NextMarker") or None, (int(size.text or 0) for size in root.iter("Content-Length"))
+
+        found: list[int] = list(ItemPaged(page, sizes))
+        return len(found), sum(found)
 
     def _request(self, method: str, path: str, version: str, body: object = None, **query: str) -> HttpRequest:
         return HttpRequest(method, urljoin(self._endpoint, path), params={"api-version": version, **query}, json=body)
 
-    def _send(self, request: HttpRequest, *, missing_ok: bool = False, storage: bool = False) -> HttpResponse:
-        response: HttpResponse = self._run(request, missing_ok=missing_ok, storage=storage).http_response
-        return response
-
-    def _run(self, request: HttpRequest, *, missing_ok: bool = False, storage: bool = False) -> Any:
-        """Send a request and return azure-core's pipeline response, fully read. `missing_ok`: return a 404 as well.
-
-        Raises ArmError for any other status of 400 or more, UsageError without credentials.
-        """
-        client = self._storage if storage else self._arm
-        what = f"{request.method} {urlsplit(request.url).path}"
-        with _one_line(what):
-            answer: Any = client.send_request(request, enforce_https=self._tls, _return_pipeline_response=True)
+    def _send(self, request: HttpRequest, client: Any = None) -> Any:
+        """Send a request, by default to ARM. Returns azure-core's pipeline response, fully read."""
+        options = {"enforce_https": self._tls, "_return_pipeline_response": True}
+        answer: Any
+        with _one_line(f"{request.method} {urlsplit(request.url).path}"):
+            answer = (client or self._arm).send_request(request, **options)
             answer.http_response.read()
-        status = answer.http_response.status_code
-        if status >= 400 and not (missing_ok and status == 404):
-            raise ArmError(f"{what}: {status} {_reason(answer.http_response)}")
+            answer.http_response.raise_for_status()
         return answer
 
 
@@ -178,31 +178,31 @@ def _one_line(what: str) -> Iterator[None]:
     try:
         yield
     except ClientAuthenticationError as error:  # also raised when `az` is not installed
-        raise UsageError(f"no Azure credentials that work: {_first_line(error)}; {SIGN_IN}") from None
+        raise UsageError(f"No valid Azure credentials: {_first_line(error)}; {SIGN_IN}") from None
     except HttpResponseError as error:
         if error.response is None:
             raise ArmError(f"{what}: {_first_line(error)}") from None
-        state = _parsed(error.response).get("status") or error.status_code
-        raise ArmError(f"{what}: {state}: {_reason(error.response)}") from None
+        failed = _json(error.response).get("status")  # of a long-running operation
+        state = f"{failed}:" if failed else error.status_code
+        raise ArmError(f"{what}: {state} {_reason(error.response)}", error.status_code or 0) from None
     except AzureError as error:
         raise ArmError(f"{what}: Azure does not answer: {_first_line(error)}") from None
 
 
-def _parsed(response: Any) -> dict[str, Any]:
-    """The response's JSON object; {} if the body is empty or anything else."""
+def _json(response: Any) -> dict[str, Any]:
+    """The response's JSON, a list in one case (see `every`); {} if its body is empty or not JSON."""
     try:
-        found = json.loads(response.text() or "{}")
+        found: dict[str, Any] = json.loads(response.text() or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return found
 
 
 def _reason(response: Any) -> str:
     """Azure's error message, at most 400 characters."""
-    error = _parsed(response).get("error")
-    if isinstance(error, dict):
-        return f"{error.get('code', '')}: {error.get('message', '')}"[:400]
-    return " ".join(response.text().split())[:400]
+    error = _json(response).get("error")
+    text = f"{error.get('code', '')}: {error.get('message', '')}" if isinstance(error, dict) else response.text()
+    return " ".join(text.split())[:400]
 
 
 def _first_line(error: Exception) -> str:

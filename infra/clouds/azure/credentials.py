@@ -42,10 +42,10 @@ def subscription() -> str:
         try:
             done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=AZ_S)
         except subprocess.TimeoutExpired:
-            raise UsageError(f"no Azure subscription: az does not answer within {AZ_S} s; {SIGN_IN}") from None
+            raise UsageError(f"No Azure subscription: az does not answer within {AZ_S} s; {SIGN_IN}") from None
         if done.returncode == 0 and done.stdout.strip():
             return done.stdout.strip()
-    raise UsageError(f"no Azure subscription: {SIGN_IN}")
+    raise UsageError(f"No Azure subscription: {SIGN_IN}")
 
 
 def location(region: str) -> Location:

@@ -8,8 +8,9 @@ same name is listed as one item and not searched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from infra.clouds.azure import machine_types, untagged
 from infra.clouds.azure.arm import Arm, ArmError
@@ -20,18 +21,17 @@ from infra.prices import table
 from infra.state.ownership import Claim
 
 RESOURCES = "2021-04-01"
-GROUP = "resource group"
+"""API version."""
+GROUP, ACCOUNT = "resource group", "storage account"
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A type of resource, with its name in ARM and in the audit."""
+class Kind(NamedTuple):
+    """A type of resource (ARM's, in lower case, as ARM varies the case), its name in the audit, and the API version
+    that pulumi-azure-native 3.29 uses."""
 
     type: str
-    """In lower case, as ARM varies the case."""
     name: str
     version: str
-    """API version: the one that pulumi-azure-native 3.29 uses."""
 
 
 KINDS = (
@@ -51,7 +51,7 @@ KINDS = (
     Kind("microsoft.compute/proximityplacementgroups", "proximity placement group", "2024-11-01"),
     Kind("microsoft.compute/sshpublickeys", "SSH key", "2024-11-01"),
     Kind("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
-    Kind("microsoft.storage/storageaccounts", "storage account", "2024-01-01"),
+    Kind("microsoft.storage/storageaccounts", ACCOUNT, "2024-01-01"),
 )
 """In the order of removal; then come resources without tags (infra.clouds.azure.untagged), then the groups."""
 ORDER = (*(kind.name for kind in KINDS), *untagged.VERSIONS, "other", GROUP)
@@ -61,80 +61,75 @@ _BY_TYPE = {kind.type: kind for kind in KINDS}
 _INSIDE_A_MACHINE = ("microsoft.compute/virtualmachines/extensions", "microsoft.compute/virtualmachines/runcommands")
 
 
-def kind_of(item: dict[str, Any]) -> Kind | None:
-    return _BY_TYPE.get(item["type"].lower())
-
-
 def groups(arm: Arm, stack: str) -> list[dict[str, Any]]:
     """The resource groups with the stack's tag."""
+    return _tagged(arm, "resourcegroups", stack)
+
+
+def _tagged(arm: Arm, what: str, stack: str) -> list[dict[str, Any]]:
     wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
-    listed = arm.every(f"{arm.subscription}/resourcegroups", RESOURCES, **{"$filter": wanted})
-    return [group for group in listed if (group.get("tags") or {}).get(STACK_TAG) == stack]
+    listed = arm.every(f"{arm.subscription}/{what}", RESOURCES, **{"$filter": wanted})
+    return [item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack]
 
 
 def resources(arm: Arm, stack: str, own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Everything with the stack's tag, in any group, and everything in the stack's `own` groups; each once."""
-    wanted = f"tagName eq '{STACK_TAG}' and tagValue eq '{stack}'"
-    listed = arm.every(f"{arm.subscription}/resources", RESOURCES, **{"$filter": wanted})
-    found = {item["id"].lower(): item for item in listed if (item.get("tags") or {}).get(STACK_TAG) == stack}
-    for group in own:
-        for item in arm.every(f"{group['id']}/resources", RESOURCES):
-            found.setdefault(item["id"].lower(), item)
+    inside = (item for group in own for item in arm.every(f"{group['id']}/resources", RESOURCES))
+    found = {item["id"].lower(): item for item in (*inside, *_tagged(arm, "resources", stack))}
     return [item for item in found.values() if item["type"].lower() not in _INSIDE_A_MACHINE]
 
 
 def find(arm: Arm, claim: Claim) -> list[LiveResource]:
     """Everything with the stack's name, groups last. A kind that cannot be listed is returned as unseen."""
     tagged = groups(arm, claim.stack)
-    own = [group for group in tagged if not claim.whose(group["tags"])]
-    others = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged if group not in own}
+    whose = {group["id"].lower(): claim.whose(group["tags"]) for group in tagged}
+    own = [group for group in tagged if not whose[group["id"].lower()]]
+    others = tuple(f"{group}/" for group, name in whose.items() if name)
     found = [
-        _thing(arm, claim, item)
+        _live(arm, claim, item)
         for item in resources(arm, claim.stack, own)
-        if not any(item["id"].lower().startswith(f"{group}/") and _is_theirs(claim, item) for group in others)
+        if not (item["id"].lower().startswith(others) and _is_theirs(claim, item.get("tags") or {}))
     ]
     found += untagged.find(arm, claim, own)
     for group in tagged:
-        whose = others.get(group["id"].lower(), "")
-        found.append(LiveResource(GROUP, group["name"], group["id"].lower(), ours=not whose, whose=whose))
+        other = whose[identifier := group["id"].lower()]
+        found.append(LiveResource(GROUP, group["name"], identifier, ours=not other, whose=other))
     return sorted(found, key=lambda live: ORDER.index(live.kind))
 
 
-def _is_theirs(claim: Claim, item: dict[str, Any]) -> bool:
+def _is_theirs(claim: Claim, tags: dict[str, str]) -> bool:
     """Whether an item belongs to another stack. In another stack's group everything does but what carries our id."""
-    tags = item.get("tags") or {}
     return ID_TAG not in tags or bool(claim.whose(tags))
 
 
-def _thing(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
-    kind, identifier = kind_of(item), item["id"].lower()
-    owner = (item.get("managedBy") or identifier).lower()
-    tags = item.get("tags") or {}
-    whose, name = claim.whose(tags), _short(item)
-    ours = tags.get(STACK_TAG, claim.stack) == claim.stack and not whose
-    if kind is None:
-        what = f"{name} ({item['type']})"
-        return LiveResource("other", what, owner, identifier, usd_per_hour=None, ours=ours, whose=whose)
-    if whose:
-        return LiveResource(kind.name, name, owner, identifier, ours=False, whose=whose)
+def _live(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
+    kind, identifier, tags = _BY_TYPE.get(item["type"].lower()), item["id"].lower(), item.get("tags") or {}
+    # The name without its type; a gallery version's includes the gallery and the image.
+    name = "/".join(item["id"].split("/providers/")[-1].split("/")[2::2])
+    whose = claim.whose(tags)
+    live = LiveResource(
+        kind.name if kind else "other",
+        name if kind else f"{name} ({item['type']})",
+        (item.get("managedBy") or identifier).lower(),
+        identifier,
+        usd_per_hour=0.0 if kind else None,
+        ours=tags.get(STACK_TAG, claim.stack) == claim.stack and not whose,
+        whose=whose,
+    )
+    if kind is None or whose or kind.name not in _DETAILS:
+        return live
     try:
-        said = _DETAILS[kind.name](arm, item, kind.version) if kind.name in _DETAILS else Detail()
+        detail = _DETAILS[kind.name](arm, item, kind.version)
     except ArmError as error:
         # It exists, but its price is unknown; a storage account that cannot be read is treated as not empty.
-        said = Detail(f"cannot be looked at: {error}", None, "what cannot be read" if "storage" in kind.name else "")
-    what = f"{name} {said.what}".strip()
-    return LiveResource(kind.name, what, owner, identifier, usd_per_hour=said.usd, holds=said.holds, ours=ours)
-
-
-def _short(item: dict[str, Any]) -> str:
-    """The name without its type; a gallery version's includes the gallery and the image."""
-    parts = item["id"].split("/providers/")[-1].split("/")
-    return "/".join(parts[2::2])
+        contents = "contents that cannot be read" if kind.name == ACCOUNT else ""
+        detail = Detail(f"(cannot be read: {error})", None, contents)
+    return replace(live, what=f"{name} {detail.what}".strip(), usd_per_hour=detail.usd, holds=detail.holds)
 
 
 @dataclass(frozen=True)
 class Detail:
-    """What only a second request for the resource tells."""
+    """What only a second request for the resource returns."""
 
     what: str = ""
     usd: float | None = 0.0
@@ -183,21 +178,17 @@ def _version(arm: Arm, item: dict[str, Any], version: str) -> Detail:
 
 
 def _account(arm: Arm, item: dict[str, Any], version: str) -> Detail:
-    found = arm.get(item["id"], version)["properties"]["primaryEndpoints"]["blob"]
-    names = [entry["name"] for entry in arm.every(f"{item['id']}/blobServices/default/containers", version)]
-    held = [arm.blobs(f"{found.rstrip('/')}/{name}") for name in names]
-    count, size = sum(one for one, _ in held), sum(one for _, one in held)
+    url = arm.get(item["id"], version)["properties"]["primaryEndpoints"]["blob"].rstrip("/")
+    containers = arm.every(f"{item['id']}/blobServices/default/containers", version)
+    held = [arm.blobs(f"{url}/{container['name']}") for container in containers]
+    count, size = sum(blobs for blobs, _ in held), sum(length for _, length in held)
     price = _price(item, "blob-gb-month", size / 1e9) if size else 0.0
-    return Detail(
-        "", price, f"{count} blobs (older versions and deleted ones counted), {size / 1e9:.3g} GB" if count else ""
-    )
+    holds = f"{count} blobs ({size / 1e9:.3g} GB, with older versions and deleted ones)" if count else ""
+    return Detail("", price, holds)
 
 
-def _priced(sku: str) -> Callable[[Arm, dict[str, Any], str], Detail]:
-    def detail(_arm: Arm, item: dict[str, Any], _version: str) -> Detail:
-        return Detail(usd=_price(item, sku))
-
-    return detail
+def _priced(_arm: Arm, item: dict[str, Any], _version: str, *, sku: str) -> Detail:
+    return Detail(usd=_price(item, sku))
 
 
 _DETAILS: dict[str, Callable[[Arm, dict[str, Any], str], Detail]] = {
@@ -205,7 +196,7 @@ _DETAILS: dict[str, Callable[[Arm, dict[str, Any], str], Detail]] = {
     "disk": _disk,
     "snapshot": _snapshot,
     "gallery version": _version,
-    "storage account": _account,
-    "NAT gateway": _priced("nat-gateway"),
-    "address": _priced("public-ip-standard"),
+    ACCOUNT: _account,
+    "NAT gateway": partial(_priced, sku="nat-gateway"),
+    "address": partial(_priced, sku="public-ip-standard"),
 }

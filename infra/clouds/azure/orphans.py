@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection, Iterator
 
 from infra.clouds.azure import listing
 from infra.clouds.azure.arm import Arm, ArmError
@@ -21,22 +20,23 @@ def find(settings: Settings, arm: Arm | None = None, claim: Claim | None = None)
     Raises UsageError without credentials, OperationError when Azure's listing fails.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
-    arm = arm or Arm(subscription())
-    found = listing.find(arm, claim)
-    for other in _elsewhere(arm, claim):
+    here, *elsewhere = _subscriptions(arm, claim)
+    found = listing.find(here, claim)
+    for other in elsewhere:
         try:
             found += listing.find(other, claim)
         except ArmError as error:
-            what = f"the stack was in subscription {other.subscription[15:]}, which cannot be looked at: {error}"
+            what = f"the stack was in subscription {other.subscription[15:]}, which cannot be read: {error}"
             found.append(LiveResource("everything", what, "?", usd_per_hour=None, unseen=True))
     return found
 
 
-def _elsewhere(arm: Arm, claim: Claim) -> list[Arm]:
-    """The other subscriptions that the stack has used. A listing covers all regions, so one for each is enough."""
+def _subscriptions(arm: Arm | None, claim: Claim) -> list[Arm]:
+    """The chosen subscription, then the others that the stack has used. A listing of one covers all regions."""
+    here = arm or Arm(subscription())
     accounts = {location.account.lower() for location in claim.locations if location.cloud == "azure"}
-    others = sorted(accounts - {"", arm.subscription.lower().rpartition("/")[2]})
-    return [arm.of(subscription) for subscription in others]
+    others = sorted(accounts - {"", here.subscription.lower().rpartition("/")[2]})
+    return [here, *map(here.of, others)]
 
 
 def sweep(
@@ -53,57 +53,42 @@ def sweep(
     Raises OperationError for what could not be removed, after trying everything else.
     """
     claim = claim or Claim(settings.stack, settings.cloud.owner)
-    arm = arm or Arm(subscription())
     swept: list[LiveResource] = []
-    trouble: list[str] = []
-    for place in (arm, *_elsewhere(arm, claim)):
+    errors: list[str] = []
+    here, *elsewhere = _subscriptions(arm, claim)
+    for place in (here, *elsewhere):
         try:
-            gone, wrong = _sweep_one(place, claim, known, delete_data=delete_data)
+            for live, error in _swept(place, claim, known, delete_data=delete_data):
+                swept.append(live)
+                errors += [error] if error else []
         except ArmError as error:
-            if place is arm:
+            if place is here:
                 raise
-            gone, wrong = [], [f"subscription {place.subscription[15:]}: {error}"]
-        swept += gone
-        trouble += wrong
-    if trouble:
-        raise OperationError("could not be removed:\n" + "\n".join(trouble))
+            errors.append(f"subscription {place.subscription[15:]}: {error}")
+    if errors:
+        raise OperationError("could not be removed:\n" + "\n".join(errors))
     return swept
 
 
-def _sweep_one(
-    arm: Arm, claim: Claim, known: Collection[str], *, delete_data: bool
-) -> tuple[list[LiveResource], list[str]]:
-    """(what was removed, what went wrong) in one subscription."""
-    known = {identifier.lower() for identifier in known}
-    found = listing.find(arm, claim)
-    if not delete_data:  # kept data keeps the assignment that lets the operator read it
-        known |= {live.owner for live in found if live.holds}
-    doomed = [live for live in found if _is_doomed(live, known)]
-    trouble: list[str] = []
-    swept: list[LiveResource] = []
-    for live in doomed:  # already in the order of removal, groups last
+def _swept(arm: Arm, claim: Claim, known: Collection[str], *, delete_data: bool) -> Iterator[tuple[LiveResource, str]]:
+    """Remove one subscription's resources; yields each with its error, empty if it was removed."""
+    found = listing.find(arm, claim)  # in the order of removal, groups last
+    # Data that stays keeps the assignment that lets the operator read it.
+    known = {*known, *(live.owner for live in found if live.holds and not delete_data)}
+    for live in found:
+        if not live.ours or live.unseen or live.is_in(known):
+            continue
         if live.kind == GROUP and arm.every(f"{live.owner}/resources", RESOURCES):
             continue  # deleting a group deletes its content: only empty groups are deleted
-        trouble += _try(live, partial(_remove, arm, live))
-        swept.append(live)
-    return swept, trouble
-
-
-def _is_doomed(live: LiveResource, known: Collection[str]) -> bool:
-    return live.ours and not live.unseen and not {live.owner, live.id} & set(known)
+        try:
+            _remove(arm, live)
+        except ArmError as error:  # must not stop the removal of the rest
+            yield live, f"{live.kind} {live.what}: {error}"
+        else:
+            yield live, ""
 
 
 def _remove(arm: Arm, live: LiveResource) -> None:
-    version = VERSIONS.get(live.kind)
-    if version is None:
+    if live.kind not in VERSIONS:
         raise ArmError(f"not a kind that trainyard makes; remove it: az resource delete --ids {live.id}")
-    arm.delete(live.id or live.owner, version)
-
-
-def _try(live: LiveResource, remove: Callable[[], None]) -> list[str]:
-    """Error messages; empty on success. One failure must not stop the removal of the rest."""
-    try:
-        remove()
-    except ArmError as error:
-        return [f"{live.kind} {live.what}: {error}"]
-    return []
+    arm.delete(live.id or live.owner, VERSIONS[live.kind])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from infra.clouds import naming
 from infra.clouds.azure import listing, machine_types
 from infra.clouds.azure.arm import Arm
 from infra.clouds.azure.image import key
@@ -26,14 +26,10 @@ class Sku:
 
     family: str
     vcpus: int
-    zones: tuple[str, ...] = field(default=())
-    refused: str = ""
+    zones: tuple[str, ...]
+    """Zones in which the subscription may use it."""
+    refused: str
     """Azure's reason why this subscription may not use it in the region; empty if it may."""
-    refused_zones: tuple[str, ...] = field(default=())
-
-    def quotas(self, *, spot: bool) -> tuple[str, ...]:
-        """Quotas that a machine of this size counts against: its family's and the region's; Spot has its own."""
-        return (SPOT,) if spot else (self.family, TOTAL)
 
 
 def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
@@ -46,46 +42,48 @@ def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
     if builder and builder.lower() not in skus:
         return Finding("quota", "failed", f"{where} has no size {builder}, which the image is baked on", LOOK)
     machines = [(size.name, settings.cloud.spot)] * settings.nodes + ([(builder, False)] if builder else [])
-    needed = _count(machines, skus)
     own = _count(_own(arm, settings), skus)
     path = f"{arm.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
     usages = {item["name"]["value"].lower(): item for item in arm.every(path, USAGES)}
-    who = f"{settings.nodes} nodes{' and the builder' if builder else ''} need"
-    said = []
-    for quota, vcpus in needed.items():
+    need = f"{settings.nodes} nodes{' and the builder' if builder else ''} need"
+    compared = []
+    for quota, vcpus in _count(machines, skus).items():
         usage = usages.get(quota.lower())
         if usage is None:
-            return Finding("quota", "undecided", f"{where} names no quota {quota}", LOOK)
+            return Finding("quota", "undecided", f"{where} has no quota named {quota}", LOOK)
         limit, used = usage["limit"], usage["currentValue"]
         mine = f", {own[quota]} of them by this stack" if own[quota] else ""
-        said.append(f"{vcpus} of {usage['name'].get('localizedValue', quota)} ({used} of {limit} used{mine})")
+        compared.append(f"{vcpus} of {usage['name'].get('localizedValue', quota)} ({used} of {limit} used{mine})")
         wanted = vcpus + max(0, used - own[quota])
         if wanted > limit:
-            return Finding("quota", "failed", f"{who} {said[-1]}", f"{LOOK} (ask for {wanted} of {quota} in {where})")
-    return Finding("quota", "ok", f"{who} {', '.join(said)}")
+            mend = f"{LOOK} (request {wanted} of {quota} in {where})"
+            return Finding("quota", "failed", f"{need} {compared[-1]}", mend)
+    return Finding("quota", "ok", f"{need} {', '.join(compared)}")
 
 
 def _count(machines: list[tuple[str, bool]], skus: Mapping[str, Sku]) -> Counter[str]:
-    """vCPUs by quota. `machines`: (size, is it Spot)."""
+    """vCPUs by quota. `machines`: (size, is it Spot). A size counts against its family's quota and the region's; Spot
+    has one of its own."""
     counted: Counter[str] = Counter()
     for size, spot in machines:
         if sku := skus.get(size.lower()):
-            counted.update(dict.fromkeys(sku.quotas(spot=spot), sku.vcpus))
+            counted.update(dict.fromkeys((SPOT,) if spot else (sku.family, TOTAL), sku.vcpus))
     return counted
 
 
 def _own(arm: Arm, settings: Settings) -> list[tuple[str, bool]]:
-    """The stack's existing nodes and builder. A builder of another image is deleted only after the new one is made."""
-    wanted = {name(settings.stack, f"node{index + 1}") for index in range(settings.nodes)}
+    """The stack's existing nodes and builder. A builder of another image is deleted only after the new one is made.
+
+    Another user's stack may have the same name, and machines of the same names: its group's tags say so.
+    """
+    wanted = {name(settings.stack, naming.node(index)) for index in range(settings.nodes)}
     if settings.image == "bake":
         wanted.add(name(settings.stack, f"builder-{key(settings)[:12]}"))
+    groups = [group for group in listing.groups(arm, settings.stack) if naming.owns(settings, group["tags"])]
+    paths = [f"{group['id']}/providers/Microsoft.Compute/virtualMachines" for group in groups]
     return [
         (item["properties"]["hardwareProfile"]["vmSize"], item["properties"].get("priority") == "Spot")
-        for item in _machines(arm, settings)
+        for path in paths
+        for item in arm.every(path, MACHINES)
         if item["name"].lower() in wanted and item["location"].lower() == region(settings)
     ]
-
-
-def _machines(arm: Arm, settings: Settings) -> Iterator[dict[str, Any]]:
-    for group in listing.groups(arm, settings.stack):
-        yield from arm.every(f"{group['id']}/providers/Microsoft.Compute/virtualMachines", MACHINES)
