@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.metadata
 import json
 import sys
 import tomllib
@@ -74,14 +75,18 @@ class Train:
     """Tokens of one optimizer step over all ranks: the same for any number of nodes."""
     micro_batch: int = at_least(1, 4)
     """Windows in one forward and backward pass of a rank; the gradients of its share are accumulated."""
+    optimizer: str = one_of("adamw", "muon")
+    """muon: Muon for the matrices of the blocks and AdamW for the rest; needs torch 2.9 (profile native)."""
     lr: float = positive(6e-4)
     """Learning rate after the warm-up."""
+    muon_lr: float = positive(0.02)
+    """Muon's learning rate after the warm-up; it falls with lr, in the same proportion."""
     min_lr: float = not_negative(6e-5)
     """Learning rate of the last step, where the cosine ends."""
     warmup: int = at_least(0, 0)
     """Steps in which the learning rate rises from 0 to lr."""
     weight_decay: float = not_negative(0.1)
-    """AdamW's weight decay; on matrices only, not on biases and norms."""
+    """Weight decay; on matrices only, not on biases and norms."""
     beta1: float = fraction(0.9)
     """AdamW: decay of the mean of the gradients."""
     beta2: float = fraction(0.95)
@@ -197,6 +202,16 @@ def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
             )
 
 
+def check_torch(job: Job) -> None:
+    """JobError if the torch that is installed here is too old for train.optimizer; without torch nothing is checked."""
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    if job.train.optimizer == "muon" and tuple(map(int, version.split(".")[:2])) < (2, 9):
+        raise JobError(f"train.optimizer = muon: needs torch 2.9 or newer, here is {version}; allowed here: adamw")
+
+
 def open_data(job: Job) -> TokenSet:
     """The job's token set; JobError if it cannot be opened or does not fit the model. Needs numpy, unlike the rest."""
     from training.data import token_set
@@ -269,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job = load(args.job, args.overrides)
         check_ranks(job, args.ranks)
+        check_torch(job)
         if not args.without_data:
             open_data(job)
         if args.wandb:

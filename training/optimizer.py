@@ -1,11 +1,13 @@
-"""The optimizer: AdamW, fused, with weight decay on matrices only; and the learning rate of each step."""
+"""The optimizer: AdamW, or Muon for the blocks' matrices and AdamW for the rest; and the learning rate of each step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.job import Train
@@ -21,54 +23,127 @@ def learning_rate(train: Train, step: int) -> float:
     return train.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (train.lr - train.min_lr)
 
 
-def build(model: Model, train: Train) -> torch.optim.AdamW:
-    """AdamW with the job's settings, and weight decay on the parameters that the model names."""
-    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+class MuonAndAdamW(torch.optim.Optimizer):
+    """torch's Muon for the matrices of the blocks, AdamW for the rest.
+
+    Muon orthogonalises each matrix's momentum (https://kellerjordan.github.io/posts/muon/), which takes 5 * (4 m n^2 +
+    2 n^3) operations for a matrix of n x m, n the smaller. The ranks share that work: each updates some of the
+    matrices, and sends the new values to the others. So they agree even if their matmuls differ in the last digits.
+    """
+
+    def __init__(self, matrices: list[Tensor], train: Train, adamw: torch.optim.AdamW) -> None:
+        self.adamw = adamw
+        self.muon = torch.optim.Muon(matrices, lr=train.muon_lr, weight_decay=train.weight_decay)
+        for group in self.muon.param_groups:
+            group["lr_ratio"] = train.muon_lr / train.lr
+        super().__init__([*self.muon.param_groups, *adamw.param_groups], {})
+        self.muon.state = adamw.state = self.state
+        for matrix in matrices:
+            self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        self.share_work(0, 1)
+
+    def share_work(self, rank: int, ranks: int) -> None:
+        """Divide the matrices among the ranks, so that each has about the same work."""
+        self.rank = rank
+        self.shares: list[list[Tensor]] = [[] for _ in range(ranks)]
+        work = [0.0] * ranks
+        for group in self.muon.param_groups:
+            for matrix in sorted(group["params"], key=_operations, reverse=True):
+                least = work.index(min(work))
+                self.shares[least].append(matrix)
+                work[least] += _operations(matrix)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        """Update all parameters. Collective."""
+        momentum = self.muon.param_groups[0]["momentum"]
+        for rank, matrices in enumerate(self.shares):
+            if rank != self.rank:  # only their momentum, as torch does it: every rank can write a checkpoint
+                for matrix in matrices:
+                    self.state[matrix]["momentum_buffer"].lerp_(matrix.grad, 1 - momentum)
+                    matrix.grad = None
+        self.muon.step()
+        self.adamw.step()
+        if len(self.shares) > 1:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Send this rank's matrices to the others, and receive theirs."""
+        messages = [torch.cat([matrix.flatten() for matrix in share]) for share in self.shares if share]
+        pending = [dist.broadcast(values, src=rank, async_op=True) for rank, values in enumerate(messages)]
+        for share, values, work in zip(self.shares, messages, pending, strict=False):
+            work.wait()
+            for matrix, new in zip(share, values.split([matrix.numel() for matrix in share]), strict=True):
+                matrix.copy_(new.view_as(matrix))
+
+
+def _operations(matrix: Tensor) -> float:
+    smaller, larger = sorted(matrix.shape)
+    return 4.0 * larger * smaller**2 + 2.0 * smaller**3
+
+
+def build(model: Model, train: Train) -> torch.optim.Optimizer:
+    """The job's optimizer, with weight decay on the parameters that the model names."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = []
+    if train.optimizer == "muon":
+        in_blocks = {id(p) for p in model.blocks.parameters() if p.dim() == 2}
+        matrices = [parameters.pop(name) for name in list(parameters) if id(parameters[name]) in in_blocks]
     groups = [
-        {"params": [p for name, p in parameters if model.decays(name, p)], "weight_decay": train.weight_decay},
-        {"params": [p for name, p in parameters if not model.decays(name, p)], "weight_decay": 0.0},
+        {"params": [p for name, p in parameters.items() if model.decays(name, p)], "weight_decay": train.weight_decay},
+        {"params": [p for name, p in parameters.items() if not model.decays(name, p)], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(
+    adamw = torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=train.lr,
         betas=(train.beta1, train.beta2),
         fused=True,
     )
-    check_fused(optimizer)
-    return optimizer
+    check_fused(adamw)
+    return MuonAndAdamW(matrices, train, adamw) if matrices else adamw
+
+
+def name_of(optimizer: torch.optim.Optimizer) -> str:
+    """The value of train.optimizer that makes this optimizer."""
+    return "muon" if isinstance(optimizer, MuonAndAdamW) else "adamw"
 
 
 def check_fused(optimizer: torch.optim.Optimizer) -> None:
-    """RuntimeError if a group is not fused any more. Loading or wrapping can lose the setting, and AdamW then takes 5
-    times as long without a warning."""
-    if not all(group["fused"] for group in optimizer.param_groups):
+    """RuntimeError if a group of AdamW's is not fused any more. Loading or wrapping can lose the setting, and AdamW
+    then takes 5 times as long without a warning."""
+    if not all(group["fused"] for group in optimizer.param_groups if "betas" in group):
         raise RuntimeError("AdamW is not fused: a group of its parameters has lost the setting")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every group."""
+    """Set the rate of every group; Muon's follows AdamW's in a constant ratio."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_ratio", 1.0)
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor, tuple[str, ...]]]:
+    """Each parameter with its name and the names of the moments that its group keeps."""
+    by_muon = {id(p) for group in optimizer.param_groups if "momentum" in group for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        yield name, parameter, ("momentum_buffer",) if id(parameter) in by_muon else ("exp_avg", "exp_avg_sq")
 
 
 def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's moments by name, such as `exp_avg.blocks.0...`, and the `step` that all parameters share."""
-    out: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
+    """The optimizer's moments by name, such as `exp_avg.blocks.0...`, and the `step` that AdamW's parameters share."""
+    out: dict[str, Tensor] = {"step": torch.zeros(())}
+    for name, parameter, moments in _moments(model, optimizer):
         state = optimizer.state[parameter]
-        for moment in MOMENTS:
+        for moment in moments:
             out[f"{moment}.{name}"] = state[moment] if moment in state else torch.zeros_like(parameter)
-        out["step"] = state["step"] if "step" in state else torch.zeros(())
+        out["step"] = state.get("step", out["step"])
     return out
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
     """Load what `tensors` returned. The fused kernel needs the step on the parameter's own device."""
-    for name, parameter in model.named_parameters():
-        state: dict[str, Any] = {moment: saved[f"{moment}.{name}"].to(parameter.device) for moment in MOMENTS}
-        state["step"] = saved["step"].clone().to(parameter.device)
+    for name, parameter, moments in _moments(model, optimizer):
+        state: dict[str, Any] = {moment: saved[f"{moment}.{name}"].to(parameter.device) for moment in moments}
+        if "exp_avg" in state:
+            state["step"] = saved["step"].clone().to(parameter.device)
         optimizer.state[parameter] = state
     check_fused(optimizer)

@@ -59,6 +59,7 @@ def _run(job: Job, resume: bool) -> int:
 
     try:
         jobs.check_ranks(job, ranks.size)
+        jobs.check_torch(job)
         loop = Loop(job, run_directory(job), ranks, stop, resume=resume)
         done = loop.run()
         ranks.close()

@@ -27,7 +27,7 @@ from training.parallel.ranks import Ranks
 class State:
     architecture: str
     model: Model
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     step: int = 0
     """Optimizer steps that are done."""
     precision: str = "auto"
@@ -115,6 +115,9 @@ def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], r
 
 def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
     before = {"architecture": checkpoint.architecture_of(saved), **saved["shape"]}
+    if (optimizer := saved.get("optimizer", "adamw")) != optimizers.name_of(state.optimizer):
+        given = optimizers.name_of(state.optimizer)
+        raise JobError(f"train.optimizer = {given}; allowed: {optimizer}, as in this run's checkpoints")
     for name, value in {"architecture": state.architecture, **dataclasses.asdict(state.model.shape)}.items():
         if before.get(name) != value:
             raise JobError(f"model.{name} = {value}; allowed: {before.get(name)}, as in this run's checkpoints")
@@ -166,6 +169,7 @@ def capture(
         "best": state.best if state.best < float("inf") else None,
         "scaler": state.scaler,
         "precision": state.precision,
+        "optimizer": optimizers.name_of(state.optimizer),
         "encoding": encoding,
         "data": identity(data),
         "ranks": ranks.nodes,

@@ -53,7 +53,11 @@ class OneRank:
         return files
 
     def check_in_step(self, step: int) -> str:
-        return agreement.compare(self.ranks, self.state.model, step)
+        compared = dict(self.state.model.named_parameters())
+        # Muon's matrices are sent to all ranks after each update, so only their momentum shows equal gradients.
+        momentum = optimizers.tensors(self.state.model, self.state.optimizer).items()
+        compared |= {name: value for name, value in momentum if name.startswith("momentum_buffer.")}
+        return agreement.compare(self.ranks, compared, step)
 
 
 class DDP(OneRank):
@@ -66,6 +70,8 @@ class DDP(OneRank):
         """Wrap the model in DDP last, after anything that may replace its parameters (IPEX does). A published trainer
         leaves DDP out where it uses IPEX, so its ranks train independently."""
         super().wrap(state, accelerator)
+        if isinstance(state.optimizer, optimizers.MuonAndAdamW):
+            state.optimizer.share_work(self.ranks.rank, self.ranks.size)
         self.module.register_comm_hook(None, self._average)
         self._settle_buckets()
         return self.module
