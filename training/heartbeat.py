@@ -22,7 +22,6 @@ class Heartbeat:
         self._rest = {"rank": rank, "node": node, "pid": os.getpid()}
 
     def beat(self, step: int, phase: Phase) -> None:
-        """Write step, phase and time. The file is renamed into place, so that a reader never sees half of it, and not
-        synced, as nobody needs a heartbeat after a crash of the machine."""
+        """Write step, phase and time, atomically; not synced, as nobody reads a heartbeat after a machine's crash."""
         self._temporary.write_text(json.dumps({"step": step, "time": time.time(), "phase": phase, **self._rest}))
         self._temporary.replace(self.path)

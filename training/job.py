@@ -12,10 +12,12 @@ import argparse
 import dataclasses
 import importlib.metadata
 import json
+import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,10 @@ from training.models import ARCHITECTURES
 
 if TYPE_CHECKING:
     from training.data.token_set import TokenSet
+
+
+_MIRROR = re.compile(r"(none)?|(s3|abfs|file)://.*", re.DOTALL)
+_NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,14 +121,14 @@ class Checkpoint:
     """Steps between checkpoints; the last step always has one."""
     keep: int = at_least(2, 2)
     """How many verified checkpoints are kept; at least two, in case the newest is damaged."""
-    mirror: str = key("", "none, or an s3://, abfs:// or file:// address", lambda value: _is_mirror(value))
+    mirror: str = key("", "none, or an s3://, abfs:// or file:// address", lambda value: bool(_MIRROR.fullmatch(value)))
     """Where checkpoints and the best model are copied to, in a folder with the run's name. Empty: the cluster's bucket,
     if it has one; none: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: _is_name(value))
+    name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: bool(_NAME.fullmatch(value)))
     """Start of the job's id: `demo` becomes demo-1, demo-2, ..."""
     directory: str = text("")
     """Run directory; empty: $RUN_DIR, or runs/<name> if that is not set."""
@@ -187,21 +193,6 @@ def check_ranks(job: Job, ranks: int) -> None:
         )
 
 
-def check_data(job: Job, vocab_size: int, tokens: Mapping[str, int]) -> None:
-    """JobError if the token set does not fit the model; `tokens` is the number of tokens by split."""
-    if 0 < job.model.vocab_size < vocab_size:
-        raise JobError(
-            f"model.vocab_size = {job.model.vocab_size}: {job.data.path} has a vocabulary of {vocab_size};"
-            f" allowed: 0 or at least {vocab_size}"
-        )
-    for split, count in tokens.items():
-        if count <= job.model.block_size:
-            raise JobError(
-                f"model.block_size = {job.model.block_size}: the {split} split of {job.data.path} has {count} tokens;"
-                f" allowed: at most {count - 1}"
-            )
-
-
 def check_torch(job: Job) -> None:
     """JobError if the torch that is installed here is too old for train.optimizer; without torch nothing is checked."""
     try:
@@ -216,20 +207,23 @@ def open_data(job: Job) -> TokenSet:
     """The job's token set; JobError if it cannot be opened or does not fit the model. Needs numpy, unlike the rest."""
     from training.data import token_set
 
+    path, model = job.data.path, job.model
     try:
-        data = token_set.open(Path(job.data.path))
+        data = token_set.open(Path(path))
     except (OSError, ValueError) as error:
-        raise JobError(f"data.path = {job.data.path}: {error}") from None
-    check_data(job, data.vocab_size, {"train": len(data.train), "val": len(data.val)})
+        raise JobError(f"data.path = {path}: {error}") from None
+    if 0 < model.vocab_size < data.vocab_size:
+        raise JobError(
+            f"model.vocab_size = {model.vocab_size}: {path} has a vocabulary of {data.vocab_size};"
+            f" allowed: 0 or at least {data.vocab_size}"
+        )
+    for split, count in (("train", len(data.train)), ("val", len(data.val))):
+        if count <= model.block_size:
+            raise JobError(
+                f"model.block_size = {model.block_size}: the {split} split of {path} has {count} tokens;"
+                f" allowed: at most {count - 1}"
+            )
     return data
-
-
-def _is_mirror(value: str) -> bool:
-    return value in ("", "none") or value.startswith(("s3://", "abfs://", "file://"))
-
-
-def _is_name(value: str) -> bool:
-    return bool(value) and value.strip(".") != "" and all(c.isascii() and (c.isalnum() or c in "-_.") for c in value)
 
 
 def _override(tables: dict[str, Any], override: str) -> None:
@@ -247,20 +241,19 @@ def _override(tables: dict[str, Any], override: str) -> None:
 
 def _check_together(job: Job) -> None:
     """Check the rules that involve two keys."""
-    model, train = job.model, job.train
-    if model.n_embd % model.n_head:
-        raise JobError(f"model.n_embd = {model.n_embd}; allowed: a multiple of model.n_head = {model.n_head}")
-    if train.global_batch_tokens % model.block_size:
-        down = train.global_batch_tokens // model.block_size * model.block_size
-        near = f"{down} or {down + model.block_size}" if down else f"{model.block_size}"
-        raise JobError(
-            f"train.global_batch_tokens = {train.global_batch_tokens};"
-            f" allowed: a multiple of model.block_size = {model.block_size}, {near} say"
-        )
-    if train.min_lr > train.lr:
-        raise JobError(f"train.min_lr = {train.min_lr}; allowed: at most train.lr = {train.lr}")
-    if train.warmup >= train.steps and train.warmup:
-        raise JobError(f"train.warmup = {train.warmup}; allowed: less than train.steps = {train.steps}")
+    model, train, block = job.model, job.train, job.model.block_size
+    below = train.global_batch_tokens // block * block
+    near = f"{below} or {below + block}" if below else str(block)
+    batch = f"a multiple of model.block_size = {block}, {near} say"
+    rules = (
+        ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
+        ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),
+        ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
+        ("train.warmup", train.warmup < train.steps or not train.warmup, f"less than train.steps = {train.steps}"),
+    )
+    for name, holds, allowed in rules:
+        if not holds:
+            raise JobError(f"{name} = {attrgetter(name)(job)}; allowed: {allowed}")
 
 
 def _describe(job: Job, ranks: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import difflib
 import json
@@ -27,9 +28,9 @@ def at_least(least: int, default: int) -> Any:
     return key(default, f"a whole number of at least {least}", lambda value: value >= least)
 
 
-def fraction(default: float, *, allowed: str = "a number from 0 up to, but not including, 1") -> Any:
+def fraction(default: float) -> Any:
     """A number in [0, 1)."""
-    return key(default, allowed, lambda value: 0 <= value < 1)
+    return key(default, "a number from 0 up to, but not including, 1", lambda value: 0 <= value < 1)
 
 
 def positive(default: float) -> Any:
@@ -52,6 +53,20 @@ def one_of(*choices: str) -> Any:
     return key(choices[0], " | ".join(choices), lambda value: value in choices)
 
 
+def bounded(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], float]:
+    """A type for argparse: a finite number from `least` to `most`."""
+
+    def number(given: str) -> float:
+        value = kind(given)
+        if not least <= value <= most or value == math.inf:
+            limit = f"at least {least}" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{given}; allowed: {limit}")
+        return value
+
+    number.__name__ = "whole number" if kind is int else "number"  # argparse shows it in its message
+    return number
+
+
 def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
     """JobError for a key that is not allowed, with the nearest one that is."""
     for name in given:
@@ -62,8 +77,7 @@ def known(prefix: str, given: Mapping[str, Any], allowed: list[str]) -> None:
 
 
 def section(section: str, cls: type[_Section], table: Any) -> _Section:
-    """Turn a table of the file into its dataclass. JobError for an unknown key, a wrong type or a value that is not
-    allowed."""
+    """Turn a table of the file into its dataclass. JobError for an unknown key, a wrong type or a wrong value."""
     if not isinstance(table, dict):
         raise JobError(f"{section} = {table!r}: not a section; allowed: [{section}] with keys under it")
     types = get_type_hints(cls)

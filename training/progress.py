@@ -31,8 +31,7 @@ class Progress:
         self.total, self.done, self.first = total, done, done
 
     def advance(self, cost: int, text: int | None = None) -> None:
-        """Add `cost` bytes of the source and `text` bytes of text (None: as many); print at most every REDRAW or LINE
-        seconds."""
+        """Add `cost` bytes of source and `text` bytes of text (None: as many); show every REDRAW or LINE seconds."""
         with self._lock:
             self.done += cost
             self.text += cost if text is None else text

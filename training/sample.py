@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 
 from training.checkpoint import files as checkpoint
 from training.data import tokenizer
+from training.keys import bounded
 from training.models.base import Model
 
-KEPT = 20
-"""How many samples of a run stay in its samples.jsonl."""
+KEPT = 20  # how many samples of a run stay in its samples.jsonl
 
 
 def load(folder: Path) -> Model:
@@ -73,26 +73,14 @@ def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gen
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m training.sample", description="Text from a trained model.")
-    parser.add_argument("source", type=Path, help="a run directory or a checkpoint in one")
-    parser.add_argument("--prompt", default="\n")
-    parser.add_argument("--tokens", type=_at_least(1, int), default=100)
-    parser.add_argument(
-        "--temperature", type=_at_least(0, float), default=0.8, help="0: the most likely token each time"
-    )
-    parser.add_argument("--top-k", type=_at_least(0, int), default=200, help="choose among this many; 0: all")
-    parser.add_argument("--seed", type=_at_least(0, int), default=1337)
+    add = parser.add_argument
+    add("source", type=Path, help="a run directory or a checkpoint in one")
+    add("--prompt", default="\n")
+    add("--tokens", type=bounded(int, 1), default=100)
+    add("--temperature", type=bounded(float, 0), default=0.8, help="0: the most likely token each time")
+    add("--top-k", type=bounded(int, 0), default=200, help="choose among this many; 0: all")
+    add("--seed", type=bounded(int, 0), default=1337)
     return parser
-
-
-def _at_least(least: int, kind: type[int] | type[float]) -> Callable[[str], float]:
-    def number(given: str) -> float:
-        value = kind(given)
-        if not least <= value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{given}; allowed: at least {least}")
-        return value
-
-    number.__name__ = "whole number" if kind is int else "number"  # argparse shows it in its message
-    return number
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,31 +92,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (checkpoint.CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    began, made = time.time(), [args.prompt]
+    began, text = time.time(), args.prompt
     prompt = tokenizer.encode(encoding, args.prompt) or [tokenizer.separator(encoding)]
     sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
-    sys.stdout.write(args.prompt)
+    print(text, end="")
     try:
         for piece in tokenizer.stream(encoding, sampled):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-            made.append(piece)
+            print(piece, end="", flush=True)
+            text += piece
     except KeyboardInterrupt:
         print()
         return 130
     print()
     if args.source != folder:
-        record(args.source, {"time": began, "model": folder.name, "text": "".join(made), "prompt": args.prompt})
+        record(args.source, {"time": began, "model": folder.name, "text": text, "prompt": args.prompt})
     return 0
 
 
 def record(run: Path, sample: dict[str, object]) -> None:
-    """Add a sample to the run's samples.jsonl, which `fab report` shows, and keep the newest KEPT. A full disk is not
-    an error."""
+    """Add a sample to the run's samples.jsonl and keep the newest KEPT. A full disk is not an error."""
     path = run / "samples.jsonl"
     with contextlib.suppress(OSError):
-        before = path.read_text(errors="replace").splitlines() if path.exists() else []
-        lines = [*before[1 - KEPT :], json.dumps(sample)]
+        earlier = path.read_text(errors="replace").splitlines() if path.exists() else []
+        lines = [*earlier[1 - KEPT :], json.dumps(sample)]
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text("".join(f"{line}\n" for line in lines))
         temporary.replace(path)
