@@ -72,7 +72,7 @@ class Loop:
             manifest.publish(run / "job.toml", job.to_toml())
             self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
         if self.state.step:
-            self.saver.add_verified(self.state.step)
+            self.saver.verified.add(self.state.step)
         self._say_start()
 
     def run(self) -> bool:

@@ -6,12 +6,15 @@ It is written last, when all files are on disk: a folder without one is not comp
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ SPLITS = ("train", "val")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
 GPT2_VOCABULARY = 50257
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Listed = Mapping[str, Mapping[str, Any]]  # file name -> {"bytes": size (None: unknown), "sha256": hex digest}
 
 
 class TokenError(ValueError):
@@ -62,7 +67,7 @@ def parse_bytes(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Size in bytes (None: unknown) and SHA-256 by file name, from the manifest of a token set or a checkpoint."""
+    """The files of a token set or a checkpoint. TokenError for an invalid entry, as a name that is a path."""
     try:
         if "splits" in content:
             item, encoding = ITEM_SIZE[content["dtype"]], content["encoding"]
@@ -76,10 +81,9 @@ def listed(content: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
         raise TokenError(f"{where}: not a manifest of files with checksums ({error})") from error
     for name, each in files.items():
         if not is_plain(name) or name == NAME:
-            raise TokenError(f"{where}: {name!r} is not a plain file name")  # a path could lead out of the folder
+            raise TokenError(f"{where}: {name!r} is not a plain file name")
         size = each["bytes"]
-        known = size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 0)
-        if not known or not _SHA256.fullmatch(str(each["sha256"])):
+        if not (size is None or (type(size) is int and size >= 0)) or not _SHA256.fullmatch(str(each["sha256"])):
             raise TokenError(f"{where}: {name} has no size or no checksum")
     return files
 
@@ -92,12 +96,62 @@ def is_plain(name: object) -> bool:
     return not any(letter in "/\\" or unicodedata.category(letter) in hidden for letter in name)
 
 
+def verify(folder: Path, files: Listed) -> None:
+    """Compare sizes and checksums with the files; TokenError for the first file that is missing or differs."""
+    with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
+        list(pool.map(lambda item: _verify_file(inside(folder, item[0]), item[1]), files.items()))
+
+
+def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
+    size_of(path, expected["bytes"])
+    if checksum(path) != expected["sha256"]:
+        raise TokenError(f"{path}: altered: its checksum does not match the manifest's")
+
+
 def inside(folder: Path, name: str) -> Path:
     """The path of a file of the folder; TokenError for a link that leads out of it."""
     path = folder / name
     if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
         raise TokenError(f"{path}: is a link that leads out of the folder")
     return path
+
+
+def size_of(path: Path, expected: int | None = None) -> int:
+    """A file's size in bytes; TokenError if it is missing or not of the expected size."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise TokenError(f"{path}: {error.strerror}") from error
+    if expected not in (None, size):
+        raise TokenError(f"{path}: {size} bytes, the manifest says {expected}")
+    return size
+
+
+def checksum(path: Path) -> str:
+    """A file's SHA-256, in hex; TokenError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TokenError(f"{path}: {error.strerror}") from error
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder and lock it for this process. TokenError if it cannot be made, or another process has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise TokenError(f"{folder}: {error.strerror}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TokenError(f"{folder}: another process is writing there") from error
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def publish(path: Path, text: str) -> None:
@@ -120,14 +174,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a token set, or one made from nanoGPT's bare files. TokenError if there is none, it is invalid
-    or a file has the wrong size."""
+    """The manifest of a token set, or one made from nanoGPT's bare files. TokenError if it or a size is wrong."""
     if not folder.is_dir():
         raise TokenError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / NAME).exists():
@@ -143,35 +191,20 @@ def read(folder: Path) -> dict[str, Any]:
     raise TokenError(f"{folder}: no token set (neither {NAME} nor nanoGPT's train.bin)")
 
 
-def check(folder: Path, content: dict[str, Any]) -> None:
+def check(folder: Path, content: Mapping[str, Any]) -> None:
+    """TokenError unless this is the manifest of a token set, and the files have the sizes in it."""
+    where = folder / NAME
     if content.get("format") != FORMAT:
-        raise TokenError(f"{folder / NAME}: format {content.get('format')!r}, this version reads {FORMAT}")
+        raise TokenError(f"{where}: format {content.get('format')!r}, this version reads {FORMAT}")
     try:
-        item = ITEM_SIZE[content["dtype"]]
-        splits = [content["splits"][split] for split in SPLITS]
-        expected = {split["file"]: split["tokens"] * item for split in splits}
-        known = isinstance(content["vocab_size"], int) and isinstance(content["encoding"]["name"], str)
+        kinds = type(content["vocab_size"]), type(content["encoding"]["name"])
+        if kinds != (int, str) or not set(SPLITS) <= set(content["splits"]):
+            raise KeyError("vocab_size, encoding or splits")
     except (KeyError, TypeError) as error:
-        raise TokenError(f"{folder / NAME}: not a token set's manifest ({error})") from error
-    if not known:
-        raise TokenError(f"{folder / NAME}: not a token set's manifest (vocab_size or encoding)")
-    for name in (*expected, content["encoding"].get("ranks", NAME)):
-        if not is_plain(name):  # a path could lead out of the folder
-            raise TokenError(f"{folder / NAME}: {name!r} is not a plain file name")
-    for name, size in expected.items():
-        if size_of(inside(folder, name)) != size:
-            raise TokenError(f"{folder / name}: {size_of(folder / name)} bytes, the manifest says {size}")
-
-
-def verify(folder: Path, content: Mapping[str, Any]) -> None:
-    """Read every file of a token set and compare its checksum; TokenError for the first that differs."""
-    files = {split["file"]: split["sha256"] for split in content["splits"].values() if "sha256" in split}
-    if "ranks" in content["encoding"]:
-        files[content["encoding"]["ranks"]] = content["encoding"]["sha256"]
-    for name, expected in files.items():
-        size_of(inside(folder, name))
-        if checksum(folder / name) != expected:
-            raise TokenError(f"{folder / name}: altered (its checksum does not match the manifest's)")
+        raise TokenError(f"{where}: not a token set's manifest ({error})") from error
+    for name, each in listed(content, str(where)).items():
+        if each["bytes"] is not None:
+            size_of(inside(folder, name), each["bytes"])
 
 
 def bare(folder: Path) -> dict[str, Any]:
@@ -198,10 +231,3 @@ def bare(folder: Path) -> dict[str, Any]:
         "splits": splits,
         "source": {"arguments": [str(folder)]},
     }
-
-
-def size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise TokenError(f"{path}: {error.strerror}") from error

@@ -139,5 +139,5 @@ def _rows(
 
 def _baselines() -> dict[str, float]:
     with backends.connect(STACK, "") as backend:
-        baselines: dict[str, float] = json.loads(backend.run_program("data.gzip_baseline", DATA))
+        baselines: dict[str, float] = json.loads(backend.run_program("data.token_set", DATA, "--gzip"))
     return baselines

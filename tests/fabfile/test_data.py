@@ -30,7 +30,7 @@ from fabfile.verbs.data import data
 from infra.inventory import SshCluster, to_json
 from training import manifest
 from training.data import token_set as tokens
-from training.store import bucket, download, transfer
+from training.store import bucket, transfer
 
 
 @dataclass
@@ -105,7 +105,7 @@ def test_it_is_made_once_and_brought_to_every_node(
     made = (nodes.homes[0] / "sets/tiny" / manifest.NAME).stat().st_mtime_ns
     nodes.fab(*overrides, raw=True)
     said = capsys.readouterr().out
-    assert "s3://shelf/sets/tiny/raw: whole; 0.16 MB of text in 400 lines" in said, said
+    assert "s3://shelf/sets/tiny/raw: complete; 0.16 MB of text in 400 lines" in said, said
     kept = gzip.decompress(there.at("raw").read("text-00000.jsonl.gz") or b"").decode().splitlines()
     assert sorted(json.loads(line)["text"] for line in kept) == sorted(path.read_text() for path in texts.iterdir())
     shutil.rmtree(nodes.homes[1] / "sets")  # a node that was replaced
@@ -269,7 +269,7 @@ def test_a_hostile_set_in_the_bucket_writes_nothing_elsewhere(there: bucket.Plac
     named(mine, "../../.ssh/authorized_keys")
     there.write(manifest.NAME, (mine / manifest.NAME).read_bytes())
     with pytest.raises(bucket.StoreError, match="not a plain file name"):
-        download.pull(there, tmp_path / "got")
+        transfer.pull(there, tmp_path / "got")
     assert transfer.complete_manifest(there) is None and not (tmp_path / "got").exists()
 
 
@@ -297,7 +297,7 @@ def test_what_comes_from_a_bucket_is_not_written_through_a_link(there: bucket.Pl
     (tmp_path / "outside").write_text("")
     (work / manifest.NAME).write_bytes(there.read(manifest.NAME) or b"")
     (work / "train.bin").symlink_to(tmp_path / "outside")
-    download.pull(there, tmp_path / "got")
+    transfer.pull(there, tmp_path / "got")
     assert (tmp_path / "outside").read_text() == "" and not (tmp_path / "got" / "train.bin").is_symlink()
 
 

@@ -20,7 +20,7 @@ import torch
 from gloo_ranks import losses, start, wait_for
 
 from training import job as jobs
-from training import sample
+from training import manifest, sample
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state
 from training.checkpoint.background import Saver
@@ -97,6 +97,29 @@ def test_200_mutations_are_detected_and_the_one_before_is_used(tmp_path: Path) -
     assert checkpoint.newest_verified(tmp_path, print) == 20
 
 
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", ".hidden", "manifest.json"])
+def test_a_manifest_that_names_a_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    """Its checksums are right: without the check of the names, the file outside would be opened and accepted."""
+    folder = checkpoint.folder_of(tmp_path, 1)
+    checkpoint.write(folder, files(), {"step": 1})
+    (tmp_path / "outside").write_text("outside")
+    (folder / ".hidden").write_text("hidden")
+    path = folder / name
+    listed = {name: {"bytes": path.stat().st_size, "sha256": manifest.checksum(path)}}
+    manifest.publish(folder / manifest.NAME, manifest.render({"format": 1, "files": listed}))
+    with pytest.raises(CheckpointError, match="is not a plain file name"):
+        checkpoint.verify(folder)
+
+
+def test_a_link_out_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint.folder_of(tmp_path, 1)
+    checkpoint.write(folder, files(), {"step": 1})
+    (folder / "model.safetensors").rename(tmp_path / "outside")
+    (folder / "model.safetensors").symlink_to(tmp_path / "outside")
+    with pytest.raises(CheckpointError, match="is a link that leads out of the folder"):
+        checkpoint.verify(folder)
+
+
 def test_at_least_two_stay_and_a_damaged_one_does_not_count(tmp_path: Path) -> None:
     saver = Saver(tmp_path, keep=2)
     for step in range(1, 5):
@@ -108,7 +131,7 @@ def test_at_least_two_stay_and_a_damaged_one_does_not_count(tmp_path: Path) -> N
     assert not (tmp_path / "best" / "optimizer.safetensors").exists()
     mutate(tmp_path / "checkpoints" / "step-000004" / "model.safetensors", 1)
     again = Saver(tmp_path, keep=2)
-    again.add_verified(3)  # as found when resuming
+    again.verified.add(3)  # as found when resuming
     again.save(files(4), {"step": 4}, step=4, best=False)
     again.finish()
     assert checkpoint.steps(tmp_path / "checkpoints") == [4, 3]

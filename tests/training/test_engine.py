@@ -165,7 +165,7 @@ def test_one_token_that_differs_and_tiktoken_makes_all_of_it_anew(
     assert "differ at token" in (err := capsys.readouterr().err) and "starting over with tiktoken" in err
     assert run("--out", tmp_path / "out", *wish) == 0
     err = capsys.readouterr().err
-    assert "going on after" in err and "encoding with tiktoken" in err and "differ at token" in err
+    assert "continuing after" in err and "encoding with tiktoken" in err and "differ at token" in err
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 

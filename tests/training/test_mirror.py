@@ -20,7 +20,7 @@ from gloo_ranks import Group, lines, losses, start, wait_for
 
 from training import manifest
 from training.checkpoint import files as checkpoint
-from training.store import bucket, download, mirror_process, transfer
+from training.store import bucket, mirror_process, transfer
 
 pytestmark = pytest.mark.faults
 pytest_plugins = ["training_fixtures"]
@@ -53,7 +53,7 @@ def one_by_one(_: int) -> None:
 
     def offer(self: Mirror, *what: object) -> None:
         original(self, *what)  # type: ignore[arg-type]
-        wait_for(lambda: not self._under_way)
+        wait_for(lambda: not self._next())
 
     Mirror.offer = offer  # type: ignore[method-assign]
 
@@ -104,7 +104,7 @@ def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, she
     train(job, run, shelf, 2, "checkpoint.every=1", each=True).done()
     assert steps(shelf) == ["step-000007", "step-000008"]
     for name in steps(shelf):
-        download.pull(shelf.at("run").at("checkpoints").at(name), tmp_path / name)
+        transfer.pull(shelf.at("run").at("checkpoints").at(name), tmp_path / name)
         checkpoint.verify(tmp_path / name)
         local = run / "checkpoints" / name
         assert {path.name: path.read_bytes() for path in local.iterdir()} == {
@@ -167,7 +167,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         time.sleep(0.5)
         for name in there.folders():
             if transfer.complete_manifest(there.at(name)):
-                download.pull(there.at(name), tmp_path / f"{number}-{name}")
+                transfer.pull(there.at(name), tmp_path / f"{number}-{name}")
                 checkpoint.verify(tmp_path / f"{number}-{name}")
         shutil.rmtree(run)
         group = train(job, run, place, 1, "--resume")
@@ -213,7 +213,7 @@ def test_a_run_never_touches_another_one_s_of_its_name(job: Path, tmp_path: Path
     group = train(job, tmp_path / "b" / "run", shelf, 1, "train.seed=7")
     group.done()
     assert "step 1/" in group.output()  # from the beginning
-    assert "run is another run's of that name: it stays as it is" in group.output()
+    assert "run belongs to another run of that name and is not changed" in group.output()
     assert {name: shelf.at("run").at("checkpoints").at(name).read(manifest.NAME) for name in steps(shelf)} == before
 
 

@@ -83,7 +83,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(folder: Path, tmp_pat
         time.sleep(life * draw.uniform(0, 1.1))
         process.send_signal(signal.SIGKILL)
         _, err = process.communicate()
-        resumed += b"going on after" in err
+        resumed += b"continuing after" in err
         if (out / NAME).exists():
             token_set.open(out, verify=True)
             shutil.rmtree(out)
@@ -159,7 +159,7 @@ def test_two_at_once_in_one_folder(folder: Path, ranks: Path, tmp_path: Path, ca
 
     first = PrepareJournal(tmp_path / "out", {})
     assert run("--out", tmp_path / "out", "--ranks", ranks, folder) == 2
-    assert "another prepare is writing there" in capsys.readouterr().err
+    assert "another process is writing there" in capsys.readouterr().err
     first.close()
 
 

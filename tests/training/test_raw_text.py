@@ -15,7 +15,7 @@ from bucket_servers import Server
 
 from training import manifest
 from training.data.sources import Corpus, corpus
-from training.store import bucket, download, transfer
+from training.store import bucket, transfer
 from training.store import raw_text as raw
 from training.store.bucket import Place, StoreError
 
@@ -59,10 +59,10 @@ def lines(folder: Path) -> list[str]:
 def test_all_of_the_text_comes_back_verified(place: Place, folder: Path, tmp_path: Path) -> None:
     content = raw.push(found(folder), place)
     assert transfer.complete_manifest(place) and content["lines"] == COUNT and len(content["files"]) > 3
-    download.pull(place, tmp_path / "back")
+    transfer.pull(place, tmp_path / "back")
     assert lines(tmp_path / "back") == [path.read_text() for path in sorted(folder.iterdir())]
     assert content["bytes_of_text"] == sum(path.stat().st_size for path in folder.iterdir())
-    assert raw.summary(content, place.url).startswith(f"{place.url}: whole; 0.02 MB of text in 60 lines, 0.")
+    assert raw.summary(content, place.url).startswith(f"{place.url}: complete; 0.02 MB of text in 60 lines, 0.")
 
 
 def test_a_killed_push_goes_on_behind_what_has_arrived(

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from small_corpus import WORDS, documents_of, run, words
 
 from training.data import token_set, tokenizer, vocabulary
+from training.data.engine import Tiktoken
 from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
 
 pytest_plugins = ["corpus_fixtures"]
@@ -85,13 +86,13 @@ documents = st.lists(st.tuples(st.one_of(any_text, st.just(f"x{SEPARATOR} y")), 
 def test_documents_in_one_call_are_what_they_are_alone(learned: Vocabulary, texts: list[tuple[str, bool]]) -> None:
     encoding = learned.encoding()
     expected = [t for text_, closes in texts for t in [*encoding.encode_ordinary(text_), *([319] * closes)]]
-    assert tokenizer.to_array(encoding, texts).tolist() == expected
+    assert Tiktoken(encoding).encode([(text_.encode(), closes) for text_, closes in texts]).tolist() == expected
 
 
 def test_a_hard_text_among_others(learned: Vocabulary) -> None:
     """Where the pattern's engine gives up on the batch, every document still comes whole and closed."""
     encoding = learned.encoding()
     texts = [("one", True), (" " * 1_000_000 + "x", True), ("two", True)]
-    coded = tokenizer.to_array(encoding, texts).tolist()
+    coded = Tiktoken(encoding).encode([(text_.encode(), closes) for text_, closes in texts]).tolist()
     assert encoding.decode(coded) == SEPARATOR.join(text_ for text_, _ in texts) + SEPARATOR
     assert coded.count(319) == 3

@@ -21,6 +21,7 @@ from training.store.mirror import Mirror
 
 _NICENESS = 10
 """Low priority: the thread hashes and writes while the training computes, and has until the next save for it."""
+_NOT_IN_BEST = ("optimizer", "rng")
 
 
 class Saver:
@@ -30,6 +31,7 @@ class Saver:
         self.best = run / "best"
         self.keep = keep
         self.verified: set[int] = set()
+        """Steps of this run's checkpoints that were written now, or verified when resuming."""
         self._mirror = mirror
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -57,33 +59,30 @@ class Saver:
         if self._failure is not None:
             raise self._failure
 
-    def add_verified(self, step: int) -> None:
-        """Count a checkpoint that was verified when resuming among those to keep."""
-        self.verified.add(step)
-
     def _copy(self, file: str, content: Mapping[str, Tensor] | bytes) -> Mapping[str, Tensor] | bytes:
         """Copy into buffers that every save reuses: allocating new pages costs more than the copy."""
         if isinstance(content, bytes):
             return content
-        out = {}
+        copies = {}
         for name, tensor in content.items():
             buffer = self._buffers.get((file, name))
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 buffer = self._buffers[file, name] = torch.empty(tensor.shape, dtype=tensor.dtype)
-            out[name] = buffer.copy_(tensor.detach())
-        return out
+            copies[name] = buffer.copy_(tensor.detach())
+        return copies
 
     def _write(self, files: checkpoint.Files, state: Mapping[str, Any], step: int | None, best: bool) -> None:
         with contextlib.suppress(OSError):  # some systems do not allow it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
             if step is not None:
-                checkpoint.write(checkpoint.folder_of(self.directory, step), files, state)
+                folder = checkpoint.folder_of(self.directory, step)
+                checkpoint.write(folder, files, state)
                 self.verified.add(step)
                 manifest.publish(self.directory / "latest", f"{step}\n")
                 self._prune(step)
                 if self._mirror is not None:
-                    self._mirror.offer("checkpoints", step, checkpoint.folder_of(self.directory, step))
+                    self._mirror.offer("checkpoints", step, folder)
             if best:
                 only_model = {name: content for name, content in files.items() if not name.startswith(_NOT_IN_BEST)}
                 checkpoint.write(self.best, only_model, state)
@@ -96,11 +95,7 @@ class Saver:
 
     def _prune(self, newest: int) -> None:
         """Remove damaged checkpoints, and verified ones beyond the newest `keep`."""
-        kept = sorted(self.verified, reverse=True)[: self.keep]
+        self.verified = set(sorted(self.verified)[-self.keep :])
         for step in checkpoint.steps(self.directory):
-            if step not in kept and step <= newest:
+            if step not in self.verified and step <= newest:
                 checkpoint.remove(checkpoint.folder_of(self.directory, step))
-                self.verified.discard(step)
-
-
-_NOT_IN_BEST = ("optimizer", "rng")

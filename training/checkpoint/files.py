@@ -20,7 +20,6 @@ left 25 of 30 files unloadable under SIGKILL. Tensors are safetensors, the rest 
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
 import hashlib
 import json
@@ -38,13 +37,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training import manifest
+from training.manifest import Listed
 from training.models import architecture
 from training.models.base import Model
 
 Files = Mapping[str, Mapping[str, Tensor] | bytes]
 """Content by file name: tensors for a .safetensors file, the bytes of any other."""
-Listed = Mapping[str, Mapping[str, Any]]
-"""File name -> {"bytes": size, "sha256": hex digest}."""
 
 _CHUNK = 16 * 2**20
 _STEP = re.compile(r"step-(\d{6,})")
@@ -79,7 +77,10 @@ def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
         commit(folder, write_files(temporary, {**files, "state.json": state_file}))
     except OSError as error:
         shutil.rmtree(_temporary(folder), ignore_errors=True)
-        raise CheckpointError(f"{folder}: {_reason(error, folder.parent)}") from error
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            reason = f"the disk is full ({shutil.disk_usage(folder.parent).free / 1e9:.2f} GB left)"
+        raise CheckpointError(f"{folder}: {reason}") from error
 
 
 def begin(folder: Path) -> Path:
@@ -96,27 +97,21 @@ def write_files(temporary: Path, files: Files) -> Listed:
 
 
 def commit(folder: Path, listed: Listed) -> None:
-    """Finish a checkpoint: write the manifest of all its files, then rename its folder to the final name."""
-    temporary = _temporary(folder)
+    """Finish a checkpoint: write the manifest of all its files, then rename its folder to the final name. An existing
+    folder (a damaged step, the last best model) is first renamed to .old; after a kill, `tidy` renames it back."""
+    temporary, old = _temporary(folder), folder.with_name(folder.name + ".old")
     # publish also syncs the folder
     manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
-    _swap(temporary, folder)
-
-
-def _temporary(folder: Path) -> Path:
-    return folder.with_name(folder.name + ".tmp")
-
-
-def _swap(temporary: Path, folder: Path) -> None:
-    """Rename the folder into place. An existing one (a damaged step, the last best model) is first renamed to .old, and
-    `tidy` renames it back if the process dies in between."""
-    old = folder.with_name(folder.name + ".old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)
     manifest.sync_folder(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".tmp")
 
 
 def tidy(directory: Path) -> None:
@@ -140,15 +135,12 @@ def remove(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Compare every file with its checksum; CheckpointError for the first that is missing, cut or altered."""
     try:
-        listed = manifest.parse(folder / manifest.NAME)["files"]
+        content = manifest.parse(folder / manifest.NAME)
+        if "files" not in content:
+            raise CheckpointError(f"{folder}: not a checkpoint")
+        manifest.verify(folder, manifest.listed(content, str(folder / manifest.NAME)))
     except manifest.TokenError as error:
         raise CheckpointError(str(error)) from None
-    except KeyError:
-        raise CheckpointError(f"{folder}: not a checkpoint") from None
-    with concurrent.futures.ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-        for problem in pool.map(lambda item: _problem(folder / item[0], item[1]), listed.items()):
-            if problem:
-                raise CheckpointError(problem)
 
 
 def newest_verified(directory: Path, warn: Callable[[str], None]) -> int | None:
@@ -156,16 +148,15 @@ def newest_verified(directory: Path, warn: Callable[[str], None]) -> int | None:
     for step in steps(directory):
         try:
             verify(folder_of(directory, step))
+            return step
         except CheckpointError as error:
             warn(f"warning: skipped checkpoint of step {step}: {error}")
-        else:
-            return step
     return None
 
 
 def find(path: Path) -> Path:
-    """The verified checkpoint at a user's path: the folder itself, or in a run directory the best model, or else the
-    newest step. CheckpointError if there is none."""
+    """The verified checkpoint at a path: the folder itself, or of a run the best model, else the newest step.
+    CheckpointError if there is none."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: not a folder; allowed: a run directory or a checkpoint in one")
     if (path / manifest.NAME).is_file():
@@ -178,14 +169,13 @@ def find(path: Path) -> Path:
     if step is None:
         pickles = [p.name for p in sorted(path.rglob("*")) if p.suffix in {".pt", ".pth", ".bin", ".ckpt", ".pkl"}]
         refused = f"; {', '.join(pickles[:3])} is not read: a pickle can run code" if pickles else ""
-        raise CheckpointError(f"{path}: no whole checkpoint{refused}")
+        raise CheckpointError(f"{path}: no complete checkpoint{refused}")
     return folder_of(path / "checkpoints", step)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """state.json of a checkpoint."""
-    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
-    return state
+    return dict(json.loads((folder / "state.json").read_text()))
 
 
 def model_of(state: Mapping[str, Any]) -> tuple[type[Model], Any]:
@@ -204,10 +194,10 @@ def architecture_of(state: Mapping[str, Any]) -> str:
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
     """The tensors of a part (model or optimizer), from its one file or from all of its shards. CheckpointError."""
-    whole = folder / part_file(part)
-    paths = [whole] if whole.exists() else sorted(folder.glob(f"{part}-?????-of-?????.safetensors"))
+    single = folder / part_file(part)
+    shards = [] if single.exists() else sorted(folder.glob(f"{part}-?????-of-?????.safetensors"))
     tensors: dict[str, Tensor] = {}
-    for path in paths or [whole]:
+    for path in shards or [single]:
         tensors |= read_tensors(path)
     return tensors
 
@@ -215,23 +205,9 @@ def read_part(folder: Path, part: str) -> dict[str, Tensor]:
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file; CheckpointError if it cannot be read."""
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return tensors
-
-
-def _problem(path: Path, expected: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256()
-    try:
-        if path.stat().st_size != expected["bytes"]:
-            return f"{path}: torn: {path.stat().st_size} bytes of {expected['bytes']}"
-        with path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return "" if digest.hexdigest() == expected["sha256"] else f"{path}: altered: its checksum does not match"
 
 
 def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, Any]:
@@ -262,9 +238,3 @@ def _safetensors(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         raw = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
         for start in range(0, len(raw), _CHUNK):
             yield raw[start : start + _CHUNK]
-
-
-def _reason(error: OSError, directory: Path) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk is full ({shutil.disk_usage(directory).free / 1e9:.2f} GB left)"
-    return error.strerror or str(error)

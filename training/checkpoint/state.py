@@ -28,14 +28,10 @@ class State:
     architecture: str
     model: Model
     optimizer: torch.optim.Optimizer
-    step: int = 0
-    """Optimizer steps that are done."""
-    precision: str = "auto"
-    """The chosen precision; a resumed run keeps it."""
-    best: float = float("inf")
-    """Lowest validation loss."""
-    scaler: dict[str, Any] | None = None
-    """State of fp16's loss scaling, loaded when the scaler exists."""
+    step: int = 0  # optimizer steps that are done
+    precision: str = "auto"  # the chosen precision; a resumed run keeps it
+    best: float = float("inf")  # lowest validation loss
+    scaler: dict[str, Any] | None = None  # state of fp16's loss scaling, loaded when the scaler exists
     rng: dict[str, Tensor] | None = None
     """States of this rank's random generators, loaded when everything else is set up."""
 
@@ -68,55 +64,47 @@ def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int
 
 
 def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
-    """Load the newest step that any node has; ranks on nodes without it receive it from a rank that has it. JobError if
-    the checkpoint is of another model or other data."""
+    """Load the newest step that any node has; ranks without it receive it from one that has it. JobError if the
+    checkpoint is of another model or other data."""
     newest = max(have)
     if newest < 0:
         return
-    source = have.index(newest)
+    source, send, own = have.index(newest), min(have) < newest, have[ranks.rank] == newest
     folder = checkpoint.folder_of(run / "checkpoints", newest)
-    own = have[ranks.rank] == newest
-    raw = (folder / "state.json").read_bytes() if own else b""
-    rng = (folder / "rng.safetensors").read_bytes() if own else b""
-    if min(have) < newest:
+    raw, rng = ((folder / name).read_bytes() if own else b"" for name in ("state.json", "rng.safetensors"))
+    if send:
         raw, rng = ranks.broadcast_bytes(raw, source), ranks.broadcast_bytes(rng, source)
     saved = json.loads(raw)
     _check_same(saved, state, data)
-    tensors = _tensors(folder, own, state)
-    if min(have) < newest:
+    if own:
+        tensors = {f"model.{name}": value for name, value in checkpoint.read_part(folder, "model").items()}
+        tensors |= checkpoint.read_part(folder, "optimizer")
+    else:  # empty ones that receive another rank's values
+        room = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
+        room |= optimizers.tensors(state.model, state.optimizer)
+        tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in room.items()}
+    if send:
         for name in sorted(tensors):
             ranks.broadcast(tensors[name], source)
-    _put_back(state, saved, tensors, rng, ranks.rank)
+    _load(state, saved, tensors, rng, ranks.rank)
 
 
-def _tensors(folder: Path, own: bool, state: State) -> dict[str, Tensor]:
-    """Tensors of the model and the optimizer: read from disk, or empty ones that receive another rank's values."""
-    parameters = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
-    if not own:
-        room = {**parameters, **optimizers.tensors(state.model, state.optimizer)}
-        return {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in room.items()}
-    model = checkpoint.read_part(folder, "model")
-    return {**{f"model.{name}": value for name, value in model.items()}, **checkpoint.read_part(folder, "optimizer")}
-
-
-def _put_back(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
+def _load(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
     with torch.no_grad():
         for name, parameter in state.model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
     optimizers.restore(state.model, state.optimizer, tensors)
-    state.step = saved["step"]
+    state.step, state.scaler, state.precision = saved["step"], saved["scaler"], saved["precision"]
     state.best = saved["best"] if saved["best"] is not None else float("inf")
-    state.scaler = saved["scaler"]
-    state.precision = saved["precision"]
     generators = safetensors.torch.load(rng)
-    mine = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
-    state.rng = mine or None  # None for a rank that the checkpoint does not have: it starts from its own seed
+    own = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
+    state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
 
 
 def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
     before = {"architecture": checkpoint.architecture_of(saved), **saved["shape"]}
-    if (optimizer := saved.get("optimizer", "adamw")) != optimizers.name_of(state.optimizer):
-        given = optimizers.name_of(state.optimizer)
+    given, optimizer = optimizers.name_of(state.optimizer), saved.get("optimizer", "adamw")
+    if given != optimizer:
         raise JobError(f"train.optimizer = {given}; allowed: {optimizer}, as in this run's checkpoints")
     for name, value in {"architecture": state.architecture, **dataclasses.asdict(state.model.shape)}.items():
         if before.get(name) != value:
@@ -154,15 +142,14 @@ def capture(
     """Files and state.json of a checkpoint: with `to_resume` everything that resuming needs, else what sampling needs.
     Collective: all ranks call it together."""
     files: dict[str, Any] = {**parallel.tensors(optimizer=to_resume)}
-    encoding = data.manifest["encoding"]
-    if "ranks" in encoding:
-        files[encoding["ranks"]] = (data.path / encoding["ranks"]).read_bytes()
+    if name := data.encoding.get("ranks"):
+        files[name] = (data.path / name).read_bytes()
     if to_resume:
         generators = {name: ranks.gather(value) for name, value in own_generators(ranks.device).items()}
         files["rng.safetensors"] = {
             f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
         }
-    written = {
+    return files, {
         "step": state.step,
         "architecture": state.architecture,
         "shape": dataclasses.asdict(state.model.shape),
@@ -170,9 +157,8 @@ def capture(
         "scaler": state.scaler,
         "precision": state.precision,
         "optimizer": optimizers.name_of(state.optimizer),
-        "encoding": encoding,
+        "encoding": data.encoding,
         "data": identity(data),
         "ranks": ranks.nodes,
         "torch": torch.__version__,
     }
-    return files, written

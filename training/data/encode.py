@@ -7,12 +7,10 @@ Batches depend only on the documents, so the output is the same for any number o
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
@@ -23,21 +21,18 @@ BATCH = 1 << 18  # bytes of text: large enough to amortise handing it to a threa
 CHECKED = 1 << 13  # bytes of a text that both engines encode
 ONE_IN = 8  # one batch in 8 has such a text, so that one byte in 256 is checked
 
-Job = TypeVar("Job")
-Done = TypeVar("Done")
-
 
 class Unit(NamedTuple):
     """A document, or a passage of a long one, and its split."""
 
+    number: int  # in the corpus
     text: bytes
     split: str
     closes: bool  # a separator follows it
-    cost: int
+    cost: int  # bytes of the source read for it
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """What a batch adds to a split."""
 
     tokens: npt.NDArray[Any]
@@ -45,19 +40,11 @@ class Part:
     bytes_of_text: int
 
 
-class Batch(NamedTuple):
-    first: int
-    """The number of its first unit in the corpus."""
-    units: list[Unit]
-
-
 class Encoded(NamedTuple):
     parts: dict[str, Part]
     units: int
-    bytes_of_text: int
     cost: int
-    compared: int
-    """Bytes of text that both engines encoded, to the same tokens."""
+    compared: int  # bytes of text that both engines encoded, to the same tokens
 
 
 @dataclass(frozen=True)
@@ -72,9 +59,7 @@ class Division:
     @classmethod
     def of(cls, fraction: float, seed: int, count: Callable[[int], int]) -> Division:
         """`count(limit)` returns the number of units of the corpus, at most `limit`."""
-        if not fraction:
-            return cls(0.0, seed, 0.0)
-        return cls(fraction, seed, min(1 / fraction, count(ceil(1 / fraction))))
+        return cls(fraction, seed, min(1 / fraction, count(ceil(1 / fraction))) if fraction else 0.0)
 
     def split(self, index: int) -> str:
         """The split of a unit by its number in the corpus: train or val."""
@@ -100,22 +85,21 @@ def units(documents: Iterable[Document], division: Division) -> Iterator[Unit]:
     for index, document in enumerate(documents):
         split = division.split(index)
         closes = document.ends or division.split(index + 1) != split
-        yield Unit(document.text, split, closes, document.cost)
+        yield Unit(index, document.text, split, closes, document.cost)
 
 
-def batches(stream: Iterable[Unit], first: int) -> Iterator[Batch]:
-    """Units in batches of about BATCH bytes of text; `first` is the number of the stream's first unit in the corpus."""
+def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
+    """Units in batches of about BATCH bytes of text."""
     batch: list[Unit] = []
     size = 0
     for unit in stream:
         batch.append(unit)
         size += len(unit.text)
         if size >= BATCH:
-            yield Batch(first, batch)
-            first += len(batch)
+            yield batch
             batch, size = [], 0
     if batch:
-        yield Batch(first, batch)
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -128,48 +112,27 @@ class Encoder:
     dtype: str
     seed: int
 
-    def __call__(self, batch: Batch) -> Encoded:
-        by_split: dict[str, list[Unit]] = {}
-        for unit in batch.units:
-            by_split.setdefault(unit.split, []).append(unit)
+    def __call__(self, batch: list[Unit]) -> Encoded:
         parts = {}
-        for split, units in by_split.items():
-            tokens = self.engine.encode([(unit.text, unit.closes) for unit in units])
-            documents = sum(unit.closes for unit in units)
-            parts[split] = Part(tokens.astype(self.dtype), documents, sum(len(unit.text) for unit in units))
-        size = sum(part.bytes_of_text for part in parts.values())
-        cost = sum(unit.cost for unit in batch.units)
-        return Encoded(parts, len(batch.units), size, cost, self.compare(batch))
+        for split in {unit.split for unit in batch}:
+            units = [unit for unit in batch if unit.split == split]
+            tokens = self.engine.encode([(unit.text, unit.closes) for unit in units]).astype(self.dtype)
+            parts[split] = Part(tokens, sum(unit.closes for unit in units), sum(len(unit.text) for unit in units))
+        return Encoded(parts, len(batch), sum(unit.cost for unit in batch), self.compare(batch))
 
-    def compare(self, batch: Batch) -> int:
-        """Compare the engines on the corpus' first batch and on a text from some of the others; returns the bytes
-        compared. EngineError if they differ."""
+    def compare(self, batch: list[Unit]) -> int:
+        """Compare the engines on the first batch and on a sample; returns the bytes compared. EngineError."""
+        first = batch[0].number
         if self.reference is None:
             return 0
-        if batch.first == 0:
-            texts = [(unit.text, unit.closes) for unit in batch.units]
+        if first == 0:
+            texts = [(unit.text, unit.closes) for unit in batch]
             return compare(self.engine, self.reference, texts, "the first documents")
-        draw = uniform(self.seed, "compare", batch.first) * ONE_IN
+        draw = uniform(self.seed, "compare", first) * ONE_IN
         if draw >= 1:
             return 0
-        number = int(draw * len(batch.units))
-        text = batch.units[number].text
-        begin = int(uniform(self.seed, "from", batch.first) * max(1, len(text) - CHECKED))
-        part = text[begin : begin + CHECKED].decode(errors="ignore").encode()  # a cut may go through a character
-        where = f"the text from byte {begin} of document {batch.first + number}"
+        unit = batch[int(draw * len(batch))]
+        begin = int(uniform(self.seed, "from", first) * max(1, len(unit.text) - CHECKED))
+        part = unit.text[begin : begin + CHECKED].decode(errors="ignore").encode()  # a cut may go through a character
+        where = f"the text from byte {begin} of document {unit.number}"
         return compare(self.engine, self.reference, [(part, True)], where)
-
-
-def in_order(jobs: Iterable[Job], work: Callable[[Job], Done], workers: int) -> Generator[Done, None, None]:
-    """Like `map` over a pool of threads, but it reads at most 2 * workers jobs ahead. Closing it stops the threads."""
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="encode")
-    waiting: deque[Future[Done]] = deque()
-    try:
-        for job in jobs:
-            waiting.append(pool.submit(work, job))
-            if len(waiting) > 2 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -12,17 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tiktoken
 
-from training.data.tokenizer import Array, encode_part, to_array
+from training.data.tokenizer import Array, encode_part
 from training.data.vocabulary import BYTES, PATTERNS, SEPARATOR, Vocabulary
 
 MARK = SEPARATOR.encode()
-SCHEMES = {PATTERNS[name]: name for name in ("gpt2", "cl100k", "o200k")}
-"""Pattern -> gigatoken's name for it."""
+SCHEMES = {PATTERNS[name]: name for name in ("gpt2", "cl100k", "o200k")}  # pattern -> gigatoken's name for it
 RENEW = 20
 """gigatoken caches every word without a limit (its issue 36). So it is loaded anew after each worker has encoded for
 this many times as long as loading took, which bounds its memory at a cost of some 5 % of the time."""
@@ -35,25 +34,43 @@ class EngineError(Exception):
     """gigatoken cannot be used for this vocabulary or text, or differs from tiktoken; one line for the user."""
 
 
-class Engine(Protocol):
+class Engine:
     name: str
 
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
-        """The tokens (uint32) of several (UTF-8 text, closes) in a row; a separator follows if `closes` is True."""
-        ...
+        """The tokens (uint32) of several (UTF-8 text, closes) in a row; a separator follows if `closes` is True.
+
+        Documents are joined by the separator and encoded in one call, as a call for each short document costs more than
+        the encoding; passages and texts that contain the separator are encoded by themselves."""
+        waiting: list[bytes] = []
+        arrays: list[Array] = []
+        for text, closes in texts:
+            if MARK in text or not closes or has_long_run(text):
+                arrays += [self.encode_part(b"".join(waiting), True), self.encode_part(text, False)]
+                waiting.clear()
+            else:
+                waiting.append(text)
+            if closes:
+                waiting.append(MARK)
+        arrays.append(self.encode_part(b"".join(waiting), True))
+        return np.concatenate(arrays)
+
+    def encode_part(self, text: bytes, joined: bool) -> Array:
+        """The tokens of documents with separators between them, or, unless `joined`, of a text that may contain one."""
+        raise NotImplementedError
 
 
-class Tiktoken:
+class Tiktoken(Engine):
     name = f"tiktoken {tiktoken.__version__}"
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
 
-    def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
-        return to_array(self.encoding, [(text.decode(), closes) for text, closes in texts])
+    def encode_part(self, text: bytes, joined: bool) -> Array:
+        return encode_part(self.encoding, text.decode(), {SEPARATOR} if joined else set())
 
 
-class Gigatoken:
+class Gigatoken(Engine):
     """gigatoken, for `workers` threads at once. `ranks` is the vocabulary's rank file; it is read at every reload.
     EngineError if the package is missing or cannot handle the vocabulary."""
 
@@ -77,27 +94,10 @@ class Gigatoken:
         self.plain = Renewed(lambda: load(ranks, scheme, {}), workers)
         self.tokens(self.joined, b"a")
 
-    def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
-        """Like `to_array`: documents are joined and encoded in one call; passages, and texts that contain the separator
-        or a long run of white space, by themselves."""
-        waiting: list[bytes] = []
-        arrays: list[Array] = [np.zeros(0, np.uint32)]
-        for text, closes in texts:
-            apart = MARK in text or not closes or has_long_run(text)
-            if apart:
-                arrays += [self.tokens(self.joined, b"".join(waiting)), self.alone(text)]
-                waiting.clear()
-            else:
-                waiting.append(text)
-            if closes:
-                waiting.append(MARK)
-        arrays.append(self.tokens(self.joined, b"".join(waiting)))
-        return np.concatenate(arrays)
-
-    def alone(self, text: bytes) -> Array:
-        if has_long_run(text):
+    def encode_part(self, text: bytes, joined: bool) -> Array:
+        if not joined and has_long_run(text):
             return encode_part(self.encoding, text.decode(), set())
-        return self.tokens(self.plain if MARK in text else self.joined, text)
+        return self.tokens(self.joined if joined or MARK not in text else self.plain, text)
 
     def tokens(self, tokenizer: Renewed, text: bytes) -> Array:
         try:
@@ -118,8 +118,7 @@ class Renewed:
         self.make, self.workers = make, workers
         self.lock = threading.Lock()
         self.made: Any = None
-        self.cost = self.used = 0.0
-        """Seconds that making it took, and that all threads together have used it."""
+        self.cost = self.used = 0.0  # seconds that making it took, and that all threads together have used it
 
     def run(self, use: Callable[[Any], Any]) -> Any:
         with self.lock:

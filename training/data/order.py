@@ -6,11 +6,9 @@ list of windows, and each rank trains on a contiguous share of it. So any number
 same order, and a resumed run needs only the step.
 
 The order is a permutation that is computed, not stored: a Feistel network over the numbers below the smallest square
-that holds all windows, applied until the result is a window. A batch costs the same in a set of 1e10 windows as in a
-small one.
+that holds all windows, applied until the result is a window. A batch costs the same in a set of any size.
 
-An epoch leaves out a remainder shorter than a window. Each epoch starts at another offset within that remainder, so
-that other tokens are left out and the windows have other boundaries.
+An epoch leaves out a remainder shorter than a window. Each epoch starts at another offset within that remainder.
 """
 
 from __future__ import annotations
@@ -53,23 +51,20 @@ def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: i
     key = mixed(epoch.astype(np.uint64) ^ np.uint64(folded(seed)))
     remainder = (tokens - 1) % block
     shift = (mixed(key ^ np.uint64(GOLDEN)) % np.uint64(remainder + 1)).astype(np.int64)
-    starts: Array = permuted(index.astype(np.uint64), count, key).astype(np.int64) * block + shift
-    return starts
+    return permuted(index.astype(np.uint64), count, key).astype(np.int64) * block + shift
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
     """A 64-bit number for each of `count` windows of a step, from its window `first` on; the same on every rank."""
     key = mixed(np.array([folded(seed) ^ step], dtype=np.uint64))
-    places: Array = np.arange(first, first + count, dtype=np.uint64)
-    seeds: list[int] = mixed(key ^ mixed(places)).tolist()
-    return seeds
+    return list(mixed(key ^ mixed(np.arange(first, first + count, dtype=np.uint64))).tolist())
 
 
 def evaluation_windows(tokens: int, block: int, count: int) -> Array:
     """Offsets, int64, of at most `count` windows that do not overlap, spread evenly over the split: always the same."""
-    there = windows(tokens, block)
-    count = min(count, there)
-    return np.arange(count, dtype=np.int64) * there // count * block
+    total = windows(tokens, block)
+    count = min(count, total)
+    return np.arange(count, dtype=np.int64) * total // count * block
 
 
 def crops(split: Array, starts: Array, block: int) -> Array:
@@ -82,7 +77,7 @@ def crops(split: Array, starts: Array, block: int) -> Array:
 
 def permuted(index: Array, count: int, key: Array) -> Array:
     """The window at each index of its epoch's order. `index` (below `count`) and `key` (the epoch's) are uint64."""
-    side = np.uint64(root(count))
+    side = np.uint64(isqrt(count - 1) + 1)  # the smallest number whose square is at least `count`, exactly
     place = feistel(index, side, key)
     outside = np.flatnonzero(place >= count)
     while len(outside):  # about 2/sqrt(count) of them, each time
@@ -97,8 +92,7 @@ def feistel(value: Array, side: np.uint64, key: Array) -> Array:
     for number in range(1, ROUNDS + 1):
         turn = np.uint64(number * GOLDEN & MASK)
         left, right = right, (left + mixed(right + (key ^ turn)) % side) % side
-    joined: Array = left * side + right
-    return joined
+    return left * side + right
 
 
 def mixed(value: Array) -> Array:
@@ -106,13 +100,7 @@ def mixed(value: Array) -> Array:
     value = value + np.uint64(GOLDEN)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Array = value ^ (value >> np.uint64(31))
-    return result
-
-
-def root(count: int) -> int:
-    """The smallest number whose square is at least `count`, exactly."""
-    return isqrt(count - 1) + 1
+    return value ^ (value >> np.uint64(31))
 
 
 def folded(seed: int) -> int:

@@ -23,16 +23,58 @@ import tiktoken
 
 from training import manifest
 from training.data import vocabulary
-from training.data.encode import Division, Encoder, batches, in_order, uniform, units
+from training.data.encode import Division, Encoder, batches, uniform, units
 from training.data.engine import EngineError, Gigatoken, Tiktoken
 from training.data.prepare_journal import PrepareJournal
-from training.data.prepare_options import parser
-from training.data.readers import SourceError
-from training.data.sources import Corpus, corpus
+from training.data.readers import INVALID, SourceError
+from training.data.sources import SUFFIXES, Corpus, corpus
 from training.data.token_set import little_endian
-from training.data.vocabulary import SEPARATOR, Vocabulary, VocabularyError
+from training.data.vocabulary import NAMES, PATTERNS, SEPARATOR, Vocabulary, VocabularyError
+from training.keys import bounded
 from training.manifest import RANKS, TokenError, dtype_for
+from training.ordered_map import ordered_map
 from training.progress import Progress, duration
+
+SOURCES = f"""\
+sources:
+  FILE                .jsonl: one document a line; .parquet: one a row; anything else is one document
+  FOLDER              every {" ".join(SUFFIXES)} below it, by name
+  'GLOB'              every file that matches, whatever it is called; ** goes through folders
+  hf:NAME[:CONFIG]    a data set of the Hugging Face hub
+
+exit codes: 0 done, 1 failed (the same command continues), 2 bad input"""
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        prog="python -m training.data.prepare",
+        description="Turn text into a token set: train.bin and val.bin in nanoGPT's layout, and a manifest.",
+        epilog=SOURCES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add, count, fraction = result.add_argument, bounded(int, 1), bounded(float, 0, 0.5)
+    add("sources", metavar="SOURCE", nargs="+", help="where the text is, see below")
+    add("--out", metavar="DIR", type=Path, required=True, help="the folder that becomes the token set")
+    add("--val-fraction", metavar="F", type=fraction, default=0.01, help="of the documents, for validation (0.01)")
+    add("--seed", metavar="S", type=int, default=1337, help="draws the validation documents (1337)")
+    add("--workers", metavar="N", type=count, default=len(os.sched_getaffinity(0)), help="threads (all cores)")
+    add("--overwrite", action="store_true", help="replace a token set of other input or settings")
+    add("--quiet", action="store_true", help="print errors only")
+    group = result.add_argument_group("vocabulary")
+    add = group.add_mutually_exclusive_group().add_argument
+    add("--encoding", metavar="NAME", default="gpt2", help=f"{', '.join(NAMES)} (gpt2); fetched once")
+    add("--ranks", metavar="FILE", type=Path, help="a .tiktoken rank file")
+    add("--train-vocab", metavar="N", type=int, help="train a byte-level BPE of N tokens on the text")
+    add = group.add_argument
+    add("--pattern", metavar="P", default="", help=f"with --ranks: {', '.join(PATTERNS)} or a regex (gpt2)")
+    add("--vocab-sample", metavar="MB", type=count, default=64, help="with --train-vocab: text it looks at (64)")
+    add = result.add_argument_group("reading").add_argument
+    add("--text-key", metavar="KEY", default="text", help="key or column of the text in jsonl, parquet, hf (text)")
+    add("--invalid", choices=INVALID, default="stop", help="what to do with text that is not UTF-8 (stop)")
+    add("--split", metavar="NAME", default="train", help="hf: the split to read (train)")
+    add("--revision", metavar="REV", default="", help="hf: a branch, tag or commit")
+    add("--stream", action="store_true", help="hf: read as it downloads and keep nothing")
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,55 +88,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"prepare: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nprepare: stopped; the same command goes on from here", file=sys.stderr)
+        print("\nprepare: stopped; the same command continues from here", file=sys.stderr)
         return 130
 
 
 def run(options: argparse.Namespace) -> int:
     """Prepare the token set. Raises SourceError, VocabularyError, TokenError for what the user has to change."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))  # read by tokenizers and gigatoken
-    found = corpus(
-        options.sources,
-        text_key=options.text_key,
-        invalid=options.invalid,
-        split=options.split,
-        revision=options.revision,
-        stream=options.stream,
-    )
+    reading = {key: getattr(options, key) for key in ("text_key", "invalid", "split", "revision", "stream")}
+    found = corpus(options.sources, **reading)
     known = given_vocabulary(options)
-    wish = {"train_vocab": options.train_vocab, "sample": options.vocab_sample} if known is None else identity(known)
+    wish: dict[str, Any] = {"train_vocab": options.train_vocab, "sample": options.vocab_sample}
+    if known:
+        wish = {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
     settings = {
         "dtype": dtype_for(known.size if known else options.train_vocab),
         "vocabulary": wish,
         "val_fraction": options.val_fraction,
         "seed": options.seed,
     }
-    with closing(PrepareJournal(options.out, {**settings, **resume_conditions(found)})) as work:
+    # Unfinished work continues only if these are equal, too.
+    also = {"text_key": options.text_key, "invalid": options.invalid, "tiktoken": tiktoken.__version__}
+    with closing(PrepareJournal(options.out, {**settings, **also, "source": found.facts.times})) as work:
         if work.occupied() and not options.overwrite:
             check_existing(options.out, found, settings)
-            work.clear()  # left if a kill came between writing the manifest and this
+            work.clear()  # a kill may have come between writing the manifest and this
             return 0
         division = division_of(found, options)
         work.begin()
         say(options, work.note)
-        trained = known or work.vocabulary() or train_vocabulary(found, division, options)
+        trained = known or work.vocabulary()
+        if trained is None:
+            say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
+            trained = vocabulary.train(sample(found, division, options), options.train_vocab)
         work.keep_vocabulary(trained)
         tokenise(found, division, trained, work, options)
         if found.changed():
             raise TokenError(f"{options.out}: the source changed while it was read; nothing was finished")
-        content = manifest_of(found, trained, work, settings)
-        work.finish(content)
+        work.finish(manifest_of(found, trained, work, settings))
     return 0
-
-
-def resume_conditions(found: Corpus) -> dict[str, Any]:
-    """What must be equal, besides the settings, to continue unfinished work."""
-    return {
-        "source": found.facts.times,
-        "text_key": found.reading.text_key,
-        "invalid": found.reading.invalid,
-        "tiktoken": tiktoken.__version__,
-    }
 
 
 def given_vocabulary(options: argparse.Namespace) -> Vocabulary | None:
@@ -108,28 +140,15 @@ def given_vocabulary(options: argparse.Namespace) -> Vocabulary | None:
     return found
 
 
-def identity(known: Vocabulary) -> dict[str, Any]:
-    """What identifies a vocabulary in the settings."""
-    return {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
-
-
 def division_of(found: Corpus, options: argparse.Namespace) -> Division:
     """The division into splits; SourceError for a corpus without text, or of a single document."""
-    there = found.count(2)
-    if not there:
-        left_out = found.reading.skipped.count
-        raise SourceError(f"{' '.join(options.sources)}: no text" + (f" but {left_out} skipped" if left_out else ""))
-    if there == 1 and options.val_fraction:
-        raise SourceError(
-            f"{' '.join(options.sources)}: a single document, and none would be left to train on; "
-            "--val-fraction 0 takes it whole"
-        )
+    count, sources = found.count(2), " ".join(options.sources)
+    if not count:
+        skipped = found.reading.skipped
+        raise SourceError(f"{sources}: no text" + (f" but {skipped} skipped" if skipped else ""))
+    if count == 1 and options.val_fraction:
+        raise SourceError(f"{sources}: a single document, so none to train on; --val-fraction 0 trains on it")
     return Division.of(options.val_fraction, options.seed, found.count)
-
-
-def train_vocabulary(found: Corpus, division: Division, options: argparse.Namespace) -> Vocabulary:
-    say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
-    return vocabulary.train(sample(found, division, options), options.train_vocab)
 
 
 def sample(found: Corpus, division: Division, options: argparse.Namespace) -> Iterator[str]:
@@ -148,27 +167,45 @@ def sample(found: Corpus, division: Division, options: argparse.Namespace) -> It
 def tokenise(
     found: Corpus, division: Division, known: Vocabulary, work: PrepareJournal, options: argparse.Namespace
 ) -> None:
+    """Write the tokens of all documents. If gigatoken turns out to be wrong, start over with tiktoken."""
     began = time.monotonic()
-    encoder = chosen_encoder(known, work, options)
     try:
-        encode_all(found, division, encoder, work, options)
+        encode_all(found, division, known, work, options)
     except EngineError as error:
         say(options, f"{error}: starting over with {Tiktoken.name}")
-        work.start_over(str(error))
-        encode_all(found, division, chosen_encoder(known, work, options), work, options)
+        work.restart(str(error))
+        work.keep_vocabulary(known)
+        encode_all(found, division, known, work, options)
     for split, facts in work.splits().items():
         text, tokens = facts["bytes_of_text"], facts["tokens"]
         say(options, f"{split:5} {facts['documents']:,} documents, {text / 1e6:.1f} MB of text, {tokens:,} tokens")
-    if found.reading.skipped.count:
-        say(options, f"{found.reading.skipped.count} left out, not UTF-8: {found.reading.skipped.first} first")
+    if found.reading.skipped:
+        say(options, f"{found.reading.skipped} skipped, not UTF-8: {found.reading.first_skipped} first")
     say(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
 
 
+def encode_all(
+    found: Corpus, division: Division, known: Vocabulary, work: PrepareJournal, options: argparse.Namespace
+) -> None:
+    """Encode the documents that the journal does not have yet, and append them to it. EngineError."""
+    encoder = chosen_encoder(known, work, options)
+    progress = Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
+    rest = batches(islice(units(found.documents(), division), work.journal["units"], None))
+    compared = 0
+    with closing(ordered_map(encoder, rest, options.workers, 2 * options.workers + 1)) as results:
+        for encoded in results:
+            work.append(encoded)
+            compared += encoded.compared
+            progress.advance(encoded.cost, sum(part.bytes_of_text for part in encoded.parts.values()))
+    progress.finish()
+    if encoder.reference:
+        names = f"{encoder.engine.name} and {encoder.reference.name}"
+        say(options, f"{names} made the same tokens of the sample, {compared / 1e6:.2f} MB of text")
+
+
 def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Namespace) -> Encoder:
-    """An encoder with gigatoken, or with tiktoken if gigatoken cannot be used or has differed on this corpus. Prints
-    which."""
-    slow = Tiktoken(known.encoding())
-    dtype = little_endian(work.settings["dtype"])
+    """An encoder with gigatoken, or with tiktoken if gigatoken cannot be used or has differed; prints which."""
+    slow, dtype = Tiktoken(known.encoding()), little_endian(work.settings["dtype"])
     try:
         if work.engine_error:
             raise EngineError(work.engine_error)
@@ -178,24 +215,6 @@ def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Na
         return Encoder(slow, None, dtype, options.seed)
     say(options, f"encoding with {fast.name}, a sample with {slow.name} too")
     return Encoder(fast, slow, dtype, options.seed)
-
-
-def encode_all(
-    found: Corpus, division: Division, encoder: Encoder, work: PrepareJournal, options: argparse.Namespace
-) -> None:
-    """Encode the documents that the journal does not have yet, and append them to it. EngineError."""
-    progress = Progress(found.facts.bytes, work.journal["cost"], quiet=options.quiet)
-    rest = islice(units(found.documents(), division), work.units, None)
-    compared = 0
-    with closing(in_order(batches(rest, work.units), encoder, options.workers)) as results:
-        for encoded in results:
-            work.append(encoded)
-            compared += encoded.compared
-            progress.advance(encoded.cost, encoded.bytes_of_text)
-    progress.finish()
-    if encoder.reference:
-        names = f"{encoder.engine.name} and {encoder.reference.name}"
-        say(options, f"{names} made the same tokens of the sample, {compared / 1e6:.2f} MB of text")
 
 
 def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +230,7 @@ def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings
             "special": {SEPARATOR: known.separator},
         },
         "splits": work.splits(),
-        "source": {**found.describe(), "skipped": found.reading.skipped.count},
+        "source": {**found.describe(), "skipped": found.reading.skipped},
         "settings": settings,
     }
 
@@ -222,8 +241,8 @@ def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> Non
     source = {**content["source"], "arguments": [], "skipped": 0}
     same = source == {**found.describe(), "arguments": [], "skipped": 0} and content.get("settings") == settings
     if not same or found.facts.newest > (folder / manifest.NAME).stat().st_mtime_ns:
-        raise TokenError(f"{folder}: a token set of other input or settings is there; --overwrite makes it anew")
-    print(f"prepare: {folder} is there already, whole, from the same input and settings")
+        raise TokenError(f"{folder}: a token set of other input or settings is there; --overwrite replaces it")
+    print(f"prepare: {folder} is there already, complete, from the same input and settings")
 
 
 def say(options: argparse.Namespace, line: str) -> None:

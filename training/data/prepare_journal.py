@@ -5,19 +5,17 @@
     DIR/.prepare/vocab.tiktoken
 
 After a kill, the next run with the same settings and input cuts the files to these lengths, verifies their checksums
-and continues there. At the end the files are renamed to their final names, the manifest is written last, and the folder
-is removed.
+and continues there. At the end the files are renamed, the manifest is written last, and the folder is removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,25 +38,16 @@ class PrepareJournal:
         self.files: dict[str, BinaryIO] = {}
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         self.journal: dict[str, Any] = {}
-        self.note = ""
-        """A line for the user on what happened to earlier work."""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            raise TokenError(f"{folder}: {error.strerror}") from error
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self.lock)
-            raise TokenError(f"{folder}: another prepare is writing there") from error
+        self.note = ""  # A line for the user on what happened to earlier work
+        self.lock = ExitStack()
+        self.lock.enter_context(manifest.locked(folder))
         self.committed = time.monotonic()
 
     def close(self) -> None:
         for file in self.files.values():
             with suppress(OSError):  # a full disk, reported already
                 file.close()
-        os.close(self.lock)
+        self.lock.close()
 
     def occupied(self) -> bool:
         """Whether the folder has a token set of any kind, which must not be overwritten."""
@@ -69,26 +58,14 @@ class PrepareJournal:
         """Open the files to continue earlier work, or empty. Removes a set that is there: check `occupied` first."""
         if self.occupied() or not self.resume():
             self.restart()
-        self.open_files()
 
     def open_files(self) -> None:
         for split in SPLITS:
             self.files[split] = (self.work / f"{split}.bin").open("ab")
 
-    def start_over(self, engine_error: str) -> None:
-        """Start over with the same vocabulary, because the fast engine gives wrong tokens for this corpus."""
-        vocabulary = self.vocabulary()
-        for file in self.files.values():
-            file.close()
-        self.restart()
-        self.journal["engine_error"] = engine_error
-        if vocabulary:
-            self.keep_vocabulary(vocabulary)
-        self.open_files()
-
     @property
     def engine_error(self) -> str:
-        """Why an earlier run of this work switched to tiktoken; empty if it did not."""
+        """Why this work was started over with tiktoken; empty if it was not."""
         return str(self.journal.get("engine_error", ""))
 
     def resume(self) -> bool:
@@ -101,7 +78,9 @@ class PrepareJournal:
                 if journal["units"]:
                     self.note = "the unfinished work there is of other input or settings: starting over"
                 return False
-            self.undo_renames()
+            for name in FILES:  # move back those that already had their final names when the process was killed
+                if (self.folder / name).exists() and not (self.work / name).exists():
+                    (self.folder / name).rename(self.work / name)
             for split in SPLITS:
                 self.digests[split] = self.cut(split, journal["splits"][split])
             learned = journal["vocabulary"]
@@ -111,49 +90,42 @@ class PrepareJournal:
             self.note = f"the unfinished work there cannot be used ({error}): starting over"
             return False
         self.journal = journal
-        self.note = f"going on after {self.units:,} documents" if self.units else ""
+        self.open_files()
+        self.note = f"continuing after {journal['units']:,} documents" if journal["units"] else ""
         return True
-
-    def undo_renames(self) -> None:
-        """Move back the files that already had their final names when the process was killed."""
-        for name in FILES:
-            if (self.folder / name).exists() and not (self.work / name).exists():
-                (self.folder / name).rename(self.work / name)
 
     def cut(self, split: str, facts: Mapping[str, Any]) -> Any:
         """Cut a file to the length in the journal; returns its SHA-256 so far. TokenError if it was altered."""
         path = self.work / f"{split}.bin"
-        size = facts["tokens"] * ITEM_SIZE[self.settings["dtype"]]
-        digest, left = hashlib.sha256(), size
+        size = rest = facts["tokens"] * ITEM_SIZE[self.settings["dtype"]]
+        digest = hashlib.sha256()
         with path.open("r+b") as file:
-            while left and (chunk := file.read(min(left, 1 << 20))):
+            while rest and (chunk := file.read(min(rest, 1 << 20))):
                 digest.update(chunk)
-                left -= len(chunk)
+                rest -= len(chunk)
             if digest.hexdigest() != facts["sha256"]:
                 raise TokenError(f"{path.name} was altered")
             file.truncate(size)
         return digest
 
-    def restart(self) -> None:
-        """Start with empty files."""
+    def restart(self, engine_error: str = "") -> None:
+        """Start with empty files; `engine_error`: why the work so far is discarded and gigatoken not used again."""
+        for file in self.files.values():
+            file.close()
         # The journal is written before the files of an older set are removed, so that the folder never looks complete.
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         empty = {"tokens": 0, "documents": 0, "bytes_of_text": 0}
-        self.journal = {"settings": self.settings, "units": 0, "cost": 0, "vocabulary": None}
-        self.journal["splits"] = {split: dict(empty) for split in SPLITS}
+        splits = {split: {**empty, "file": f"{split}.bin"} for split in SPLITS}
+        self.journal = {"settings": self.settings, "units": 0, "cost": 0, "vocabulary": None, "splits": splits}
+        self.journal["engine_error"] = engine_error
         self.work.mkdir(exist_ok=True)
         self.write_journal()
         manifest.sync_folder(self.folder)
         for name in (NAME, *FILES):
             (self.folder / name).unlink(missing_ok=True)
             (self.work / name).unlink(missing_ok=True)
-        for split in SPLITS:
-            (self.work / f"{split}.bin").touch()
+        self.open_files()
         manifest.sync_folder(self.work)
-
-    @property
-    def units(self) -> int:
-        return int(self.journal["units"])
 
     def vocabulary(self) -> Vocabulary | None:
         """The vocabulary that was trained before the kill; None if there is none."""
@@ -192,8 +164,8 @@ class PrepareJournal:
 
     def splits(self) -> dict[str, Any]:
         """Name, checksum and counts of each split's file so far, as in the manifest."""
-        own = {split: {"file": f"{split}.bin", "sha256": self.digests[split].hexdigest()} for split in SPLITS}
-        return {split: {**self.journal["splits"][split], **own[split]} for split in SPLITS}
+        facts = self.journal["splits"]
+        return {split: {**facts[split], "sha256": self.digests[split].hexdigest()} for split in SPLITS}
 
     def finish(self, content: Mapping[str, Any]) -> None:
         """Rename everything to its final name and write the manifest last."""
@@ -207,5 +179,6 @@ class PrepareJournal:
         self.clear()
 
     def clear(self) -> None:
+        """Remove the folder of the unfinished work, if there is one."""
         if self.work.exists():
             shutil.rmtree(self.work)

@@ -10,7 +10,8 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -35,31 +36,23 @@ class Document(NamedTuple):
 
 
 @dataclass
-class Skipped:
-    """The documents that the last reading skipped: their number, and where the first was."""
-
-    count: int = 0
-    first: str = ""
-
-
-@dataclass(frozen=True)
 class Reading:
     """How to read documents, and which were skipped."""
 
     text_key: str = "text"
-    invalid: str = "stop"
-    """What to do with text that is not UTF-8: stop, skip the document, or replace with U+FFFD."""
-    skipped: Skipped = field(default_factory=Skipped)
+    invalid: str = "stop"  # what to do with text that is not UTF-8: stop, skip the document, or replace with U+FFFD
+    skipped: int = 0
+    first_skipped: str = ""  # where the first skipped document was
 
     def refuse(self, where: str, reason: str) -> None:
         """Count a document that is skipped, or raise SourceError."""
         if self.invalid != "skip":
             raise SourceError(
                 f"{where}: not UTF-8 ({reason}); "
-                "--invalid skip leaves such documents out, --invalid replace puts U+FFFD there"
+                "--invalid skip skips such documents, --invalid replace puts U+FFFD there"
             )
-        self.skipped.count += 1
-        self.skipped.first = self.skipped.first or where
+        self.skipped += 1
+        self.first_skipped = self.first_skipped or where
 
 
 def read(path: Path, reading: Reading) -> Iterator[Document]:
@@ -74,53 +67,36 @@ def read(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def plain(path: Path, reading: Reading) -> Iterator[Document]:
-    if reading.invalid == "skip":
-        reason = broken(path)
-        if reason:
-            reading.refuse(str(path), reason)
-            return
     errors = "replace" if reading.invalid == "replace" else "strict"
-    with path.open(encoding="utf-8", errors=errors, newline="") as file:
-        try:
+    try:
+        if reading.invalid == "skip":  # read all of it before the first passage is yielded
+            with path.open(encoding="utf-8", newline="") as file:
+                while file.read(LONGEST):
+                    pass
+        with path.open(encoding="utf-8", errors=errors, newline="") as file:
             for text, ends in passages(file):
                 raw = text.encode()
                 yield Document(raw, ends, len(raw))
-        except UnicodeDecodeError as error:
-            reading.refuse(str(path), error.reason)
-
-
-def broken(path: Path) -> str:
-    """Why the file is not UTF-8; empty if it is. `plain` asks before it yields the first passage of a file to skip."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while file.read(LONGEST):
-                pass
     except UnicodeDecodeError as error:
-        return error.reason
-    return ""
+        reading.refuse(str(path), error.reason)
 
 
 def json_lines(path: Path, reading: Reading) -> Iterator[Document]:
     with path.open("rb", buffering=BUFFER) as file:
-        number = 0
-        while line := file.readline(LINE + 1):
-            number += 1
-            where = f"{path}:{number}"
+        for number in count(1):
+            line, where = file.readline(LINE + 1), f"{path}:{number}"
+            if not line:
+                return
             if len(line) > LINE:
                 raise SourceError(f"{where}: the line is longer than {LINE >> 20} MiB")
-            if line.strip():
-                yield from row(json_text(line, where, reading), len(line), where, reading)
-
-
-def json_text(line: bytes, where: str, reading: Reading) -> str:
-    try:
-        value = json.loads(line.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where}: not a line of JSON ({error})") from error
-    text = value.get(reading.text_key) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        raise SourceError(f'{where}: no text under "{reading.text_key}" (--text-key names another)')
-    return text
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line.decode("utf-8", "surrogateescape"))
+            except (ValueError, RecursionError) as error:
+                raise SourceError(f"{where}: not a line of JSON ({error})") from error
+            text = value.get(reading.text_key) if isinstance(value, dict) else None
+            yield from row(text, len(line), where, reading)
 
 
 def parquet(path: Path, reading: Reading) -> Iterator[Document]:
@@ -139,26 +115,21 @@ def parquet(path: Path, reading: Reading) -> Iterator[Document]:
             for batch in file.iter_batches(batch_size=64, columns=[reading.text_key], use_threads=False):
                 for value in batch.column(0).to_pylist():
                     done += 1
-                    where = f"{path}: row {done}"
                     cost = size * done // rows - size * (done - 1) // rows
-                    yield from row(column_text(value, where, reading), cost, where, reading)
+                    yield from row(value, cost, f"{path}: row {done}", reading)
     except pyarrow.ArrowException as error:
-        raise SourceError(f"{path}: not a whole parquet file ({str(error).splitlines()[0]})") from error
+        raise SourceError(f"{path}: not a complete parquet file ({str(error).splitlines()[0]})") from error
 
 
-def column_text(value: Any, where: str, reading: Reading) -> str:
-    if not isinstance(value, str):
-        raise SourceError(f'{where}: "{reading.text_key}" is not text (--text-key names another)')
-    return value
-
-
-def row(text: str, cost: int, where: str, reading: Reading) -> Iterator[Document]:
-    """The document of one row, or its passages."""
+def row(text: Any, cost: int, where: str, reading: Reading) -> Iterator[Document]:
+    """The document of one row, or its passages. SourceError if it is not a text."""
+    if not isinstance(text, str):
+        raise SourceError(f'{where}: no text under "{reading.text_key}" (--text-key names another)')
     try:
         raw = text.encode()
     except UnicodeEncodeError:  # from JSON's \\ud800, or from a byte that is not UTF-8 (surrogateescape)
         if reading.invalid != "replace":
-            reading.refuse(where, "a byte or half a character that stands alone")
+            reading.refuse(where, "a byte or half a surrogate pair by itself")
             return
         text = SURROGATE.sub("\ufffd", text)
         raw = text.encode()
@@ -191,7 +162,6 @@ def passages(file: TextIO) -> Iterator[tuple[str, bool]]:
 def cut(text: str, at: int) -> int:
     """The first place from `at` on, within half a passage, where a cut does not change the tokens; `at` if none."""
     for pattern in (EXACT, NEARLY):
-        found = pattern.search(text, at, at + PASSAGE // 2)
-        if found:
+        if found := pattern.search(text, at, at + PASSAGE // 2):
             return found.end()
     return at

@@ -1,7 +1,6 @@
 """Reads files, folders, globs and data sets of the Hugging Face hub as one stream of documents.
 
-The stream is the same each time it is read, so that a killed prepare can continue: folders are walked in the order of
-names, with one folder in memory at a time.
+The stream is the same each time it is read, so that a killed prepare can continue: folders are walked by name.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import glob
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from training.data.readers import Document, Reading, SourceError, read
+from training.data.readers import Document, Reading, SourceError, read, row
 
-__all__ = ["Corpus", "Document", "Reading", "SourceError", "corpus"]
-
+ROWS = 256  # rows of a data set that are read at a time
 # The files of a folder that are read. A file given by its name or by a glob is read whatever its suffix.
 SUFFIXES = (".jsonl", ".md", ".ndjson", ".parquet", ".py", ".txt")
 
@@ -34,15 +33,6 @@ class Facts:
     times: str = ""  # checksum over paths, sizes and modification times
 
 
-class Source(Protocol):
-    @property
-    def argument(self) -> str: ...
-
-    def facts(self) -> Facts: ...
-
-    def documents(self, reading: Reading) -> Iterator[Document]: ...
-
-
 @dataclass(frozen=True)
 class Files:
     argument: str
@@ -54,12 +44,12 @@ class Files:
         elif path.exists() or not glob.has_magic(self.argument):
             yield path
         else:
-            for name in sorted(glob.glob(self.argument, recursive=True)):  # noqa: PTH207  Path's needs a folder
-                if not Path(name).is_dir():
-                    yield Path(name)
+            names = sorted(glob.glob(self.argument, recursive=True))  # noqa: PTH207  Path's needs a folder
+            yield from (Path(name) for name in names if not Path(name).is_dir())
 
     def facts(self) -> Facts:
         files = size = newest = 0
+        is_folder = Path(self.argument).is_dir()
         names, times = hashlib.sha256(), hashlib.sha256()
         for path in self.paths():
             try:
@@ -68,11 +58,11 @@ class Files:
                 raise SourceError(f"{path}: {error.strerror}") from error
             files, size, newest = files + 1, size + status.st_size, max(newest, status.st_mtime_ns)
             # relative to the argument, so that a moved corpus counts as the same
-            name = os.path.relpath(path, self.argument) if Path(self.argument).is_dir() else path.name
+            name = os.path.relpath(path, self.argument) if is_folder else path.name
             names.update(f"{name}\0{status.st_size}\0".encode("utf-8", "surrogateescape"))
             times.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
         if not files:
-            nothing = f"no {', '.join(SUFFIXES)} in this folder" if Path(self.argument).is_dir() else "no file matches"
+            nothing = f"no {', '.join(SUFFIXES)} in this folder" if is_folder else "no file matches"
             raise SourceError(f"{self.argument}: {nothing}")
         return Facts(files, size, newest, names.hexdigest(), times.hexdigest())
 
@@ -95,19 +85,69 @@ def walk(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
+@dataclass
+class HubSource:
+    """A data set of the Hugging Face hub, `hf:NAME` or `hf:NAME:CONFIG`, read with the `datasets` library."""
+
+    argument: str
+    split: str = "train"
+    revision: str = ""
+    stream: bool = False  # read over the network instead of downloading all of it first
+
+    @cached_property
+    def data(self) -> Any:
+        """The `datasets` object; SourceError if it cannot be loaded."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise SourceError(f"{self.argument}: needs the package datasets: pip install datasets") from error
+        name, _, config = self.argument.removeprefix("hf:").partition(":")
+        datasets.disable_progress_bars()
+        try:
+            return datasets.load_dataset(
+                name, config or None, split=self.split, revision=self.revision or None, streaming=self.stream
+            )
+        except Exception as error:  # its back-ends raise exceptions of many classes
+            raise SourceError(f"{self.argument}: {first_line(error)}") from error
+
+    def facts(self) -> Facts:
+        data = self.data
+        rows = 0 if self.stream else len(data)
+        size = 0 if self.stream else int(data.data.nbytes)
+        names = hashlib.sha256(repr((self.argument, self.split, self.revision, rows)).encode()).hexdigest()
+        return Facts(files=1, bytes=size, names=names, times=names)
+
+    def documents(self, reading: Reading) -> Iterator[Document]:
+        data, done = self.data, 0
+        if data.column_names and reading.text_key not in data.column_names:
+            raise SourceError(f'{self.argument}: no column "{reading.text_key}" (--text-key names another)')
+        each = 0 if self.stream else int(data.data.nbytes) // max(1, len(data))
+        try:
+            for batch in data.select_columns([reading.text_key]).iter(batch_size=ROWS):
+                for value in batch[reading.text_key]:
+                    done += 1
+                    yield from row(value, each, f"{self.argument}: row {done}", reading)
+        except (SourceError, GeneratorExit):
+            raise
+        except Exception as error:  # a broken connection can raise any library's exception
+            raise SourceError(f"{self.argument}: after {done} rows: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 @dataclass(frozen=True)
 class Corpus:
-    sources: Sequence[Source]
+    sources: Sequence[Files | HubSource]
     reading: Reading
-    facts: Facts
-    """The facts when the corpus was opened."""
+    facts: Facts  # the facts when the corpus was opened
 
     def documents(self) -> Iterator[Document]:
-        self.reading.skipped.count, self.reading.skipped.first = 0, ""
+        self.reading.skipped, self.reading.first_skipped = 0, ""
         for source in self.sources:
-            for document in source.documents(self.reading):
-                if document.text:
-                    yield document
+            yield from (document for document in source.documents(self.reading) if document.text)
 
     def count(self, limit: int) -> int:
         """The number of documents and passages, at most `limit`."""
@@ -129,36 +169,16 @@ class Corpus:
         }
 
 
-def look(sources: Sequence[Source]) -> Facts:
+def look(sources: Sequence[Files | HubSource]) -> Facts:
     """The facts of all sources together."""
-    each = [source.facts() for source in sources]
-    return Facts(
-        sum(facts.files for facts in each),
-        sum(facts.bytes for facts in each),
-        max(facts.newest for facts in each),
-        hashlib.sha256("".join(facts.names for facts in each).encode()).hexdigest(),
-        hashlib.sha256("".join(facts.times for facts in each).encode()).hexdigest(),
-    )
+    files, sizes, newest, names, times = zip(*(astuple(source.facts()) for source in sources), strict=True)
+    digests = (hashlib.sha256("".join(each).encode()).hexdigest() for each in (names, times))
+    return Facts(sum(files), sum(sizes), max(newest), *digests)
 
 
-def corpus(
-    arguments: Sequence[str],
-    *,
-    text_key: str = "text",
-    invalid: str = "stop",
-    split: str = "train",
-    revision: str = "",
-    stream: bool = False,
-) -> Corpus:
-    """Open the sources that the arguments name; SourceError for one that does not exist."""
-    sources: list[Source] = []
-    for argument in arguments:
-        if argument.startswith("hf:"):
-            from training.data.hub import HubSource
-
-            sources.append(HubSource(argument, split, revision, stream))
-        else:
-            sources.append(Files(argument))
-    if not sources:
-        raise SourceError("no source: name a file, a folder, a glob or hf:NAME")
+def corpus(arguments: Sequence[str], *, text_key: str = "text", invalid: str = "stop", **hub_options: Any) -> Corpus:
+    """Open the sources that the arguments name; `hub_options`: split, revision, stream. SourceError."""
+    sources: list[Files | HubSource] = [
+        HubSource(argument, **hub_options) if argument.startswith("hf:") else Files(argument) for argument in arguments
+    ]
     return Corpus(sources, Reading(text_key, invalid), look(sources))

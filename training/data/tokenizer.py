@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,9 +29,7 @@ def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
     found = vocabulary.read(path, encoding["pattern"])
     if manifest.checksum(path) != encoding["sha256"]:
         raise VocabularyError(f"{path}: not the rank file that the tokens were made with")
-    return vocabulary.Vocabulary(
-        encoding["name"], found.ranks, found.pattern, encoding["special"][SEPARATOR]
-    ).encoding()
+    return replace(found, name=encoding["name"], separator=encoding["special"][SEPARATOR]).encoding()
 
 
 def separator(encoding: tiktoken.Encoding) -> int:
@@ -40,26 +39,7 @@ def separator(encoding: tiktoken.Encoding) -> int:
 
 def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
     """The tokens of a text. A separator in the text is encoded as text."""
-    tokens: list[int] = to_array(encoding, [(text, False)]).tolist()
-    return tokens
-
-
-def to_array(encoding: tiktoken.Encoding, texts: Sequence[tuple[str, bool]]) -> Array:
-    """The tokens of several (text, closes) in a row, uint32, with a separator after each text whose `closes` is True.
-
-    The texts are joined by the separator, at which tiktoken splits, and encoded in one call: a call for each short
-    document costs more than the encoding. A text that contains the separator is encoded by itself.
-    """
-    joined: list[str] = []
-    arrays: list[Array] = []
-    for text, closes in texts:
-        if SEPARATOR in text or not closes:
-            arrays += [encode_part(encoding, "".join(joined), {SEPARATOR}), encode_part(encoding, text, set())]
-            joined = [SEPARATOR] if closes else []
-        else:
-            joined += [text, SEPARATOR]
-    arrays.append(encode_part(encoding, "".join(joined), {SEPARATOR}))
-    return np.concatenate(arrays)
+    return list(encode_part(encoding, text, set()).tolist())
 
 
 def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
@@ -69,13 +49,12 @@ def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ar
     except ValueError:  # nearly a million spaces in a row exceed a limit of the regex engine
         if len(text) <= SLICE:
             raise
-        if special:  # split at the separators first
-            parts = [encode_part(encoding, part, set()) for part in text.split(SEPARATOR)]
-            end = np.array([separator(encoding)], dtype=np.uint32)
-            return np.concatenate([array for part in parts for array in (part, end)][:-1])
-        return np.concatenate(
-            [encode_part(encoding, text[at : at + SLICE], special) for at in range(0, len(text), SLICE)]
-        )
+    if special:  # split at the separators first
+        end = np.array([separator(encoding)], dtype=np.uint32)
+        parts = [array for part in text.split(SEPARATOR) for array in (encode_part(encoding, part, set()), end)][:-1]
+    else:
+        parts = [encode_part(encoding, text[at : at + SLICE], special) for at in range(0, len(text), SLICE)]
+    return np.concatenate(parts)
 
 
 def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
@@ -86,11 +65,9 @@ def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
             raw = encoding.decode_single_token_bytes(token)
         except KeyError:  # a model may have more outputs than the vocabulary has tokens
             raw = "\ufffd".encode()
-        piece = decoder.decode(raw)
-        if piece:
+        if piece := decoder.decode(raw):
             yield piece
-    rest = decoder.decode(b"", final=True)
-    if rest:
+    if rest := decoder.decode(b"", final=True):
         yield rest
 
 

@@ -4,14 +4,12 @@ A rank file has a line for each token: its bytes in base64 and its number. It co
 text into words nor the separator between documents. Published files are recognised by their checksum; any other gets
 GPT-2's pattern unless one is given, and the number after its last token as separator.
 
-    python -m training.data.vocabulary missing NAME      as JSON: [URL, FILE] of files that are not here and cannot be
-                                                         fetched
+    python -m training.data.vocabulary missing NAME      JSON: [URL, FILE] of files that are absent and not reachable
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import os
@@ -29,10 +27,8 @@ HOST = "openaipublic.blob.core.windows.net"
 FILES = {
     "gpt2": ("gpt-2/encodings/main/vocab.bpe", "gpt-2/encodings/main/encoder.json"),
     **{name: (f"encodings/{name}.tiktoken",) for name in NAMES[1:]},
-}
-"""Paths on HOST, from tiktoken_ext.openai_public."""
-REACH_TIMEOUT = 10.0
-"""Seconds that HOST has to answer."""
+}  # paths on HOST, from tiktoken_ext.openai_public
+REACH_TIMEOUT = 10.0  # seconds that HOST has to answer
 BYTES = 256
 SMALLEST = BYTES + 2  # every byte, one token more, the separator
 
@@ -73,12 +69,8 @@ class Vocabulary:
     def encoding(self) -> tiktoken.Encoding:
         """tiktoken's object; VocabularyError for an invalid pattern."""
         try:
-            return tiktoken.Encoding(
-                self.name,
-                pat_str=self.pattern,
-                mergeable_ranks=dict(self.ranks),
-                special_tokens={SEPARATOR: self.separator},
-            )
+            special, ranks = {SEPARATOR: self.separator}, dict(self.ranks)
+            return tiktoken.Encoding(self.name, pat_str=self.pattern, mergeable_ranks=ranks, special_tokens=special)
         except ValueError as error:
             raise VocabularyError(f"pattern {self.pattern!r}: {str(error).splitlines()[0]}") from error
 
@@ -101,14 +93,14 @@ def named(name: str) -> Vocabulary:
         encoding = tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:
         raise VocabularyError(
-            f"encoding {name}: its ranks could not be fetched from {HOST} ({type(error).__name__}); it is needed once. "
-            "Without it: --ranks FILE, or --train-vocab N"
+            f"encoding {name}: its ranks could not be fetched from {HOST} ({type(error).__name__}); they are needed "
+            "once. Without them: --ranks FILE, or --train-vocab N"
         ) from error
-    separator = encoding.encode_single_token(SEPARATOR)
-    special = {encoding.encode_single_token(token) for token in encoding.special_tokens_set}
-    ranks = {token: encoding.encode_single_token(token) for token in encoding.token_byte_values()}
-    ranks = {token: rank for token, rank in ranks.items() if rank not in special}
-    return checked(Vocabulary(name, ranks, PATTERNS[pattern_of(name)], separator), name)
+    number = encoding.encode_single_token
+    special = {number(token) for token in encoding.special_tokens_set}
+    ranks = {token: number(token) for token in encoding.token_byte_values() if number(token) not in special}
+    pattern = next((pattern for known, pattern, _ in PUBLISHED.values() if known == name), "gpt2")
+    return checked(Vocabulary(name, ranks, PATTERNS[pattern], number(SEPARATOR)), name)
 
 
 def cache_folder() -> Path:
@@ -122,20 +114,16 @@ def missing(name: str) -> list[tuple[str, str]]:
     urls = [f"https://{HOST}/{path}" for path in FILES.get(name, ())]
     # the names that tiktoken.load gives them
     files = {url: cache_folder() / hashlib.sha1(url.encode()).hexdigest() for url in urls}
-    lacking = [(url, str(file)) for url, file in files.items() if not file.exists()]
-    return lacking if lacking and not is_reachable() else []
+    absent = [(url, str(file)) for url, file in files.items() if not file.exists()]
+    return absent if absent and not is_reachable() else []
 
 
 def is_reachable() -> bool:
     try:
-        with socket.create_connection((HOST, 443), REACH_TIMEOUT):
-            return True
+        socket.create_connection((HOST, 443), REACH_TIMEOUT).close()
     except OSError:
         return False
-
-
-def pattern_of(name: str) -> str:
-    return next((pattern for known, pattern, _ in PUBLISHED.values() if known == name), "gpt2")
+    return True
 
 
 def read(path: Path, pattern: str = "") -> Vocabulary:
@@ -144,7 +132,17 @@ def read(path: Path, pattern: str = "") -> Vocabulary:
         raw = path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"{path}: {error.strerror}") from error
-    ranks = parsed(raw, path)
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:  # binascii.Error is one
+            raise VocabularyError(f"{path}:{number}: not a token in base64 and its rank") from error
+    if not ranks:
+        raise VocabularyError(f"{path}: an empty rank file")
     unknown = (path.stem, "gpt2", max(ranks.values()) + 1)
     name, known, separator = PUBLISHED.get(hashlib.sha256(raw).hexdigest(), unknown)
     return checked(Vocabulary(name, ranks, complete(pattern or known), separator), str(path))
@@ -156,27 +154,11 @@ def complete(pattern: str) -> str:
     return pattern if pattern in PATTERNS.values() or pattern.endswith(REST) else pattern + REST
 
 
-def parsed(raw: bytes, path: Path) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(raw.splitlines(), 1):
-        if not line:
-            continue
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error) as error:
-            raise VocabularyError(f"{path}:{number}: not a token in base64 and its rank") from error
-    if not ranks:
-        raise VocabularyError(f"{path}: an empty rank file")
-    return ranks
-
-
 def checked(vocabulary: Vocabulary, where: str) -> Vocabulary:
     """Return the vocabulary; VocabularyError unless it can encode and decode every text."""
     ranks = vocabulary.ranks
-    missing = next((byte for byte in range(BYTES) if bytes([byte]) not in ranks), None)
-    if missing is not None:
-        raise VocabularyError(f"{where}: no token for byte {missing:#04x}: not a byte-level vocabulary")
+    if absent := [byte for byte in range(BYTES) if bytes([byte]) not in ranks]:
+        raise VocabularyError(f"{where}: no token for byte {absent[0]:#04x}: not a byte-level vocabulary")
     numbers = set(ranks.values())
     if len(numbers) < len(ranks) or min(numbers) < 0 or max(numbers) >= 2**32 - 1:
         raise VocabularyError(f"{where}: ranks that are double, negative or beyond 32 bits")
@@ -201,9 +183,9 @@ def train(texts: Iterable[str], size: int) -> Vocabulary:
     )
     tokenizer.train_from_iterator(texts, trainer)
     ranks = {bytes([byte]): byte for byte in range(BYTES)}
-    learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    for token, _ in learned:  # in the order of the merges
-        ranks.setdefault(bytes(byte_of(character) for character in token), len(ranks))
+    learned = tokenizer.get_vocab()
+    for token in sorted(learned, key=learned.__getitem__):  # in the order of the merges
+        ranks.setdefault(bytes(map(byte_of, token)), len(ranks))
     if len(ranks) < size - 1:
         raise VocabularyError(f"--train-vocab {size}: the text is too little for more than {len(ranks) + 1}")
     return checked(Vocabulary(f"bpe-{size}", ranks, PATTERNS["gpt2"], len(ranks)), f"--train-vocab {size}")

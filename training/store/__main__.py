@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.progress import Progress
-from training.store import bucket, download, transfer
+from training.store import bucket, transfer
 from training.store.bucket import StoreError
 
-SMALL = 1 << 20
-"""Largest number of bytes that `read` prints."""
+SMALL = 1 << 20  # largest number of bytes that `read` prints
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,34 +43,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> str:
     """Run the command; returns what to print."""
     place = bucket.place(args.url)
-    if args.command == "list":
-        with bucket.plain_errors(place.url):
+    if args.command in ("push", "pull"):
+        if args.command == "push":
+            done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=Progress(label="sent"))
+            result = f"{place.url}: complete"
+        else:
+            done = transfer.pull(place, args.folder, progress=Progress(label="fetched"))
+            result = f"{args.folder}: complete, checksums verified"
+        return f"{result}; {done.moved / 1e6:.1f} MB moved, {done.kept / 1e6:.1f} MB were there"
+    with bucket.plain_errors(place.url):
+        if args.command == "list":
             return "\n".join(listing(place))
-    if args.command == "read":
-        with bucket.plain_errors(place.url):
-            return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
-    if args.command == "push":
-        done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=Progress(label="sent"))
-        return f"{place.url}: whole; {_megabytes(done)}"
-    done = download.pull(place, args.folder, progress=Progress(label="fetched"))
-    return f"{args.folder}: whole, checksums verified; {_megabytes(done)}"
+        return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
 
 
 def listing(place: bucket.Place) -> list[str]:
-    """A line for each folder: its name, and `whole` if it has a manifest and all files of it. The place itself is
-    `.`"""
-    lines = [
-        f"{name}\t{'whole' if transfer.complete_manifest(place.at(name)) else ''}".rstrip() for name in place.folders()
-    ]
+    """A line for each folder: its name, and `whole` if it is complete. The place itself is `.`"""
+    complete = {name: transfer.complete_manifest(place.at(name)) for name in place.folders()}
+    lines = [f"{name}\twhole" if manifest else name for name, manifest in complete.items()]
     if transfer.complete_manifest(place):
         lines.insert(0, ".\twhole")
     if not lines:
         place.check()
     return lines
-
-
-def _megabytes(done: transfer.Moved) -> str:
-    return f"{done.moved / 1e6:.1f} MB moved, {done.kept / 1e6:.1f} MB were there"
 
 
 if __name__ == "__main__":

@@ -13,15 +13,17 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from training.manifest import TokenError
+
 SCHEMES = ("s3", "abfs", "file")
-SETTINGS = Path("/etc/trainyard.env")
-"""The cluster's settings on a node; not there on other machines."""
+SETTINGS = Path("/etc/trainyard.env")  # the cluster's settings on a node (not there on other machines)
 _CONNECT, _READ = 10, 60  # timeouts in seconds
+# The libraries' exceptions, by the names of their classes, as most of the libraries are not installed.
 _NO_CREDENTIALS = {
     *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "MetadataRetrievalError"),
     *("ClientAuthenticationError", "CredentialUnavailableError"),
@@ -30,7 +32,6 @@ _NO_ANSWER = {
     *("EndpointConnectionError", "ConnectionClosedError", "HTTPClientError", "ConnectionError", "TimeoutError"),
     *("ServiceRequestError", "ServiceResponseError", "ClientConnectionError"),
 }
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StoreError(RuntimeError):
@@ -44,8 +45,7 @@ class StoreError(RuntimeError):
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in a bucket. Nothing is cached: every call asks the bucket. The methods raise the cloud library's
-    exceptions, which `plain_errors` translates."""
+    """A folder in a bucket. Nothing is cached. The methods raise the cloud library's errors: see `plain_errors`."""
 
     url: str
     _fs: Any
@@ -75,16 +75,22 @@ class Place:
         self._fs.pipe_file(f"{self._path}/{name}", data)
 
     def upload(self, name: str, source: Path, sent: Callable[[int], None]) -> None:
-        """Upload a file, in several parts at a time; it appears only when it is complete. `sent` is called with the
-        number of bytes sent since its last call."""
-        self._fs.put_file(str(source), f"{self._path}/{name}", callback=_counting(sent))
+        """Upload a file; it appears only when it is complete. `sent` gets the bytes sent since its last call."""
+        from fsspec.callbacks import Callback
+
+        total = 0
+
+        def show(size: int | None, value: int, **_: Any) -> None:
+            nonlocal total
+            sent(value - total)
+            total = value
+
+        self._fs.put_file(str(source), f"{self._path}/{name}", callback=Callback(hooks={"show": show}))
 
     def remove(self, name: str) -> None:
         """Remove a file; no error if it does not exist."""
-        try:
+        with suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._path}/{name}")
-        except FileNotFoundError:
-            return
 
     def check(self) -> None:
         """StoreError if the bucket or container does not exist."""
@@ -122,67 +128,56 @@ def place(url: str) -> Place:
 
 @contextmanager
 def plain_errors(url: str) -> Iterator[None]:
-    """Turn every exception of a cloud's library into a StoreError with one plain line."""
+    """Turn every exception of a cloud's library, and a TokenError, into a StoreError with one plain line."""
     try:
         yield
     except StoreError:
         raise
+    except TokenError as error:
+        raise StoreError(str(error), 2) from None
     except Exception as error:  # the exceptions of the four libraries have no common class
         raise StoreError(f"{url}: {_reason(error)}") from error
 
 
-def _reason(error: BaseException) -> str:
-    chain = list(_chain(error))
-    kinds = {kind.__name__ for each in chain for kind in type(each).__mro__}
-    said = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+def _reason(error: Exception) -> str:
+    causes: list[BaseException] = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    kinds = {kind.__name__ for each in causes for kind in type(each).__mro__}
+    line = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
     if isinstance(error, PermissionError) and error.filename:  # on this machine's own disk
         return f"{error.filename}: {error.strerror}"
     if kinds & _NO_CREDENTIALS:
-        return f"no credentials: this machine has no instance profile or managed identity ({said})"
-    if any(isinstance(each, PermissionError) or getattr(each, "status_code", 0) == 403 for each in chain):
-        return f"refused: this machine's identity may not do that ({said})"
-    if any(isinstance(each, OSError) and each.errno in _FULL for each in chain):
+        return f"no credentials: this machine has no instance profile or managed identity ({line})"
+    if "PermissionError" in kinds or any(getattr(each, "status_code", 0) == 403 for each in causes):
+        return f"refused: this machine's identity may not do that ({line})"
+    if any(isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT) for each in causes):
         return "the disk is full"
     if kinds & _NO_ANSWER:
-        return f"no answer ({said})"
-    if any(isinstance(each, FileNotFoundError) for each in chain):
-        return f"not there ({said})"
-    return f"{type(error).__name__}: {said}"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        return f"no answer ({line})"
+    return f"not there ({line})" if "FileNotFoundError" in kinds else f"{type(error).__name__}: {line}"
 
 
 def _options(scheme: str) -> dict[str, Any]:
     """fsspec's options: with credentials, timeouts and retries."""
-    if scheme == "s3":
-        retries = {"max_attempts": 3, "mode": "standard"}
-        return {
-            "anon": False,
-            "client_kwargs": {"region_name": region()},
-            "use_listings_cache": False,
-            "config_kwargs": {"connect_timeout": _CONNECT, "read_timeout": _READ, "retries": retries},
-        }
+    if scheme == "file":
+        return {"auto_mkdir": True}
+    options = {"anon": False, "use_listings_cache": False}
     if scheme == "abfs":
         # Azure's library uses the machine's only identity, or the one that AZURE_CLIENT_ID names.
-        return {"anon": False, "use_listings_cache": False, "connection_timeout": _CONNECT, "read_timeout": _READ}
-    return {"auto_mkdir": True}
+        return {**options, "connection_timeout": _CONNECT, "read_timeout": _READ}
+    retries = {"max_attempts": 3, "mode": "standard"}
+    timeouts = {"connect_timeout": _CONNECT, "read_timeout": _READ, "retries": retries}
+    return {**options, "client_kwargs": {"region_name": region()}, "config_kwargs": timeouts}
 
 
 def region() -> str | None:
-    """The AWS region of this machine and of its cluster's bucket; None leaves the choice to AWS's library (us-east-1).
-
-    AWS_REGION and AWS_DEFAULT_REGION come first. AWS's library itself reads only the latter, not the instance metadata.
-    """
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
-        if os.environ.get(name):
-            return os.environ[name]
+    """The AWS region of this machine and its cluster's bucket; None: the default of AWS's library, us-east-1. By itself
+    the library reads only AWS_DEFAULT_REGION, not the instance metadata."""
     lines = SETTINGS.read_text().splitlines() if SETTINGS.exists() else []
     settings = dict(line.split("=", 1) for line in lines if "=" in line)
-    return settings.get("TRAINYARD_REGION") or None
+    given = (os.environ.get("AWS_REGION"), os.environ.get("AWS_DEFAULT_REGION"), settings.get("TRAINYARD_REGION"))
+    return next(filter(None, given), None)
 
 
 def _identity() -> None:
@@ -195,24 +190,6 @@ def _identity() -> None:
 
     with DefaultAzureCredential() as credential:
         credential.get_token("https://storage.azure.com/.default")
-
-
-def _counting(sent: Callable[[int], None]) -> Any:
-    from fsspec.callbacks import Callback
-
-    class Counting(Callback):
-        """Some libraries report how much more was sent, others the total."""
-
-        def relative_update(self, inc: int = 1) -> None:
-            super().relative_update(inc)
-            sent(inc)
-
-        def absolute_update(self, value: int) -> None:
-            more = value - self.value
-            super().absolute_update(value)
-            sent(more)
-
-    return Counting()
 
 
 def _name(entry: dict[str, Any]) -> str:

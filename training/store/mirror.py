@@ -17,14 +17,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from subprocess import DEVNULL, PIPE
+from typing import Literal
 
-from training.store.mirror_process import STAGING
+from training.store import bucket, mirror_process
 
 Kind = Literal["checkpoints", "best"]
 
-STALL_TIMEOUT = 90.0
-"""After this many seconds without progress the end of a job no longer waits for the mirror."""
+STALL_TIMEOUT = 90.0  # after this many seconds without progress the end of a job no longer waits for the mirror
 _POLL = 0.5
 
 
@@ -32,142 +32,120 @@ class Mirror:
     def __init__(self, url: str, run: Path, keep: int, *, resume: bool, say: Callable[[str], None]) -> None:
         """`url` is the run's folder in the bucket, `keep` how many complete checkpoints stay there."""
         self.url = url
-        self._staging, self._say = run / STAGING, say
-        self._argv = [*_program(), "serve", url, str(run), "--keep", str(keep), *(["--resume"] if resume else [])]
+        self._links, self._say = run / mirror_process.STAGING / "to", say
+        self._argv = [sys.executable, "-m", mirror_process.__name__, url, str(run), "--keep", str(keep)]
+        self._argv += ["--resume"] if resume else []
         self._changed = threading.Condition()
-        self._waiting: dict[str, Path] = {}
-        """By kind, the newest folder that is not in the bucket yet."""
-        self._under_way: dict[str, Any] = {}
-        self._failed: set[Path] = set()
-        """Waiting folders whose last attempt failed; tried again with the next offer."""
+        self._waiting: dict[str, Path] = {}  # by kind, the newest folder that is not in the bucket yet
+        self._failed: set[Path] = set()  # waiting folders whose last attempt failed; tried again with the next offer
+        self._uploading: Path | None = None
         self._last_message = time.monotonic()
         self._process: subprocess.Popen[str] | None = None
-        shutil.rmtree(self._staging / "to", ignore_errors=True)  # left by an earlier process
+        shutil.rmtree(self._links, ignore_errors=True)  # of an earlier process
+        threading.Thread(target=self._work, name="mirror", daemon=True).start()
 
     def offer(self, kind: Kind, step: int, folder: Path) -> None:
         """Queue a complete checkpoint; returns as soon as it is linked. A failure is reported through `say`."""
-        aside = self._staging / "to" / kind / f"step-{step:06d}"
+        link = self._links / kind / f"step-{step:06d}"
         try:
-            _link(folder, aside)
+            _link(folder, link)
         except OSError as error:
             self._say(f"warning: step {step} is not mirrored: {error.filename}: {error.strerror}")
             return
         with self._changed:
             before = self._waiting.get(kind)
-            if before not in (None, aside, self._under_way.get("folder")):
+            if before not in (None, link, self._uploading):
                 shutil.rmtree(before, ignore_errors=True)
-            self._waiting[kind] = aside
+            self._waiting[kind] = link
             self._failed.clear()
-            self._next()
+            self._changed.notify_all()
 
     def finish(self, beat: Callable[[], None]) -> None:
         """Wait until everything is in the bucket, or nothing has moved for STALL_TIMEOUT. Calls `beat` meanwhile."""
         with self._changed:
             self._failed.clear()  # a last attempt
             self._last_message = time.monotonic()
-            self._next()
-            while self._under_way:
+            self._changed.notify_all()
+            while self._next():
                 self._changed.wait(_POLL)
                 beat()
                 if time.monotonic() - self._last_message > STALL_TIMEOUT:
-                    self._say(f"warning: {self.url} does not get on: the last checkpoint is on the nodes alone")
+                    self._say(f"warning: {self.url}: the upload is stuck: the last checkpoint is on the nodes only")
                     break
-            process, self._process = self._process, None
+            self._waiting.clear()
+            process = self._process
         if process is not None:
             process.kill()
             process.wait()
-        shutil.rmtree(self._staging / "to", ignore_errors=True)
+        shutil.rmtree(self._links, ignore_errors=True)
 
-    def _next(self) -> None:
-        """Start the next upload unless one is in progress. Called with the lock held."""
-        if self._under_way:
-            return
-        for kind, folder in self._waiting.items():
-            if folder not in self._failed:
-                self._order({"kind": kind, "folder": str(folder)})
-                return
+    def _next(self) -> tuple[str, Path] | None:
+        """Kind and folder of the next upload, or of the one in progress. Called with the lock held."""
+        return next((item for item in self._waiting.items() if item[1] not in self._failed), None)
 
-    def _order(self, order: dict[str, Any]) -> None:
-        self._under_way = {**order, "folder": Path(order["folder"])}
-        self._last_message = time.monotonic()
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(
-                self._argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # errors come on stdout, one line each
-                text=True,
-                env=_environment(),
-            )
-            threading.Thread(target=self._listen, args=(self._process,), name="mirror", daemon=True).start()
-        assert self._process.stdin
-        with suppress(BrokenPipeError):  # the process ended: the listening thread reports it
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout
-        for line in process.stdout:
-            event = json.loads(line)
+    def _work(self) -> None:
+        """Upload what waits, one folder at a time."""
+        while True:
             with self._changed:
-                self._last_message = time.monotonic()
-                if "kind" in event:
-                    self._done(event["problem"])
-        with self._changed:
-            if self._under_way and process is self._process:
-                self._done(f"its process ended with exit code {process.wait()}")
+                self._changed.wait_for(self._next)
+                kind, folder = self._next() or ("", Path())
+                self._uploading, self._last_message = folder, time.monotonic()
+            problem = self._upload({"kind": kind, "folder": str(folder)})
+            with self._changed:
+                self._uploading = None
+                newest = self._waiting.get(kind) == folder
+                if problem and self._waiting:
+                    what = "best model" if kind == "best" else "checkpoint"
+                    self._say(
+                        f"warning: {what} of {folder.name} is not mirrored, next attempt at the next one: {problem}"
+                    )
+                    self._failed.add(folder)
+                elif newest:
+                    del self._waiting[kind]
+                if not (problem and newest):
+                    shutil.rmtree(folder, ignore_errors=True)
+                self._changed.notify_all()
 
-    def _done(self, problem: str) -> None:
-        """End the upload in progress. Called with the lock held."""
-        kind, folder = self._under_way["kind"], self._under_way["folder"]
-        self._under_way = {}
-        if problem:
-            what = "best model" if kind == "best" else "checkpoint"
-            self._say(f"warning: {what} of {folder.name} is not mirrored, next attempt at the next one: {problem}")
-            self._failed.add(folder)
-        if not problem and self._waiting.get(kind) == folder:
-            del self._waiting[kind]
-        if self._waiting.get(kind) != folder:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._next()
-        self._changed.notify_all()
+    def _upload(self, order: dict[str, str]) -> str:
+        """Have the process upload a folder; returns why it failed, or an empty text."""
+        if self._process is None or self._process.poll() is not None:
+            code = str(Path(__file__).resolve().parents[2])  # the process imports the same code as this one
+            path = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
+            environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            try:  # errors come on stdout, one line each
+                self._process = subprocess.Popen(
+                    self._argv, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, env=environment
+                )
+            except OSError as error:
+                return f"its process cannot be started: {error.strerror}"
+        process = self._process
+        assert process.stdin and process.stdout
+        with suppress(BrokenPipeError):  # the process ended: its stdout ends as well
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+        for line in process.stdout:
+            self._last_message = time.monotonic()
+            event = json.loads(line)
+            if "kind" in event:
+                return str(event["problem"])
+        return f"its process ended with exit code {process.wait()}"
 
 
 def fetch(url: str, run: Path) -> str:
-    """Fetch the newest complete checkpoint and the best model from the mirror into a run directory that has none.
-    Returns why it failed, or an empty text. Prints the process's lines."""
-    done = subprocess.run(
-        [*_program(), "fetch", url, str(run)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=_environment(),
-    )
-    lines = done.stdout.splitlines()
-    for line in lines if done.returncode == 0 else lines[:-1]:
-        print(line, flush=True)
-    if done.returncode == 0:
-        return ""
-    return (lines[-1] if lines else f"exit code {done.returncode}").removeprefix("error: ")
+    """Fetch the newest checkpoint and the best model into a run without any; returns why it failed, or empty."""
+    try:
+        mirror_process.fetch(bucket.place(url), run)
+    except bucket.StoreError as error:
+        return str(error)
+    return ""
 
 
-def _link(folder: Path, aside: Path) -> None:
+def _link(folder: Path, link: Path) -> None:
     """Hard-link the files of a folder into another one, or copy them if the file system has no links."""
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    shutil.rmtree(link, ignore_errors=True)
+    link.mkdir(parents=True)
     for path in folder.iterdir():
         try:
-            os.link(path, aside / path.name)
+            os.link(path, link / path.name)
         except OSError:
-            shutil.copyfile(path, aside / path.name)
-
-
-def _program() -> list[str]:
-    return [sys.executable, "-m", "training.store.mirror_process"]
-
-
-def _environment() -> dict[str, str]:
-    """An environment in which the process imports the same code as this one."""
-    here = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+            shutil.copyfile(path, link / path.name)

@@ -1,15 +1,13 @@
 """The mirror's process: uploads a run's checkpoints to the bucket while the training goes on.
 
-    python -m training.store.mirror_process serve URL RUN --keep K [--resume]   started by mirror.py; speaks JSON
-    python -m training.store.mirror_process fetch URL RUN        the newest complete checkpoint and the best model
+    python -m training.store.mirror_process URL RUN --keep K [--resume]         started by mirror.py; speaks JSON
 
     URL/run.json                     which run owns the folder: another run of the same name does not write to it
     URL/job.toml                     the job as it was last started, for `--resume` on another cluster
     URL/checkpoints/step-000050/     as on disk, the manifest last; at least two complete ones stay
     URL/best/step-000040/            the best model; the one before is removed when it is complete
 
-It has a low priority and shares only the disk with the training. It ends when the trainer ends, which closes its
-stdin.
+It has a low priority, shares only the disk with the training, and ends when the trainer's end closes its stdin.
 """
 
 from __future__ import annotations
@@ -18,59 +16,50 @@ import argparse
 import contextlib
 import json
 import os
+import queue
+import re
 import secrets
 import shutil
 import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from training import manifest
 from training.progress import Progress
-from training.store import bucket, download, transfer
+from training.store import bucket, transfer
 from training.store.bucket import Place, StoreError
 
-CLAIM = "run.json"
-"""In the bucket."""
-JOB = "job.toml"
-"""In the bucket and in the run directory."""
-LOCAL_CLAIM = "mirror.json"
-"""In the run directory: the claim as this run made it."""
-STAGING = ".mirror"
-"""In the run directory: files on the way to the bucket or from it."""
+CLAIM = "run.json"  # in the bucket
+JOB = "job.toml"  # in the bucket and in the run directory
+LOCAL_CLAIM = "mirror.json"  # in the run directory: the claim as this run made it
+STAGING = ".mirror"  # in the run directory: files on the way to the bucket or from it
 BEST_KEPT = 1
 _NICENESS = 15
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = argparse.ArgumentParser(
         prog="python -m training.store.mirror_process", description="A run's mirror in a bucket."
     )
-    parser.add_argument("command", choices=["serve", "fetch"])
     parser.add_argument("url")
     parser.add_argument("run", type=Path)
-    parser.add_argument("--keep", type=int, default=2)
+    parser.add_argument("--keep", type=int, required=True)
     parser.add_argument("--resume", action="store_true")
-    args = parser.parse_args(argv)
-    if args.command == "serve":
-        serve(args.url, args.run, args.keep, args.resume)
-        return 0
-    try:
-        fetch(bucket.place(args.url), args.run)
-    except StoreError as error:
-        print(f"error: {error}", flush=True)
-        return error.code
-    return 0
+    serve(**vars(parser.parse_args(argv)))
 
 
-def serve(url: str, run: Path, keep: int, resume: bool) -> None:
+def serve(url: str, run: Path, keep: int, resume: bool) -> NoReturn:
     """Read orders {"kind", "folder"} from stdin, one a line, and answer each on stdout with {"kind", "folder",
     "problem"}; an empty problem means success. During an upload, print {"moved": bytes} every few seconds."""
     with contextlib.suppress(OSError):  # some systems do not allow it
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    orders = queue.SimpleQueue[dict[str, Any]]()
+    threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
     place = None
-    for order in _orders():
+    while True:
+        order = orders.get()
         try:
             place = place or claim(bucket.place(url), run, resume)
             send(place, order["kind"], Path(order["folder"]), keep)
@@ -80,62 +69,43 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> None:
         report({**order, "problem": problem})
 
 
-def _orders() -> Any:
-    """The trainer's orders. When the trainer has ended, the process exits at once, as the run may already have been
-    restarted with another mirror process."""
-    waiting: list[dict[str, Any]] = []
-    there = threading.Condition()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            with there:
-                waiting.append(json.loads(line))
-                there.notify()
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    while True:
-        with there:
-            there.wait_for(lambda: waiting)
-            order = waiting.pop(0)
-        yield order
+def _read_orders(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
+    """Queue the trainer's orders; exit at once when it has ended, as another process may already serve the run."""
+    for line in sys.stdin:
+        orders.put(json.loads(line))
+    os._exit(0)
 
 
 def send(place: Place, kind: str, folder: Path, keep: int) -> None:
-    """Upload one checkpoint, then remove the oldest ones beyond `keep`."""
+    """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first."""
     transfer.push(folder, place.at(kind).at(folder.name), trusted=True, progress=_ReportBytes())
-    with bucket.plain_errors(place.url):
-        prune(place.at(kind), folder.name, BEST_KEPT if kind == "best" else keep)
-
-
-def prune(place: Place, newest: str, keep: int) -> None:
-    """Keep the `keep` newest complete steps up to `newest`. A step's manifest is removed first, so that a partly
-    removed step does not look complete."""
-    names = [name for name in by_step(place.folders()) if _step(name) <= _step(newest)]
     kept = 0
-    for name in names:
-        if kept < keep:
-            kept += transfer.complete_manifest(place.at(name)) is not None
-            continue
-        files = place.at(name).files()
-        for file in sorted(files, key=lambda file: file != manifest.NAME):
-            place.at(name).remove(file)
+    with bucket.plain_errors(place.url):
+        for name in by_step(place.at(kind).folders()):
+            step = place.at(kind).at(name)
+            if _step(name) > _step(folder.name):
+                continue
+            if kept < (BEST_KEPT if kind == "best" else keep):
+                kept += transfer.complete_manifest(step) is not None
+                continue
+            for file in sorted(step.files(), key=lambda file: file != manifest.NAME):
+                step.remove(file)
 
 
 def claim(place: Place, run: Path, resume: bool) -> Place:
     """Mark the run's folder in the bucket as this run's; StoreError if it belongs to another run."""
-    own = _token(_bytes(run / LOCAL_CLAIM))
+    own = _token(transfer.read_if_exists(run / LOCAL_CLAIM))
     with bucket.plain_errors(place.url):
-        there = _token(place.read(CLAIM))
-        if there and there != own and (own or not resume):
-            raise StoreError(f"{place.url} is another run's of that name: it stays as it is", 2)
-        if not there:
+        found = _token(place.read(CLAIM))
+        if found and found != own and (own or not resume):
+            raise StoreError(f"{place.url} belongs to another run of that name and is not changed", 2)
+        if not found:
             place.check()
             own = own or secrets.token_hex(8)
             place.write(CLAIM, json.dumps({"run": run.name, "token": own}).encode() + b"\n")
-        if (run / JOB).exists():
-            place.write(JOB, (run / JOB).read_bytes())
-    manifest.publish(run / LOCAL_CLAIM, json.dumps({"url": place.url, "token": there or own}) + "\n")
+        if job := transfer.read_if_exists(run / JOB):
+            place.write(JOB, job)
+    manifest.publish(run / LOCAL_CLAIM, json.dumps({"url": place.url, "token": found or own}) + "\n")
     return place
 
 
@@ -144,35 +114,31 @@ def fetch(place: Place, run: Path) -> None:
     with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
             place.check()
-            print(f"no checkpoint of it in {place.url}", flush=True)
+            print(f"no checkpoint of the run in {place.url}", flush=True)
             return
     claim(place, run, resume=True)
-    step = fetch_newest(place.at("checkpoints"), run / STAGING, run / "checkpoints")
-    if step:
+    if step := _fetch_newest(place.at("checkpoints"), run, None):
         print(f"{step} fetched from {place.url}, checksums verified", flush=True)
-        fetch_newest(place.at("best"), run / STAGING, run / "best", itself=True)
+        _fetch_newest(place.at("best"), run, run / "best")
 
 
-def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = False) -> str:
-    """Download the newest complete step into `target`, or as `target` if `itself`. Returns its name, empty if there is
-    none. If a step is altered, prints a warning and takes the one before."""
+def _fetch_newest(place: Place, run: Path, target: Path | None) -> str:
+    """Download the newest complete step as `target`, or as its own folder in the run's checkpoints. Returns its name,
+    empty if there is none. If a step is altered, prints a warning and takes the one before."""
     with bucket.plain_errors(place.url):
-        names = by_step(place.folders())
+        names = [name for name in by_step(place.folders()) if transfer.complete_manifest(place.at(name))]
     for name in names:
-        with bucket.plain_errors(place.url):
-            if transfer.complete_manifest(place.at(name)) is None:
-                continue
-        coming = staging / f"from-{target.name}" / name
+        final = target or run / "checkpoints" / name
+        staged = run / STAGING / f"from-{'best' if target else 'checkpoints'}" / name
         try:
-            download.pull(place.at(name), coming, progress=Progress(label="fetched"))
+            transfer.pull(place.at(name), staged, progress=Progress(label="fetched"))
         except transfer.AlteredError as error:
             print(f"warning: skipped {name} of the mirror: {error}", flush=True)
             continue
-        final = target if itself else target / name
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
             shutil.rmtree(final)  # it must be damaged, or nothing would be fetched
-        coming.rename(final)
+        staged.rename(final)
         manifest.sync_folder(final.parent)
         return name
     return ""
@@ -180,12 +146,11 @@ def fetch_newest(place: Place, staging: Path, target: Path, *, itself: bool = Fa
 
 def by_step(names: Sequence[str]) -> list[str]:
     """The names of steps' folders, newest first."""
-    return sorted((name for name in names if _step(name) >= 0), key=_step, reverse=True)
+    return sorted((name for name in names if re.fullmatch(r"step-\d+", name)), key=_step, reverse=True)
 
 
 def _step(name: str) -> int:
-    number = name.removeprefix("step-")
-    return int(number) if number != name and number.isdigit() else -1
+    return int(name.removeprefix("step-"))
 
 
 def _token(raw: bytes | None) -> str:
@@ -193,10 +158,6 @@ def _token(raw: bytes | None) -> str:
         return str(json.loads(raw or b"{}").get("token", ""))
     except (ValueError, AttributeError):
         return "unreadable"  # differs from every run's token
-
-
-def _bytes(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
 
 
 def report(event: dict[str, Any]) -> None:
@@ -211,4 +172,4 @@ class _ReportBytes(Progress):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

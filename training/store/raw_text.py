@@ -4,9 +4,8 @@
 
 The documents are those that training.data.prepare reads, in its order, in pieces of 128 MB of text: {"text": ...} a
 line; with "goes_on": true the next line continues the document. manifest.json, with every piece's size and checksum, is
-sent last; until then manifest.json.sending lists what has arrived, and the same command, killed and started again,
-continues after it. `training.store pull URL/raw FOLDER` downloads it, verified. Exit codes: 0 done, 1 failed, 2 wrong
-arguments.
+sent last; until then manifest.json.sending lists what has arrived, and the same command continues after it.
+`training.store pull URL/raw FOLDER` downloads it. Exit codes: 0 done, 1 failed, 2 wrong arguments.
 """
 
 from __future__ import annotations
@@ -16,25 +15,23 @@ import gzip
 import hashlib
 import json
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from itertools import islice, takewhile
 from typing import Any
 
 from training import manifest
-from training.data.readers import SourceError
-from training.data.sources import Corpus, Document, corpus
+from training.data.readers import Document, SourceError
+from training.data.sources import Corpus, corpus
 from training.manifest import NAME
+from training.ordered_map import ordered_map
 from training.progress import Progress
-from training.store import bucket, transfer
+from training.store import bucket
 from training.store.bucket import Place, StoreError, plain_errors
-from training.store.transfer import SENDING
+from training.store.transfer import SENDING, finish
 
-PIECE = 128 * 1000 * 1000
-"""Bytes of text in one file."""
-AT_ONCE = 3
-"""Pieces that are packed and sent at a time; as many are in memory."""
+PIECE = 128 * 1000 * 1000  # bytes of text in one file
+AT_ONCE = 3  # pieces that are packed and sent at a time; as many are in memory
 
 Listed = dict[str, dict[str, Any]]
 
@@ -51,12 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid)
         check(found, bucket.place(args.tokens))
         print(summary(push(found, bucket.place(args.url)), args.url), flush=True)
-    except StoreError as error:
+    except (StoreError, SourceError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.code
-    except SourceError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+        return error.code if isinstance(error, StoreError) else 2
     return 0
 
 
@@ -75,7 +69,7 @@ def check(found: Corpus, tokens: Place) -> None:
 def summary(content: dict[str, Any], url: str) -> str:
     packed = sum(each["bytes"] for each in content["files"].values())
     text, count = content["bytes_of_text"], content["lines"]
-    return f"{url}: whole; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"
+    return f"{url}: complete; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"
 
 
 def push(found: Corpus, place: Place) -> dict[str, Any]:
@@ -84,17 +78,15 @@ def push(found: Corpus, place: Place) -> dict[str, Any]:
         place.check()
         done = _already_sent(place, found)
         progress = Progress(found.facts.bytes, sum(each["bytes_of_text"] for each in done.values()), label="raw text")
-        for name, each in _send_rest(found, place, done):
-            done[name] = each
-            place.write(SENDING, _record(done, found))
-            progress.advance(each["bytes_of_text"], each["bytes_of_text"])
+        with closing(_send_rest(found, place, done)) as sent:
+            for name, each in sent:
+                done[name] = each
+                place.write(SENDING, _record(done, found))
+                progress.advance(each["bytes_of_text"])
         if found.changed():
             raise StoreError(f"{place.url}: the text changed while it was read; nothing was finished")
-        if missing := transfer.missing_files(done, place.files()):
-            raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
         text = _record(done, found)
-        place.write(NAME, text)
-        place.remove(SENDING)
+        finish(place, done, text)
     return manifest.parse_bytes(text, place.url)
 
 
@@ -102,20 +94,14 @@ def _already_sent(place: Place, found: Corpus) -> Listed:
     """The pieces that an earlier push of the same text has sent, up to the first missing one."""
     text = place.read(SENDING)
     place.remove(NAME)
-    if text is None:
-        return {}
     try:
-        content = manifest.parse_bytes(text, place.url)
+        content = manifest.parse_bytes(text or b"", place.url)
     except manifest.TokenError:
         return {}
     if content["source"] != found.describe():
         return {}
-    there, done = place.files(), dict[str, dict[str, Any]]()
-    for name, each in sorted(content["files"].items()):
-        if there.get(name) != each["bytes"]:
-            break
-        done[name] = each
-    return done
+    there = place.files()
+    return dict(takewhile(lambda item: there.get(item[0]) == item[1]["bytes"], sorted(content["files"].items())))
 
 
 def _record(done: Listed, found: Corpus) -> bytes:
@@ -123,17 +109,19 @@ def _record(done: Listed, found: Corpus) -> bytes:
     return manifest.render({"files": done, "source": found.describe(), **totals}).encode()
 
 
-def _send_rest(found: Corpus, place: Place, done: Listed) -> Iterator[tuple[str, dict[str, Any]]]:
+def _send_rest(found: Corpus, place: Place, done: Listed) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """Upload the remaining pieces; yields the name and the manifest entry of each, in order, when it has arrived."""
+
+    def send(piece: tuple[int, tuple[list[bytes], int]]) -> tuple[str, dict[str, Any]]:
+        number, (lines, size) = piece
+        packed = gzip.compress(b"".join(lines), mtime=0)  # the same text gives the same bytes
+        name = f"text-{number:05d}.jsonl.gz"
+        place.write(name, packed)
+        digest = hashlib.sha256(packed).hexdigest()
+        return name, {"bytes": len(packed), "sha256": digest, "lines": len(lines), "bytes_of_text": size}
+
     rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
-    under_way: deque[Future[tuple[str, dict[str, Any]]]] = deque()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for number, (lines, size) in enumerate(_pieces(rest), len(done)):
-            under_way.append(pool.submit(_send, place, f"text-{number:05d}.jsonl.gz", lines, size))
-            if len(under_way) == AT_ONCE:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
+    return ordered_map(send, enumerate(_pieces(rest), len(done)), AT_ONCE, AT_ONCE)
 
 
 def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
@@ -149,13 +137,6 @@ def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
             lines, size = [], 0
     if lines:
         yield lines, size
-
-
-def _send(place: Place, name: str, lines: list[bytes], size: int) -> tuple[str, dict[str, Any]]:
-    packed = gzip.compress(b"".join(lines), mtime=0)  # the same text gives the same bytes
-    place.write(name, packed)
-    digest = hashlib.sha256(packed).hexdigest()
-    return name, {"bytes": len(packed), "sha256": digest, "lines": len(lines), "bytes_of_text": size}
 
 
 if __name__ == "__main__":

@@ -1,63 +1,72 @@
-"""Upload a folder with a manifest to a bucket; training.store.download downloads it.
+"""Upload and download a folder with a manifest: both continue after a kill, and the manifest is written last.
 
-The files are the same as on disk, so that other tools can read them: train.bin, val.bin, vocab.tiktoken and
-manifest.json, or those of a checkpoint. The manifest is sent last: a folder without one is not complete. During a push
-the bucket has a copy of it as manifest.json.sending, so that the same push, if it was killed, keeps the files that have
-arrived.
+In the bucket the files are the same as on disk, so that other tools can read them. During a push the bucket has a copy
+of the manifest as manifest.json.sending, so that the same push, if it was killed, keeps the files that have arrived.
+A pull writes into DIR/.download; partial files are continued, by several range requests at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+import shutil
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from training import manifest
-from training.manifest import NAME
+from training.manifest import NAME, Listed
+from training.ordered_map import ordered_map
 from training.progress import Progress
 from training.store.bucket import Place, StoreError, plain_errors
 
 SENDING = NAME + ".sending"
-FILES = 3
-"""Files sent at a time, each in several parts."""
-
-Listed = Mapping[str, Mapping[str, Any]]
+FILES = 3  # files sent at a time, each in several parts
+LONGEST = 64 * 2**20  # largest size of a manifest, in bytes
+PIECE = 8 * 2**20  # bytes of one download request
+AT_ONCE = 8  # download requests at a time; as many pieces are in memory
 
 
 class AlteredError(StoreError):
     """A folder in the bucket that does not match its manifest."""
 
 
-@dataclass(frozen=True)
-class Moved:
-    """The result of a transfer, in bytes."""
+class Moved(NamedTuple):
+    """The result of a transfer: bytes moved, and bytes that were there already."""
 
     moved: int
     kept: int
-    """Bytes that were there already."""
+
+
+def read_manifest(place: Place) -> tuple[bytes, Listed] | None:
+    """The manifest of a folder in the bucket, and its files; None: there is none. AlteredError: they do not match."""
+    text = place.read(NAME)
+    if text is None:
+        return None
+    if len(text) > LONGEST:
+        raise AlteredError(f"{place.url}/{NAME}: has more than {LONGEST >> 20} MiB")
+    try:
+        listed = manifest.listed(manifest.parse_bytes(text, f"{place.url}/{NAME}"), place.url)
+    except manifest.TokenError as error:
+        raise AlteredError(str(error)) from None
+    sizes = place.files()
+    if missing := missing_files(listed, sizes):
+        raise AlteredError(f"{place.url}: {', '.join(missing)}: torn or missing, unlike in {NAME}")
+    return text, {name: {**each, "bytes": sizes[name]} for name, each in listed.items()}
 
 
 def complete_manifest(place: Place) -> bytes | None:
     """The manifest of a folder in the bucket if all its files are there with the right sizes, else None."""
-    text = place.read(NAME)
-    if text is None:
-        return None
     try:
-        listed = manifest.listed(manifest.parse_bytes(text, f"{place.url}/{NAME}"), place.url)
-    except manifest.TokenError:
+        found = read_manifest(place)
+    except AlteredError:
         return None
-    return text if not missing_files(listed, place.files()) else None
+    return found[0] if found else None
 
 
 def push(
-    folder: Path,
-    place: Place,
-    *,
-    overwrite: bool = False,
-    trusted: bool = False,
-    progress: Progress | None = None,
+    folder: Path, place: Place, *, overwrite: bool = False, trusted: bool = False, progress: Progress | None = None
 ) -> Moved:
     """Upload a folder. `overwrite` also sends files that are in the bucket already; `trusted` skips verifying checksums
     before, for files that this job has just written. StoreError if it fails."""
@@ -68,60 +77,43 @@ def push(
         if not overwrite and complete_manifest(place) == text:
             return Moved(0, total)
         place.check()
-        here = {} if overwrite else _already_sent(place, text, listed)
-        if not here:
-            _clear(place, listed)
+        there = place.files()
+        if overwrite or place.read(SENDING) != text:
+            # Remove an older set's files, its manifest first, so that they are not taken for this set's.
+            for name in (NAME, SENDING, *(name for name in listed if name in there)):
+                place.remove(name)
             place.write(SENDING, text)
-        send = [name for name in listed if here.get(name) != listed[name]["bytes"]]
+            there = {}
+        send = [name for name, each in listed.items() if there.get(name) != each["bytes"]]
         kept = total - sum(listed[name]["bytes"] for name in send)
         progress.start(total, kept)
         with ThreadPoolExecutor(FILES) as pool:
             for done in [pool.submit(place.upload, name, folder / name, progress.advance) for name in send]:
                 done.result()
-        if missing := missing_files(listed, place.files()):
-            raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive whole")
-        place.write(NAME, text)
-        place.remove(SENDING)
+        finish(place, listed, text)
     return Moved(total - kept, kept)
 
 
-def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
-    """A folder's manifest, made now for nanoGPT's bare files, and the files that it lists, verified unless
-    `trusted`."""
-    try:
-        if not (folder / NAME).exists() and (folder / "train.bin").exists():
-            content = _manifest_of_bare(folder)
-        else:
-            content = manifest.parse(folder / NAME)
-        listed = manifest.listed(content, str(folder / NAME))
-        listed = {
-            name: {**each, "bytes": _size(manifest.inside(folder, name), each["bytes"])}
-            for name, each in listed.items()
-        }
-    except manifest.TokenError as error:
-        raise StoreError(str(error), 2) from None
-    if not trusted:
-        for name in listed:
-            if checksum_of(folder / name) != listed[name]["sha256"]:
-                raise StoreError(f"{folder / name}: altered: its checksum does not match the manifest's", 2)
-    return manifest.render(content).encode(), listed
-
-
-def _already_sent(place: Place, text: bytes, listed: Listed) -> dict[str, int]:
-    """Sizes of the files that an earlier push of the same manifest has sent; empty if there was none."""
-    if place.read(SENDING) != text:
-        return {}
-    return {name: size for name, size in place.files().items() if name in listed}
-
-
-def _clear(place: Place, listed: Listed) -> None:
-    """Remove an older set's files with the same names, so that they are not taken for new ones; its manifest first."""
-    place.remove(NAME)
+def finish(place: Place, listed: Listed, text: bytes) -> None:
+    """Write the manifest of an upload; StoreError if a file did not arrive."""
+    if missing := missing_files(listed, place.files()):
+        raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive completely")
+    place.write(NAME, text)
     place.remove(SENDING)
-    there = place.files()
-    for name in listed:
-        if name in there:
-            place.remove(name)
+
+
+def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
+    """A folder's manifest (made now for nanoGPT's bare files) and its files, verified unless `trusted`. StoreError."""
+    with plain_errors(str(folder)):
+        bare = not (folder / NAME).exists() and (folder / "train.bin").exists()
+        content = _manifest_of_bare(folder) if bare else manifest.parse(folder / NAME)
+        listed = {
+            name: {**each, "bytes": manifest.size_of(manifest.inside(folder, name), each["bytes"])}
+            for name, each in manifest.listed(content, str(folder / NAME)).items()
+        }
+        if not trusted:
+            manifest.verify(folder, listed)
+    return manifest.render(content).encode(), listed
 
 
 def missing_files(listed: Listed, there: Mapping[str, int]) -> list[str]:
@@ -135,19 +127,110 @@ def _manifest_of_bare(folder: Path) -> dict[str, Any]:
 
     content = token_set.open(folder, verify=True).manifest
     for split in content["splits"].values():
-        split["sha256"] = checksum_of(folder / split["file"])
+        split["sha256"] = manifest.checksum(folder / split["file"])
     return {**content, "format": manifest.FORMAT}
 
 
-def _size(path: Path, expected: int | None) -> int:
-    size = manifest.size_of(path)
-    if expected is not None and size != expected:
-        raise manifest.TokenError(f"{path}: {size} bytes, the manifest says {expected}")
-    return size
+def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Moved:
+    """Download a folder and verify it; existing files are replaced unless their checksums are right already. StoreError
+    if it fails, AlteredError if the folder in the bucket does not match its manifest."""
+    with plain_errors(place.url):
+        found = read_manifest(place)
+        if found is None:
+            place.check()
+            began = place.read(SENDING) is not None
+            raise StoreError(f"{place.url}: {'not all of it has been sent' if began else 'there is no such set'}", 2)
+        with manifest.locked(folder):
+            return _pull(place, folder, *found, progress or Progress(quiet=True))
 
 
-def checksum_of(path: Path) -> str:
-    try:
-        return manifest.checksum(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}", 2) from None
+def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Progress) -> Moved:
+    work = folder / manifest.DOWNLOAD
+    if work.exists() and read_if_exists(work / NAME) != text:
+        shutil.rmtree(work)  # it belongs to another folder, or to another version of this one
+    kept = {name for name, each in listed.items() if _is_complete(folder / name, each)}
+    wanted = [name for name in listed if name not in kept]
+    total = sum(each["bytes"] for each in listed.values())
+    if wanted:
+        work.mkdir(exist_ok=True)
+        manifest.publish(work / NAME, text.decode())
+    there = sum(listed[name]["bytes"] for name in kept)
+    there += sum(min(_length(work / name), listed[name]["bytes"]) for name in wanted)
+    free = shutil.disk_usage(folder).free
+    if total - there > free:
+        needed = f"{(total - there) / 1e9:.2f} GB needed, {free / 1e9:.2f} GB left"
+        raise StoreError(f"{folder}: the disk is full: {needed}")
+    progress.start(total, there)
+    again = sum(_fetch(place, name, work / name, listed[name], progress) for name in wanted)
+    _publish(folder, work, wanted, text)
+    return Moved(total - there + again, there - again)
+
+
+def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
+    """Download a file, continuing an earlier attempt; returns how many of its bytes were discarded. AlteredError."""
+    discarded, size = 0, int(listed["bytes"])
+    while True:
+        had = _length(target)
+        if had <= size and _append(place, name, target, size, progress) == listed["sha256"]:
+            return discarded
+        target.unlink()
+        if not had:
+            raise AlteredError(f"{place.url}/{name}: altered: its checksum does not match the manifest's")
+        discarded = min(had, size)  # they may be damaged: download all of the file again
+
+
+def _append(place: Place, name: str, target: Path, size: int, progress: Progress) -> str:
+    """Append the rest of a file of `size` bytes; returns the checksum of all of it."""
+    digest = hashlib.sha256()
+    if target.is_symlink():
+        target.unlink()  # never write through a link
+    with target.open("ab+") as file:
+        file.seek(0)
+        while chunk := file.read(PIECE):
+            digest.update(chunk)
+        for piece in _pieces(place, name, file.tell(), size):
+            file.write(piece)
+            file.flush()  # a kill loses only what is in memory
+            digest.update(piece)
+            progress.advance(len(piece))
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _pieces(place: Place, name: str, start: int, size: int) -> Generator[bytes, None, None]:
+    """The bytes [start, size) of a file, with several requests at a time."""
+
+    def read(begin: int) -> bytes:
+        end = min(begin + PIECE, size)
+        piece = place.read(name, begin, end)
+        if piece is None or len(piece) != end - begin:
+            raise StoreError(f"{place.url}/{name}: it changed while it was read")
+        return piece
+
+    return ordered_map(read, range(start, size, PIECE), AT_ONCE, AT_ONCE)
+
+
+def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
+    """Rename everything to its final name: another version's manifest is removed first, the new one written last."""
+    same = read_if_exists(folder / NAME) == text
+    if not same:
+        (folder / NAME).unlink(missing_ok=True)
+    for name in names:
+        (work / name).replace(folder / name)
+    manifest.sync_folder(folder)
+    if not same:
+        manifest.publish(folder / NAME, text.decode())
+    if work.exists():
+        shutil.rmtree(work)
+
+
+def _is_complete(path: Path, listed: Mapping[str, Any]) -> bool:
+    return path.is_file() and _length(path) == listed["bytes"] and manifest.checksum(path) == listed["sha256"]
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def read_if_exists(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
