@@ -36,10 +36,11 @@ class Starved:
 
 def killed(root: Path = ROOT) -> int:
     """How many processes the kernel has killed for lack of memory since the boot; 0 if it does not count them."""
-    if not _is_container(root):
-        return _field(root / "proc/vmstat")
-    groups = root / "sys/fs/cgroup"
-    return max(_field(groups / "memory.events"), _field(groups / "memory/memory.oom_control"))
+    of_groups = ("sys/fs/cgroup/memory.events", "sys/fs/cgroup/memory/memory.oom_control")
+    counts = [
+        _fields(root / path).get("oom_kill", 0) for path in (of_groups if _is_container(root) else ("proc/vmstat",))
+    ]
+    return max(counts)
 
 
 def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
@@ -52,8 +53,7 @@ def size(known_gb: float = 0.0, root: Path = ROOT) -> str:
 
 def meminfo(root: Path = ROOT) -> dict[str, int]:
     """The fields of /proc/meminfo in bytes. In a container they are the whole machine's."""
-    lines = (line.split() for line in _text(root / "proc/meminfo").splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines}
+    return {name.rstrip(":"): kib * 1024 for name, kib in _fields(root / "proc/meminfo").items()}
 
 
 def private() -> int:
@@ -78,10 +78,9 @@ def _limit(root: Path) -> int:
     return 0
 
 
-def _field(path: Path) -> int:
-    """The value of the `oom_kill` field; 0 if there is none."""
-    lines = (line.split() for line in _text(path).splitlines())
-    return next((int(words[1]) for words in lines if words[0] == "oom_kill"), 0)
+def _fields(path: Path) -> dict[str, int]:
+    """Name -> value of a file of lines `NAME VALUE`; empty if there is none."""
+    return {words[0]: int(words[1]) for words in map(str.split, _text(path).splitlines())}
 
 
 def _is_container(root: Path) -> bool:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -60,11 +61,13 @@ def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) ->
     paths = targets(root, home)
     for name, path in paths.items():
         old = read(path)
-        kept = without_block(old)
+        kept = old.replace(block_of(old), "", 1)
         if name == "hosts":
             kept = without_loopback_names(kept, names)
-        # OpenSSH and the resolver use the first match, so in these two files our lines come first.
-        new = blocks[name] + kept if name in ("hosts", "ssh_config") else with_newline(kept) + blocks[name]
+        if name in ("hosts", "ssh_config"):  # OpenSSH and the resolver use the first match: ours come first
+            new = blocks[name] + kept
+        else:
+            new = kept + "\n" * (kept != "" and not kept.endswith("\n")) + blocks[name]
         if new != old:
             write(path, new, like=home if path.is_relative_to(home) else root)
 
@@ -76,20 +79,8 @@ def read(path: Path) -> str:
 
 def block_of(text: str) -> str:
     """Our block in a file's text, with its marks; empty if there is none."""
-    if BEGIN not in text or END not in text:
-        return ""
-    return text[text.index(BEGIN) : text.index(END) + len(END) + 1]
-
-
-def without_block(text: str) -> str:
-    """The text without our block."""
-    block = block_of(text)
-    return text.replace(block, "", 1) if block else text
-
-
-def with_newline(text: str) -> str:
-    """The text, with a newline at its end unless it is empty."""
-    return text if not text or text.endswith("\n") else text + "\n"
+    found = re.search(f"{BEGIN}.*?{END}\n?", text, re.DOTALL)
+    return found[0] if found else ""
 
 
 def without_loopback_names(text: str, names: list[str]) -> str:
@@ -99,11 +90,9 @@ def without_loopback_names(text: str, names: list[str]) -> str:
     for line in text.splitlines(keepends=True):
         address, *aliases = line.split("#")[0].split() or [""]
         if address.startswith("127.") or address == "::1":
-            left = [alias for alias in aliases if alias.split(".")[0] not in names]
-            if not left:
-                continue
-            if left != aliases:
-                line = f"{address} {' '.join(left)}\n"
+            others = [alias for alias in aliases if alias.split(".")[0] not in names]
+            if others != aliases or not others:
+                line = f"{address} {' '.join(others)}\n" if others else ""
         lines.append(line)
     return "".join(lines)
 

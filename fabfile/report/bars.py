@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 from fabfile.report import numbers
 from fabfile.report.curves import COLOURS
-from fabfile.report.node_speed import by_node, typical
 from fabfile.report.run import PARTS, Run
 
 NAMES = {
@@ -76,7 +76,7 @@ def _piece(of_run: dict[str, float], part: str, longest: float) -> Piece:
 
 def node_bars(runs: Sequence[Run]) -> list[tuple[str, str, float, str]]:
     """(label, colour, width in per cent of the fastest, text) of each node's typical speed, on one scale."""
-    speeds = [(run, name, typical(series)) for run in runs for name, series in by_node(run).items()]
+    speeds = [(run, name, typical(series)) for run in runs for name, series in run.node_speeds().items()]
     fastest = max((speed for _, _, speed in speeds), default=0.0)
     bars = []
     for run, name, speed in speeds:
@@ -85,3 +85,8 @@ def node_bars(runs: Sequence[Run]) -> list[tuple[str, str, float, str]]:
         label = f"{name} · {run.id}" if len(runs) > 1 else name
         bars.append((label, COLOURS[runs.index(run)], speed / fastest * 100, text))
     return bars
+
+
+def typical(series: Sequence[tuple[float, float]]) -> float:
+    """The median of a node's speed in tokens per second: one slow step does not change it."""
+    return median_high(value for _, value in series)

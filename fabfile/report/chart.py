@@ -1,4 +1,5 @@
-"""A line chart: its content, and the places of its lines and texts for templates/chart.html.
+"""A line chart: its content, the places of its lines and texts for templates/chart.html, and the data that
+templates/interactive.js draws it from.
 
 The plot has coordinates from 0 to 1000 both ways and is stretched to the available width; the texts are HTML around
 it, at their own size. So the same page is readable on a phone, a desktop and paper.
@@ -9,8 +10,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 from fabfile.report import numbers
+from fabfile.report.run import Run
 
 MOST_DOTS = 30
 """More dots than this are drawn as one bold line."""
@@ -109,15 +113,13 @@ class Drawing:
     def summary(self) -> str:
         """The chart in words, for a reader who does not see it."""
         form = self.chart.form
-        lines = [
-            f"{line.full_name} from {form(line.points[0][1])} to {form(line.points[-1][1])}" for line in self.lines
-        ]
-        return f"{self.chart.title}: {'; '.join(lines)}"
+        ends = [(line.full_name, form(line.points[0][1]), form(line.points[-1][1])) for line in self.lines]
+        return f"{self.chart.title}: " + "; ".join(f"{name} from {first} to {last}" for name, first, last in ends)
 
     def y_labels(self) -> list[tuple[float, str]]:
         """(top, text)"""
         return [
-            (self.y(value) / 10, text) for value, text in zip(self._y_ticks, numbers.axis(self._y_ticks), strict=True)
+            (self.y(tick) / 10, text) for tick, text in zip(self._y_ticks, numbers.axis(self._y_ticks), strict=True)
         ]
 
     def x_labels(self) -> list[tuple[float, str, str]]:
@@ -156,36 +158,35 @@ class Drawing:
         """(left, width, text): for each strip the values at its middle, of the lines with a point in it."""
         every = sorted({x for line in self.lines for x, _ in line.points})
         middles = every if len(every) <= STRIPS else [every[len(every) * i // STRIPS] for i in range(STRIPS)]
+        edges = [self._left, *((a + b) / 2 for a, b in pairwise(middles)), self._right]
         found = []
-        for index, x in enumerate(middles):
-            start = (middles[index - 1] + x) / 2 if index else self._left
-            end = (x + middles[index + 1]) / 2 if index + 1 < len(middles) else self._right
+        for x, start, end in zip(middles, edges, edges[1:], strict=False):
             texts = [f"{self.chart.x_name} {numbers.count(x)}"]
             for line in self.lines:
                 if (value := _value_at(line, x, start, end)) is not None:
                     texts.append(f"{line.full_name}: {self.chart.form(value)}")
             texts += [mark.text for mark in self.chart.marks if start <= mark.x < end]
-            left, right = self.x(start), self.x(end)
-            found.append((left, max(0.5, right - left), "\n".join(texts)))
+            found.append((self.x(start), max(0.5, self.x(end) - self.x(start)), "\n".join(texts)))
         return found
 
     def names(self) -> list[tuple[float, Line, str]]:
         """(top, line, last value): the lines' names at their ends, moved apart where two would overlap."""
         near = self._left + 0.98 * (self._right - self._left)
-        lines = [line for line in self.lines if line.labelled]
-        named = [line for line in lines if line.colour != "quiet" or line.points[-1][0] >= near]
-        named.sort(key=lambda line: self.y(line.points[-1][1]))
-        halves = [(_ROOM_QUIET if line.colour == "quiet" else _ROOM) / self.chart.height * 50 for line in named]
-        tops = [self.y(line.points[-1][1]) / 10 for line in named]
-        ceiling = 0.0
+        lines = [
+            line for line in self.lines if line.labelled and (line.colour != "quiet" or line.points[-1][0] >= near)
+        ]
+        named = sorted((self.y(line.points[-1][1]) / 10, index) for index, line in enumerate(lines))
+        lines = [lines[index] for _, index in named]
+        tops = [top for top, _ in named]
+        halves = [(_ROOM_QUIET if line.colour == "quiet" else _ROOM) / self.chart.height * 50 for line in lines]
+        ceiling, floor = 0.0, 100.0
         for index, half in enumerate(halves):
             tops[index] = max(tops[index], ceiling + half)
             ceiling = tops[index] + half
-        floor = 100.0
-        for index in reversed(range(len(tops))):
-            tops[index] = min(tops[index], floor - halves[index])
-            floor = tops[index] - halves[index]
-        return [(top, line, self.chart.form(line.points[-1][1])) for top, line in zip(tops, named, strict=True)]
+        for index, half in reversed(list(enumerate(halves))):
+            tops[index] = min(tops[index], floor - half)
+            floor = tops[index] - half
+        return [(top, line, self.chart.form(line.points[-1][1])) for top, line in zip(tops, lines, strict=True)]
 
 
 def _value_at(line: Line, x: float, start: float, end: float) -> float | None:
@@ -194,3 +195,56 @@ def _value_at(line: Line, x: float, start: float, end: float) -> float | None:
     index = bisect_left(xs, x)
     near = [line.points[i] for i in (index - 1, index) if 0 <= i < len(xs) and (xs[i] == x or start <= xs[i] <= end)]
     return min(near, key=lambda point: abs(point[0] - x))[1] if near else None
+
+
+def chart_data(runs: Sequence[Run], charts: Sequence[Chart]) -> dict[str, Any]:
+    """{"x": unit, "units": [[unit, name], ...], "runs": [...], "charts": [...]}; a unit is step, time or tokens."""
+    known = [_along(run) for run in runs]
+    drawn = [
+        {
+            "along": "time" if chart.along_time else "step",
+            "height": chart.height + 20,
+            "fromZero": chart.from_zero,
+            "begin": chart.begin,
+            "lines": [_line(line, known[line.run]["step"]) for line in chart.lines if line.points],
+            "marks": [{"run": mark.run, "x": mark.step, "kind": mark.kind} for mark in chart.marks],
+        }
+        for chart in charts
+    ]
+    units = [["step", "steps"], *([unit, unit] for unit in ("time", "tokens") if all(run[unit] for run in known))]
+    return {"x": "step", "units": units, "runs": known, "charts": drawn}
+
+
+def _along(run: Run) -> dict[str, list[float]]:
+    """For each known step the seconds of training until then (restarts and pauses left out) and the tokens."""
+    found: dict[str, list[float]] = {"step": [], "time": [], "tokens": []}
+    total, before = 0.0, 0.0
+    for point in run.points:
+        if point.tokens and point.step and point.tokens_per_s:
+            took = point.steps * (point.tokens / point.step) / point.tokens_per_s
+            total, before = total + (took if point.step > before else 0.0), point.step
+            for name, value in (
+                ("step", _short(point.step)),
+                ("time", round(total, 1)),
+                ("tokens", _short(point.tokens)),
+            ):
+                found[name].append(value)
+    return found
+
+
+def _line(line: Line, steps: Sequence[float]) -> dict[str, Any]:
+    """Its points as "y" alone where they are at all of its run's steps, which the page has once."""
+    points = [(_short(x), _short(y)) for x, y in (line.steps or line.points)]
+    at_steps = [x for x, _ in points] == list(steps)
+    return {
+        "name": f"{line.of} {line.name}".strip(),
+        "colour": line.colour,
+        "dots": line.dots,
+        "run": line.run,
+        **({"y": [y for _, y in points]} if at_steps else {"points": points}),
+    }
+
+
+def _short(value: float) -> float:
+    """Five digits: more than a screen shows."""
+    return int(value) if value == int(value) else float(f"{value:.5g}")

@@ -9,7 +9,6 @@ from typing import Any
 
 from fabfile.report import numbers
 from fabfile.report.chart import Chart, Line, Mark
-from fabfile.report.node_speed import by_node
 from fabfile.report.run import Point, Run
 from node.run_data import number
 
@@ -17,6 +16,8 @@ COLOURS = "abcdef"
 """Classes of the style sheet, one for each run of a page."""
 _STEEP = 0.02
 """The fraction of a run's x axis, from its start, that the loss chart may leave out."""
+_LEAST_STEEP = 2
+"""The fewest points of a line in that start for which it is left out: shorter runs are drawn from their first step."""
 _MOST_TICKS = 40
 _NAMED_NODES = 4
 """Up to this many nodes are named in the chart."""
@@ -44,6 +45,19 @@ class Axis:
         of = run.id if len(self.runs) > 1 else ""
         return Line(name, placed, **{"colour": COLOURS[index]} | more, of=of, run=index, steps=points)
 
+    def lines(self, value: Callable[[Point], float | None], name: str = "") -> list[Line]:
+        """A line for each run, of its points that have the value."""
+        every = [
+            [(point.step, found) for point in run.points if (found := value(point)) is not None] for run in self.runs
+        ]
+        return [self.line(index, points, name) for index, points in enumerate(every)]
+
+    def mark(self, index: int, step: float, text: str, kind: str) -> Mark:
+        """A mark at a step of the run with this index."""
+        run = self.runs[index]
+        named = f"{run.id}: {text}" if len(self.runs) > 1 else text
+        return Mark(self.of(run, step), named, kind, COLOURS[index], run=index, step=step)
+
 
 def charts_of(runs: Sequence[Run]) -> list[Chart]:
     """The charts that have at least one point, in the page's order."""
@@ -55,11 +69,10 @@ def loss(runs: Sequence[Run]) -> Chart:
     """The training loss as lines, the validation loss as dots; ticks where checkpoints were made."""
     axis = Axis(runs)
     lines = []
-    for index, run in enumerate(runs):
-        lines.append(axis.line(index, _values(run, lambda point: point.loss), "training"))
-        validations = [(one.step, one.loss) for one in run.validations]
+    for index, training in enumerate(axis.lines(lambda point: point.loss, "training")):
+        validations = [(one.step, one.loss) for one in runs[index].validations]
         colour = COLOURS[index] if len(runs) > 1 else "b"
-        lines.append(axis.line(index, validations, "validation", dots=True, colour=colour))
+        lines += [training, axis.line(index, validations, "validation", dots=True, colour=colour)]
     notes = ["Ticks on the axis: checkpoints."] if _has_ticks(runs) else []
     if any(run.width > 1 for run in runs):
         notes.append(f"Each point is the mean of {' and '.join(str(run.width) for run in runs)} steps.")
@@ -83,9 +96,11 @@ def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, fl
     """The lines without a long run's steep start, which would make the rest of the loss look flat, and (its end, its
     highest value); None if nothing was left out."""
     start = max((line.points[-1][0] for line in lines if line.points), default=0.0) * _STEEP
-    early = [y for line in lines for x, y in line.points if x < start]
+    steep = [[y for x, y in line.points if x < start] for line in lines]
+    early = [y for values in steep for y in values]
     rest = [y for line in lines for x, y in line.points if x >= start]
-    if len(early) < _STEEP * 100 or not rest or max(early) - min(rest) < 2 * (max(rest) - min(rest)):
+    is_short = max(map(len, steep), default=0) < _LEAST_STEEP
+    if is_short or not rest or max(early) - min(rest) < 2 * (max(rest) - min(rest)):
         return lines, None
     kept = [replace(line, points=[point for point in line.points if point[0] >= start]) for line in lines]
     return kept, (start, max(early))
@@ -94,46 +109,23 @@ def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, fl
 def speed(runs: Sequence[Run]) -> Chart:
     """Tokens per second of each run; of a single run also of each node."""
     axis = Axis(runs)
-    nodes = by_node(runs[0]) if len(runs) == 1 else {}
-    lines = [
-        Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES)
-        for name, series in nodes.items()
-        if len(nodes) > 1
-    ]
-    note = "A node's own speed is that of its computing alone, without waiting for the others." if lines else ""
+    nodes = runs[0].node_speeds() if len(runs) == 1 else {}
+    own = [Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES) for name, series in nodes.items()]
+    own = own if len(own) > 1 else []
+    note = "A node's own speed is that of its computing alone, without waiting for the others." if own else ""
     name = "all nodes" if len(runs) == 1 and len(runs[0].all_nodes) > 1 else ""
-    for index, run in enumerate(runs):
-        lines.append(axis.line(index, _values(run, lambda point: point.tokens_per_s), name))
-    return Chart(
-        title="Speed",
-        unit="tokens per second",
-        lines=lines,
-        form=numbers.count,
-        from_zero=True,
-        marks=_restarts(axis),
-        x_name=axis.name,
-        note=note,
-    )
+    lines = [*own, *axis.lines(lambda point: point.tokens_per_s, name)]
+    also: dict[str, Any] = {"from_zero": True, "marks": _restarts(axis), "x_name": axis.name}
+    return Chart(title="Speed", unit="tokens per second", lines=lines, form=numbers.count, note=note, **also)
 
 
 def _small_charts(runs: Sequence[Run]) -> list[Chart]:
     axis = Axis(runs)
-    wanted: list[tuple[str, str, Callable[[float | None], str], Callable[[Point], float | None]]] = [
-        ("Gradient norm", "before clipping", numbers.plain, lambda point: point.grad_norm),
-        ("Learning rate", "", numbers.small, lambda point: point.lr),
-    ]
+    also: dict[str, Any] = {"from_zero": True, "marks": _restarts(axis), "x_name": axis.name, "height": 150}
+    norm, rate = axis.lines(lambda point: point.grad_norm), axis.lines(lambda point: point.lr)
     return [
-        Chart(
-            title=title,
-            unit=unit,
-            lines=[axis.line(index, _values(run, value)) for index, run in enumerate(runs)],
-            form=form,
-            from_zero=True,
-            marks=_restarts(axis),
-            x_name=axis.name,
-            height=150,
-        )
-        for title, unit, form, value in wanted
+        Chart(title="Gradient norm", unit="before clipping", lines=norm, form=numbers.plain, **also),
+        Chart(title="Learning rate", unit="", lines=rate, form=numbers.small, **also),
     ]
 
 
@@ -142,18 +134,16 @@ def node_use(run: Run) -> list[Chart]:
     first = min((rows[0][0] for rows in run.usage.values() if rows), default=0.0)
     start = first if run.started is None else run.started
     charts = []
-    for column, (title, unit) in enumerate(
-        (("Processors", "cores busy"), ("Memory", "GiB"), ("Network", "MB per second")), start=1
-    ):
+    titles = (("Processors", "cores busy"), ("Memory", "GiB"), ("Network", "MB per second"))
+    also: dict[str, Any] = {"from_zero": True, "x_name": "minute", "height": 150, "along_time": True}
+    for column, (title, unit) in enumerate(titles, start=1):
         lines = []
         for index, (node, rows) in enumerate(run.usage.items()):
             seconds = [(row[0] - start, value) for row in rows if (value := row[column]) is not None]
             minutes = [(second / 60, value) for second, value in seconds]
             colour = COLOURS[index] if len(run.usage) <= len(COLOURS) else "quiet"
             lines.append(Line(node, minutes, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
-        charts.append(
-            Chart(title=title, unit=unit, lines=lines, from_zero=True, x_name="minute", height=150, along_time=True)
-        )
+        charts.append(Chart(title=title, unit=unit, lines=lines, **also))
     return charts
 
 
@@ -176,7 +166,7 @@ def _has_ticks(runs: Sequence[Run]) -> bool:
 
 def _checkpoints(axis: Axis) -> list[Mark]:
     return [
-        _mark(axis, index, step, f"checkpoint of step {numbers.plain(step)}", "checkpoint")
+        axis.mark(index, step, f"checkpoint of step {numbers.plain(step)}", "checkpoint")
         for index, run in enumerate(axis.runs)
         for step in saved_steps(run)
     ]
@@ -190,16 +180,5 @@ def _restarts(axis: Axis) -> list[Mark]:
                 lost = [node for node in before.nodes if node not in after.nodes]
                 without = f", without {', '.join(lost)}" if lost else ""
                 text = f"restart after step {numbers.plain(after.after_step)}{without}"
-                marks.append(_mark(axis, index, after.after_step, text, "restart"))
+                marks.append(axis.mark(index, after.after_step, text, "restart"))
     return marks
-
-
-def _mark(axis: Axis, index: int, step: float, text: str, kind: str) -> Mark:
-    run = axis.runs[index]
-    named = f"{run.id}: {text}" if len(axis.runs) > 1 else text
-    return Mark(axis.of(run, step), named, kind, COLOURS[index], run=index, step=step)
-
-
-def _values(run: Run, value: Callable[[Point], float | None]) -> list[tuple[float, float]]:
-    """(step, value) of the points that have one."""
-    return [(point.step, found) for point in run.points if (found := value(point)) is not None]

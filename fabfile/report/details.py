@@ -1,14 +1,14 @@
-"""The later sections of the page: a run's machines, checkpoints, log, and configuration as a file."""
+"""The page's texts and tables: a run's machines, checkpoints, log and job file; runs side by side."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from urllib.parse import quote
 
 from fabfile.output import gigabytes
 from fabfile.report import numbers
-from fabfile.report.compare import versions
 from fabfile.report.curves import saved_steps
 from fabfile.report.parse import dict_of
 from fabfile.report.run import Machine, Run
@@ -17,6 +17,58 @@ from node.run_data import number
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 _SOFTWARE_FIRST = ("torch", "ipex", "accelerate", "oneccl_bind_pt", "impi", "tcmalloc", "python")
 _SYSTEM_LAST = ("os", "kernel", "cloud-init")
+_UNIMPORTANT = ("run.name", "run.directory")
+_RESULTS: tuple[tuple[str, Callable[[Run], float | None], Callable[[float | None], str]], ...] = (
+    ("duration", lambda run: run.duration, numbers.span),
+    ("steps", lambda run: run.last.step if run.points else None, numbers.plain),
+    ("tokens", lambda run: run.tokens if run.points else None, numbers.count),
+    ("tokens per second", lambda run: run.speed, numbers.count),
+    ("share of the matmul peak", lambda run: run.peak_share, numbers.percent),
+    ("last loss", lambda run: run.last.loss, numbers.fixed),
+    ("best validation loss", lambda run: run.best.loss if run.best else None, numbers.fixed),
+    ("its bits per byte", lambda run: run.best.bits_per_byte if run.best else None, numbers.fixed),
+    ("restarts", lambda run: float(run.restarts) if run.attempts else None, numbers.plain),
+    ("cost", lambda run: run.cost, numbers.money),
+)
+
+
+def origin(run: Run) -> list[str]:
+    """The run's nodes, time and precision, as far as known."""
+    begun = numbers.moment(run.started) if run.started is not None else ""
+    going = f", still under way at {numbers.moment(run.now)}" if begun and run.ended is None else ""
+    return [part for part in (_nodes(run), begun + going, f"in {run.precision}" if run.precision else "") if part]
+
+
+def _nodes(run: Run) -> str:
+    """3 nodes (node1, node2, node3), 3 ranks, at the end without node3"""
+    every = run.all_nodes
+    if not every:
+        return ""
+    names = ", ".join(every) if len(every) <= 4 else f"{every[0]} … {every[-1]}"
+    ranks = f", {run.ranks} {'rank' if run.ranks == 1 else 'ranks'}" if run.ranks else ""
+    gone = [name for name in every if name not in run.nodes]
+    lost = f", at the end without {', '.join(gone)}" if gone else ""
+    return f"{len(every)} {'node' if len(every) == 1 else 'nodes'} ({names}){ranks}{lost}"
+
+
+def tiles(run: Run) -> list[tuple[str, str, str]]:
+    """(name, figure, detail) of the main figures."""
+    share, best = run.peak_share, ""
+    if run.best is not None:
+        bits = run.best.bits_per_byte
+        bits_per_byte = f"{numbers.fixed(bits)} bits per byte, " if bits is not None else ""
+        best = f"{bits_per_byte}step {numbers.plain(run.best.step)}"
+    restarts = f"{run.restarts} restart{'s' * (run.restarts > 1)}" if run.restarts else ""
+    hourly = f"{numbers.money(run.hourly_usd)} an hour" if run.hourly_usd is not None else ""
+    return [
+        ("duration", numbers.span(run.duration), restarts),
+        ("steps", numbers.plain(run.last.step), f"of {numbers.plain(run.steps)}" if run.steps else ""),
+        ("tokens", numbers.count(run.tokens if run.points else None), ""),
+        ("tokens a second", numbers.count(run.speed), f"{numbers.percent(share)} of peak" if share else ""),
+        ("last loss", numbers.fixed(run.last.loss), ""),
+        ("best validation", numbers.fixed(run.best.loss if run.best else None), best),
+        ("cost", numbers.money(run.cost), hourly),
+    ]
 
 
 def job_file_link(run: Run) -> str:
@@ -26,20 +78,16 @@ def job_file_link(run: Run) -> str:
 
 def checkpoints(run: Run) -> str:
     """How many checkpoints were made, and which are still there."""
-    made = saved_steps(run)
+    made, every = saved_steps(run), run.config.get("checkpoint.every")
     if not made:
         return "None was made."
-    every = run.config.get("checkpoint.every")
+    shown = [numbers.plain(step) for step in run.on_disk]
+    there = f"steps {', '.join(shown[:-1])} and {shown[-1]}" if len(shown) > 1 else f"step {''.join(shown)}"
     sentences = [f"{len(made)} made{f', one every {every} steps' if every else ''}."]
-    sentences.append(f"Still there: {_listed(run.on_disk)}." if run.on_disk else "None is there any more.")
+    sentences.append(f"Still there: {there}." if shown else "None is there any more.")
     if run.best_on_disk is not None:
         sentences.append(f"The best model, by validation loss, is that of step {numbers.plain(run.best_on_disk)}.")
     return " ".join(sentences)
-
-
-def _listed(steps: Sequence[float]) -> str:
-    shown = [numbers.plain(step) for step in steps]
-    return f"step {shown[0]}" if len(shown) == 1 else f"steps {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def machines(run: Run) -> tuple[list[str], list[list[str]]]:
@@ -49,24 +97,31 @@ def machines(run: Run) -> tuple[list[str], list[list[str]]]:
         if not machine.reason:
             groups.setdefault(repr(_properties(machine)), []).append(machine)
     properties = [_properties(group[0]) for group in groups.values()]
-    names = dict.fromkeys(name for one in properties for name in one)
-    rows = [[name, *(one.get(name, numbers.NOTHING) for one in properties)] for name in names]
-    return [_names(group) for group in groups.values()], rows
-
-
-def _names(group: list[Machine]) -> str:
-    names = [machine.name for machine in group]
-    return ", ".join(names) if len(names) <= 3 else f"{names[0]} … {names[-1]} ({len(names)} alike)"
+    keys = dict.fromkeys(key for one in properties for key in one)
+    rows = [[key, *(one.get(key, numbers.NOTHING) for one in properties)] for key in keys]
+    names = [[machine.name for machine in group] for group in groups.values()]
+    return [", ".join(n) if len(n) <= 3 else f"{n[0]} … {n[-1]} ({len(n)} alike)" for n in names], rows
 
 
 def _properties(machine: Machine) -> dict[str, str]:
-    ready = machine.ready
+    ready, cpu = machine.ready, dict_of(machine.ready, "cpu")
+    features = " ".join(name for name in _FEATURES if cpu.get(name) is True)
+    cores = f"{cpu['cores']} cores" if cpu.get("cores") else ""
     memory = number(ready.get("memory_gb"))
-    found = {"profile": ready.get("profile"), "collectives": ready.get("collectives")}
-    found |= {"processor": _processor(dict_of(ready, "cpu")), "memory": gigabytes(memory) if memory else None}
-    found |= dict(sorted(versions(ready).items(), key=lambda item: _order(item[0])))
-    found["image"] = str(ready.get("image") or "")[:12]
-    return {str(name): str(value) for name, value in found.items() if value}
+    found = {
+        "profile": ready.get("profile"),
+        "collectives": ready.get("collectives"),
+        "processor": ", ".join(filter(None, (str(cpu.get("model") or ""), cores, features))),
+        "memory": gigabytes(memory) if memory else None,
+        **dict(sorted(_versions(machine).items(), key=lambda item: _order(item[0]))),
+        "image": str(ready.get("image") or "")[:12],
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _versions(machine: Machine) -> dict[str, str]:
+    """The software of a node: name -> version."""
+    return {str(name): str(value) for name, value in dict_of(machine.ready, "versions").items()}
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -74,12 +129,6 @@ def _order(name: str) -> tuple[int, str]:
     if name in _SOFTWARE_FIRST:
         return _SOFTWARE_FIRST.index(name), name
     return 50 + _SYSTEM_LAST.index(name) if name in _SYSTEM_LAST else 20, name
-
-
-def _processor(cpu: Mapping[str, object]) -> str:
-    features = [name for name in _FEATURES if cpu.get(name) is True]
-    parts = [str(cpu.get("model") or ""), f"{cpu['cores']} cores" if cpu.get("cores") else "", " ".join(features)]
-    return ", ".join(part for part in parts if part)
 
 
 def log(run: Run) -> list[tuple[str, str, str]]:
@@ -94,3 +143,40 @@ def log(run: Run) -> list[tuple[str, str, str]]:
 def _clock(seconds: float) -> str:
     """0:00:42; empty for a time that cannot be right."""
     return str(datetime.timedelta(seconds=int(seconds))) if 0 <= seconds < 1e9 else ""
+
+
+def results(runs: Sequence[Run]) -> list[list[str]]:
+    """Rows of a name and each run's value; for two runs also the change from the first to the second."""
+    pair = len(runs) == 2
+    rows = [["state", *(run.state.lower() for run in runs), *([""] if pair else [])]]
+    for name, value, form in _RESULTS:
+        values = [value(run) for run in runs]
+        if any(one is not None for one in values):
+            rows.append([name, *map(form, values), *([numbers.change(*values)] if pair else [])])
+    return rows
+
+
+def differences(runs: Sequence[Run]) -> tuple[list[list[str]], int]:
+    """(rows of a key and each run's value, for the keys that differ; the number of keys equal in all runs)."""
+    settings = [_settings(run) for run in runs]
+    keys = dict.fromkeys(key for one in settings for key in one)
+    rows = [[key, *(one.get(key, numbers.NOTHING) for one in settings)] for key in keys]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    return different, len(rows) - len(different)
+
+
+def _settings(run: Run) -> dict[str, str]:
+    found = {key: _as_toml(value) for key, value in run.config.items() if key not in _UNIMPORTANT}
+    found |= {"nodes": ", ".join(run.all_nodes), "ranks": numbers.plain(run.ranks), "precision taken": run.precision}
+    for name in sorted({name for machine in run.machines for name in _versions(machine)}):
+        nodes_of: dict[str, list[str]] = {}
+        for machine in run.machines:
+            if machine.ready:
+                nodes_of.setdefault(_versions(machine).get(name, "none"), []).append(machine.name)
+        every = [one if len(nodes_of) == 1 else f"{one} on {' '.join(nodes)}" for one, nodes in nodes_of.items()]
+        found[f"version of {name}"] = ", ".join(every)
+    return {key: value for key, value in found.items() if value}
+
+
+def _as_toml(value: object) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value, default=str)

@@ -149,3 +149,46 @@ class Run:
     def restarts(self) -> int:
         """The number of restarts."""
         return max(0, len(self.attempts) - 1)
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per second over all steps: the harmonic mean, as steps of one size differ in their time."""
+        known = [(point.steps, point.tokens_per_s) for point in self.points if point.tokens_per_s]
+        inverse = sum(steps / rate for steps, rate in known)
+        return sum(steps for steps, _ in known) / inverse if inverse else None
+
+    @property
+    def peak_share(self) -> float | None:
+        """The mean fraction of the processors' peak matmul speed, from 0 to 1."""
+        known = [(point.steps, point.peak_share) for point in self.points if point.peak_share is not None]
+        return sum(steps * share for steps, share in known) / sum(steps for steps, _ in known) if known else None
+
+    def node_speeds(self) -> dict[str, list[tuple[float, float]]]:
+        """(step, tokens per second) of each node: its tokens of a step divided by its ranks' computing time, without
+        waiting for the others. Empty if the ranks' nodes or the batch size are not known."""
+        block = number(self.config.get("model.block_size"))
+        if not self.batch or not block:
+            return {}
+        windows = int(self.batch // block)
+        found: dict[str, list[tuple[float, float]]] = {}
+        for point in self.points:
+            placement = self._placement(point.time, len(point.rank_seconds))
+            slowest: dict[str, float] = {}
+            tokens: dict[str, float] = {}
+            for rank, (node, seconds) in enumerate(zip(placement, point.rank_seconds, strict=False)):
+                share = windows * (rank + 1) // len(placement) - windows * rank // len(
+                    placement
+                )  # as the trainer splits
+                tokens[node] = tokens.get(node, 0.0) + share * block
+                slowest[node] = max(slowest.get(node, 0.0), seconds or 0.0)
+            for node, seconds in slowest.items():
+                if seconds:
+                    found.setdefault(node, []).append((point.step, tokens[node] / seconds))
+        return found
+
+    def _placement(self, when: float | None, ranks: int) -> list[str]:
+        """The node of each rank at that time; empty if not known."""
+        before = [attempt.nodes for attempt in self.attempts if when is not None and attempt.time <= when]
+        nodes = before[-1] if before else self.nodes
+        placement = [node for node in nodes for _ in range(self.slots.get(node, 1))]
+        return placement if len(placement) == ranks else []

@@ -7,8 +7,10 @@ process has left the scope.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from node.job import files
@@ -20,18 +22,13 @@ def main(argv: list[str]) -> int:
     """`left ID`: kill the job's processes on this node; print which were found and which could not be killed."""
     job = argv[0]
     found = processes(job)
-    kill(job)
+    kill(files.unit_of(job))
     subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
     print(json.dumps({"found": found, "left": wait(job, seconds=5.0)}), flush=True)
     return 0
 
 
-def kill(job: str) -> None:
-    """Kill all processes of the job on this node."""
-    kill_scope(files.unit_of(job))
-
-
-def kill_scope(unit: str) -> None:
+def kill(unit: str) -> None:
     """Kill every process of a systemd scope. A scope that no longer exists is not an error."""
     kill = ["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", f"{unit}.scope"]
     subprocess.run(kill, capture_output=True, check=False)
@@ -53,30 +50,19 @@ def processes(job: str) -> list[str]:
     """`PID command` of every process on this node whose environment names the job."""
     wanted = f"{MARK}={job}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # the process has ended, or belongs to another user
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found.append(f"{entry.name} {command[:120]}")
-        except OSError:
-            continue  # the process has ended, or belongs to another user
     return found
 
 
 def busy_with(job: str) -> list[str]:
     """Ids of the other jobs that have a scope or a keeper on this node."""
-    listed = subprocess.run(
-        ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", "trainyard-job-*"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    units = [line.split()[0] for line in listed.stdout.splitlines() if line.strip()]
-    names = [unit.removeprefix("trainyard-job-") for unit in units if unit.endswith((".scope", "-keeper.service"))]
-    ids = {name.removesuffix(".scope").removesuffix("-keeper.service") for name in names}
-    return sorted(ids - {job})
+    argv = ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", "trainyard-job-*"]
+    units = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return sorted(set(re.findall(r"^trainyard-job-(\S+?)(?:\.scope|-keeper\.service)\s", units, re.MULTILINE)) - {job})
 
 
 def _is_active(unit: str) -> bool:

@@ -101,7 +101,7 @@ class Keeper:
                 self._over.set()
                 return
         # Without the head nothing can be reported, and writing to stdout might block.
-        cleanup.kill(self.id)
+        cleanup.kill(files.unit_of(self.id))
         os._exit(3)
 
     def _look(self) -> None:
@@ -153,7 +153,7 @@ class Keeper:
 
     def _end(self) -> None:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
-        cleanup.kill(self.id)
+        cleanup.kill(files.unit_of(self.id))
         self._look()
         tell({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
 

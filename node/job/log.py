@@ -49,8 +49,7 @@ def parts(path: Path) -> list[Part]:
     """The files of a log, oldest first. The last is `path` itself, the one that is being written."""
     rotated = []
     for file in path.parent.glob(f"{path.name}.*"):
-        number = file.name.removeprefix(f"{path.name}.")
-        if number.isdigit():
+        if (number := file.suffix[1:]).isdigit():
             with suppress(FileNotFoundError):  # deleted meanwhile by a rotation
                 rotated.append(Part(file, int(number), file.stat().st_size))
     rotated.sort(key=lambda part: part.start)
@@ -63,7 +62,7 @@ class Log:
 
     def __init__(self, path: Path, node: str, *, file_bytes: int = FILE_BYTES) -> None:
         self._path, self._node, self._file_bytes = path, node, file_bytes
-        self._file = self._open()
+        self._open()
         self._lock = threading.Lock()
         self._kept: list[bytes] = []
 
@@ -91,8 +90,8 @@ class Log:
             self.say("lines were late, as the disk was full")
             time.sleep(0.2)
 
-    def _open(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def _rotate(self) -> None:
         """Rotate the file if it is large enough. Called only after whole lines."""
@@ -101,7 +100,7 @@ class Log:
         *before, current = parts(self._path)
         self._path.rename(self._path.with_name(f"{self._path.name}.{current.start}"))
         os.close(self._file)
-        self._file = self._open()
+        self._open()
         for part in before[: max(0, len(before) + 1 - KEPT)]:
             part.path.unlink(missing_ok=True)
 
@@ -120,9 +119,7 @@ def main(argv: list[str]) -> int:
     run_dir = files.absolute(str(args.run_dir))
     path = run_dir / "log"
     wanted = Wanted(args.rank, time.time() - args.since if args.since else 0.0)
-    offset, looked = args.offset, 0.0
-    if offset < 0:
-        offset = end(path)
+    offset, looked = end(path) if args.offset < 0 else args.offset, 0.0
     if args.tail >= 0:
         offset = tail(path, args.tail, wanted, offset)
     while True:
@@ -141,18 +138,15 @@ def main(argv: list[str]) -> int:
         time.sleep(POLL)
 
 
+@dataclass(frozen=True)
 class Wanted:
     """Selects the log's lines to show: of one rank (empty: all), from the Unix time `since` on."""
 
-    def __init__(self, rank: str, since: float) -> None:
-        self._rank, self._since = rank, since
+    rank: str
+    since: float
 
     def __call__(self, line: list[str]) -> bool:
-        return (not self._rank or line[2] == self._rank) and float(line[0]) >= self._since
-
-    def is_before(self, line: list[str]) -> bool:
-        """Whether a line is older than `since`, and so all lines before it."""
-        return float(line[0]) < self._since
+        return (not self.rank or line[2] == self.rank) and float(line[0]) >= self.since
 
 
 def parsed(raw: bytes) -> list[str] | None:
@@ -162,10 +156,8 @@ def parsed(raw: bytes) -> list[str] | None:
 
 
 def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[list[list[str]], int]:
-    """Up to BATCH wanted whole lines from `offset` on, and the offset after the last line that was read.
-
-    If the file at `offset` has been deleted, reading starts at the oldest one that is left.
-    """
+    """Up to BATCH wanted whole lines from `offset` on, and the offset after the last line that was read. If the file at
+    `offset` has been deleted, reading starts at the oldest one that there is."""
     lines: list[list[str]] = []
     while True:
         there = parts(path)
@@ -186,10 +178,9 @@ def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[
                     return lines, offset  # this line is still being written
                 offset += len(raw)
                 line = parsed(raw)
-                if line is not None and wanted(line):
-                    lines.append(line)
-                    if len(lines) == BATCH:
-                        return lines, offset
+                lines += [line] if line is not None and wanted(line) else []
+                if len(lines) == BATCH:
+                    return lines, offset
         if part is there[-1]:
             return lines, offset
 
@@ -215,7 +206,7 @@ def tail(path: Path, count: int, wanted: Wanted, stop: int = 0) -> int:
         line = parsed(raw)
         if line is None:
             continue
-        if wanted.is_before(line):
+        if float(line[0]) < wanted.since:  # and so are all lines before it
             return found
         if wanted(line):
             seen, found = seen + 1, at

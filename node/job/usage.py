@@ -34,10 +34,8 @@ class Meter:
         self._time: float | None = None
 
     def sample(self, pids: Iterable[int], now: float) -> dict[str, float] | None:
-        """What these processes used since the last call, as in usage.jsonl; None on the first call.
-
-        `now`: seconds of any monotonic clock.
-        """
+        """What these processes used since the last call, as in usage.jsonl; None on the first call. `now`: seconds of a
+        monotonic clock."""
         cpu, memory = {}, 0
         for pid in pids:
             try:
@@ -52,11 +50,8 @@ class Meter:
         self._cpu, self._network, self._time = cpu, network, now
         if last is None or now <= last:
             return None
-        return {
-            "cpu": round(used / (now - last), 3),
-            "memory_gb": round(memory / 2**30, 3),
-            "net_mb_s": round(moved / (now - last) / 1e6, 3),
-        }
+        found = {"cpu": used / (now - last), "memory_gb": memory / 2**30, "net_mb_s": moved / (now - last) / 1e6}
+        return {name: round(value, 3) for name, value in found.items()}
 
     def _bytes(self) -> int:
         """Bytes received and sent by all interfaces except the loopback."""

@@ -45,7 +45,7 @@ def main(_argv: list[str]) -> None:
             started.wait(timeout=spec["seconds"])
         except subprocess.TimeoutExpired:
             late = True
-            cleanup.kill_scope(unit)
+            cleanup.kill(unit)
             started.wait()
     print(json.dumps({"event": "end", "exited": started.returncode, "late": late}), flush=True)
 
@@ -63,4 +63,4 @@ def end_with_stdin(unit: str) -> None:
     """Wait for the end of stdin (the operator is gone or needs no more), then kill the probe's scope on the head."""
     while os.read(0, 4096):
         pass
-    cleanup.kill_scope(unit)
+    cleanup.kill(unit)

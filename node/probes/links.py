@@ -27,11 +27,9 @@ SUSPECT = 0.6
 def measure(
     names: Sequence[str], rank: int, address: str, enter: Enter, *, timeout: float, budget: float, enough: float
 ) -> dict[str, Any]:
-    """Join the other ranks at `address` (host:port) and measure. Only rank 0's `links` are filled.
-
-    `timeout`: seconds of gloo's timeout; `budget`: seconds for all links; `enough`: bytes per second from which a link
-    is not measured again. Raises RuntimeError when a rank is missing or the connection breaks.
-    """
+    """Join the other ranks at `address` (host:port) and measure. Only rank 0's `links` are filled. `timeout`: of gloo,
+    in seconds; `budget`: seconds for all links; `enough`: bytes per second from which a link is not measured again.
+    Raises RuntimeError when a rank is missing or the connection breaks."""
     enter("meeting of the ranks")
     join = {"init_method": f"tcp://{address}", "rank": rank, "world_size": len(names)}
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout), **join)
@@ -42,13 +40,11 @@ def measure(
     return {"links": links, **reduced}
 
 
-# --- links: rank 0 tells the ranks who sends to whom, so that only one link is busy at a time ---
-
-
 def measure_links(
     names: Sequence[str], rank: int, enter: Enter, budget: float, enough: float
 ) -> list[list[float | None]]:
-    """Bytes per second from each rank (row) to each rank (column), on rank 0; None: not measured within the budget."""
+    """Bytes per second from each rank (row) to each rank (column), on rank 0; None: not measured within the budget.
+    Rank 0 tells the ranks who sends to whom, so that only one link is busy at a time."""
     world = len(names)
     links: list[list[float | None]] = [[None] * world for _ in range(world)]
     if rank != 0:
@@ -136,9 +132,6 @@ def receive(sender: int) -> None:
         dist.send(done, sender)
 
 
-# --- all-reduce ---
-
-
 def all_reduce(rank: int, world: int) -> dict[str, Any]:
     """Time a sum over all ranks and check every element on every rank. Returns bytes, seconds, algorithm and bus
     bandwidth in bytes per second, and the number of wrong elements."""
@@ -153,21 +146,14 @@ def all_reduce(rank: int, world: int) -> dict[str, Any]:
         slowest = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         wrong += int((values != pattern * (world * (world + 1) // 2)).sum())
-        if attempt == 0:
-            if float(slowest) > 0.1:  # the larger size would take seconds
-                took = float(slowest)
-                break
+        if attempt == 0 and float(slowest) <= 0.1:
             size = 16 * MIB
-        else:
-            took = min(took or float(slowest), float(slowest))
+            continue
+        took = min(took or float(slowest), float(slowest))
+        if attempt == 0:
+            break  # the larger size would take seconds
     total = torch.tensor([wrong])
     dist.all_reduce(total)
     algorithm = size / took
-    # busbw as nccl-tests define it: what each link of a ring carries.
-    return {
-        "bytes": size,
-        "seconds": took,
-        "algbw": algorithm,
-        "busbw": algorithm * 2 * (world - 1) / world,
-        "wrong": int(total),
-    }
+    bus = algorithm * 2 * (world - 1) / world  # as nccl-tests define it: what each link of a ring carries
+    return {"bytes": size, "seconds": took, "algbw": algorithm, "busbw": bus, "wrong": int(total)}

@@ -1,4 +1,4 @@
-"""`fab report`: what it reads, what it makes of it, and that nothing anybody says becomes part of the page's markup."""
+"""`fab report`: what it makes of a run, and that nothing in a run's files becomes part of the page's markup."""
 
 from __future__ import annotations
 
@@ -6,49 +6,28 @@ import base64
 import hashlib
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import time
 from dataclasses import replace
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_folder
-import sshd
 from hypothesis import given
 from hypothesis import strategies as st
+from report_page import Page, read, said
 
-from fabfile.report import bars, chart, curves, node_speed, numbers, page
-from fabfile.report.chart_data import chart_data
+from fabfile.report import bars, curves, page
+from fabfile.report.chart import chart_data
 from fabfile.report.parse import run_of
 from fabfile.report.run import Machine, Run
-from infra.inventory import Node, SshCluster, to_json
 from node import run_data
 from node.job import job_table
 
-ROOT = Path(__file__).resolve().parents[2]
 HOSTILE = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\"' onload=alert(1) &lt; \u202e\x00\ud800 "
 )
-READY = {
-    "profile": "native",
-    "collectives": "gloo",
-    "image": "0f3c",
-    "versions": {"torch": "2.13.0", "os": "Debian 12"},
-}
-
-
-def read(folder: Path, **more: Any) -> Run:
-    machines = [Machine(name, READY) for name in ("node1", "node2")] + [
-        Machine("node3", {}, "not known now: no answer")
-    ]
-    return run_of(run_data.collect(folder), machines, {}, 1.0, **more)
 
 
 @pytest.fixture
@@ -59,47 +38,6 @@ def run(tmp_path: Path) -> Run:
 @pytest.fixture
 def other(tmp_path: Path) -> Run:
     return read(run_folder.write(tmp_path / "demo-2", run_folder.metrics(120, lr=1e-3), lr=1e-3))
-
-
-class Page(HTMLParser):
-    """The elements of a page: every one of them closed, with what they say and link to."""
-
-    VOID = ("meta",)
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.names: set[str] = set()
-        self.attributes: set[str] = set()
-        self.links: list[str] = []
-        self.text = ""
-        self.titles: list[str] = []
-        self.scripts: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.links += [value or "" for name, value in attrs if name in ("href", "src")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "title":
-            self.titles.append(data)
-        elif "script" in self.open:
-            self.scripts.append(data)
-        elif "style" not in self.open:
-            self.text += data + "\n"
-
-
-def said(text: str) -> str:
-    return re.sub(r"\s+", " ", Page(text).text)
 
 
 def assert_only_own_scripts(text: str, found: Page) -> None:
@@ -174,9 +112,9 @@ def test_time_between_an_end_and_going_on_is_not_the_jobs(tmp_path: Path) -> Non
 
 
 def test_a_nodes_speed_is_its_share_over_its_computing(run: Run) -> None:
-    found = {name: node_speed.typical(series) for name, series in node_speed.by_node(run).items()}
+    found = {name: bars.typical(series) for name, series in run.node_speeds().items()}
     assert found["node1"] / found["node2"] == pytest.approx(1.12, rel=0.03)
-    assert node_speed.by_node(run)["node3"][-1][0] == 100  # lost after that step
+    assert run.node_speeds()["node3"][-1][0] == 100  # lost after that step
     assert sum(found.values()) == pytest.approx(12288 / 0.95, rel=0.05)
 
 
@@ -184,9 +122,9 @@ def test_several_ranks_of_a_node_are_one_speed(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "two", run_folder.metrics(30, ranks=6))
     spec = {"cluster": {"nodes": [{"name": f"node{i}", "slots": 2} for i in (1, 2, 3)]}}
     (folder / "spec.json").write_text(json.dumps(spec))
-    assert list(node_speed.by_node(read(folder))) == ["node1", "node2", "node3"]
+    assert list(read(folder).node_speeds()) == ["node1", "node2", "node3"]
     (folder / "spec.json").unlink()  # six ranks on three nodes, nobody knows how: no speeds rather than wrong ones
-    assert node_speed.by_node(read(folder)) == {}
+    assert read(folder).node_speeds() == {}
 
 
 def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
@@ -308,6 +246,21 @@ def test_a_long_run_is_thinned(tmp_path: Path) -> None:
     assert len(text) < 450_000, "the library of the charts and its data among them"
 
 
+def test_only_a_long_run_is_drawn_without_its_steep_start(tmp_path: Path) -> None:
+    """Two points of one line in its first 2 % make a run long, however many short runs are beside it."""
+
+    def note(*lengths: int) -> str:
+        runs = [read(run_folder.write(tmp_path / f"{lengths}-{i}", steep(n))) for i, n in enumerate(lengths)]
+        return curves.loss(runs).note
+
+    def steep(length: int) -> list[Any]:
+        lines = run_folder.metrics(length)
+        return [{**line, "loss": 90.0 if index < 2 else 3.0 + index / 1000} for index, line in enumerate(lines)]
+
+    assert "Not drawn" in note(160) and "Not drawn" in note(160, 60)
+    assert "Not drawn" not in note(60) and "Not drawn" not in note(60, 60)
+
+
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "FAILED", "CANCELLED", "SUCCEEDED", None])
 def test_hardly_anything_is_known(tmp_path: Path, state: str | None) -> None:
     folder = tmp_path / "demo-1"
@@ -371,148 +324,3 @@ def test_whatever_a_head_tells_there_is_a_page(told: dict[str, Any]) -> None:
     found = run_of(told)
     Page(page.render([found]))
     Page(page.render([found, found]))
-
-
-@pytest.mark.parametrize(
-    "form, value, text",
-    [
-        *[(numbers.count, v, t) for v, t in ((1_234_567, "1.2 M"), (9830, "9,830"), (98304, "98.3 k"), (9e9, "9.0 B"))],
-        *[(numbers.count, v, t) for v, t in ((0, "0"), (999_960, "1.0 M"), (1.25e8, "125 M"), (None, "\N{EN DASH}"))],
-        *[
-            (numbers.span, v, t)
-            for v, t in ((200, "3 m 20 s"), (0.42, "0.42 s"), (59.7, "1 m 0 s"), (12000, "3 h 20 m"))
-        ],
-        *[(numbers.span, v, t) for v, t in ((0.0012, "1.2 ms"), (7.04, "7.0 s"), (187_200, "2 d 4 h"), (0, "0 s"))],
-        *[(numbers.money, v, t) for v, t in ((0, "$0.00"), (0.001, "under $0.01"), (1234.5, "$1,234.50"))],
-        *[(numbers.percent, v, t) for v, t in ((0.71, "71 %"), (0.004, "0.4 %"), (1e-5, "under 0.1 %"), (0, "0 %"))],
-        *[(numbers.small, v, t) for v, t in ((6e-4, "6\N{MULTIPLICATION SIGN}10⁻⁴"), (0.05, "0.05"), (0, "0"))],
-        *[(numbers.plain, v, t) for v, t in ((12345, "12,345"), (3.25, "3.25"), (0.71, "0.71"), (200, "200"))],
-        *[(numbers.moment, v, t) for v, t in ((1_763_716_000, "2025-11-21 09:06 UTC"), (1e30, "\N{EN DASH}"))],
-    ],
-)
-def test_numbers_as_a_person_writes_them(form: Any, value: float | None, text: str) -> None:
-    assert form(value) == text
-
-
-def test_changes() -> None:
-    assert numbers.change(100, 112) == "+12 %"
-    assert numbers.change(2.5, 2.49) == "\N{MINUS SIGN}0.4 %"
-    assert numbers.change(10, 81) == "\N{MULTIPLICATION SIGN}8.1"
-    assert numbers.change(3, 3) == "same"
-    assert (numbers.change(0, 3), numbers.change(1, 0), numbers.change(None, 3)) == ("", "", "")
-
-
-@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
-def test_ticks_enclose_their_values(one: float, two: float) -> None:
-    low, high = sorted((one, two))
-    found = numbers.ticks(low, high)
-    slack = 1e-6 * max(abs(low), abs(high), 1e-300)
-    assert found[0] <= low + slack
-    assert found[-1] >= high - slack
-    assert 2 <= len(found) <= 12
-    assert found == sorted(set(found))
-
-
-def test_an_axis_is_in_one_unit() -> None:
-    assert numbers.axis([0, 5000, 10000]) == ["0", "5 k", "10 k"]
-    assert numbers.axis([2, 2.5, 3]) == ["2", "2.5", "3"]
-    times = "\N{MULTIPLICATION SIGN}"
-    assert numbers.axis([0, 2e-4, 4e-4]) == ["0", f"2{times}10⁻⁴", f"4{times}10⁻⁴"]
-
-
-def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
-    lines = [chart.Line(f"line{i}", [(0, 1.0), (10, 2.0 + i / 1000)], "a") for i in range(5)]
-    tops = [top for top, _, _ in chart.Drawing(chart.Chart(title="t", unit="u", lines=lines)).names()]
-    assert len(tops) == 5
-    assert all(below - above > 14 for above, below in pairwise(tops))
-    assert tops[0] > 0
-    assert tops[-1] < 100
-
-
-def fab(folder: Path, *argv: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    command = [sys.executable, "-m", "fabfile", "report", *argv]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
-
-
-def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
-    run_folder.write(tmp_path / "runs/demo-1", run_folder.metrics(20))
-    run_folder.write(tmp_path / "runs/demo-2", run_folder.metrics(30))
-    done = fab(tmp_path, "runs/demo-1", "runs/demo-2")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "next: open report-demo-1-and-demo-2.html in a browser"
-    assert "demo-2 training" in said((tmp_path / "report-demo-1-and-demo-2.html").read_text())
-    done = fab(tmp_path, "runs/demo-1", "--out", "nowhere/x.html")
-    assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: No such file or directory")
-    done = fab(tmp_path, "runs/demo-3")
-    assert done.returncode == 2
-    assert done.stderr.strip().endswith("this is no run directory")
-    assert not list(tmp_path.glob(".report*"))
-
-
-def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
-    folder = run_folder.write(tmp_path / "runs/demo-1", run_folder.metrics(20))
-    over = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**over, "state": "RUNNING", "ended": None}))
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    program = (
-        "import sys; from fabfile.program import run; sys.modules['fabfile.verbs.report'].REFRESH = 1; "
-        "sys.exit(run(sys.argv[1:]))"
-    )
-    argv = [sys.executable, "-c", program, "report", "runs/demo-1", "--watch"]
-    watching = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
-    assert watching.stdout
-    assert "it follows demo-1" in watching.stdout.readline()
-    assert 'http-equiv="refresh"' in (tmp_path / "report-demo-1.html").read_text()
-    (folder / "state.json").write_text(json.dumps(over))
-    out, _ = watching.communicate(timeout=60)
-    assert watching.returncode == 0 and "written: report-demo-1.html" in out
-    assert 'http-equiv="refresh"' not in (tmp_path / "report-demo-1.html").read_text()
-
-
-def test_over_ssh(tmp_path: Path) -> None:
-    sshd.require()
-    (tmp_path / "home").mkdir()
-    yard = sshd.Yard(tmp_path, [])
-    sshd.keygen(yard.identity)
-    port = sshd.free_port()
-    try:
-        servers = [yard.start(f"127.0.0.{i + 2}", port) for i in range(2)]
-        ready = servers[0].root / "var/lib/trainyard/ready.json"
-        ready.parent.mkdir(parents=True)
-        ready.write_text(json.dumps(READY))
-        lost = Node(name="node3", private_ip="127.0.0.77", ssh_port=port, host_key=servers[0].host_key)
-        nodes = [server.node(f"node{i + 1}") for i, server in enumerate(servers)]
-        cluster: SshCluster = yard.cluster(*nodes, lost)
-        inventory = {**json.loads(to_json(cluster)), "shared_dir": str(tmp_path / "shared")}
-        (tmp_path / "inventory.json").write_text(json.dumps(inventory))
-        run_folder.write(tmp_path / "shared/runs/demo-1", run_folder.metrics(20))
-        done = fab(tmp_path, "1", "--inventory", "inventory.json", "--out", "page.html")
-        assert done.returncode == 0, done.stderr
-        words = said((tmp_path / "page.html").read_text())
-        assert "demo-1 ✓ succeeded 3 nodes (node1, node2, node3), 3 ranks" in words
-        assert "torch 2.13.0" in words
-        assert "node3: not known now: node3 (127.0.0.77" in words
-        done = fab(tmp_path, "demo-7", "--inventory", "inventory.json")
-        assert (done.returncode, done.stderr.strip()) == (2, "no run 'demo-7' on node1; there are: demo-1")
-    finally:
-        yard.stop()
-
-
-def test_the_templates_are_part_of_the_installed_package(tmp_path: Path) -> None:
-    """In the editable installation they are in the checkout; `pip install .` must copy them."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.split("\0"):
-        if name.startswith(("infra/", "fabfile/", "node/", "pyproject.toml", "README.md")) and (ROOT / name).exists():
-            (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tmp_path / "source" / name)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", tmp_path / "installed", tmp_path / "source"], check=True, timeout=120)
-    program = (
-        "from fabfile.report import page; from fabfile.report.parse import run_of; "
-        "print(page.__file__); print(page.render([run_of({'id': 'demo-1'})]))"
-    )
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(str(tmp_path / "installed")) and "demo-1 has done no step yet" in done.stdout
