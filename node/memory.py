@@ -36,11 +36,8 @@ class Starved:
 
 def killed(root: Path = ROOT) -> int:
     """How many processes the kernel has killed for lack of memory since the boot; 0 if it does not count them."""
-    of_groups = ("sys/fs/cgroup/memory.events", "sys/fs/cgroup/memory/memory.oom_control")
-    counts = [
-        _fields(root / path).get("oom_kill", 0) for path in (of_groups if _is_container(root) else ("proc/vmstat",))
-    ]
-    return max(counts)
+    names = ["sys/fs/cgroup/memory.events", "sys/fs/cgroup/memory/memory.oom_control"]
+    return max(_fields(root / name).get("oom_kill", 0) for name in (names if _is_container(root) else ["proc/vmstat"]))
 
 
 def size(known_gb: float = 0.0, root: Path = ROOT) -> str:

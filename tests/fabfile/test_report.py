@@ -255,7 +255,7 @@ def test_only_a_long_run_is_drawn_without_its_steep_start(tmp_path: Path) -> Non
 
     def steep(length: int) -> list[Any]:
         lines = run_folder.metrics(length)
-        return [{**line, "loss": 90.0 if index < 2 else 3.0 + index / 1000} for index, line in enumerate(lines)]
+        return [{**line, "loss": 90.0 if index == 0 else 3.0 + index / 1000} for index, line in enumerate(lines)]
 
     assert "Not drawn" in note(160) and "Not drawn" in note(160, 60)
     assert "Not drawn" not in note(60) and "Not drawn" not in note(60, 60)
