@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fabfile.stacks import pulumi_cli
+
 Level = Literal["pass", "warn", "fail"]
 Trouble = Literal["warn", "fail"]
 ORDER: tuple[Level, ...] = ("pass", "warn", "fail")
@@ -77,3 +79,11 @@ def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
 def next_step(verdicts: Sequence[Verdict]) -> str:
     """The mend of the first failure, as later ones are often its consequence; else a first command to run."""
     return next((verdict.mend for verdict in verdicts if verdict.level == "fail"), "fab run hostname")
+
+
+def of_account(stack: str) -> list[Verdict]:
+    """`fab check --account`: is the cloud's account fit for the stack, before any node exists? Exit 2 for a local stack,
+    or a stack's file that cannot be used."""
+    levels: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
+    findings = pulumi_cli.answer("clouds.account", stack or pulumi_cli.default_stack())
+    return [Verdict(entry["check"], levels[entry["state"]], entry["said"], entry["mend"]) for entry in findings]

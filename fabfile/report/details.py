@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fabfile.output import gigabytes
 from fabfile.report import numbers
 from fabfile.report.curves import saved_steps
-from fabfile.report.parse import dict_of
+from fabfile.report.load import dict_of
 from fabfile.report.run import Machine, Run
 from node.run_data import number
 

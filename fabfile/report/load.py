@@ -1,16 +1,23 @@
-"""Read runs for a report, from a cluster or from a fetched folder."""
+"""Read runs for a report, from a cluster or from a fetched folder: makes a Run from the output of node/run_data.py.
+Values that are missing or of a wrong type are left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import Backend
-from fabfile.report.parse import run_of
-from fabfile.report.run import Machine, Run
+from fabfile.report.run import Attempt, Machine, Point, Run, Usage, Validation
 from node import run_data
+from node.job.files import OVER
+from node.run_data import number
 
 
 def from_folder(folder: Path) -> Run:
@@ -33,3 +40,183 @@ def _machine(name: str, record: object) -> Machine:
     if isinstance(record, Exception):
         return Machine(name, {}, str(record))
     return Machine(name, record if isinstance(record, dict) else {})
+
+
+def run_of(
+    answer: Mapping[str, Any],
+    machines: Sequence[Machine] = (),
+    slots: Mapping[str, int] | None = None,
+    node_usd: float | None = None,
+) -> Run:
+    """The run in the output `answer`. `slots`: ranks by node, if the cluster is known; `node_usd`: a node's price per
+    hour."""
+    state, spec, log = dict_of(answer, "state"), dict_of(answer, "spec"), dict_of(answer, "log")
+    metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
+    points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
+    attempts = _attempts(log, points)
+    asked = dict_of(spec, "cluster").get("nodes")
+    nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
+    ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
+    name, reason = str(state.get("state") or "UNKNOWN"), str(state.get("reason") or "")
+    over = name in OVER or name == "UNKNOWN"
+    last = first_number(log.get("last"), points[-1].time if points else None)
+    # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
+    now = first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now"))
+    best = _validations([metrics.get("best")])
+    job_toml = str(answer.get("job_toml") or "")
+    return Run(
+        id=str(answer.get("id")),
+        state=name,
+        reason=reason,
+        nodes=nodes,
+        all_nodes=tuple(ever),
+        slots={**_seen_slots(disk), **(slots or {}), **_slots(asked)},
+        started=first_number(state.get("started"), log.get("first"), points[0].time if points else None),
+        ended=first_number(state.get("ended"), last) if over else None,
+        now=now or 0.0,
+        hourly_usd=first_number(state.get("price_per_hour"), None if node_usd is None else node_usd * len(nodes)),
+        paused=_paused(log),
+        job_toml=job_toml,
+        config=_flat(job_toml),
+        points=points,
+        validations=_validations(metrics.get("validations")),
+        best=best[0] if best else None,
+        totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
+        width=int(number(metrics.get("width")) or 1),
+        skipped=int(number(metrics.get("skipped")) or 0),
+        attempts=attempts,
+        notes=tuple(_note(note) for note in _rows(log.get("notes"))),
+        notes_left_out=int(number(log.get("left_out")) or 0),
+        on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
+        best_on_disk=number(disk.get("best")),
+        precision=str(dict_of(disk, "newest").get("precision") or ""),
+        usage=_usage(dict_of(answer, "usage")),
+        samples=tuple(
+            (str(one.get("model") or ""), str(one["text"])) for one in _dicts(answer.get("samples")) if one.get("text")
+        ),
+        command=_command(spec, answer, names_in(asked) or nodes),
+        machines=tuple(machine for machine in machines if machine.name in ever or not ever),
+    )
+
+
+def names_in(value: object) -> tuple[str, ...]:
+    """Names of nodes, from a list of names or of records with a name."""
+    entries = value if isinstance(value, list) else []
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    return tuple(name for name in names if isinstance(name, str))
+
+
+def first_number(*values: object) -> float | None:
+    """The first of the values that is a number."""
+    return next((found for value in values if (found := number(value)) is not None), None)
+
+
+def _point(entry: Mapping[str, Any]) -> Point:
+    plain = ("time", "tokens", "loss", "lr", "grad_norm", "tokens_per_s", "peak_share")
+    return Point(
+        step=number(entry.get("step")) or 0.0,
+        steps=int(number(entry.get("steps")) or 1),
+        rank_seconds=tuple(number(value) for value in list_of(entry, "rank_seconds")),
+        **{name: number(entry.get(name)) for name in plain},
+    )
+
+
+def _validations(entries: object) -> tuple[Validation, ...]:
+    return tuple(
+        Validation(number(entry.get("step")) or 0.0, loss, number(entry.get("val_bits_per_byte")))
+        for entry in _dicts(entries)
+        if (loss := number(entry.get("val_loss"))) is not None
+    )
+
+
+def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
+    """From lines such as `attempt 2: 2 ranks on node1, node3`.
+
+    A restart continued from the last earlier step in the metrics: steps done again have replaced their old lines.
+    """
+    found: list[Attempt] = []
+    for row in _rows(log.get("attempts")):
+        when, text = number(row[0]) or 0.0, row[3]
+        before = [point.step for point in points if point.time is not None and point.time < when]
+        after = any(point.time is not None and point.time >= when for point in points)
+        nodes = tuple(name for name in re.split(r",\s*", text.rpartition(" on ")[2]) if name)
+        found.append(Attempt(when, nodes, before[-1] if found and before and after else None))
+    return tuple(found)
+
+
+def _paused(log: Mapping[str, Any]) -> float:
+    """Total seconds between each end of the job and the attempt that resumed it."""
+    starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
+    ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
+    return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
+
+
+def _usage(answer: Mapping[str, Any]) -> dict[str, list[Usage]]:
+    found: dict[str, list[Usage]] = {}
+    for node, rows in answer.items():
+        for row in rows if isinstance(rows, list) else []:
+            values = [number(value) for value in row] if isinstance(row, list) and len(row) == 4 else [None]
+            if values[0] is not None:
+                found.setdefault(str(node), []).append((values[0], values[1], values[2], values[3]))
+    return found
+
+
+def _rows(value: object) -> list[tuple[Any, str, str, str]]:
+    rows = value if isinstance(value, list) else []
+    return [(row[0], str(row[1]), str(row[2]), str(row[3])) for row in rows if isinstance(row, list) and len(row) == 4]
+
+
+def _note(row: tuple[Any, str, str, str]) -> tuple[float, str, str]:
+    when, node, rank, text = row
+    return number(when) or 0.0, node if rank == "-" else f"{node} rank={rank}", text
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _slots(value: object) -> dict[str, int]:
+    return {
+        entry["name"]: entry["slots"]
+        for entry in _dicts(value)
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("slots"), int)
+    }
+
+
+def _seen_slots(disk: Mapping[str, Any]) -> dict[str, int]:
+    """Ranks by node, from the newest checkpoint, which lists the node of every rank."""
+    ranks = dict_of(disk, "newest").get("ranks")
+    return dict(Counter(name for name in ranks if isinstance(name, str))) if isinstance(ranks, list) else {}
+
+
+def _flat(job_toml: str) -> dict[str, Any]:
+    try:
+        tables = tomllib.loads(job_toml)
+    except tomllib.TOMLDecodeError:
+        return {}  # the page shows the text as it is
+    return {
+        f"{section}.{key}": value
+        for section, values in tables.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+
+
+def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence[str]) -> str:
+    """The command that runs the job again on as many nodes, with the job file that the page offers for download."""
+    launcher = spec.get("launcher")
+    other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
+    words = ["fab", "train", f"{answer.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
+    return shlex.join(words)
+
+
+def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The mapping under a record's key; empty if there is none."""
+    found = record.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def list_of(record: Mapping[str, Any], key: str) -> list[Any]:
+    """The list under a record's key; empty if there is none."""
+    found = record.get(key)
+    return found if isinstance(found, list) else []

@@ -11,9 +11,8 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import output, targets
-from fabfile.check import account as account_of
 from fabfile.check.preflight import verdicts_of
-from fabfile.check.verdict import Verdict, next_step, summary
+from fabfile.check.verdict import Verdict, next_step, of_account, summary
 from fabfile.remote.fleet import Fleet
 
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
@@ -26,7 +25,7 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
     if account:
         if inventory:
             raise Exit("--account is of a stack in a cloud, not of an inventory", code=2)
-        verdicts = _told(account_of.verdicts(stack))
+        verdicts = _told(of_account(stack))
         # Not next_command: these mends already name the stack, or are commands of the cloud.
         _finish(
             verdicts, started, f"next: {next_step(verdicts)}" if _fails(verdicts) else output.next_command("fab up")

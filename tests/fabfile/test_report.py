@@ -20,7 +20,7 @@ from report_page import Page, read, said
 
 from fabfile.report import bars, curves, page
 from fabfile.report.chart import chart_data
-from fabfile.report.parse import run_of
+from fabfile.report.load import run_of
 from fabfile.report.run import Machine, Run
 from node import run_data
 from node.job import job_table

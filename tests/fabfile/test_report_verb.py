@@ -98,7 +98,7 @@ def test_the_templates_are_part_of_the_installed_package(tmp_path: Path) -> None
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--target", tmp_path / "installed", tmp_path / "source"], check=True, timeout=120)
     program = (
-        "from fabfile.report import page; from fabfile.report.parse import run_of; "
+        "from fabfile.report import page; from fabfile.report.load import run_of; "
         "print(page.__file__); print(page.render([run_of({'id': 'demo-1'})]))"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}

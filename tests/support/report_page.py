@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from fabfile.report.parse import run_of
+from fabfile.report.load import run_of
 from fabfile.report.run import Machine, Run
 from node import run_data
 
