@@ -46,6 +46,7 @@ class Run:
     """Nodes that could not be cleaned up, and why."""
 
     def of(self, kind: str) -> list[Event]:
+        """Its events of one kind."""
         return [event for event in self.events if event.get("event") == kind]
 
 

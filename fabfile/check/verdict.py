@@ -82,8 +82,8 @@ def next_step(verdicts: Sequence[Verdict]) -> str:
 
 
 def of_account(stack: str) -> list[Verdict]:
-    """`fab check --account`: is the cloud's account fit for the stack, before any node exists? Exit 2 for a local stack,
-    or a stack's file that cannot be used."""
+    """`fab check --account`: is the cloud's account fit for the stack, before any node exists? Exit 2 for a stack that
+    is local, or whose file cannot be used."""
     levels: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
     findings = pulumi_cli.answer("clouds.account", stack or pulumi_cli.default_stack())
     return [Verdict(entry["check"], levels[entry["state"]], entry["said"], entry["mend"]) for entry in findings]

@@ -23,7 +23,7 @@ from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, prefixed, say
 from fabfile.question import must_be_answerable
-from fabfile.remote.command import exit_status
+from fabfile.remote.command import exit_status, last_words
 from fabfile.remote.fleet import Fleet, apart
 
 ASK_BYTES = 1 << 30
@@ -158,8 +158,7 @@ def _send(fleet: Fleet, local: Local) -> None:
                 say(prefixed(head.name, f"{gigabytes(done / 2**30)} of {gigabytes(local.bytes / 2**30)}"))
             channel.shutdown_write()
             if exit_status(channel, _END_S) != 0:
-                why = channel.makefile_stderr("rb").read().decode(errors="replace").strip()
-                raise Exit(f"{head.name}: ~/{target}: {why or 'tar failed'}", code=1)
+                raise Exit(f"{head.name}: ~/{target}: {last_words(channel, 'tar failed')}", code=1)
     except (paramiko.SSHException, EOFError, OSError) as error:
         raise Exit(f"{head.name}: {local.word} was not brought there: {error}", code=1) from None
 

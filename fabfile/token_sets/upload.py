@@ -17,7 +17,7 @@ import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, prefixed, say
-from fabfile.remote.command import exit_status
+from fabfile.remote.command import exit_status, last_words
 from fabfile.remote.filenames import refusal
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.keepalive import why_lost
@@ -101,7 +101,7 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
             answers = channel.makefile("r")
             there = int(answers.readline() or -1)
             if not 0 <= there <= size:
-                raise Exit(f"{head.name}: {target}: {_complaint(channel) or 'longer than what is sent'}", code=1)
+                raise Exit(f"{head.name}: {target}: {last_words(channel, 'longer than what is sent')}", code=1)
             source.seek(there)
             shown = time.monotonic()
             while chunk := source.read(_CHUNK):
@@ -112,15 +112,10 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
                     say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
             channel.shutdown_write()
             if exit_status(channel, _QUIET):
-                raise Exit(f"{head.name}: {target}: {_complaint(channel)}", code=1)
+                raise Exit(f"{head.name}: {target}: {last_words(channel)}", code=1)
     except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
         why = why_lost(channel) if channel is not None else str(error)
         raise Exit(f"{head.name}: {why}; the same command again goes on: {error}", code=1) from None
-
-
-def _complaint(channel: paramiko.Channel) -> str:
-    """The last line of a command's stderr."""
-    return channel.makefile_stderr("rb").read().decode(errors="replace").strip().rpartition("\n")[2]
 
 
 def _key(files: Sequence[Path]) -> str:

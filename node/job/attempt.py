@@ -139,11 +139,11 @@ class Attempt:
                 with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
                     file.write(line + "\n")
             case {"event": "ends", "in": seconds}:
-                self.expiry.told(node, now + seconds)
+                self.expiry.known(node, now + seconds)
             case {"event": "notice", "in": None}:
-                self.expiry.withdrawn(node)
+                self.expiry.withdraw(node)
             case {"event": "notice", "in": seconds, "why": why}:
-                self.expiry.noticed(node, now + seconds, why)
+                self.expiry.known(node, now + seconds, why)
             case {"event": "step", "step": step} if step > 0:
                 self.first_step = self.first_step or time.time()
         self._watch.told(node, event, now)

@@ -17,11 +17,10 @@ STOP = 300.0
 
 @dataclass(frozen=True)
 class End:
-    """When and why a node will end."""
+    """When, in seconds on the caller's clock, and why a node will end."""
 
     node: str
     at: float
-    """Seconds on the caller's clock."""
     why: str
     by_cloud: bool
 
@@ -35,15 +34,12 @@ class Expiry:
         self.cause: End | None = None
         """The end because of which the job was stopped; None if it was not."""
 
-    def told(self, node: str, at: float) -> None:
-        """A node has reported when its hours are over. A later report replaces an earlier one."""
-        self._ends[node, False] = End(node, at, "its hours are over", by_cloud=False)
+    def known(self, node: str, at: float, why: str = "") -> None:
+        """A node has reported when its hours are over or, with `why`, when its cloud takes it. It replaces what
+        it reported before."""
+        self._ends[node, bool(why)] = End(node, at, why or "its hours are over", by_cloud=bool(why))
 
-    def noticed(self, node: str, at: float, why: str) -> None:
-        """A node's cloud has announced when it takes the node, and why."""
-        self._ends[node, True] = End(node, at, why, by_cloud=True)
-
-    def withdrawn(self, node: str) -> None:
+    def withdraw(self, node: str) -> None:
         """A node's cloud has withdrawn its notice."""
         self._ends.pop((node, True), None)
 
@@ -59,16 +55,16 @@ class Expiry:
 
     def asked(self, now: float, say: Callable[[str], None]) -> str:
         """`stop` if a node is about to end, else empty. Warns once through `say` before that."""
-        if not self._ends:
+        end = min(self._ends.values(), key=lambda end: end.at, default=None)
+        if end is None or end.at - now >= WARN:
             return ""
-        end = min(self._ends.values(), key=lambda end: end.at)
-        left = end.at - now
-        if left < WARN and end not in self._warned:
+        if end not in self._warned:
             self._warned.add(end)
-            when = f"ends in {max(0, round(left / 60))} minutes, as its hours are over"
-            what = f"{end.node}: {end.why}" if end.by_cloud else f"{end.node} {when}"
+            minutes = max(0, round((end.at - now) / 60))
+            hours = f"{end.node} ends in {minutes} minutes, as its hours are over"
+            what = f"{end.node}: {end.why}" if end.by_cloud else hours
             say(f"warning: {what}; before that the job is stopped with a checkpoint")
-        if left >= STOP:
+        if end.at - now >= STOP:
             return ""
         self.cause = end
         return "stop"

@@ -141,15 +141,13 @@ class Keeper:
     def _look_at_limits(self) -> None:
         """Report when this node's hours end and when its cloud takes it back, whenever either changes. Times are in
         seconds from now, as the nodes' clocks differ."""
-        deadline = files.read(files.LIMITS).get("deadline")
+        deadline, notice, now = files.read(files.LIMITS).get("deadline"), files.read(files.NOTICE), time.time()
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
-            tell({"event": "ends", "in": deadline - time.time()})
-        notice = files.read(files.NOTICE)
+            tell({"event": "ends", "in": deadline - now})
         if notice != self._notice:
             self._notice = notice
-            left = notice["at"] - time.time() if notice else None
-            tell({"event": "notice", "in": left, "why": notice.get("why", "")})
+            tell({"event": "notice", "in": notice["at"] - now if notice else None, "why": notice.get("why", "")})
 
     def _end(self) -> None:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
@@ -235,14 +233,14 @@ class Lines:
             if not self._path.exists():
                 return []
             self._file = self._path.open("rb")
-        found = self._whole(self._file.read())
+        found = self._complete(self._file.read())
         if not self._is_current(self._file):
-            found += self._whole(self._file.read())  # written between the read above and the rotation
+            found += self._complete(self._file.read())  # written between the read above and the rotation
             self._file.close()
             self._file, self._rest = None, b""
         return found
 
-    def _whole(self, data: bytes) -> list[tuple[float, str]]:
+    def _complete(self, data: bytes) -> list[tuple[float, str]]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [self._parsed(line.decode(errors="replace")) for line in lines if line]
 

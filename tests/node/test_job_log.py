@@ -148,3 +148,34 @@ def test_a_record_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "replace", lambda path, target: (order.append("rename"), replace(path, target))[1])
     files.write(tmp_path / "state.json", {"state": "RUNNING"})
     assert order == ["fsync", "rename"]
+
+
+def test_a_log_is_read_back_by_offset_rank_and_time_without_half_a_line(tmp_path: Path) -> None:
+    written = log.Log(tmp_path / "log", "node1")
+    for when, rank in ((100.0, "0"), (200.0, "1"), (300.0, "0")):
+        written.add(when, "node2", rank, f"line {when:.0f}")
+    lines, offset = log.read(tmp_path / "log", 0, log.Wanted("", 0.0))
+    assert [line[3] for line in lines] == ["line 100", "line 200", "line 300"]
+    with (tmp_path / "log").open("a") as file:
+        file.write("400.000 node3 2 hal")
+    assert log.read(tmp_path / "log", offset, log.Wanted("", 0.0)) == ([], offset)
+    with (tmp_path / "log").open("a") as file:
+        file.write("f\n")
+    assert log.read(tmp_path / "log", offset, log.Wanted("", 0.0))[0] == [["400.000", "node3", "2", "half"]]
+    assert [line[3] for line in log.read(tmp_path / "log", 0, log.Wanted("0", 150.0))[0]] == ["line 300"]
+
+
+def test_lines_that_a_full_disk_refuses_are_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written, real, full = log.Log(tmp_path / "log", "node1"), os.write, [True]
+
+    def write(file: int, data: bytes) -> int:
+        if full:
+            full.pop()
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    written.say("first")
+    assert (tmp_path / "log").read_text() == ""
+    written.say("second")
+    assert [line.split(" ", 3)[3] for line in (tmp_path / "log").read_text().splitlines()] == ["first", "second"]
