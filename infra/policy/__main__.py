@@ -81,36 +81,27 @@ def _report(findings: Iterable[Finding], report: ReportViolation) -> None:
             undecided.append(finding)
 
 
-def _resource_policy(rule: Rule) -> Policy:
+def _policy(rule: Rule | StackRule) -> Policy:
+    description = f"{rule.description} ({rule.sources})"
+    if isinstance(rule, StackRule):
+        return StackValidationPolicy(
+            rule.name, description, lambda args, report: _report(rule.judge(_stack(args)), report)
+        )
+
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
         resource = resource_of(args)
         inputs[resource.urn] = resource.props
         _report(rule.judge(resource), report)
 
-    return ResourceValidationPolicy(rule.name, _described(rule), validate)
-
-
-def _stack_policy(rule: StackRule) -> Policy:
-    def validate(args: StackValidationArgs, report: ReportViolation) -> None:
-        _report(rule.judge(_stack(args)), report)
-
-    return StackValidationPolicy(rule.name, _described(rule), validate)
+    return ResourceValidationPolicy(rule.name, description, validate)
 
 
 def _stack(args: StackValidationArgs) -> Stack:
     found = [resource_of(resource) for resource in args.resources]
-    return pack.stack([replace(one, props=inputs.get(one.urn, one.props)) for one in found], _settings(args))
-
-
-def _settings(args: StackValidationArgs) -> Mapping[str, str]:
-    """The stack's settings, read from its file, as the engine does not pass them to a Python pack."""
-    for resource in args.resources:
-        return stack_file.read(resource.urn.split("::")[0].removeprefix("urn:pulumi:"))
-    return {}
-
-
-def _described(rule: Rule | StackRule) -> str:
-    return f"{rule.description} ({', '.join(rule.sources)})"
+    # The stack's name from a URN, and its settings from its file: the engine does not pass them to a Python pack.
+    stacks = [one.urn.split("::")[0].removeprefix("urn:pulumi:") for one in found]
+    settings = stack_file.read(stacks[0]) if stacks else {}
+    return pack.stack([replace(one, props=inputs.get(one.urn, one.props)) for one in found], settings)
 
 
 def _undecided(_: StackValidationArgs, report: ReportViolation) -> None:
@@ -123,8 +114,8 @@ def main() -> None:
         name=pack.NAME,
         enforcement_level=EnforcementLevel.MANDATORY,
         policies=[
-            *map(_resource_policy, pack.RULES),
-            *map(_stack_policy, pack.STACK_RULES),
+            *map(_policy, pack.RULES),
+            *map(_policy, pack.STACK_RULES),
             StackValidationPolicy(
                 "undecided",
                 "What a rule could not decide, as a value is not known before `up`.",

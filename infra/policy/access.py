@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.conditions import at, must, values
+from infra.policy.conditions import at, matches, must, several, values
 from infra.policy.resource_types import ASSIGNMENT, ATTACHMENT, BUCKET_POLICY, DEFINITION, POLICY, ROLE, ROLE_POLICY
-from infra.policy.rule import Parts, Rule
+from infra.policy.rule import Parts, Problem, Rule
 from infra.policy.unknown import known
 
 TAKES_NO_RESOURCE = (
@@ -63,29 +63,23 @@ def statements(policy: Any) -> Iterator[Statement]:
         return
     document = known(policy)
     document = json.loads(document) if isinstance(document, str) else document
-    for entry in _several(document["Statement"]):
+    for entry in several(document["Statement"]):
         yield Statement(
             effect=entry["Effect"],
             principals=tuple(_principals(entry.get("Principal"))),
-            actions=tuple(_several(entry.get("Action"))),
-            resources=tuple(_several(entry.get("Resource"))),
+            actions=tuple(several(entry.get("Action"))),
+            resources=tuple(several(entry.get("Resource"))),
             condition=entry.get("Condition", {}),
             negated=any(f"Not{key}" in entry for key in ("Action", "Resource", "Principal")),
         )
 
 
-def _several(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return value if isinstance(value, list) else [value]
-
-
 def _principals(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for kind, names in value.items():
-            yield from ("*" if name == "*" else f"{kind}:{name}" for name in _several(names))
+            yield from ("*" if name == "*" else f"{kind}:{name}" for name in several(names))
     else:
-        yield from _several(value)
+        yield from several(value)
 
 
 def _statements_at(path: str) -> Parts:
@@ -116,7 +110,7 @@ def _stars(statement: Statement) -> str | None:
     if statement.effect != "Allow":
         return None
     if statement.negated:
-        return "a policy must say what it allows, not what it does not (NotAction, NotResource)"
+        return "a policy must list what it allows, not what it does not allow (NotAction, NotResource)"
     for action in statement.actions:
         if "*" in action:
             return f"Action {action}: must name each action"
@@ -125,18 +119,16 @@ def _stars(statement: Statement) -> str | None:
     for resource in statement.resources:
         if not any(form.fullmatch(resource) for form in NAMED_RESOURCES):
             return (
-                f"Resource {resource}: must name what it is; a star may stand for the objects of one bucket"
-                " or the streams of one log group"
+                f"Resource {resource}: * may stand only for the objects of one bucket or the streams of one log group"
             )
     return None
 
 
 def _needs_no_resource(action: str, statement: Statement) -> bool:
     """Whether AWS grants the action on * only, and the statement has the condition that it needs, if any."""
-    key = ONLY_WITH_A_CONDITION.get(action)
-    if key is None:
-        return action.startswith(TAKES_NO_RESOURCE)
-    return bool(statement.condition.get("StringEquals", {}).get(key))
+    if key := ONLY_WITH_A_CONDITION.get(action):
+        return bool(statement.condition.get("StringEquals", {}).get(key))
+    return action.startswith(TAKES_NO_RESOURCE)
 
 
 def _trusts_a_service(statement: Statement) -> str | None:
@@ -144,7 +136,7 @@ def _trusts_a_service(statement: Statement) -> str | None:
         return None
     others = [name for name in statement.principals if not name.startswith("Service:") or "*" in name]
     if others or statement.negated or not statement.principals:
-        return f"a role must be for a service only, not for {', '.join(others) or 'whoever is not named'}"
+        return f"a role must be for a service only, not for {', '.join(others) or 'principals that are not named'}"
     return None
 
 
@@ -154,24 +146,23 @@ def _for_this_account(statement: Statement) -> str | None:
     others = [name for name in services if name not in FOR_ITS_OWN_ACCOUNT and "*" not in name]
     equal = statement.condition.get("StringEquals", {})
     if statement.effect == "Allow" and others and not equal.get("aws:SourceAccount"):
-        return f"{', '.join(others)} works for every account: the role must ask for its own, aws:SourceAccount"
+        return f"{', '.join(others)} acts for every account: the role must require its own (aws:SourceAccount)"
     return None
 
 
-def _never(forbidden: Callable[[str], str | None], message: str) -> Callable[[Any], str | None]:
-    """A check for a forbidden id: `forbidden` gets its last part, and returns the name for the message or None."""
+def _never(forbidden: Callable[[str], str | bool], message: str) -> Problem:
+    """A check for a forbidden id: `forbidden` gets its last part, and returns whether it is, or its name for the
+    message."""
 
     def problem(identifier: Any) -> str | None:
-        name = forbidden(str(identifier).rsplit("/", 1)[-1])
-        return None if name is None else message.format(name)
+        name = str(identifier).rsplit("/", 1)[-1]
+        found = forbidden(name)
+        return message.format(found if isinstance(found, str) else name) if found else None
 
     return problem
 
 
-def _too_much(name: str) -> str | None:
-    return name if name in TOO_MUCH or name.endswith("FullAccess") else None
-
-
+MORE = "{} gives a node far more than it needs"
 _POLICIES = {ROLE_POLICY: _statements_at("policy"), POLICY: _statements_at("policy")}
 _TRUST = {ROLE: _statements_at("assumeRolePolicy")}
 _MANAGED = {ATTACHMENT: at("policyArn"), ROLE: at("managedPolicyArns[]")}
@@ -180,63 +171,58 @@ RULES = (
     Rule(
         "iam-no-stars",
         "An IAM policy names the actions and the resources that it allows.",
-        (
-            *("CKV_AWS_62", "CKV_AWS_63", "CKV_AWS_286", "CKV_AWS_287", "CKV_AWS_288", "CKV_AWS_289", "CKV_AWS_290"),
-            *("CKV_AWS_355", "CKV2_AWS_40", "CIS AWS 5.0 1.15"),
-        ),
+        "CKV_AWS_62, CKV_AWS_63, CKV_AWS_286, CKV_AWS_287, CKV_AWS_288, CKV_AWS_289, CKV_AWS_290, CKV_AWS_355, "
+        "CKV2_AWS_40, CIS AWS 5.0 1.15",
         {**_POLICIES, ROLE: _statements_at("inlinePolicies[].policy")},
         _stars,
     ),
     Rule(
         "bucket-policy-not-public",
         "No bucket's policy allows anything to everybody.",
-        ("CKV_AWS_70",),
+        "CKV_AWS_70",
         {BUCKET_POLICY: _statements_at("policy")},
         _public,
     ),
     Rule(
         "roles-for-services",
         "A role can be taken by a service of AWS that is named, and by nobody else.",
-        ("CKV_AWS_60", "CKV_AWS_61"),
+        "CKV_AWS_60, CKV_AWS_61",
         _TRUST,
         _trusts_a_service,
     ),
     Rule(
         "roles-for-this-account",
-        "A service that works for every account may take a role for this account's things only.",
-        ("CKV_AWS_61", "CIS AWS 5.0 1.15"),
+        "A service that works for every account may take a role for this account's resources only.",
+        "CKV_AWS_61, CIS AWS 5.0 1.15",
         _TRUST,
         _for_this_account,
     ),
     Rule(
         "no-parameters-of-the-account",
         "No role reads every parameter, document or secret of the account.",
-        ("CKV_AWS_288", "CIS AWS 5.0 1.15"),
+        "CKV_AWS_288, CIS AWS 5.0 1.15",
         _MANAGED,
-        _never(
-            lambda name: name if name in READS_PARAMETERS else None,
-            "the policy {} lets a node read every parameter, document or secret of the account",
-        ),
+        _never(READS_PARAMETERS.__contains__, "{} lets a node read every parameter, document or secret of the account"),
     ),
     Rule(
         "no-administrators",
         "No role has an administrator's policy.",
-        ("CKV_AWS_274", "CKV2_AWS_56", "CIS AWS 5.0 1.15"),
+        "CKV_AWS_274, CKV2_AWS_56, CIS AWS 5.0 1.15",
         _MANAGED,
-        _never(_too_much, "the policy {} gives a node far more than it needs"),
+        _never(lambda name: name in TOO_MUCH or name.endswith("FullAccess"), f"the policy {MORE}"),
     ),
     Rule(
         "no-privileged-roles",
         "No identity has a privileged role of Azure's.",
-        ("CIS Azure 4.0 6.3.3",),
+        "CIS Azure 4.0 6.3.3",
         {ASSIGNMENT: at("roleDefinitionId")},
-        _never(lambda name: PRIVILEGED.get(name.lower()), "the role {} gives a node far more than it needs"),
+        _never(lambda name: PRIVILEGED.get(name.lower(), ""), f"the role {MORE}"),
     ),
     Rule(
         "role-definitions-no-stars",
         "A role of our own names the actions that it allows.",
-        ("CKV_AZURE_39", "CIS Azure 3.0 2.23"),
+        "CKV_AZURE_39, CIS Azure 3.0 2.23",
         {DEFINITION: at("permissions[].actions[]", "permissions[].dataActions[]")},
-        must("", lambda action: "*" not in str(action), "action {value}: must name each action"),
+        must("", matches(r"[^*]*"), "action {value}: must name each action"),
     ),
 )

@@ -24,13 +24,13 @@ from infra.policy.rule import Resource, Stack, StackRule, beside
 
 SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 KEPT_DAYS = 7
-
-
-def _blocked(blocks: Sequence[Resource]) -> str | None:
-    if not blocks:
-        return "the bucket must have a BucketPublicAccessBlock"
-    off = [key for found in blocks for key in SWITCHES if not is_on(found.props.get(key))]
-    return f"the bucket's public access block must have {', '.join(off)}" if off else None
+FLOW_LOG_MUST = {
+    types.FLOW_LOG: must("trafficType", same("ALL", "REJECT")),
+    types.VNET_FLOW_LOG: first(
+        must("enabled", is_on),
+        must("identity.type", same("UserAssigned"), "identity.type must be UserAssigned: the account takes no keys"),
+    ),
+}
 
 
 def _tls_only(policies: Sequence[Resource]) -> str | None:
@@ -49,20 +49,11 @@ def _logs(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
         yield from beside(types.VNET, types.VNET_FLOW_LOG, "targetResourceId")(stack)
 
 
-_LOG = "flowLogs is on: the network's flow log must"
-_LOG_MUST = {
-    types.FLOW_LOG: must("trafficType", same("ALL", "REJECT"), f"{_LOG} have what is rejected (trafficType ALL)"),
-    types.VNET_FLOW_LOG: first(
-        must("enabled", is_on, f"{_LOG} be enabled"),
-        must("identity.type", same("UserAssigned"), f"{_LOG} have an identity of its own: its account takes no keys"),
-    ),
-}
-
-
 def _logged(logs: Sequence[Resource]) -> str | None:
     if not logs:
         return "flowLogs is on: the network must have a flow log"
-    return next(filter(None, (_LOG_MUST[log.type](log.props) for log in logs)), None)
+    wrong = next(filter(None, (FLOW_LOG_MUST[log.type](log.props) for log in logs)), None)
+    return f"flowLogs is on, and in the network's flow log {wrong}" if wrong else None
 
 
 def _templates(stack: Stack) -> Iterator[tuple[Resource, bool]]:
@@ -74,7 +65,7 @@ def _templates(stack: Stack) -> Iterator[tuple[Resource, bool]]:
 
 
 def _own_template(own: bool) -> str | None:
-    return None if own else "launchTemplate must be one that this stack declares: no rule has seen another's"
+    return None if own else "launchTemplate must be one that this stack declares: no rule checks another one"
 
 
 def _machine_images(stack: Stack) -> Iterator[tuple[Resource, tuple[Any, bool, tuple[str, ...]]]]:
@@ -87,7 +78,7 @@ def _machine_images(stack: Stack) -> Iterator[tuple[Resource, tuple[Any, bool, t
                 yield machine, (machine.props[key], made_here or key in machine.ignores, stack.images)
 
 
-def _kept(part: tuple[Any, bool, tuple[str, ...]]) -> str | None:
+def _fixed(part: tuple[Any, bool, tuple[str, ...]]) -> str | None:
     image, settled, named = part
     if settled or str(image) in named:
         return None
@@ -97,53 +88,52 @@ def _kept(part: tuple[Any, bool, tuple[str, ...]]) -> str | None:
     )
 
 
-_OPEN = "the network's default group must let nothing through: no ingress, no egress"
-_RETENTION = f"the account's blob service must have a {{}} of {KEPT_DAYS} days or more"
-
 STACK_RULES = (
     StackRule(
         "own-launch-template",
-        "An instance's launch template is this stack's own, as it decides what the instance does not say.",
-        ("CKV_AWS_79", "CKV_AWS_341", "CKV_AWS_8"),
+        "An instance's launch template is this stack's own, as it decides what the instance does not set.",
+        "CKV_AWS_79, CKV_AWS_341, CKV_AWS_8",
         _templates,
         _own_template,
     ),
     StackRule(
         "ami-does-not-drift",
         "An image that was looked up is not looked up again for a machine that has one.",
-        ("no CKV or CIS number",),
+        "no CKV or CIS number",
         _machine_images,
-        _kept,
+        _fixed,
     ),
     StackRule(
         "default-group-closed",
         "What is in no group of ours lets nothing in and nothing out.",
-        ("CKV2_AWS_12", "CIS AWS 5.0 5.5"),
+        "CKV2_AWS_12, CIS AWS 5.0 5.5",
         beside(types.VPC, types.DEFAULT_GROUP, "vpcId"),
         each_beside(
             "the network's default group must be declared (ec2.DefaultSecurityGroup), so that it lets nothing through",
-            must("ingress", is_empty, _OPEN),
-            must("egress", is_empty, _OPEN),
+            *(
+                must(key, is_empty, f"{key} of the network's default group must be empty")
+                for key in ("ingress", "egress")
+            ),
         ),
     ),
     StackRule(
         "flow-logs-as-configured",
         "With flowLogs, what each network lets through and refuses is logged.",
-        ("CKV2_AWS_11", "CIS AWS 5.0 3.7", "CIS Azure 4.0 7.1.1.7"),
+        "CKV2_AWS_11, CIS AWS 5.0 3.7, CIS Azure 4.0 7.1.1.7",
         _logs,
         _logged,
     ),
     StackRule(
         "bucket-public-access-blocked",
         "No bucket and no object in it can be made public.",
-        ("CKV2_AWS_6", "CKV_AWS_53", "CKV_AWS_54", "CKV_AWS_55", "CKV_AWS_56", "CIS AWS 5.0 2.1.4"),
+        "CKV2_AWS_6, CKV_AWS_53, CKV_AWS_54, CKV_AWS_55, CKV_AWS_56, CIS AWS 5.0 2.1.4",
         beside(types.BUCKET, types.PUBLIC_ACCESS_BLOCK, "bucket"),
-        _blocked,
+        each_beside("the bucket must have a BucketPublicAccessBlock", *(must(key, is_on) for key in SWITCHES)),
     ),
     StackRule(
         "bucket-encrypted",
         "What is in a bucket is encrypted at rest.",
-        ("CKV_AWS_19",),
+        "CKV_AWS_19",
         beside(types.BUCKET, types.ENCRYPTION, "bucket"),
         one_beside(
             "rules[]",
@@ -153,8 +143,8 @@ STACK_RULES = (
     ),
     StackRule(
         "bucket-versioned",
-        "What is overwritten in a bucket can be had back.",
-        ("CKV_AWS_21",),
+        "What is overwritten in a bucket can be restored.",
+        "CKV_AWS_21",
         beside(types.BUCKET, types.VERSIONING, "bucket"),
         one_beside(
             "versioningConfiguration",
@@ -165,7 +155,7 @@ STACK_RULES = (
     StackRule(
         "bucket-uploads-aborted",
         "An upload that never ended is not kept, and paid for, for ever.",
-        ("CKV_AWS_300", "CKV2_AWS_61"),
+        "CKV_AWS_300, CKV2_AWS_61",
         beside(types.BUCKET, types.BUCKET_LIFECYCLE, "bucket"),
         one_beside(
             "rules[]",
@@ -176,20 +166,20 @@ STACK_RULES = (
     StackRule(
         "bucket-tls-only",
         "A bucket answers over TLS only.",
-        ("CKV_AWS_379", "CIS AWS 5.0 2.1.1"),
+        "CKV_AWS_379, CIS AWS 5.0 2.1.1",
         beside(types.BUCKET, types.BUCKET_POLICY, "bucket"),
         _tls_only,
     ),
     StackRule(
         "blobs-can-be-had-back",
-        "What is overwritten or deleted in a storage account can be had back for a week.",
-        ("CIS Azure 4.0 10.2.1", "CIS Azure 4.0 10.2.2"),
+        f"What is overwritten or deleted in a storage account can be restored for {KEPT_DAYS} days.",
+        "CIS Azure 4.0 10.2.1, CIS Azure 4.0 10.2.2",
         beside(types.ACCOUNT, types.BLOBS, "accountName"),
         each_beside(
             "the storage account must have BlobServiceProperties, which say how long it keeps what is deleted",
-            must("isVersioningEnabled", is_on, "the account's blob service must have isVersioningEnabled"),
+            must("isVersioningEnabled", is_on),
             *(
-                must(f"{policy}.{key}", allowed, _RETENTION.format(policy))
+                must(f"{policy}.{key}", allowed)
                 for policy in ("deleteRetentionPolicy", "containerDeleteRetentionPolicy")
                 for key, allowed in (("enabled", is_on), ("days", at_least(KEPT_DAYS)))
             ),
@@ -198,14 +188,13 @@ STACK_RULES = (
     StackRule(
         "old-versions-deleted",
         "An old version of a blob is not kept, and billed, for ever.",
-        ("no CKV or CIS number: both want versions kept, neither says how long",),
+        "no CKV or CIS number: both want versions kept and neither says how long",
         beside(types.ACCOUNT, types.ACCOUNT_LIFECYCLE, "accountName"),
         one_beside(
             "policy.rules[]",
             # Azure treats a missing `enabled` as true.
             {"enabled": not_off, "definition.actions.version.delete.daysAfterCreationGreaterThan": is_given},
-            "the storage account must have a ManagementPolicy that deletes old versions of blobs: they are billed for"
-            " ever",
+            "the storage account must have a ManagementPolicy that deletes old versions of blobs",
         ),
     ),
 )

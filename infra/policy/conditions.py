@@ -8,14 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.rule import Parts, Resource
-
-Allowed = Callable[[Any], bool]
-"""Whether a value (None: not given) is allowed. Raises UndecidedError if that depends on an unknown value."""
-Problem = Callable[[Any], str | None]
-"""What is wrong with a part of a resource, or None."""
+from infra.policy.rule import Parts, Problem, Resource
 
 
 def values(value: Any, path: str) -> Iterator[Any]:
@@ -24,8 +20,7 @@ def values(value: Any, path: str) -> Iterator[Any]:
         yield value
         return
     step, _, rest = path.partition(".")
-    name = step.rstrip("[]?")
-    found = None if value is None else value.get(name)
+    found = None if value is None else value.get(step.rstrip("[]?"))
     if step.endswith("[]"):
         for item in () if found is None else found:
             yield from values(item, rest)
@@ -33,9 +28,11 @@ def values(value: Any, path: str) -> Iterator[Any]:
         yield from values(found, rest)
 
 
-def value(of: Any, path: str) -> Any:
-    """The value at a path without lists."""
-    return next(values(of, path))
+def several(value: Any) -> list[Any]:
+    """A property as a list: it may be one value, a list, or missing."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def at(*paths: str) -> Parts:
@@ -47,12 +44,22 @@ itself = at("")
 """The only part is the resource itself."""
 
 
-def must(path: str, allowed: Allowed, message: str) -> Problem:
-    """A check of a part's property: returns `message` if it is not allowed, with the property for `{value}`."""
+@dataclass(frozen=True)
+class Condition:
+    """Whether a value (None: not given) is allowed. Raises UndecidedError if that depends on an unknown value."""
+
+    text: str
+    """What the property must be, for the message."""
+    allows: Callable[[Any], bool]
+
+
+def must(path: str, condition: Condition, message: str = "") -> Problem:
+    """A check of a part's property. Its message is by default the path with the condition's text; in another one
+    `{value}` is the property."""
 
     def problem(part: Any) -> str | None:
-        found = value(part, path)
-        return None if allowed(found) else message.format(value=found)
+        found = next(values(part, path))
+        return None if condition.allows(found) else (message or f"{path} {condition.text}").format(value=found)
 
     return problem
 
@@ -62,18 +69,22 @@ def first(*problems: Problem) -> Problem:
     return lambda part: next(filter(None, (problem(part) for problem in problems)), None)
 
 
-def each_beside(missing: str, *problems: Problem) -> Callable[[Sequence[Resource]], str | None]:
+def each_beside(missing: str, *problems: Problem) -> Problem:
     """A check that at least one resource is beside it, and that none of those has one of the problems."""
-    judge = first(*problems)
-    return lambda beside: next(filter(None, (judge(one.props) for one in beside)), None) if beside else missing
+
+    def problem(beside: Sequence[Resource]) -> str | None:
+        found = (f"{other.name}: {what}" for other in beside if (what := first(*problems)(other.props)))
+        return next(found, None) if beside else missing
+
+    return problem
 
 
-def one_beside(inside: str, wanted: Mapping[str, Allowed], missing: str) -> Callable[[Sequence[Resource]], str | None]:
+def one_beside(inside: str, wanted: Mapping[str, Condition], missing: str) -> Problem:
     """A check that some resource beside it has, at the path `inside`, a value with all the wanted properties."""
 
     def problem(beside: Sequence[Resource]) -> str | None:
         found = (item for other in beside for item in values(other.props, inside))
-        fits = any(all(allowed(value(item, path)) for path, allowed in wanted.items()) for item in found)
+        fits = any(all(one.allows(next(values(item, path))) for path, one in wanted.items()) for item in found)
         return None if fits else missing
 
     return problem
@@ -81,56 +92,35 @@ def one_beside(inside: str, wanted: Mapping[str, Allowed], missing: str) -> Call
 
 # --- conditions ---
 
-
-def is_on(value: Any) -> bool:
-    """True, or the text "true", as launch templates have it."""
-    return value is not None and (value is True or value == "true")
-
-
-def is_off(value: Any) -> bool:
-    """Explicitly false, not by the provider's default."""
-    return value is not None and (value is False or value == "false")
-
-
-def not_off(value: Any) -> bool:
-    return not is_off(value)
+# Launch templates have "true" and "false" as text. Not given is neither: the provider's default may change.
+is_on = Condition("must be true", lambda value: value is not None and (value is True or value == "true"))
+is_off = Condition("must be false", lambda value: value is not None and (value is False or value == "false"))
+not_off = Condition("must not be false", lambda value: not is_off.allows(value))
+is_given = Condition("must be given", lambda value: value is not None)  # its value may be unknown
+is_absent = Condition("must not be set", lambda value: value is None)
+is_empty = Condition("must be empty", lambda value: value is None or not list(value))
+holds_some = Condition("must not be empty", lambda value: not is_empty.allows(value))
 
 
-def is_given(value: Any) -> bool:
-    """Declared, maybe with an unknown value."""
-    return value is not None
+def equals(*wanted: Any) -> Condition:
+    text = f"must be {' or '.join(map(str, wanted))}"
+    return Condition(text, lambda value: value is not None and any(value == one for one in wanted))
 
 
-def is_absent(value: Any) -> bool:
-    return value is None
-
-
-def is_empty(value: Any) -> bool:
-    """Missing, or an empty list."""
-    return value is None or not list(value)
-
-
-def holds_some(value: Any) -> bool:
-    return not is_empty(value)
-
-
-def equals(*wanted: Any) -> Allowed:
-    return lambda value: value is not None and any(value == one for one in wanted)
-
-
-def same(*wanted: str) -> Allowed:
+def same(*wanted: str) -> Condition:
     """One of these texts, ignoring case, as Azure compares them."""
-    return lambda value: value is not None and str(value).lower() in [one.lower() for one in wanted]
+    text = f"must be {' or '.join(wanted)}"
+    return Condition(text, lambda value: value is not None and str(value).lower() in [one.lower() for one in wanted])
 
 
-def at_least(wanted: int) -> Allowed:
-    return lambda value: value is not None and int(value) >= wanted
+def at_least(wanted: int) -> Condition:
+    return Condition(f"must be {wanted} or more", lambda value: value is not None and int(value) >= wanted)
 
 
-def matches(pattern: str) -> Allowed:
+def matches(pattern: str) -> Condition:
     """The whole text matches."""
-    return lambda value: re.fullmatch(pattern, str(value)) is not None
+    return Condition(f"must match {pattern}", lambda value: re.fullmatch(pattern, str(value)) is not None)
 
 
-def absent_or(allowed: Allowed) -> Allowed:
-    return lambda value: value is None or allowed(value)
+def absent_or(other: Condition) -> Condition:
+    return Condition(f"{other.text}, if it is given", lambda value: value is None or other.allows(value))

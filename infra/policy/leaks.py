@@ -7,7 +7,6 @@ import email
 import re
 import zlib
 from collections.abc import Iterator, Mapping
-from email.message import Message
 from typing import Any
 
 import yaml
@@ -21,8 +20,6 @@ DEPTH = 6
 """How many nested packings are opened."""
 SKIPPED = ("__provider",)
 """Pulumi's own input: the pickled code of a dynamic provider."""
-PASSWORDS = ("passwd", "password", "plain_text_passwd", "hashed_passwd")
-"""cloud-config keys that hold a password."""
 PATTERNS = {
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-[0-9]",
     "an AWS access key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
@@ -44,7 +41,9 @@ PATTERNS = {
         r"[\"']?(?!https?://|/)[^\s\"'$<{(]{8,}"  # not a URL or a path: those only tell where the secret is
     ),
 }
-_COMPILED = {what: re.compile(pattern) for what, pattern in PATTERNS.items()}
+_PASSWORD = re.compile(r"(^|\.)(passwd|password|plain_text_passwd|hashed_passwd)$|(^|\.)chpasswd\.list")
+"""Paths in a cloud-config that hold a password."""
+GZIP = b"\x1f\x8b"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """User data is about 60 KB of YAML, which libyaml reads twenty times as fast."""
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{40,}={0,2}")
@@ -81,19 +80,19 @@ def _secret(part: tuple[str, Any]) -> str | None:
     try:
         what = find(value)
     except PackedError as error:
-        return f"{path}: {error}, so nobody can say what is in it"
-    return f"{path} holds {what}: whoever is on the machine reads it, and so does the state" if what else None
+        return f"{path}: {error}, so it cannot be checked for secrets"
+    return f"{path} holds {what}, which anybody on the machine and in the state can read" if what else None
 
 
 def find(text: str | bytes, depth: int = 0) -> str | None:
     """The kind of secret in the text or in data packed in it; None without one. Raises PackedError."""
     if isinstance(text, bytes):
         text = _opened(text)
-    for what, pattern in _COMPILED.items():
-        if pattern.search(text):
+    for what, pattern in PATTERNS.items():
+        if re.search(pattern, text):
             return what
     config = list(strings(_cloud_config(text), ""))
-    if any(_holds_password(path) and value for path, value in config):
+    if any(_PASSWORD.search(path) and value for path, value in config):
         return "a password"
     if depth == DEPTH:
         return None
@@ -102,7 +101,7 @@ def find(text: str | bytes, depth: int = 0) -> str | None:
 
 
 def _opened(data: bytes) -> str:
-    if data.startswith(b"\x1f\x8b"):
+    if data.startswith(GZIP):
         try:
             opener = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
             data = opener.decompress(data, LARGEST)
@@ -115,13 +114,13 @@ def _opened(data: bytes) -> str:
 
 def _packed(text: str) -> Iterator[bytes]:
     """Data packed in a text: base64 (a part or all of it), or the parts of a MIME message."""
-    joined = "".join(text.split())
-    for candidate in {joined, *_BASE64.findall(text)}:
+    for candidate in {"".join(text.split()), *_BASE64.findall(text)}:
         data = _decoded(candidate)
         if data is not None:
             yield data
     if re.match(r"(?i)\s*(content-type|mime-version):", text):
-        yield from _attachments(email.message_from_string(text))
+        payloads = (part.get_payload(decode=True) for part in email.message_from_string(text).walk())
+        yield from (payload for payload in payloads if isinstance(payload, bytes))
 
 
 def _decoded(text: str) -> bytes | None:
@@ -130,21 +129,10 @@ def _decoded(text: str) -> bytes | None:
         return None
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4))
-    except ValueError:
+        readable = data.startswith(GZIP) or data.decode().isprintable() or b"\n" in data
+    except ValueError:  # also of decode()
         return None
-    if data.startswith(b"\x1f\x8b"):
-        return data
-    try:
-        return data if data.decode().isprintable() or b"\n" in data else None
-    except UnicodeDecodeError:
-        return None
-
-
-def _attachments(message: Message) -> Iterator[bytes]:
-    for part in message.walk():
-        payload = part.get_payload(decode=True)
-        if isinstance(payload, bytes):
-            yield payload
+    return data if readable else None
 
 
 def _cloud_config(text: str) -> Any:
@@ -156,15 +144,11 @@ def _cloud_config(text: str) -> Any:
         return None  # not YAML; the text itself was searched already
 
 
-def _holds_password(path: str) -> bool:
-    return path.rsplit(".", 1)[-1] in PASSWORDS or path.startswith("chpasswd.list") or ".chpasswd.list" in path
-
-
 RULES = (
     Rule(
         "no-secret-in-user-data",
         "No secret is in user data, a script or any other plain input, however it is packed.",
-        ("CKV_AWS_46", "CKV_AZURE_45", "CKV_SECRET_2", "CKV_SECRET_3", "CKV_SECRET_9", "CKV_SECRET_13"),
+        "CKV_AWS_46, CKV_AZURE_45, CKV_SECRET_2, CKV_SECRET_3, CKV_SECRET_9, CKV_SECRET_13",
         {"*": _inputs},
         _secret,
     ),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.conditions import same, values
+from infra.policy.conditions import same, several, values
 from infra.policy.resource_types import GROUP, GROUP_RULE, INGRESS, NSG, NSG_RULE
-from infra.policy.rule import Resource, Rule
+from infra.policy.rule import Parts, Resource, Rule
 from infra.policy.unknown import UndecidedError, Unknown
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -39,58 +39,42 @@ class Opening:
     """Texts such as 22, 20-30 or *; for AWS (from, to)."""
 
 
-def _of_rule(resource: Resource) -> Iterator[Opening]:
-    yield from _aws(resource.props, ("cidrIpv4", "cidrIpv6"), resource.props.get("ipProtocol"))
+def _aws(path: str, *keys: str) -> Parts:
+    """The openings of the rules at a path of an AWS resource; `keys` hold a rule's sources."""
+
+    def openings(resource: Resource) -> Iterator[Opening]:
+        for rule in values(resource.props, path):
+            ports = (rule.get("fromPort"), rule.get("toPort"))
+            for key in (*keys, "prefixListId", "prefixListIds"):
+                for source in several(rule.get(key)):
+                    yield Opening(source, rule.get("ipProtocol" if "cidrIpv4" in keys else "protocol"), [ports])
+
+    return openings
 
 
-def _of_group(resource: Resource) -> Iterator[Opening]:
-    for rule in values(resource.props, "ingress[]"):
-        yield from _aws(rule, ("cidrBlocks", "ipv6CidrBlocks"), rule.get("protocol"))
+def _of_group_rule(resource: Resource) -> Iterable[Opening]:
+    return _aws("", "cidrBlocks", "ipv6CidrBlocks")(resource) if resource.props.get("type") == "ingress" else ()
 
 
-def _of_group_rule(resource: Resource) -> Iterator[Opening]:
-    if resource.props.get("type") == "ingress":
-        yield from _aws(resource.props, ("cidrBlocks", "ipv6CidrBlocks"), resource.props.get("protocol"))
+def _azure(path: str) -> Parts:
+    """The openings of the rules at a path of an Azure resource."""
 
+    def openings(resource: Resource) -> Iterator[Opening]:
+        for rule in values(resource.props, path):
+            if isinstance(rule, Unknown):
+                yield Opening(rule, rule, [rule])
+            elif not (_is_not(rule.get("direction"), "Inbound") or _is_not(rule.get("access"), "Allow")):
+                ports = [*several(rule.get("destinationPortRange")), *several(rule.get("destinationPortRanges"))]
+                for key in ("sourceAddressPrefix", "sourceAddressPrefixes"):
+                    for source in several(rule.get(key)):
+                        yield Opening(source, rule.get("protocol"), ports)
 
-def _aws(rule: Any, keys: tuple[str, str], protocol: Any) -> Iterator[Opening]:
-    ports = (rule.get("fromPort"), rule.get("toPort"))
-    for key in (*keys, "prefixListId", "prefixListIds"):
-        for source in _several(rule.get(key)):
-            yield Opening(source, protocol, [ports])
-
-
-def _of_nsg(resource: Resource) -> Iterator[Opening]:
-    for rule in values(resource.props, "securityRules[]"):
-        yield from _azure(rule)
-
-
-def _of_nsg_rule(resource: Resource) -> Iterator[Opening]:
-    yield from _azure(resource.props)
-
-
-def _azure(rule: Any) -> Iterator[Opening]:
-    if isinstance(rule, Unknown):
-        yield Opening(rule, rule, [rule])
-        return
-    if _is_not(rule.get("direction"), "Inbound") or _is_not(rule.get("access"), "Allow"):
-        return
-    ports = [*_several(rule.get("destinationPortRange")), *_several(rule.get("destinationPortRanges"))]
-    for key in ("sourceAddressPrefix", "sourceAddressPrefixes"):
-        for source in _several(rule.get(key)):
-            yield Opening(source, rule.get("protocol"), ports)
+    return openings
 
 
 def _is_not(value: Any, wanted: str) -> bool:
     """Whether the value is known to differ. An unknown value may be the wanted one, so the rule is still checked."""
-    return not isinstance(value, Unknown) and not same(wanted)(value)
-
-
-def _several(value: Any) -> list[Any]:
-    """A property as a list: it may be one value, a list, or missing."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return not isinstance(value, Unknown) and not same(wanted).allows(value)
 
 
 def _from(source: Any) -> str | None:
@@ -98,7 +82,7 @@ def _from(source: Any) -> str | None:
     text = str(source).strip()
     word = text.lower()
     if word.startswith("pl-"):
-        return f"from {text}: what a prefix list holds is not declared here"
+        return f"from {text}: the networks of a prefix list are not declared here"
     if word in OWN:
         return None
     if word in EVERYBODY or word.startswith("azurecloud."):
@@ -110,7 +94,7 @@ def _from(source: Any) -> str | None:
     if network.prefixlen == 0 or network.network_address.is_unspecified:
         return f"from anywhere ({text})"
     if network.prefixlen < LARGEST[network.version] and not any(_in(network, private) for private in PRIVATE):
-        return f"from {text}, which is nobody's in particular"
+        return f"from {text}, which is larger than one owner's network"
     return None
 
 
@@ -161,29 +145,30 @@ def _anything(opening: Opening) -> str | None:
         ssh = _lets_ssh_in(opening)
     except UndecidedError:
         ssh = False  # unknown ports: with so broad a source it is a violation either way
-    return None if ssh else f"{_shown(opening)} is let in {source}"
+    ports = ", ".join(map(repr, opening.ports)) or "all"
+    return None if ssh else f"protocol {opening.protocol!r}, ports {ports}, is let in {source}"
 
 
-def _shown(opening: Opening) -> str:
-    return f"protocol {opening.protocol!r}, ports {', '.join(map(repr, opening.ports)) or 'all'},"
-
-
-PARTS = {INGRESS: _of_rule, GROUP: _of_group, GROUP_RULE: _of_group_rule, NSG: _of_nsg, NSG_RULE: _of_nsg_rule}
+PARTS: dict[str, Parts] = {
+    INGRESS: _aws("", "cidrIpv4", "cidrIpv6"),
+    GROUP: _aws("ingress[]", "cidrBlocks", "ipv6CidrBlocks"),
+    GROUP_RULE: _of_group_rule,
+    NSG: _azure("securityRules[]"),
+    NSG_RULE: _azure(""),
+}
 RULES = (
     Rule(
         "no-ssh-from-anywhere",
-        "SSH is let in only from networks that are somebody's, in IPv4 and IPv6.",
-        ("CKV_AWS_24", "CKV_AZURE_10", "CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.2"),
+        "SSH is let in only from networks of a known owner, in IPv4 and IPv6.",
+        "CKV_AWS_24, CKV_AZURE_10, CIS AWS 5.0 5.3, CIS AWS 5.0 5.4, CIS Azure 3.0 7.2",
         PARTS,
         _ssh,
     ),
     Rule(
         "nothing-from-anywhere",
-        "Nothing else is let in from networks that are nobody's in particular.",
-        (
-            *("CKV_AWS_25", "CKV_AWS_260", "CKV_AWS_277", "CKV_AZURE_9", "CKV_AZURE_77", "CKV_AZURE_160"),
-            *("CIS AWS 5.0 5.3", "CIS AWS 5.0 5.4", "CIS Azure 3.0 7.1", "CIS Azure 3.0 7.3", "CIS Azure 3.0 7.4"),
-        ),
+        "Nothing else is let in from networks that have no one owner.",
+        "CKV_AWS_25, CKV_AWS_260, CKV_AWS_277, CKV_AZURE_9, CKV_AZURE_77, CKV_AZURE_160, CIS AWS 5.0 5.3, "
+        "CIS AWS 5.0 5.4, CIS Azure 3.0 7.1, CIS Azure 3.0 7.3, CIS Azure 3.0 7.4",
         PARTS,
         _anything,
     ),

@@ -37,5 +37,4 @@ def judge(stack: Stack) -> Iterator[Finding]:
 
 def of_resource(resource: Resource) -> Iterator[Finding]:
     """The findings of the rules that look at one resource."""
-    for rule in RULES:
-        yield from rule.judge(resource)
+    return (finding for rule in RULES for finding in rule.judge(resource))

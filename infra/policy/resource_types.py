@@ -4,7 +4,6 @@
 INSTANCE = "aws:ec2/instance:Instance"
 TEMPLATE = "aws:ec2/launchTemplate:LaunchTemplate"
 VOLUME = "aws:ebs/volume:Volume"
-
 # AWS: networks
 VPC = "aws:ec2/vpc:Vpc"
 DEFAULT_GROUP = "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup"
@@ -13,7 +12,6 @@ GROUP_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
 INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 FLOW_LOG = "aws:ec2/flowLog:FlowLog"
-
 # AWS: buckets
 BUCKET = "aws:s3/bucket:Bucket"
 PUBLIC_ACCESS_BLOCK = "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock"
@@ -21,13 +19,11 @@ ENCRYPTION = "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEnc
 VERSIONING = "aws:s3/bucketVersioning:BucketVersioning"
 BUCKET_LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 BUCKET_POLICY = "aws:s3/bucketPolicy:BucketPolicy"
-
 # AWS: roles
 ROLE = "aws:iam/role:Role"
 ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
 POLICY = "aws:iam/policy:Policy"
 ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
-
 # Azure
 VM = "azure-native:compute:VirtualMachine"
 DISK = "azure-native:compute:Disk"

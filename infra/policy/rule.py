@@ -39,25 +39,8 @@ class Finding:
 
 
 Parts = Callable[[Resource], Iterable[Any]]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A rule about one resource, independent of the others."""
-
-    name: str
-    description: str
-    sources: tuple[str, ...]
-    """Checkov's checks (CKV), and the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
-    parts: Mapping[str, Parts]
-    """Type -> the parts of such a resource to check, each separately. Type "*" is every resource."""
-    problem: Callable[[Any], str | None]
-    """What is wrong with a part, or None. Raises UndecidedError if that depends on an unknown value."""
-
-    def judge(self, resource: Resource) -> Iterator[Finding]:
-        found = self.parts.get(resource.type, self.parts.get("*"))
-        if found is not None:
-            yield from _judge(self, ((resource, part) for part in found(resource)), resource)
+Problem = Callable[[Any], str | None]
+"""What is wrong with a part, or None. Raises UndecidedError if that depends on an unknown value."""
 
 
 @dataclass(frozen=True)
@@ -72,41 +55,53 @@ class Stack:
     def of(self, *types: str) -> list[Resource]:
         return [resource for resource in self.resources if resource.type in types]
 
-    def beside(self, resource: Resource, type_: str, property_: str) -> list[Resource]:
-        """The resources of type `type_` whose property refers to `resource` or has its name."""
-        return [
-            other
-            for other in self.of(type_)
-            if resource.urn in other.links.get(property_, frozenset()) or _names(other.props.get(property_), resource)
-        ]
 
+def beside(type_: str, other_type: str, key: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
+    """The parts of a StackRule: each resource of `type_`, with those of the other type whose property `key` refers to
+    it or has its name."""
 
-def beside(type_: str, other: str, property_: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
-    """The parts of a StackRule: each resource of `type_`, with those of type `other` whose property refers to it."""
+    def refers(other: Resource, resource: Resource) -> bool:
+        if resource.urn in other.links.get(key, frozenset()):
+            return True
+        # The value may be the name given to the resource, written out instead of a reference.
+        value, names = other.props.get(key), (resource.props.get("bucket"), resource.props.get("name"))
+        return isinstance(value, str) and any(isinstance(name, str) and name == value for name in names)
 
-    def parts(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
-        for resource in stack.of(type_):
-            yield resource, stack.beside(resource, other, property_)
-
-    return parts
-
-
-def _names(value: Any, resource: Resource) -> bool:
-    """Whether the value is the name given to a resource, written out instead of a reference."""
-    own = [resource.props.get(key) for key in ("bucket", "name") if key in resource.props]
-    return isinstance(value, str) and any(isinstance(name, str) and name == value for name in own)
+    return lambda stack: (
+        (resource, [other for other in stack.of(other_type) if refers(other, resource)]) for resource in stack.of(type_)
+    )
 
 
 @dataclass(frozen=True)
-class StackRule:
-    """A rule that relates resources, such as what must exist beside one."""
-
+class _Named:
     name: str
     description: str
-    sources: tuple[str, ...]
+    """What the rule wants and why; the engine shows it with each violation."""
+    sources: str
+    """Checkov's checks (CKV), and the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
+
+
+@dataclass(frozen=True)
+class Rule(_Named):
+    """A rule about one resource, independent of the others."""
+
+    parts: Mapping[str, Parts]
+    """Type -> the parts of such a resource to check, each separately. Type "*" is every resource."""
+    problem: Problem
+
+    def judge(self, resource: Resource) -> Iterator[Finding]:
+        found = self.parts.get(resource.type, self.parts.get("*"))
+        if found is not None:
+            yield from _judge(self, ((resource, part) for part in found(resource)), resource)
+
+
+@dataclass(frozen=True)
+class StackRule(_Named):
+    """A rule that relates resources, such as what must exist beside one."""
+
     parts: Callable[[Stack], Iterable[tuple[Resource, Any]]]
     """(resource for the finding, what to check about it)."""
-    problem: Callable[[Any], str | None]
+    problem: Problem
 
     def judge(self, stack: Stack) -> Iterator[Finding]:
         yield from _judge(self, self.parts(stack), None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from infra.clouds.naming import MAX_HOURS_TAG, TAGS
@@ -32,28 +33,21 @@ AZURE_WITHOUT = frozenset(f"azure-native:{name}" for name in _AZURE_WITHOUT.spli
 """Types that cannot have tags. A type in neither list must have them, so that a new type is not forgotten."""
 
 
-def _required(tags: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _required(tags: Any) -> Iterator[tuple[str, Any]]:
     yield from ((key, tags.get(key)) for key in TAGS)
 
 
-def _of_resource(resource: Resource) -> Iterator[tuple[str, Any]]:
+def _of_resource(resource: Resource) -> Iterable[tuple[str, Any]]:
+    own = resource.props.get("tags") or {}
     if resource.type.startswith("aws:") and resource.type not in AWS_WITHOUT:
-        yield from _required(_effective(resource))
+        # Under the engine, the provider has put its default tags and the resource's own into tagsAll (pulumi-aws,
+        # provider/tags.go), or has left that unknown because a tag or a provider setting is unknown.
+        merged = resource.props.get("tagsAll")
+        decided = merged is not None and not isinstance(merged, Unknown)
+        return _required(merged if decided else {**default_tags(resource.provider), **own})
     if resource.type.startswith("azure-native:") and resource.type not in AZURE_WITHOUT:
-        yield from _required(resource.props.get("tags") or {})
-
-
-def _effective(resource: Resource) -> Mapping[str, Any]:
-    """The tags that an AWS resource will have.
-
-    Under the engine, the provider has put them into tagsAll (pulumi-aws, provider/tags.go), or has left that unknown
-    because a tag or a provider setting is unknown. In that case, and without an engine, they are the provider's default
-    tags overridden by the resource's own.
-    """
-    merged = resource.props.get("tagsAll")
-    if merged is not None and not isinstance(merged, Unknown):
-        return dict(merged)
-    return {**default_tags(resource.provider), **(resource.props.get("tags") or {})}
+        return _required(own)
+    return ()
 
 
 def default_tags(provider: Props) -> Mapping[str, Any]:
@@ -71,39 +65,34 @@ def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
     given, root = resource.props.get("volumeTags"), resource.props.get("rootBlockDevice")
     if given is None and root is not None:
         given = {**default_tags(resource.provider), **(root.get("tags") or {})}
-    yield from _required({} if given is None else given)
+    return _required({} if given is None else given)
 
 
-def _tagged(part: tuple[str, Any]) -> str | None:
+def _tagged(part: tuple[str, Any], volumes: str = "") -> str | None:
     key, value = part
     if value is None:
-        return f"must have the tag {key}"
+        return f"{volumes}must have the tag {key}"
     text = str(value)
     if not text.strip():
-        return f"the tag {key} must say something"
+        return f"{volumes}the tag {key} must not be empty"
     if key == MAX_HOURS_TAG and not text.isdecimal():
-        return f"the tag {key} must be whole hours, not {text!r}"
+        return f"{volumes}the tag {key} must be whole hours, not {text!r}"
     return None
-
-
-def _tagged_volume(part: tuple[str, Any]) -> str | None:
-    what = _tagged(part)
-    return f"volumeTags: {what}" if what else None
 
 
 RULES = (
     Rule(
         "tagged",
-        "All that takes tags says which stack it is of, whose it is and when it ends.",
-        ("AWS Config required-tags", "Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99"),
+        "Everything that takes tags names its stack, its owner and its longest life.",
+        "AWS Config required-tags, Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99",
         {"*": _of_resource},
         _tagged,
     ),
     Rule(
         "volumes-tagged",
-        "A node's volumes say so too, as an instance's tags are not its volumes'.",
-        ("AWS Config required-tags",),
+        "A node's volumes have these tags too: they do not get an instance's.",
+        "AWS Config required-tags",
         {INSTANCE: _of_volumes},
-        _tagged_volume,
+        partial(_tagged, volumes="volumeTags: "),
     ),
 )

@@ -34,18 +34,17 @@ def credential() -> TokenCredential:
 
 def subscription() -> str:
     """The subscription's id. Raises UsageError if none is chosen."""
-    given = os.environ.get("ARM_SUBSCRIPTION_ID") or os.environ.get("AZURE_SUBSCRIPTION_ID")
-    if given:
-        return given
-    if shutil.which("az"):
-        asked = ["az", "account", "show", "--query", "id", "--output", "tsv"]
+    chosen = os.environ.get("ARM_SUBSCRIPTION_ID") or os.environ.get("AZURE_SUBSCRIPTION_ID") or ""
+    if not chosen and shutil.which("az"):
+        argv = ["az", "account", "show", "--query", "id", "--output", "tsv"]
         try:
-            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=AZ_S)
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=AZ_S)
         except subprocess.TimeoutExpired:
             raise UsageError(f"No Azure subscription: az does not answer within {AZ_S} s; {SIGN_IN}") from None
-        if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.strip()
-    raise UsageError(f"No Azure subscription: {SIGN_IN}")
+        chosen = done.stdout.strip() if done.returncode == 0 else ""
+    if not chosen:
+        raise UsageError(f"No Azure subscription: {SIGN_IN}")
+    return chosen
 
 
 def location(region: str) -> Location:

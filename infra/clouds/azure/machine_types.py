@@ -18,8 +18,7 @@ BUILDER_DISK_GB = 64
 MOST_DISK_GB = 4095
 """The largest disk that Azure boots from, in GiB."""
 _TIERS = {32: 4, 64: 6, 128: 10, 256: 15, 512: 20, 1024: 30, 2048: 40, 4096: 50}
-"""Azure bills a managed disk as the next larger of these sizes in GiB. Value: the number in the tier's name, as in P15
-and E15."""
+"""Azure bills a managed disk as the next larger of these sizes in GiB -> the number in the tier's name (P15, E15)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,31 +46,26 @@ def _series(name: str, *vcpus: int, processor: str, modern: bool) -> list[Size]:
 
     The documentation says that hyperthreading can be switched off on "most VM families", without naming the v5 series.
     """
+    facts = dict.fromkeys(("amx", "nvme", "premium", "one_thread"), modern)
     return [
         Size(
             name=name.format(count),
             cores=count // 2,
             memory_gb=count * 4,
             processor=processor,
-            amx=modern,
-            nvme=modern,
-            premium=modern,
-            one_thread=modern,
             builder=name.format(4),
+            **facts,
         )
         for count in vcpus
     ]
 
 
-_ANY = "Ice Lake, Sapphire Rapids or Emerald Rapids, as it comes"
-SIZES = {
-    size.name: size
-    for size in (
-        *_series("Standard_D{}s_v6", 8, 16, 32, processor="Emerald Rapids", modern=True),
-        *_series("Standard_D{}s_v7", 32, processor="Granite Rapids", modern=True),
-        *_series("Standard_D{}_v5", 16, 32, processor=_ANY, modern=False),
-    )
-}
+_SERIES = (
+    *_series("Standard_D{}s_v6", 8, 16, 32, processor="Emerald Rapids", modern=True),
+    *_series("Standard_D{}s_v7", 32, processor="Granite Rapids", modern=True),
+    *_series("Standard_D{}_v5", 16, 32, processor="Ice Lake, Sapphire Rapids or Emerald Rapids", modern=False),
+)
+SIZES = {size.name: size for size in _SERIES}
 
 
 def of(settings: Settings) -> Size:

@@ -9,6 +9,7 @@ import json
 import re
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,28 +39,26 @@ def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[
     Raises OSError when the prices cannot be fetched.
     """
     machines = sorted({sku.removesuffix("/spot") for sku in skus if _MACHINE.fullmatch(sku)})
-    found: dict[str, set[float]] = {}
+    here = f"armRegionName eq '{region}'"
+    found: defaultdict[str, set[float]] = defaultdict(set)
     if machines:
         names = " or ".join(f"armSkuName eq '{name}'" for name in machines)
-        for item in items(base, f"serviceName eq 'Virtual Machines' and {_in(region)} and ({names})"):
-            _put(found, machine_of(item), item)
+        for item in items(base, f"serviceName eq 'Virtual Machines' and {here} and ({names})"):
+            found[machine_of(item)].add(float(item["retailPrice"]))
     for sku in skus:
-        meter = meter_of(sku)
-        if meter:
+        if meter := meter_of(sku):
             service, product, name = meter
-            where = f"serviceName eq '{service}' and {_in(region)} and productName eq '{product}'"
-            for item in items(base, f"{where} and meterName eq '{name}'"):
-                if item["meterName"] == name and item["productName"] == product:
-                    _put(found, sku, item)
-    return {sku: values for sku, values in found.items() if sku in skus}
+            where = f"serviceName eq '{service}' and {here} and productName eq '{product}' and meterName eq '{name}'"
+            same = (item for item in items(base, where) if (item["meterName"], item["productName"]) == (name, product))
+            found[sku] |= {float(item["retailPrice"]) for item in same}
+    return {sku: values for sku, values in found.items() if sku in skus and values}
 
 
 def machine_of(item: Item) -> str:
     """Our name for the machine of a price; empty for Windows, and for what is neither on demand nor Spot."""
     if "Windows" in item["productName"] or "Low Priority" in item["skuName"]:
         return ""
-    spot = "/spot" if item["skuName"].endswith(" Spot") else ""
-    return f"{item['armSkuName']}{spot}"
+    return f"{item['armSkuName']}{'/spot' if item['skuName'].endswith(' Spot') else ''}"
 
 
 def meter_of(sku: str) -> tuple[str, str, str] | None:
@@ -69,26 +68,17 @@ def meter_of(sku: str) -> tuple[str, str, str] | None:
 
 
 def items(base: str, where: str) -> Iterator[Item]:
-    """Every price that matches a filter, over all pages."""
-    url = f"{base}?$filter={urllib.parse.quote(where + _CONSUMPTION)}"
+    """Every price of a first tier that matches a filter, over all pages. Storage is cheaper only beyond many terabytes.
+    Each meter is billed in its primary region."""
+    url = f"{base}?$filter={urllib.parse.quote(where)}%20and%20priceType%20eq%20%27Consumption%27"
     while url:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
             try:
                 page = json.load(response)
-                yield from page["Items"]
                 url = page.get("NextPageLink") or ""
+                found = list(page["Items"])
             except (ValueError, KeyError, TypeError):
                 raise OSError(f"{base}: its answer is not as documented: its form has changed") from None
-
-
-_CONSUMPTION = " and priceType eq 'Consumption'"
-
-
-def _in(region: str) -> str:
-    return f"armRegionName eq '{region}'"
-
-
-def _put(found: dict[str, set[float]], sku: str, item: Item) -> None:
-    # Take the first tier: storage is cheaper only beyond many terabytes. Each meter is billed in its primary region.
-    if sku and not item.get("tierMinimumUnits") and item.get("isPrimaryMeterRegion", True):
-        found.setdefault(sku, set()).add(float(item["retailPrice"]))
+        for item in found:
+            if not item.get("tierMinimumUnits") and item.get("isPrimaryMeterRegion", True):
+                yield item
