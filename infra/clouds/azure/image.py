@@ -104,7 +104,7 @@ def _builder(base: Base, net: Network, own: Access, stage: str, name: str) -> co
         logical=logical,
         hostname="builder",
         size=size.builder,
-        nvme=size.nvme,
+        nvme=size.modern,
         image=compute.ImageReferenceArgs(publisher=publisher, offer=offer, sku=sku, version=version),
         storage="StandardSSD_LRS",
         disk_gb=machine_types.BUILDER_DISK_GB,

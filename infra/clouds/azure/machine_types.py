@@ -6,7 +6,7 @@ Sources: Microsoft's pages of the Dv5, Dsv6 and Dsv7 series (MicrosoftDocs/azure
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
@@ -26,38 +26,23 @@ class Size(Machine):
     """A machine size. Its vCPUs are hyperthreads, two to a core."""
 
     processor: str
-    nvme: bool
-    """Disks are NVMe only; otherwise SCSI."""
-    premium: bool
-    """Whether it can have Premium SSDs."""
-    one_thread: bool
-    """Whether vCPUsPerCore can switch hyperthreading off."""
+    modern: bool
+    """AMX on every machine, NVMe disks only (others: SCSI), Premium SSDs, and hyperthreading that can be switched off
+    (vCPUsPerCore): the documentation says that this works on "most VM families", without naming the v5 series."""
     builder: str
     """A small size of the same series, on which images for this one are baked."""
 
     @property
     def storage(self) -> str:
         """The disk type of a node: the fastest that the size supports."""
-        return "Premium_LRS" if self.premium else "StandardSSD_LRS"
+        return "Premium_LRS" if self.modern else "StandardSSD_LRS"
 
 
 def _series(name: str, *vcpus: int, processor: str, modern: bool) -> list[Size]:
-    """The sizes of a series; `name` has {} for the vCPUs. `modern`: AMX on every machine, NVMe, Premium SSDs.
-
-    The documentation says that hyperthreading can be switched off on "most VM families", without naming the v5 series.
-    """
-    facts = dict.fromkeys(("amx", "nvme", "premium", "one_thread"), modern)
-    return [
-        Size(
-            name=name.format(count),
-            cores=count // 2,
-            memory_gb=count * 4,
-            processor=processor,
-            builder=name.format(4),
-            **facts,
-        )
-        for count in vcpus
-    ]
+    """The sizes of a series; `name` has {} for the vCPUs."""
+    four = name.format(4)
+    small = Size(name=four, cores=2, memory_gb=16, processor=processor, amx=modern, modern=modern, builder=four)
+    return [replace(small, name=name.format(n), cores=n // 2, memory_gb=n * 4) for n in vcpus]
 
 
 _SERIES = (

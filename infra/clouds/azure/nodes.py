@@ -51,7 +51,7 @@ def _node(
         logical=host,
         hostname=host,
         size=size.name,
-        nvme=size.nvme,
+        nvme=size.modern,
         image=compute.ImageReferenceArgs(id=golden.id),
         storage=size.storage,
         disk_gb=settings.cloud.disk_gb,
@@ -59,7 +59,7 @@ def _node(
         address=settings.address(index),
         public=public,
         spot=settings.cloud.spot,
-        one_thread=size.one_thread,
+        one_thread=size.modern,
         near=group,
     )
     node = vm.declare(base, spec, net.subnet, own, *golden.made, **_options(base))
