@@ -72,8 +72,7 @@ def network(cluster: SshCluster, run: Run) -> Verdict:
     if len(names) == 1:
         return judge("all-reduce", problems, "one node: there are no links to measure; torch and gloo work")
     reduced = f"all-reduce of {result['bytes'] / 2**20:.0f} MiB {rate(result['algbw'])} (bus {rate(result['busbw'])})"
-    found = measured(result["links"])
-    todo = len(names) * (len(names) - 1)
+    found, todo = measured(result["links"]), len(names) * (len(names) - 1)
     part = f"{len(found)} links" if len(found) == todo else f"{len(found)} of {todo} links measured in their time,"
     links = f"{part} {f'{rate(min(found.values()))} to {rate(max(found.values()))}' if found else 'none measured'}"
     if problems:
@@ -140,10 +139,8 @@ def slow(links: Links) -> dict[Pair, float]:
 
 def blame(links: Links, names: Sequence[str]) -> list[str]:
     """The causes of the slow links, slowest first: a node if it explains several links, else the link.
-
     A node that all slow links share is to blame. Otherwise blame the node that is slow to, or from, most peers, and
-    name the links that it does not explain beside it.
-    """
+    name the links that it does not explain beside it."""
     rest = list(slow(links))
     shared = set.intersection(*map(set, rest)) if rest else set()
     if len(rest) > 1 and len(shared) == 1:  # two shared: it is one link in both directions

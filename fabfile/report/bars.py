@@ -60,10 +60,10 @@ def time_rows(bars: Sequence[tuple[Run, float, list[Piece]]]) -> list[tuple[str,
     """(part, cells) of every part that a run spent time on: each run's time and share."""
     rows = []
     for part in NAMES:
-        found = [next((piece for piece in pieces if piece.part == part), None) for _, _, pieces in bars]
+        found = [{piece.part: (piece.seconds, piece.share) for piece in pieces}.get(part) for _, _, pieces in bars]
         if any(found):
-            both = [(piece.seconds, piece.share) if piece else (0.0, 0.0) for piece in found]
-            rows.append((part, [text for one in both for text in (numbers.span(one[0]), numbers.percent(one[1]))]))
+            both = [one or (0.0, 0.0) for one in found]
+            rows.append((part, [text for s, share in both for text in (numbers.span(s), numbers.percent(share))]))
     return rows
 
 

@@ -57,17 +57,18 @@ def run_of(
     asked = dict_of(spec, "cluster").get("nodes")
     nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
     ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
-    name, reason = str(state.get("state") or "UNKNOWN"), str(state.get("reason") or "")
+    name = str(state.get("state") or "UNKNOWN")
     over = name in OVER or name == "UNKNOWN"
     last = first_number(log.get("last"), points[-1].time if points else None)
     # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
     now = first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now"))
     best = _validations([metrics.get("best")])
+    samples = [one for one in _dicts(answer.get("samples")) if one.get("text")]
     job_toml = str(answer.get("job_toml") or "")
     return Run(
         id=str(answer.get("id")),
         state=name,
-        reason=reason,
+        reason=str(state.get("reason") or ""),
         nodes=nodes,
         all_nodes=tuple(ever),
         slots={**_seen_slots(disk), **(slots or {}), **_slots(asked)},
@@ -91,9 +92,7 @@ def run_of(
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),
         usage=_usage(dict_of(answer, "usage")),
-        samples=tuple(
-            (str(one.get("model") or ""), str(one["text"])) for one in _dicts(answer.get("samples")) if one.get("text")
-        ),
+        samples=tuple((str(one.get("model") or ""), str(one["text"])) for one in samples),
         command=_command(spec, answer, names_in(asked) or nodes),
         machines=tuple(machine for machine in machines if machine.name in ever or not ever),
     )
@@ -101,8 +100,7 @@ def run_of(
 
 def names_in(value: object) -> tuple[str, ...]:
     """Names of nodes, from a list of names or of records with a name."""
-    entries = value if isinstance(value, list) else []
-    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in entries]
+    names = [one.get("name") if isinstance(one, dict) else one for one in (value if isinstance(value, list) else [])]
     return tuple(name for name in names if isinstance(name, str))
 
 
@@ -130,10 +128,8 @@ def _validations(entries: object) -> tuple[Validation, ...]:
 
 
 def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
-    """From lines such as `attempt 2: 2 ranks on node1, node3`.
-
-    A restart continued from the last earlier step in the metrics: steps done again have replaced their old lines.
-    """
+    """From lines such as `attempt 2: 2 ranks on node1, node3`. A restart continued from the last earlier step in the
+    metrics: steps done again have replaced their old lines."""
     found: list[Attempt] = []
     for row in _rows(log.get("attempts")):
         when, text = number(row[0]) or 0.0, row[3]
@@ -153,17 +149,17 @@ def _paused(log: Mapping[str, Any]) -> float:
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, list[Usage]]:
     found: dict[str, list[Usage]] = {}
-    for node, rows in answer.items():
-        for row in rows if isinstance(rows, list) else []:
-            values = [number(value) for value in row] if isinstance(row, list) and len(row) == 4 else [None]
-            if values[0] is not None:
-                found.setdefault(str(node), []).append((values[0], values[1], values[2], values[3]))
+    for node in answer:
+        for time, *used in (row for row in list_of(answer, node) if isinstance(row, list) and len(row) == 4):
+            if (when := number(time)) is not None:
+                cores, memory, network = map(number, used)
+                found.setdefault(str(node), []).append((when, cores, memory, network))
     return found
 
 
 def _rows(value: object) -> list[tuple[Any, str, str, str]]:
-    rows = value if isinstance(value, list) else []
-    return [(row[0], str(row[1]), str(row[2]), str(row[3])) for row in rows if isinstance(row, list) and len(row) == 4]
+    rows = [row for row in (value if isinstance(value, list) else []) if isinstance(row, list) and len(row) == 4]
+    return [(when, str(node), str(rank), str(text)) for when, node, rank, text in rows]
 
 
 def _note(row: tuple[Any, str, str, str]) -> tuple[float, str, str]:
@@ -176,17 +172,13 @@ def _dicts(value: object) -> list[Mapping[str, Any]]:
 
 
 def _slots(value: object) -> dict[str, int]:
-    return {
-        entry["name"]: entry["slots"]
-        for entry in _dicts(value)
-        if isinstance(entry.get("name"), str) and isinstance(entry.get("slots"), int)
-    }
+    known = [(entry.get("name"), entry.get("slots")) for entry in _dicts(value)]
+    return {name: slots for name, slots in known if isinstance(name, str) and isinstance(slots, int)}
 
 
 def _seen_slots(disk: Mapping[str, Any]) -> dict[str, int]:
     """Ranks by node, from the newest checkpoint, which lists the node of every rank."""
-    ranks = dict_of(disk, "newest").get("ranks")
-    return dict(Counter(name for name in ranks if isinstance(name, str))) if isinstance(ranks, list) else {}
+    return dict(Counter(name for name in list_of(dict_of(disk, "newest"), "ranks") if isinstance(name, str)))
 
 
 def _flat(job_toml: str) -> dict[str, Any]:
@@ -194,12 +186,8 @@ def _flat(job_toml: str) -> dict[str, Any]:
         tables = tomllib.loads(job_toml)
     except tomllib.TOMLDecodeError:
         return {}  # the page shows the text as it is
-    return {
-        f"{section}.{key}": value
-        for section, values in tables.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-    }
+    sections = [(name, values) for name, values in tables.items() if isinstance(values, dict)]
+    return {f"{name}.{key}": value for name, values in sections for key, value in values.items()}
 
 
 def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence[str]) -> str:

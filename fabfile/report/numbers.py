@@ -55,23 +55,17 @@ def span(seconds: float | None) -> str:
         return f"{seconds * 1000:.2g} ms" if seconds > 0 else "0 s"
     if seconds < 59.5:
         return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 10 else 0}f} s"
-    whole = round(seconds)
+    whole, minutes, hours = (round(seconds / unit) for unit in (1, 60, 3600))
     if whole < 3600:
         return f"{whole // 60} m {whole % 60} s"
-    minutes = round(seconds / 60)
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60} m"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24} h"
+    return f"{minutes // 60} h {minutes % 60} m" if minutes < 48 * 60 else f"{hours // 24} d {hours % 24} h"
 
 
 def money(dollars: float | None) -> str:
     """$1,234.50; "under $0.01" for less than half a cent."""
     if dollars is None:
         return "not known"
-    if 0 < dollars < 0.005:
-        return "under $0.01"
-    return f"${dollars:,.2f}"
+    return "under $0.01" if 0 < dollars < 0.005 else f"${dollars:,.2f}"
 
 
 def percent(share: float | None) -> str:
@@ -87,12 +81,10 @@ def change(before: float | None, after: float | None) -> str:
     """From one to the other: +12 %, -3.4 %, 8.1 times."""
     if before is None or after is None or before <= 0 or after <= 0:
         return ""
-    ratio = after / before
+    ratio, part = after / before, abs(after / before - 1)
     if ratio >= 2:
         return f"{_TIMES}{ratio:.3g}"
-    if round(abs(ratio - 1), 4) == 0:
-        return "same"
-    return f"{'+' if ratio > 1 else _MINUS}{abs(ratio - 1) * 100:.{0 if abs(ratio - 1) >= 0.0995 else 1}f} %"
+    return f"{'+' if ratio > 1 else _MINUS}{part * 100:.{0 if part >= 0.0995 else 1}f} %" if round(part, 4) else "same"
 
 
 def moment(unix: float | None) -> str:
