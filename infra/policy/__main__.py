@@ -82,10 +82,9 @@ def _report(findings: Iterable[Finding], report: ReportViolation) -> None:
 
 
 def _policy(rule: Rule | StackRule) -> Policy:
-    description = f"{rule.description} ({rule.sources})"
     if isinstance(rule, StackRule):
         return StackValidationPolicy(
-            rule.name, description, lambda args, report: _report(rule.judge(_stack(args)), report)
+            rule.name, rule.description, lambda args, report: _report(rule.judge(_stack(args)), report)
         )
 
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
@@ -93,7 +92,7 @@ def _policy(rule: Rule | StackRule) -> Policy:
         inputs[resource.urn] = resource.props
         _report(rule.judge(resource), report)
 
-    return ResourceValidationPolicy(rule.name, description, validate)
+    return ResourceValidationPolicy(rule.name, rule.description, validate)
 
 
 def _stack(args: StackValidationArgs) -> Stack:

@@ -91,22 +91,20 @@ def _fixed(part: tuple[Any, bool, tuple[str, ...]]) -> str | None:
 STACK_RULES = (
     StackRule(
         "own-launch-template",
-        "An instance's launch template is this stack's own, as it decides what the instance does not set.",
-        "CKV_AWS_79, CKV_AWS_341, CKV_AWS_8",
+        "An instance's launch template is this stack's own, as it decides what the instance does not set "
+        "(CKV_AWS_79, CKV_AWS_341, CKV_AWS_8).",
         _templates,
         _own_template,
     ),
     StackRule(
         "ami-does-not-drift",
-        "An image that was looked up is not looked up again for a machine that has one.",
-        "no CKV or CIS number",
+        "An image that was looked up is not looked up again for a machine that has one (no CKV or CIS number).",
         _machine_images,
         _fixed,
     ),
     StackRule(
         "default-group-closed",
-        "What is in no group of ours lets nothing in and nothing out.",
-        "CKV2_AWS_12, CIS AWS 5.0 5.5",
+        "What is in no group of ours lets nothing in and nothing out (CKV2_AWS_12, CIS AWS 5.0 5.5).",
         beside(types.VPC, types.DEFAULT_GROUP, "vpcId"),
         each_beside(
             "the network's default group must be declared (ec2.DefaultSecurityGroup), so that it lets nothing through",
@@ -118,22 +116,21 @@ STACK_RULES = (
     ),
     StackRule(
         "flow-logs-as-configured",
-        "With flowLogs, what each network lets through and refuses is logged.",
-        "CKV2_AWS_11, CIS AWS 5.0 3.7, CIS Azure 4.0 7.1.1.7",
+        "With flowLogs, what each network lets through and refuses is logged "
+        "(CKV2_AWS_11, CIS AWS 5.0 3.7, CIS Azure 4.0 7.1.1.7).",
         _logs,
         _logged,
     ),
     StackRule(
         "bucket-public-access-blocked",
-        "No bucket and no object in it can be made public.",
-        "CKV2_AWS_6, CKV_AWS_53, CKV_AWS_54, CKV_AWS_55, CKV_AWS_56, CIS AWS 5.0 2.1.4",
+        "No bucket and no object in it can be made public "
+        "(CKV2_AWS_6, CKV_AWS_53, CKV_AWS_54, CKV_AWS_55, CKV_AWS_56, CIS AWS 5.0 2.1.4).",
         beside(types.BUCKET, types.PUBLIC_ACCESS_BLOCK, "bucket"),
         each_beside("the bucket must have a BucketPublicAccessBlock", *(must(key, is_on) for key in SWITCHES)),
     ),
     StackRule(
         "bucket-encrypted",
-        "What is in a bucket is encrypted at rest.",
-        "CKV_AWS_19",
+        "What is in a bucket is encrypted at rest (CKV_AWS_19).",
         beside(types.BUCKET, types.ENCRYPTION, "bucket"),
         one_beside(
             "rules[]",
@@ -143,8 +140,7 @@ STACK_RULES = (
     ),
     StackRule(
         "bucket-versioned",
-        "What is overwritten in a bucket can be restored.",
-        "CKV_AWS_21",
+        "What is overwritten in a bucket can be restored (CKV_AWS_21).",
         beside(types.BUCKET, types.VERSIONING, "bucket"),
         one_beside(
             "versioningConfiguration",
@@ -154,8 +150,7 @@ STACK_RULES = (
     ),
     StackRule(
         "bucket-uploads-aborted",
-        "An upload that never ended is not kept, and paid for, for ever.",
-        "CKV_AWS_300, CKV2_AWS_61",
+        "An upload that never ended is not kept, and paid for, for ever (CKV_AWS_300, CKV2_AWS_61).",
         beside(types.BUCKET, types.BUCKET_LIFECYCLE, "bucket"),
         one_beside(
             "rules[]",
@@ -165,15 +160,14 @@ STACK_RULES = (
     ),
     StackRule(
         "bucket-tls-only",
-        "A bucket answers over TLS only.",
-        "CKV_AWS_379, CIS AWS 5.0 2.1.1",
+        "A bucket answers over TLS only (CKV_AWS_379, CIS AWS 5.0 2.1.1).",
         beside(types.BUCKET, types.BUCKET_POLICY, "bucket"),
         _tls_only,
     ),
     StackRule(
         "blobs-can-be-had-back",
-        f"What is overwritten or deleted in a storage account can be restored for {KEPT_DAYS} days.",
-        "CIS Azure 4.0 10.2.1, CIS Azure 4.0 10.2.2",
+        f"What is overwritten or deleted in a storage account can be restored for {KEPT_DAYS} days "
+        "(CIS Azure 4.0 10.2.1, CIS Azure 4.0 10.2.2).",
         beside(types.ACCOUNT, types.BLOBS, "accountName"),
         each_beside(
             "the storage account must have BlobServiceProperties, which say how long it keeps what is deleted",
@@ -187,8 +181,8 @@ STACK_RULES = (
     ),
     StackRule(
         "old-versions-deleted",
-        "An old version of a blob is not kept, and billed, for ever.",
-        "no CKV or CIS number: both want versions kept and neither says how long",
+        "An old version of a blob is not kept, and billed, for ever "
+        "(no CKV or CIS number: both want versions kept and neither says how long).",
         beside(types.ACCOUNT, types.ACCOUNT_LIFECYCLE, "accountName"),
         one_beside(
             "policy.rules[]",

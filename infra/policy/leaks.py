@@ -147,8 +147,8 @@ def _cloud_config(text: str) -> Any:
 RULES = (
     Rule(
         "no-secret-in-user-data",
-        "No secret is in user data, a script or any other plain input, however it is packed.",
-        "CKV_AWS_46, CKV_AZURE_45, CKV_SECRET_2, CKV_SECRET_3, CKV_SECRET_9, CKV_SECRET_13",
+        "No secret is in user data, a script or any other plain input, however it is packed "
+        "(CKV_AWS_46, CKV_AZURE_45, CKV_SECRET_2, CKV_SECRET_3, CKV_SECRET_9, CKV_SECRET_13).",
         {"*": _inputs},
         _secret,
     ),

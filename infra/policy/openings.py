@@ -159,16 +159,16 @@ PARTS: dict[str, Parts] = {
 RULES = (
     Rule(
         "no-ssh-from-anywhere",
-        "SSH is let in only from networks of a known owner, in IPv4 and IPv6.",
-        "CKV_AWS_24, CKV_AZURE_10, CIS AWS 5.0 5.3, CIS AWS 5.0 5.4, CIS Azure 3.0 7.2",
+        "SSH is let in only from networks of a known owner, in IPv4 and IPv6 "
+        "(CKV_AWS_24, CKV_AZURE_10, CIS AWS 5.0 5.3, CIS AWS 5.0 5.4, CIS Azure 3.0 7.2).",
         PARTS,
         _ssh,
     ),
     Rule(
         "nothing-from-anywhere",
-        "Nothing else is let in from networks that have no one owner.",
-        "CKV_AWS_25, CKV_AWS_260, CKV_AWS_277, CKV_AZURE_9, CKV_AZURE_77, CKV_AZURE_160, CIS AWS 5.0 5.3, "
-        "CIS AWS 5.0 5.4, CIS Azure 3.0 7.1, CIS Azure 3.0 7.3, CIS Azure 3.0 7.4",
+        "Nothing else is let in from networks that have no one owner "
+        "(CKV_AWS_25, CKV_AWS_260, CKV_AWS_277, CKV_AZURE_9, CKV_AZURE_77, CKV_AZURE_160, CIS AWS 5.0 5.3, CIS AWS "
+        "5.0 5.4, CIS Azure 3.0 7.1, CIS Azure 3.0 7.3, CIS Azure 3.0 7.4).",
         PARTS,
         _anything,
     ),

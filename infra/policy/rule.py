@@ -76,9 +76,8 @@ def beside(type_: str, other_type: str, key: str) -> Callable[[Stack], Iterable[
 class _Named:
     name: str
     description: str
-    """What the rule wants and why; the engine shows it with each violation."""
-    sources: str
-    """Checkov's checks (CKV), and the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
+    """What the rule wants and why; the engine shows it with each violation. In brackets its sources: Checkov's checks
+    (CKV), and the CIS Foundations Benchmarks of AWS (5.0) and Azure (3.0, 4.0)."""
 
 
 @dataclass(frozen=True)

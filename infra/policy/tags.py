@@ -83,15 +83,14 @@ def _tagged(part: tuple[str, Any], volumes: str = "") -> str | None:
 RULES = (
     Rule(
         "tagged",
-        "Everything that takes tags names its stack, its owner and its longest life.",
-        "AWS Config required-tags, Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99",
+        "Everything that takes tags names its stack, its owner and its longest life "
+        "(AWS Config required-tags, Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99).",
         {"*": _of_resource},
         _tagged,
     ),
     Rule(
         "volumes-tagged",
-        "A node's volumes have these tags too: they do not get an instance's.",
-        "AWS Config required-tags",
+        "A node's volumes have these tags too: they do not get an instance's (AWS Config required-tags).",
         {INSTANCE: _of_volumes},
         partial(_tagged, volumes="volumeTags: "),
     ),

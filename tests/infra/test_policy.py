@@ -33,8 +33,9 @@ def test_every_rule_has_a_case_and_says_where_it_comes_from() -> None:
     assert set(CASES) == set(ALL)
     assert len(ALL) == len(pack.RULES) + len(pack.STACK_RULES)
     for rule in ALL.values():
-        assert rule.description.endswith(".") and rule.sources
-        for source in rule.sources.split(", "):
+        described = re.fullmatch(r"[A-Z].+ \((.+)\)\.", rule.description)
+        assert described, rule.name
+        for source in described[1].split(", "):
             assert re.fullmatch(
                 r"CKV2?_(AWS|AZURE|SECRET)_[0-9]+|CIS AWS 5\.0 [0-9.]+|CIS Azure [34]\.0 [0-9.]+|no CKV or CIS number.*"
                 r"|AWS Config [a-z0-9-]+|Azure Policy [0-9a-f-]{36}",

@@ -8,12 +8,12 @@ same name is listed as one item and not searched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from infra.clouds.azure import machine_types, untagged
 from infra.clouds.azure.arm import Arm, ArmError
+from infra.clouds.azure.running_machine import power_state
 from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import ID_TAG, STACK_TAG
 from infra.errors import UsageError
@@ -116,10 +116,12 @@ def _live(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
         ours=tags.get(STACK_TAG, claim.stack) == claim.stack and not whose,
         whose=whose,
     )
-    if kind is None or whose or kind.name not in _DETAILS:
+    if kind is None or whose:
         return live
+    if kind.name in _PRICED:
+        return replace(live, usd_per_hour=_price(item, _PRICED[kind.name]))
     try:
-        detail = _DETAILS[kind.name](arm, item, kind.version)
+        detail = _DETAILS[kind.name](arm, item, kind.version) if kind.name in _DETAILS else Detail()
     except ArmError as error:
         # It exists, but its price is unknown; a storage account that cannot be read is treated as not empty.
         contents = "contents that cannot be read" if kind.name == ACCOUNT else ""
@@ -127,8 +129,7 @@ def _live(arm: Arm, claim: Claim, item: dict[str, Any]) -> LiveResource:
     return replace(live, what=f"{name} {detail.what}".strip(), usd_per_hour=detail.usd, holds=detail.holds)
 
 
-@dataclass(frozen=True)
-class Detail:
+class Detail(NamedTuple):
     """What only a second request for the resource returns."""
 
     what: str = ""
@@ -146,8 +147,7 @@ def _price(item: dict[str, Any], sku: str, count: float = 1) -> float | None:
 def _machine(arm: Arm, item: dict[str, Any], version: str) -> Detail:
     properties = arm.get(item["id"], version, **{"$expand": "instanceView"})["properties"]
     size = properties["hardwareProfile"]["vmSize"]
-    states = [status["code"] for status in properties.get("instanceView", {}).get("statuses", [])]
-    state = next((code.partition("/")[2] for code in states if code.startswith("PowerState/")), "unknown")
+    state = power_state(properties.get("instanceView", {})) or "unknown"
     sku = f"{size}/spot" if properties.get("priority") == "Spot" else size
     # A machine that was powered off from inside is still billed; only a deallocated one is not.
     return Detail(f"{size} {state}", 0.0 if state == "deallocated" else _price(item, sku))
@@ -187,16 +187,11 @@ def _account(arm: Arm, item: dict[str, Any], version: str) -> Detail:
     return Detail("", price, holds)
 
 
-def _priced(_arm: Arm, item: dict[str, Any], _version: str, *, sku: str) -> Detail:
-    return Detail(usd=_price(item, sku))
-
-
 _DETAILS: dict[str, Callable[[Arm, dict[str, Any], str], Detail]] = {
     "machine": _machine,
     "disk": _disk,
     "snapshot": _snapshot,
     "gallery version": _version,
     ACCOUNT: _account,
-    "NAT gateway": partial(_priced, sku="nat-gateway"),
-    "address": partial(_priced, sku="public-ip-standard"),
 }
+_PRICED = {"NAT gateway": "nat-gateway", "address": "public-ip-standard"}

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from infra.clouds.azure.arm import COMPUTE, Arm, ArmError
 from infra.errors import OperationError, UsageError
 
 WAIT = 10.0
 """Seconds between polls."""
+
+
+def power_state(view: dict[str, Any]) -> str:
+    """running, stopped (still billed), deallocated ... by a machine's instance view; empty if Azure does not say."""
+    states = [str(status.get("code", "")).partition("/") for status in view.get("statuses", [])]
+    return next((state for kind, _, state in states if kind == "PowerState"), "")
 
 
 class RunningMachine:
@@ -31,10 +38,7 @@ class RunningMachine:
             time.sleep(WAIT)
 
     def power(self) -> str:
-        """running, stopped (still billed), deallocated ...; empty if Azure does not say."""
-        view = self.arm.get(f"{self.id}/instanceView", COMPUTE)
-        states = [str(status.get("code", "")).partition("/") for status in view.get("statuses", [])]
-        return next((state for kind, _, state in states if kind == "PowerState"), "")
+        return power_state(self.arm.get(f"{self.id}/instanceView", COMPUTE))
 
     def start(self, seconds: float = 900) -> None:
         """Start the machine if it is off, and wait until it runs."""
