@@ -121,7 +121,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(removal, "POLL_S", 0.05)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for kind in ("placement group", "capacity reservation"):
-        monkeypatch.delitem(audit.sdk.load("infra.clouds.aws.listing").KINDS, kind)
+        monkeypatch.delitem(audit.sdk.load("infra.clouds.aws.kinds").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
 

@@ -10,6 +10,7 @@ import moto_cloud
 import pytest
 
 from infra.clouds.aws import api, orphans, removal
+from infra.clouds.aws.kinds import KINDS
 from infra.clouds.live_resource import LiveResource
 from infra.config import stack_file
 from infra.config.settings import Settings, load
@@ -112,7 +113,7 @@ def test_an_images_snapshot_is_found_again_after_a_sweep_that_was_killed(account
     place = orphans.place_of(settings)
     images = [thing for thing in orphans.find(settings) if thing.kind == "image"]
     (mapping,) = boto3.client("ec2").describe_images(ImageIds=[made["image"]])["Images"][0]["BlockDeviceMappings"]
-    removal.REMOVERS["image"](place, images[0])
+    KINDS["image"].remove(place, images[0].owner)
     assert mapping["Ebs"]["SnapshotId"] in {thing.id for thing in orphans.find(settings) if thing.kind == "snapshot"}
 
 
@@ -135,10 +136,10 @@ def test_what_is_not_ours_in_our_network_is_seen_and_left(account: str, settings
 def test_one_thing_that_stays_keeps_no_other(account: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     made = moto_cloud.make_stack("yard")
 
-    def refused(_place: object, _thing: LiveResource) -> None:
+    def refused(_place: object, _name: str) -> None:
         boto3.client("s3").get_object(Bucket="none-such-bucket", Key="x")
 
-    monkeypatch.setitem(removal.REMOVERS, "key pair", refused)
+    monkeypatch.setitem(KINDS, "key pair", replace(KINDS["key pair"], remove=refused))
     with pytest.raises(OperationError, match=f"could not be removed:\nkey pair {made['key']}: NoSuchBucket"):
         orphans.sweep(settings, [])
     assert [thing.kind for thing in seen(orphans.find(settings))] == ["key pair"]

@@ -63,6 +63,17 @@ def pages(ours: Any, operation: str, key: str, **arguments: Any) -> list[dict[st
     return [item for page in ours.get_paginator(operation).paginate(**arguments) for item in page.get(key, [])]
 
 
+def where(name: str, *values: str) -> list[dict[str, Any]]:
+    """One of EC2's filters, as the argument `Filters` takes it."""
+    return [{"Name": name, "Values": list(values)}]
+
+
+def instances(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """EC2's instances, out of the reservations that it lists them in."""
+    found = pages(ec2, "describe_instances", "Reservations", Filters=filters)
+    return [item for reservation in found for item in reservation["Instances"]]
+
+
 def tags(item: dict[str, Any]) -> dict[str, str]:
     return {entry["Key"]: entry["Value"] for entry in item.get("Tags") or item.get("TagSet") or []}
 

@@ -1,0 +1,104 @@
+"""Where a stack's resources are looked for on AWS, and what is known of each kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from botocore import xform_name
+
+from infra.clouds.aws import api
+from infra.clouds.live_resource import LiveResource
+from infra.clouds.naming import STACK_TAG
+from infra.errors import UsageError
+from infra.prices import table
+from infra.state.ownership import Claim
+
+Item = dict[str, Any]
+"""A resource as AWS describes it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A region of an account, and whose resources are looked for there."""
+
+    claim: Claim
+    region: str
+    account: str
+    partition: str
+    profile: str = ""
+    """AWS profile for the requests; empty: the environment's credentials."""
+
+    def client(self, service: str) -> Any:
+        return api.client(service, self.region, self.profile)
+
+    def described(self, key: str, **arguments: Any) -> list[Item]:
+        """EC2's items of a kind, by their key in its answer: `VpcEndpoints` for describe_vpc_endpoints."""
+        return api.pages(self.client("ec2"), f"describe_{xform_name(key)}", key, **arguments)
+
+    def tagged(self, key: str, *, filters: str = "Filters", **more: Any) -> list[Item]:
+        """Those with the stack's tag. The tag is checked again, in case the service ignores the argument `filters`."""
+        more[filters] = api.where(f"tag:{STACK_TAG}", self.claim.stack)
+        return [item for item in self.described(key, **more) if self.is_of_stack(item)]
+
+    def is_of_stack(self, item: Item) -> bool:
+        """Whether its tag has the stack's name; stacks of two owners may have the same name."""
+        return self.claim.is_of_stack(api.tags(item))
+
+    def may_name(self, name: str) -> bool:
+        """Whether the stack may have given this name. `yard` also matches `yard-2...`, so callers check the tag too."""
+        return f"{name.strip('/').replace('/', '-')}-".startswith(f"trainyard-{self.claim.stack}-")
+
+    def price(self, sku: str, count: float = 1) -> float | None:
+        """US dollars per hour; None if the table lacks the price."""
+        try:
+            return table.line("aws", self.region, sku, count).usd_per_hour
+        except UsageError:
+            return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A resource as its kind's lister found it; the fields of LiveResource."""
+
+    tags: dict[str, str] | None
+    """None: it lacks the stack's tag, but is in the way."""
+    what: str
+    owner: str
+    id: str = ""
+    usd_per_hour: float | None = 0.0
+    holds: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of AWS resource: how it is listed, with its price and tags, and how one of it is removed."""
+
+    name: str
+    types: str
+    """The ARN resource types that it covers, `service:type`, separated by blanks."""
+    listed: Callable[[Place], Iterator[Found]]
+    remove: Callable[[Place, str], None]
+    """Removes the resource with this id. One that is already gone is no error."""
+    prepare: Callable[[Place, list[str]], None] | None = None
+    """Runs before the removal, with the ids of all that are going to be removed."""
+    is_global: bool = False
+    """Whether any region lists all of the account's."""
+    arn: str = ""
+    """The form of its ARN, if its id in the state is a name, which two regions may both have."""
+
+    def live(self, place: Place, found: Found) -> LiveResource:
+        """Its tags say whether the user or another owner has it."""
+        whose = place.claim.whose(found.tags or {})
+        return LiveResource(
+            self.name,
+            found.what,
+            found.owner,
+            found.id,
+            found.usd_per_hour,
+            found.holds,
+            ours=found.tags is not None and not whose,
+            whose=whose,
+            arn=self.arn.format(place=place, name=found.owner),
+        )
