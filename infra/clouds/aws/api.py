@@ -7,36 +7,29 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import boto3
+from botocore import exceptions as errors
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    HTTPClientError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProfileNotFound,
-    SSOTokenLoadError,
-    TokenRetrievalError,
-)
 from botocore.parsers import ResponseParserError
 
 from infra.errors import OperationError, UsageError
 
-FAILURES = (ClientError, BotoCoreError, ResponseParserError)
+FAILURES = (errors.ClientError, errors.BotoCoreError, ResponseParserError)
 """Every exception that a call may raise."""
-_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, SSOTokenLoadError, TokenRetrievalError)
+_NO_CREDENTIALS = (
+    *(errors.NoCredentialsError, errors.PartialCredentialsError, errors.ProfileNotFound),
+    *(errors.SSOTokenLoadError, errors.TokenRetrievalError),
+)
 _BAD_CREDENTIALS = (
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId", "UnrecognizedClientException"),
     *("SignatureDoesNotMatch", "AuthFailure", "InvalidAccessKeyId", "InvalidToken"),
 )
 _BUSY = ("Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequestsException")
 SIGN_IN = "aws sso login (or aws configure; export AWS_PROFILE=...), then: aws sts get-caller-identity"
-
-
 _making = threading.RLock()
 """Pulumi creates resources in several threads, and boto3's default session is not thread-safe."""
 
@@ -68,6 +61,9 @@ def where(name: str, *values: str) -> list[dict[str, Any]]:
     return [{"Name": name, "Values": list(values)}]
 
 
+RUNNING = where("instance-state-name", "pending", "running")
+
+
 def instances(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """EC2's instances, out of the reservations that it lists them in."""
     found = pages(ec2, "describe_instances", "Reservations", Filters=filters)
@@ -80,33 +76,34 @@ def tags(item: dict[str, Any]) -> dict[str, str]:
 
 def code(error: Exception) -> str:
     """The service's error code; the exception's name if the request never reached the service."""
-    if isinstance(error, ClientError):
+    if isinstance(error, errors.ClientError):
         return str(error.response.get("Error", {}).get("Code", ""))
     return type(error).__name__
 
 
-def lacks_credentials(error: Exception) -> bool:
-    return isinstance(error, _NO_CREDENTIALS) or code(error) in _BAD_CREDENTIALS
-
-
 def passes(error: Exception) -> bool:
     """Whether a retry may succeed: no response, a server error, or throttling."""
-    if isinstance(error, ClientError):
+    if isinstance(error, errors.ClientError):
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         return status >= 500 or code(error) in _BUSY
-    return isinstance(error, (ConnectionError, HTTPClientError, ResponseParserError))
+    return isinstance(error, (errors.ConnectionError, errors.HTTPClientError, ResponseParserError))
 
 
 def one_line(error: Exception) -> str:
     """The error as one line of at most 300 characters."""
     if isinstance(error, ResponseParserError):
         return "the answer is none of AWS's: is there such a call at this endpoint?"
-    if isinstance(error, ClientError):
-        said = error.response.get("Error", {})
-        error_text = f"{said.get('Code', '')}: {said.get('Message', '')}"
-    else:
-        error_text = f"{type(error).__name__}: {error}"
-    return " ".join(error_text.split())[:300]
+    text = error.response.get("Error", {}).get("Message", "") if isinstance(error, errors.ClientError) else error
+    return " ".join(f"{code(error)}: {text}".split())[:300]
+
+
+@contextmanager
+def explain(what: str) -> Iterator[None]:
+    """Turn a failed call into an OperationError that begins with `what`."""
+    try:
+        yield
+    except FAILURES as error:
+        raise OperationError(f"{what}: {one_line(error)}") from None
 
 
 def identity(where: str, profile: str = "") -> dict[str, str]:
@@ -114,7 +111,7 @@ def identity(where: str, profile: str = "") -> dict[str, str]:
     try:
         found: dict[str, str] = client("sts", where, profile).get_caller_identity()
     except FAILURES as error:
-        if lacks_credentials(error):
+        if isinstance(error, _NO_CREDENTIALS) or code(error) in _BAD_CREDENTIALS:
             raise UsageError(f"no AWS credentials that work: {one_line(error)}; {SIGN_IN}") from None
         raise OperationError(f"AWS does not answer: {one_line(error)}") from None
     return found

@@ -22,7 +22,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra.clouds.aws import api
 from infra.clouds.aws.names import region
-from infra.clouds.dynamic_provider import PlainProvider
+from infra.clouds.dynamic_provider import OnceProvider, PlainProvider
 from infra.clouds.naming import ID_TAG, STACK_TAG, identity, tags
 from infra.config.settings import Settings
 from infra.errors import OperationError, UsageError
@@ -61,12 +61,16 @@ def given(settings: Settings, instance_type: str, zone: str) -> Given | None:
     name = settings.cloud.capacity_reservation
     if not name.startswith("cr-"):
         return None
-    wanted = [{"Name": "capacity-reservation-id", "Values": [name]}]
-    for one in _described(region(settings), Filters=wanted):
-        why = unfit(one, instance_type, zone, settings.nodes - _inside(settings, name))
-        if why:
+    for one in _by_id(region(settings), name):
+        own = identity(settings).items()
+        inside = [
+            node
+            for node in _running(region(settings), settings.stack)
+            if node.get("CapacityReservationId") == name and own <= api.tags(node).items()
+        ]
+        if why := unfit(one, instance_type, zone, settings.nodes - len(inside)):
             raise UsageError(f"capacityReservation = {name!r}: {why}")
-        return Given(name, str(one.get("PlacementGroupArn", "")).partition(":placement-group/")[2])
+        return Given(name, _group_name(one.get("PlacementGroupArn", "")))
     raise UsageError(f"capacityReservation = {name!r}: none of this account in {region(settings)}")
 
 
@@ -82,40 +86,30 @@ def unfit(one: dict[str, Any], instance_type: str, zone: str, count: int) -> str
     return ""
 
 
-def _inside(settings: Settings, name: str) -> int:
-    """How many of the stack's nodes run in the reservation."""
-    found = _running(region(settings), settings.stack)
-    own = identity(settings).items()
-    return sum(one.get("CapacityReservationId") == name and own <= api.tags(one).items() for one in found)
+def _group_name(arn: str) -> str:
+    return arn.partition(":placement-group/")[2]
 
 
 def _running(where: str, stack: str) -> list[dict[str, Any]]:
-    filters = [
-        {"Name": f"tag:{STACK_TAG}", "Values": [stack]},
-        {"Name": "instance-state-name", "Values": ["pending", "running"]},
-    ]
-    try:
-        found = api.pages(api.client("ec2", where), "describe_instances", "Reservations", Filters=filters)
-    except api.FAILURES as error:
-        raise OperationError(f"the nodes that run cannot be listed: {api.one_line(error)}") from None
-    return [one for reservation in found for one in reservation["Instances"]]
+    with api.explain("the nodes that run cannot be listed"):
+        return api.instances(api.client("ec2", where), [*api.where(f"tag:{STACK_TAG}", stack), *api.RUNNING])
 
 
 def _nodes(props: dict[str, Any]) -> int:
     """How many nodes of the stack run in the placement group; the builder is not in it."""
-    name = str(props["group"]).partition(":placement-group/")[2]
-    found = _running(props["region"], props["stack"])
-    return sum(
-        one.get("Placement", {}).get("GroupName") == name and one["InstanceType"] == props["type"] for one in found
-    )
+    here = (_group_name(props["group"]), props["type"])
+    running = _running(props["region"], props["stack"])
+    return sum((one.get("Placement", {}).get("GroupName"), one["InstanceType"]) == here for one in running)
 
 
-def _described(where: str, **asked: Any) -> list[dict[str, Any]]:
-    try:
-        client = api.client("ec2", where)
-        return api.pages(client, "describe_capacity_reservations", "CapacityReservations", **asked)
-    except api.FAILURES as error:
-        raise OperationError(f"capacity reservations cannot be listed: {api.one_line(error)}") from None
+def _listed(where: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    with api.explain("capacity reservations cannot be listed"):
+        ec2 = api.client("ec2", where)
+        return api.pages(ec2, "describe_capacity_reservations", "CapacityReservations", Filters=filters)
+
+
+def _by_id(where: str, name: str) -> list[dict[str, Any]]:
+    return _listed(where, api.where("capacity-reservation-id", name))
 
 
 def reserve(props: dict[str, Any]) -> str:
@@ -125,38 +119,34 @@ def reserve(props: dict[str, Any]) -> str:
     """
     if _nodes(props):
         return NOT_NEEDED
+    where, count = props["region"], int(props["count"])
     # Filter by id as well: another user's stack of the same name may be reserving now.
-    own = {STACK_TAG: props["stack"], **{key: props["tags"][key] for key in (ID_TAG,) if key in props["tags"]}}
-    wanted = [{"Name": f"tag:{key}", "Values": [value]} for key, value in own.items()]
-    for old in _described(props["region"], Filters=wanted):
+    own = {STACK_TAG: props["stack"]} | {key: props["tags"][key] for key in (ID_TAG,) if key in props["tags"]}
+    for old in _listed(where, [entry for key, value in own.items() for entry in api.where(f"tag:{key}", value)]):
         if old["State"] in _HOLDS:
             same = [old.get("PlacementGroupArn"), old["InstanceType"]] == [props["group"], props["type"]]
-            if same and old["AvailableInstanceCount"] >= props["count"]:
-                return _active(props["region"], str(old["CapacityReservationId"]))
-            release(props["region"], str(old["CapacityReservationId"]))
-    end = datetime.datetime.now(datetime.UTC) + ENDS_AFTER
+            if same and old["AvailableInstanceCount"] >= count:
+                return _active(where, old["CapacityReservationId"])
+            release(where, old["CapacityReservationId"])
+    tags = [{"Key": key, "Value": value} for key, value in props["tags"].items()]
     try:
-        made = api.client("ec2", props["region"]).create_capacity_reservation(
+        made = api.client("ec2", where).create_capacity_reservation(
             InstanceType=props["type"],
             InstancePlatform=PLATFORM,
             AvailabilityZoneId=props["zone"],
-            InstanceCount=int(props["count"]),
+            InstanceCount=count,
             InstanceMatchCriteria="open",
             PlacementGroupArn=props["group"],
             EndDateType="limited",
-            EndDate=end,
-            TagSpecifications=[
-                {
-                    "ResourceType": "capacity-reservation",
-                    "Tags": [{"Key": key, "Value": value} for key, value in props["tags"].items()],
-                }
-            ],
+            EndDate=datetime.datetime.now(datetime.UTC) + ENDS_AFTER,
+            TagSpecifications=[{"ResourceType": "capacity-reservation", "Tags": tags}],
         )
     except api.FAILURES as error:
-        what = f"{int(props['count'])} x {props['type']} beside each other in {props['zone']}"
-        said = f"{api.one_line(error)}; `capacityReservation: none` asks for one node at a time"
-        raise OperationError(f"{what} cannot be reserved, and none was started: {said}") from None
-    return _active(props["region"], str(made["CapacityReservation"]["CapacityReservationId"]))
+        raise OperationError(
+            f"{count} x {props['type']} beside each other in {props['zone']} cannot be reserved, and none was started: "
+            f"{api.one_line(error)}; `capacityReservation: none` asks for one node at a time"
+        ) from None
+    return _active(where, made["CapacityReservation"]["CapacityReservationId"])
 
 
 def _active(where: str, name: str) -> str:
@@ -164,8 +154,7 @@ def _active(where: str, name: str) -> str:
     check, until = operation.Watch().check, time.monotonic() + PENDING
     while time.monotonic() < until:
         check()
-        wanted = [{"Name": "capacity-reservation-id", "Values": [name]}]
-        state = next((one["State"] for one in _described(where, Filters=wanted)), "pending")
+        state = next((one["State"] for one in _by_id(where, name)), "pending")
         if state == "active":
             break
         if state not in _HOLDS:
@@ -176,14 +165,9 @@ def _active(where: str, name: str) -> str:
 
 def release(where: str, name: str) -> None:
     """Cancel a reservation; machines in it keep running. One that has ended already is no error."""
-    wanted = [{"Name": "capacity-reservation-id", "Values": [name]}]
-    if name == NOT_NEEDED or not any(one["State"] in _HOLDS for one in _described(where, Filters=wanted)):
-        return
-    try:
-        api.client("ec2", where).cancel_capacity_reservation(CapacityReservationId=name)
-    except api.FAILURES as error:
-        said = api.one_line(error)
-        raise OperationError(f"the capacity reservation {name} cannot be cancelled, and costs: {said}") from None
+    if name != NOT_NEEDED and any(one["State"] in _HOLDS for one in _by_id(where, name)):
+        with api.explain(f"the capacity reservation {name} cannot be cancelled, and costs"):
+            api.client("ec2", where).cancel_capacity_reservation(CapacityReservationId=name)
 
 
 class ReservedProvider(PlainProvider):
@@ -205,16 +189,15 @@ class ReservedProvider(PlainProvider):
         release(props["region"], id_)
 
 
-class ReleasedProvider(PlainProvider):
+class ReleasedProvider(OnceProvider):
     """Cancels the reservation once all nodes run."""
+
+    machine = "reservation"
+    delete_before_replace = True
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         release(props["region"], props["reservation"])
         return CreateResult(id_=props["reservation"], outs=props)
-
-    def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        changed = olds["reservation"] != news.get("reservation")
-        return DiffResult(changes=changed, replaces=["reservation"] if changed else [], delete_before_replace=True)
 
 
 class Reserved(Resource, module="aws", name="Reserved"):
