@@ -219,7 +219,7 @@ def test_the_users_own_is_looked_at(ec2: Ec2, settings: Settings) -> None:
     assert room.given(settings, "m7i.8xlarge", "use1-az6") == room.Given(OTHER, "ml")
     ec2.held[OTHER] = reservation(PlacementGroupArn=None) | {"PlacementGroupArn": ""}
     assert room.given(settings, "m7i.8xlarge", "use1-az6") == room.Given(OTHER, "")
-    (found,) = account._reservation(settings)
+    found = account._reservation(settings)
     assert found.state == "ok"
 
 
@@ -244,7 +244,7 @@ def test_one_that_the_nodes_do_not_fit_into_is_refused(
     ec2.held[OTHER] = reservation(**changed)
     with pytest.raises(UsageError, match=f"capacityReservation = '{OTHER}': {why}"):
         room.given(settings, "m7i.8xlarge", "use1-az6")
-    (found,) = account._reservation(settings)
+    found = account._reservation(settings)
     assert found.state == "failed" and why in found.said and "capacityReservation" in found.mend
 
 

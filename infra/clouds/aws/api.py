@@ -93,6 +93,8 @@ def one_line(error: Exception) -> str:
     """The error as one line of at most 300 characters."""
     if isinstance(error, ResponseParserError):
         return "the answer is none of AWS's: is there such a call at this endpoint?"
+    if isinstance(error, OperationError):
+        return str(error)
     text = error.response.get("Error", {}).get("Message", "") if isinstance(error, errors.ClientError) else error
     return " ".join(f"{code(error)}: {text}".split())[:300]
 

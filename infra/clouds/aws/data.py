@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra.clouds.aws.names import asking, named, partition
+from infra.clouds.aws.names import after, asking, named, partition, policy
 from infra.clouds.aws.zones import short
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 from infra.config.settings import Settings
@@ -50,15 +50,27 @@ def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOpt
         rule=aws.s3.BucketOwnershipControlsRuleArgs(object_ownership="BucketOwnerEnforced"),
         opts=opts,
     )
-    _encrypt(bucket, opts)
+    by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
+    encrypted = aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
+        apply_server_side_encryption_by_default=by_default(sse_algorithm="AES256")
+    )
+    aws.s3.BucketServerSideEncryptionConfiguration("data-encrypted", bucket=bucket.bucket, rules=[encrypted], opts=opts)
     versions = aws.s3.BucketVersioning(
         "data-versions",
         bucket=bucket.bucket,
         versioning_configuration=aws.s3.BucketVersioningVersioningConfigurationArgs(status="Enabled"),
         opts=opts,
     )
-    _tidy(bucket, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[versions])))
-    _only_tls(bucket, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[closed])))
+    _tidy(bucket, after(opts, versions))
+    refuse = {
+        "Sid": "OnlyTLS",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    aws.s3.BucketPolicy("data-tls", bucket=bucket.bucket, policy=policy(refuse), opts=after(opts, closed))
     return bucket
 
 
@@ -81,50 +93,15 @@ def _kept(settings: Settings, wanted: str, provider: aws.Provider) -> pulumi.Res
     return pulumi.ResourceOptions(import_=wanted if f"arn:{partition(settings)}:s3:::{wanted}" in arns else None)
 
 
-def _encrypt(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-    by_default = aws.s3.BucketServerSideEncryptionConfigurationRuleApplyServerSideEncryptionByDefaultArgs
-    aws.s3.BucketServerSideEncryptionConfiguration(
-        "data-encrypted",
-        bucket=bucket.bucket,
-        rules=[
-            aws.s3.BucketServerSideEncryptionConfigurationRuleArgs(
-                apply_server_side_encryption_by_default=by_default(sse_algorithm="AES256")
-            )
-        ],
-        opts=opts,
-    )
-
-
 def _tidy(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
     """Delete unfinished uploads and old versions after some days: they are billed, and ordinary listings hide them."""
-    aws.s3.BucketLifecycleConfiguration(
-        "data-tidy",
-        bucket=bucket.bucket,
-        rules=[
-            aws.s3.BucketLifecycleConfigurationRuleArgs(
-                id="tidy",
-                status="Enabled",
-                filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
-                abort_incomplete_multipart_upload=aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs(
-                    days_after_initiation=UPLOAD_DAYS
-                ),
-                noncurrent_version_expiration=aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs(
-                    noncurrent_days=OLD_DAYS
-                ),
-            )
-        ],
-        opts=opts,
+    abort = aws.s3.BucketLifecycleConfigurationRuleAbortIncompleteMultipartUploadArgs
+    expire = aws.s3.BucketLifecycleConfigurationRuleNoncurrentVersionExpirationArgs
+    rule = aws.s3.BucketLifecycleConfigurationRuleArgs(
+        id="tidy",
+        status="Enabled",
+        filter=aws.s3.BucketLifecycleConfigurationRuleFilterArgs(prefix=""),
+        abort_incomplete_multipart_upload=abort(days_after_initiation=UPLOAD_DAYS),
+        noncurrent_version_expiration=expire(noncurrent_days=OLD_DAYS),
     )
-
-
-def _only_tls(bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> None:
-    refuse = {
-        "Sid": "OnlyTLS",
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "s3:*",
-        "Resource": [bucket.arn, pulumi.Output.concat(bucket.arn, "/*")],
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-    }
-    policy = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [refuse]})
-    aws.s3.BucketPolicy("data-tls", bucket=bucket.bucket, policy=policy, opts=opts)
+    aws.s3.BucketLifecycleConfiguration("data-tidy", bucket=bucket.bucket, rules=[rule], opts=opts)

@@ -8,6 +8,7 @@ Bare-metal types are left out: EC2 cannot switch off their hyper-threads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from infra.config.settings import Settings
@@ -15,10 +16,6 @@ from infra.config.values import SettingsError
 from infra.machine import Machine
 
 DEFAULT = "m7i.8xlarge"
-_CORES = {
-    **{"large": 1, "xlarge": 2, "2xlarge": 4, "4xlarge": 8, "8xlarge": 16, "12xlarge": 24, "16xlarge": 32},
-    **{"24xlarge": 48, "32xlarge": 64, "48xlarge": 96, "96xlarge": 192},
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,22 +26,26 @@ class InstanceType(Machine):
     """Whether a cluster placement group accepts it."""
 
 
+def _cores(size: str) -> int:
+    """1 for large, 2 for xlarge, 32 for 16xlarge."""
+    return 1 if size == "large" else 2 * int(size.removesuffix("xlarge") or 1)
+
+
 def _family(
     name: str, sizes: str, *, gb_per_core: int, cores_per_socket: int, amx: bool, cluster: bool = True
 ) -> dict[str, InstanceType]:
-    found = {}
-    for size in sizes.split():
-        cores = _CORES[size]
-        sockets = max(1, -(-cores // cores_per_socket))
-        found[f"{name}.{size}"] = InstanceType(
+    found = [
+        InstanceType(
             name=f"{name}.{size}",
-            cores=cores,
+            cores=(cores := _cores(size)),
             memory_gb=cores * gb_per_core,
-            numa_nodes=sockets,
+            numa_nodes=math.ceil(cores / cores_per_socket),
             amx=amx,
             cluster=cluster,
         )
-    return found
+        for size in sizes.split()
+    ]
+    return {entry.name: entry for entry in found}
 
 
 _SMALL = "large xlarge 2xlarge 4xlarge 8xlarge 12xlarge 16xlarge"
@@ -62,24 +63,25 @@ TYPES: dict[str, InstanceType] = {
 }
 
 
+def name_of(settings: Settings) -> str:
+    """The name of the nodes' type, whether or not there is such a type."""
+    return settings.cloud.instance_type or DEFAULT
+
+
 def of(settings: Settings) -> InstanceType:
     """The nodes' type. Raises SettingsError for an unknown one, or one that a cluster placement group refuses."""
-    name = settings.cloud.instance_type or DEFAULT
-    known = TYPES.get(name)
-    usable = [entry.name for entry in TYPES.values() if entry.cluster]
+    name = name_of(settings)
+    known, family = TYPES.get(name), name.partition(".")[0]
     if known is None:
-        families = sorted({entry.partition(".")[0] for entry in usable})
-        sizes = [entry for entry in usable if entry.partition(".")[0] == name.partition(".")[0]]
-        raise SettingsError("instanceType", name, f"one of {', '.join(sizes)}" if sizes else _families(families))
+        usable = [entry.name for entry in TYPES.values() if entry.cluster]
+        sizes = [entry for entry in usable if entry.partition(".")[0] == family]
+        families = ", ".join(sorted({entry.partition(".")[0] for entry in usable}))
+        allowed = f"one of {', '.join(sizes)}" if sizes else f"a size of {families}, such as {DEFAULT}"
+        raise SettingsError("instanceType", name, allowed)
     if not known.cluster:
-        raise SettingsError(
-            "instanceType", name, f"a type that a cluster placement group takes; {name.replace('-flex', '')} is one"
-        )
+        one = name.replace("-flex", "")
+        raise SettingsError("instanceType", name, f"a type that a cluster placement group takes; {one} is one")
     return known
-
-
-def _families(families: list[str]) -> str:
-    return f"a size of {', '.join(families)}, such as {DEFAULT}"
 
 
 def without_amx(known: InstanceType) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pulumi
 import pulumi_aws as aws
 
@@ -44,6 +46,17 @@ def declare(settings: Settings, opts: pulumi.ResourceOptions) -> aws.Provider:
     """The provider. Credentials come from the environment and AWS's shared files."""
     default_tags = aws.ProviderDefaultTagsArgs(tags=tags(settings))
     return aws.Provider("aws", region=region(settings), default_tags=default_tags, opts=opts)
+
+
+def after(opts: pulumi.ResourceOptions, *needed: pulumi.Resource) -> pulumi.ResourceOptions:
+    """`opts` for a resource that needs others to exist, though its arguments do not name them."""
+    return pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=needed))
+
+
+def policy(*statements: dict[str, Any]) -> pulumi.Output[str]:
+    """A policy of IAM; a statement allows, unless it says otherwise."""
+    allowing = [{"Effect": "Allow", **statement} for statement in statements]
+    return pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": allowing})
 
 
 def asking(provider: aws.Provider) -> pulumi.InvokeOptions:

@@ -15,7 +15,7 @@ from ipaddress import IPv4Network
 import pulumi
 import pulumi_aws as aws
 
-from infra.clouds.aws.names import arn, asking, named, region, titled
+from infra.clouds.aws.names import after, arn, asking, named, policy, region, titled
 from infra.clouds.aws.zones import zone
 from infra.config.settings import FIRST_HOST, Settings
 from infra.config.values import SettingsError
@@ -93,81 +93,52 @@ def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) 
         tags=titled(settings),
         opts=opts,
     )
-    gateway = aws.ec2.InternetGateway("internet", vpc_id=vpc.id, tags=titled(settings), opts=opts)
-    table = _table(settings, "public", vpc, opts)
-    out = aws.ec2.Route(
-        "public-out", route_table_id=table.id, destination_cidr_block=ANYWHERE, gateway_id=gateway.id, opts=opts
-    )
-    public, joined = _subnet(settings, "public", subnets.public, vpc, table, opts)
-    tables = [table]
-    ways_out: list[pulumi.Resource] = [out, joined]
-    edge = private = None
-    if builder or has_private(settings):
-        edge, joined = _subnet(settings, "edge", subnets.edge, vpc, table, opts)
-        ways_out.append(joined)
-    if edge is not None and has_private(settings):
-        nat = _nat(settings, edge, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[out])))
-        table = _table(settings, "private", vpc, opts)
-        tables.append(table)
-        ways_out.append(
-            aws.ec2.Route(
-                "private-out",
-                route_table_id=table.id,
-                destination_cidr_block=ANYWHERE,
-                nat_gateway_id=nat.id,
-                opts=opts,
-            )
+    ways_out: list[pulumi.Resource] = []
+    tables = []
+
+    def table(name: str, **gateway: pulumi.Input[str]) -> aws.ec2.RouteTable:
+        made = aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
+        tables.append(made)
+        # Routes are separate resources. Declaring some inline as well would make the two overwrite each other.
+        to = {"route_table_id": made.id, "destination_cidr_block": ANYWHERE, **gateway}
+        ways_out.append(aws.ec2.Route(f"{name}-out", **to, opts=opts))
+        return made
+
+    def subnet(name: str, cidr: IPv4Network, table: aws.ec2.RouteTable) -> aws.ec2.Subnet:
+        made = aws.ec2.Subnet(
+            f"{name}-subnet",
+            vpc_id=vpc.id,
+            cidr_block=str(cidr),
+            availability_zone_id=zone(settings),
+            map_public_ip_on_launch=False,  # each node's own setting decides
+            tags=titled(settings, name),
+            opts=opts,
         )
-        private, joined = _subnet(settings, "private", subnets.private, vpc, table, opts)
+        joined = aws.ec2.RouteTableAssociation(f"{name}-joined", subnet_id=made.id, route_table_id=table.id, opts=opts)
         ways_out.append(joined)
-    _store(settings, vpc, tables, opts)
-    return Network(vpc, public, private, edge, ways_out)
+        return made
 
-
-def _table(settings: Settings, name: str, vpc: aws.ec2.Vpc, opts: pulumi.ResourceOptions) -> aws.ec2.RouteTable:
-    # Routes are separate resources. Declaring some inline as well would make the two overwrite each other.
-    return aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
-
-
-def _subnet(
-    settings: Settings,
-    name: str,
-    cidr: IPv4Network,
-    vpc: aws.ec2.Vpc,
-    table: aws.ec2.RouteTable,
-    opts: pulumi.ResourceOptions,
-) -> tuple[aws.ec2.Subnet, aws.ec2.RouteTableAssociation]:
-    subnet = aws.ec2.Subnet(
-        f"{name}-subnet",
-        vpc_id=vpc.id,
-        cidr_block=str(cidr),
-        availability_zone_id=zone(settings),
-        map_public_ip_on_launch=False,  # each node's own setting decides
-        tags=titled(settings, name),
-        opts=opts,
-    )
-    joined = aws.ec2.RouteTableAssociation(f"{name}-joined", subnet_id=subnet.id, route_table_id=table.id, opts=opts)
-    return subnet, joined
-
-
-def _nat(settings: Settings, edge: aws.ec2.Subnet, opts: pulumi.ResourceOptions) -> aws.ec2.NatGateway:
-    fixed = aws.ec2.Eip("nat-address", domain="vpc", tags=titled(settings, "nat"), opts=opts)
-    return aws.ec2.NatGateway("nat", allocation_id=fixed.id, subnet_id=edge.id, tags=titled(settings, "nat"), opts=opts)
-
-
-def _store(
-    settings: Settings, vpc: aws.ec2.Vpc, tables: list[aws.ec2.RouteTable], opts: pulumi.ResourceOptions
-) -> aws.ec2.VpcEndpoint:
-    """S3 endpoint for the data set, which would otherwise be billed by the gigabyte at the NAT gateway."""
-    return aws.ec2.VpcEndpoint(
+    gateway = aws.ec2.InternetGateway("internet", vpc_id=vpc.id, tags=titled(settings), opts=opts)
+    outside = table("public", gateway_id=gateway.id)
+    public, edge, private = subnet("public", subnets.public, outside), None, None
+    if builder or has_private(settings):
+        edge = subnet("edge", subnets.edge, outside)
+    if edge is not None and has_private(settings):
+        named = titled(settings, "nat")
+        address, out = aws.ec2.Eip("nat-address", domain="vpc", tags=named, opts=opts), after(opts, ways_out[0])
+        nat = aws.ec2.NatGateway("nat", allocation_id=address.id, subnet_id=edge.id, tags=named, opts=out)
+        private = subnet("private", subnets.private, table("private", nat_gateway_id=nat.id))
+    # An endpoint of S3 for the data set, which would otherwise be billed by the gigabyte at the NAT gateway.
+    aws.ec2.VpcEndpoint(
         "store",
         vpc_id=vpc.id,
         service_name=f"com.amazonaws.{region(settings)}.s3",
         vpc_endpoint_type="Gateway",
-        route_table_ids=[table.id for table in tables],
+        route_table_ids=[made.id for made in tables],
         tags=titled(settings, "store"),
         opts=opts,
     )
+    return Network(vpc, public, private, edge, ways_out)
 
 
 def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulumi.ResourceOptions) -> None:
@@ -175,31 +146,21 @@ def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulu
     name = named(settings, "flow-logs")
     account = aws.get_caller_identity(opts=asking(provider)).account_id
     group = aws.cloudwatch.LogGroup("flow-log-group", name=name, retention_in_days=30, opts=opts)
-    trust = pulumi.Output.json_dumps(
-        {
-            "Version": "2012-10-17",
-            "Statement": [
-                {
-                    "Effect": "Allow",
-                    "Principal": {"Service": "vpc-flow-logs.amazonaws.com"},
-                    "Action": "sts:AssumeRole",
-                    # The flow log service acts for every account: let it use this role only for our own flow logs.
-                    "Condition": {
-                        "StringEquals": {"aws:SourceAccount": account},
-                        "ArnLike": {"aws:SourceArn": arn(settings, "ec2", account, "vpc-flow-log/*")},
-                    },
-                }
-            ],
-        }
-    )
-    role = aws.iam.Role("flow-log-role", name=name, assume_role_policy=trust, opts=opts)
+    trust = {
+        "Principal": {"Service": "vpc-flow-logs.amazonaws.com"},
+        "Action": "sts:AssumeRole",
+        # The flow log service acts for every account: let it use this role only for our own flow logs.
+        "Condition": {
+            "StringEquals": {"aws:SourceAccount": account},
+            "ArnLike": {"aws:SourceArn": arn(settings, "ec2", account, "vpc-flow-log/*")},
+        },
+    }
+    role = aws.iam.Role("flow-log-role", name=name, assume_role_policy=policy(trust), opts=opts)
     write = {
-        "Effect": "Allow",
         "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
         "Resource": [group.arn, pulumi.Output.concat(group.arn, ":*")],
     }
-    look = {"Effect": "Allow", "Action": "logs:DescribeLogGroups", "Resource": "*"}
-    rights = pulumi.Output.json_dumps({"Version": "2012-10-17", "Statement": [write, look]})
+    rights = policy(write, {"Action": "logs:DescribeLogGroups", "Resource": "*"})
     allowed = aws.iam.RolePolicy("flow-log-rights", name=name, role=role.name, policy=rights, opts=opts)
     aws.ec2.FlowLog(
         "flow-log",
@@ -209,5 +170,5 @@ def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulu
         log_destination=group.arn,
         iam_role_arn=role.arn,
         tags=titled(settings),
-        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[allowed])),
+        opts=after(opts, allowed),
     )
