@@ -52,7 +52,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
     under = foundation.declare(settings, own, builder=given is None)
     budget.declare(settings, pulumi.ResourceOptions(provider=own))
     made = nodes.declare(settings, given or image.bake(settings, under), under, inside)
-    facts = pulumi.Output.all(*[pulumi.Output.all(node.public_ip, node.host_key) for node in made])
+    facts = pulumi.Output.all(*[pulumi.Output.all(node.instance.public_ip, node.host_key) for node in made])
     return pulumi.Output.all(facts, under.bucket.bucket).apply(lambda known: _inventory(settings, known[0], known[1]))
 
 

@@ -53,16 +53,12 @@ class BakeError(OperationError):
     """A bake failed. The message names the step and has the end of its log."""
 
 
-def builder(props: dict[str, Any]) -> ssm.Machine:
-    """The machine that a resource's inputs name."""
-    return ssm.Machine(props["region"], props["instance"], "builder", operation.Watch().check)
-
-
 @contextmanager
-def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
-    """Stop the builder on any error, so that none keeps running."""
+def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.Machine]:
+    """The builder that a resource's inputs name. It is stopped on any error, so that none keeps running."""
+    machine = ssm.Machine(props["region"], props["instance"], "builder", operation.Watch().check)
     try:
-        yield
+        yield machine
     except BaseException as error:
         try:
             machine.stop()
@@ -75,7 +71,6 @@ def stopped_on_failure(machine: ssm.Machine) -> Iterator[None]:
 def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
     """Follow the bootstrap until it has recorded success. Raises BakeError with the end of its log if it failed."""
     machine.start()
-    machine.await_agent()
     machine.run(_ENSURE_END)
     began, told, last = time.monotonic(), 0, "nothing: cloud-init has not started the bootstrap"
     while True:
@@ -122,8 +117,7 @@ class BakedProvider(OnceProvider):
     machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine = builder(props)
-        with stopped_on_failure(machine):
+        with stopped_on_failure(props) as machine:
             await_record(machine)
         return CreateResult(id_=props["instance"], outs=props)
 
@@ -134,10 +128,8 @@ class SealedProvider(OnceProvider):
     machine = "instance"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine = builder(props)
-        with stopped_on_failure(machine):
+        with stopped_on_failure(props) as machine:
             machine.start()
-            machine.await_agent()
             machine.run(_SEAL)
         return CreateResult(id_=props["instance"], outs=props)
 
@@ -145,12 +137,14 @@ class SealedProvider(OnceProvider):
 class Baked(Resource, module="aws", name="Baked"):
     """A builder whose bootstrap has succeeded."""
 
-    def __init__(self, name: str, *, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
-        super().__init__(BakedProvider(), name, {"region": region, "instance": instance}, opts)
+    def __init__(self, name: str, machine: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
+        """`machine`: region and instance."""
+        super().__init__(BakedProvider(), name, machine, opts)
 
 
 class Sealed(Resource, module="aws", name="Sealed"):
     """A builder after bootstrap/seal.sh."""
 
-    def __init__(self, name: str, *, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
-        super().__init__(SealedProvider(), name, {"region": region, "instance": instance}, opts)
+    def __init__(self, name: str, machine: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
+        """`machine`: region and instance."""
+        super().__init__(SealedProvider(), name, machine, opts)

@@ -27,7 +27,7 @@ def read(machine: ssm.Machine) -> str:
     machine.await_agent()
     said = machine.run(_READ).strip()
     if not _KEY.fullmatch(said):
-        raise ssm.CommandError(f"{machine.name} ({machine.instance}) has no ed25519 host key: {said[:200]!r}")
+        raise ssm.CommandError(f"{machine} has no ed25519 host key: {said[:200]!r}")
     return said
 
 
@@ -47,8 +47,6 @@ class HostKey(Resource, module="aws", name="HostKey"):
 
     host_key: pulumi.Output[str]
 
-    def __init__(
-        self, name: str, *, node: str, region: str, instance: pulumi.Input[str], opts: pulumi.ResourceOptions
-    ) -> None:
+    def __init__(self, node: str, *, region: str, instance: pulumi.Input[str]) -> None:
         inputs = {"node": node, "region": region, "instance": instance, "host_key": None}
-        super().__init__(HostKeyProvider(), name, inputs, opts)
+        super().__init__(HostKeyProvider(), f"{node}-host-key", inputs)

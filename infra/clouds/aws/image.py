@@ -66,19 +66,14 @@ def check(settings: Settings) -> None:
 def given(settings: Settings, provider: aws.Provider) -> Golden:
     """An image that was baked before. Raises UsageError if it does not exist or is not one of ours."""
     name = settings.image
-    where = aws.ec2.GetAmiIdsFilterArgs(name="image-id", values=[name])
-    if not aws.ec2.get_ami_ids(owners=["self"], filters=[where], opts=asking(provider)).ids:
+    ids = aws.ec2.GetAmiIdsFilterArgs(name="image-id", values=[name])
+    if not aws.ec2.get_ami_ids(owners=["self"], filters=[ids], opts=asking(provider)).ids:
         raise UsageError(f"image = {name!r}: this account has no such image in {region(settings)}")
-    found = aws.ec2.get_ami(
-        owners=["self"],
-        filters=[aws.ec2.GetAmiFilterArgs(name="image-id", values=[name])],
-        opts=asking(provider),
-    )
-    baked_from = found.tags.get(IMAGE_TAG)
+    one = aws.ec2.GetAmiFilterArgs(name="image-id", values=[name])
+    baked_from = aws.ec2.get_ami(owners=["self"], filters=[one], opts=asking(provider)).tags.get(IMAGE_TAG)
     if baked_from is None:
-        raise UsageError(
-            f"image = {name!r}: was not baked by Trainyard (it has no tag {IMAGE_TAG}); image: bake makes one"
-        )
+        why = f"was not baked by Trainyard (it has no tag {IMAGE_TAG}); image: bake makes one"
+        raise UsageError(f"image = {name!r}: {why}")
     return Golden(baked_from, name)
 
 
@@ -87,10 +82,9 @@ def bake(settings: Settings, ground: Ground) -> Golden:
     baked_from, where = key(settings), region(settings)
     machine = _builder(settings, baked_from, ground)
     # The gates are dynamic resources and call AWS themselves, so they take no Pulumi provider.
-    baked = Baked(f"baked-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions())
-    sealed = Sealed(
-        f"sealed-{baked_from}", region=where, instance=machine.id, opts=pulumi.ResourceOptions(depends_on=[baked])
-    )
+    gate: dict[str, pulumi.Input[str]] = {"region": where, "instance": machine.id}
+    baked = Baked(f"baked-{baked_from}", gate, pulumi.ResourceOptions())
+    sealed = Sealed(f"sealed-{baked_from}", gate, pulumi.ResourceOptions(depends_on=[baked]))
     # Make the image while the builder is stopped: the disk is complete, and a sealed machine never boots again.
     stopped = aws.ec2transitgateway.InstanceState(
         f"stopped-{baked_from}",
@@ -98,15 +92,7 @@ def bake(settings: Settings, ground: Ground) -> Golden:
         state="stopped",
         opts=pulumi.ResourceOptions(provider=ground.provider, depends_on=[sealed]),
     )
-    image = _image(settings, baked_from, machine, stopped, ground)
-    _tag_snapshot(settings, baked_from, image, ground)
-    return Golden(baked_from, image.id)
-
-
-def _image(
-    settings: Settings, baked_from: str, machine: aws.ec2.Instance, stopped: pulumi.Resource, ground: Ground
-) -> aws.ec2.AmiFromInstance:
-    return aws.ec2.AmiFromInstance(
+    image = aws.ec2.AmiFromInstance(
         f"image-{baked_from}",
         name=named(settings, baked_from),
         description=f"Trainyard {baked_from}: {settings.profile}, {settings.collectives}",
@@ -119,6 +105,16 @@ def _image(
             custom_timeouts=pulumi.CustomTimeouts(create=IMAGING, delete="20m"),
         ),
     )
+    # The image's snapshot does not get the image's tags, and is what costs.
+    for tag, value in {**tags(settings), IMAGE_TAG: baked_from}.items():
+        aws.ec2.Tag(
+            f"snapshot-{tag.removeprefix('trainyard-')}-{baked_from}",
+            resource_id=image.root_snapshot_id,
+            key=tag,
+            value=value,
+            opts=pulumi.ResourceOptions(provider=ground.provider),
+        )
+    return Golden(baked_from, image.id)
 
 
 def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Instance:
@@ -162,15 +158,3 @@ def builder_type(settings: Settings) -> str:
     series = wanted.name.partition(".")[0]
     family = [entry for entry in machine_types.TYPES.values() if entry.name.partition(".")[0] == series]
     return next(entry.name for entry in family if entry.cores >= min(BUILDER_CORES, wanted.cores))
-
-
-def _tag_snapshot(settings: Settings, baked_from: str, image: aws.ec2.AmiFromInstance, ground: Ground) -> None:
-    """Tag the image's snapshot, which does not get the image's tags and is what costs."""
-    for tag, value in {**tags(settings), IMAGE_TAG: baked_from}.items():
-        aws.ec2.Tag(
-            f"snapshot-{tag.removeprefix('trainyard-')}-{baked_from}",
-            resource_id=image.root_snapshot_id,
-            key=tag,
-            value=value,
-            opts=pulumi.ResourceOptions(provider=ground.provider),
-        )

@@ -128,17 +128,23 @@ def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) 
         address, out = aws.ec2.Eip("nat-address", domain="vpc", tags=named, opts=opts), after(opts, ways_out[0])
         nat = aws.ec2.NatGateway("nat", allocation_id=address.id, subnet_id=edge.id, tags=named, opts=out)
         private = subnet("private", subnets.private, table("private", nat_gateway_id=nat.id))
-    # An endpoint of S3 for the data set, which would otherwise be billed by the gigabyte at the NAT gateway.
+    _store(settings, vpc, [made.id for made in tables], opts)
+    return Network(vpc, public, private, edge, ways_out)
+
+
+def _store(
+    settings: Settings, vpc: aws.ec2.Vpc, tables: list[pulumi.Output[str]], opts: pulumi.ResourceOptions
+) -> None:
+    """An endpoint of S3 for the data set, which would otherwise be billed by the gigabyte at the NAT gateway."""
     aws.ec2.VpcEndpoint(
         "store",
         vpc_id=vpc.id,
         service_name=f"com.amazonaws.{region(settings)}.s3",
         vpc_endpoint_type="Gateway",
-        route_table_ids=[made.id for made in tables],
+        route_table_ids=tables,
         tags=titled(settings, "store"),
         opts=opts,
     )
-    return Network(vpc, public, private, edge, ways_out)
 
 
 def log(settings: Settings, network: Network, provider: aws.Provider, opts: pulumi.ResourceOptions) -> None:

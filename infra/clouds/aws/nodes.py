@@ -37,7 +37,6 @@ class Node:
     """What the inventory needs of a node."""
 
     instance: aws.ec2.Instance
-    public_ip: pulumi.Output[str]
     host_key: pulumi.Output[str]
 
 
@@ -46,9 +45,8 @@ def check_user_data(text: str, what: str) -> str:
     packed = user_data.packed(text)
     size = len(packed) * 3 // 4 - packed.count("=")
     if size > USER_DATA_BYTES:
-        raise UsageError(
-            f"user data of {what}: {size} bytes, compressed, and AWS takes {USER_DATA_BYTES}: bootstrap/ is too large"
-        )
+        limit = f"AWS takes {USER_DATA_BYTES}: bootstrap/ is too large"
+        raise UsageError(f"user data of {what}: {size} bytes, compressed, and {limit}")
     return packed
 
 
@@ -69,7 +67,12 @@ def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.
             reserved = capacity.Reserved(settings, machine, where, group=group.arn, image=golden.ami, opts=after)
             first.append(reserved)
     template = _template(settings, ground, None if given and not given.group else name)
-    inside = given.id if given else ""
+    inside = None
+    if given is not None:
+        target = aws.ec2.InstanceCapacityReservationSpecificationCapacityReservationTargetArgs(
+            capacity_reservation_id=given.id
+        )
+        inside = aws.ec2.InstanceCapacityReservationSpecificationArgs(capacity_reservation_target=target)
     made = [_node(settings, index, golden, template, ground, first, inside) for index in range(settings.nodes)]
     if reserved is not None:
         done = pulumi.ResourceOptions(depends_on=[node.instance for node in made])
@@ -78,8 +81,19 @@ def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.
 
 
 def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | None) -> aws.ec2.LaunchTemplate:
-    opts = pulumi.ResourceOptions(provider=ground.provider)
     machine = machine_types.of(settings)
+    disk = aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
+        volume_type="gp3",
+        volume_size=settings.cloud.disk_gb,
+        encrypted="true",  # a launch template wants a string
+        delete_on_termination="true",
+    )
+    # No maximum price: the default is the on-demand price, and a lower one only causes more interruptions.
+    options = aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs
+    once = options(spot_instance_type="one-time", instance_interruption_behavior="terminate")
+    spot = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="spot", spot_options=once)
+    # Only tags that never change: a new template version would replace the nodes.
+    fixed = {STACK_TAG: settings.stack, **identity(settings)}
     return aws.ec2.LaunchTemplate(
         "template",
         name=named(settings),
@@ -94,38 +108,15 @@ def _template(settings: Settings, ground: Ground, group: pulumi.Output[str] | No
         metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),
-        block_device_mappings=[
-            aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                device_name=ROOT,
-                ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                    volume_type="gp3",
-                    volume_size=settings.cloud.disk_gb,
-                    encrypted="true",  # a launch template wants a string
-                    delete_on_termination="true",
-                ),
-            )
-        ],
+        block_device_mappings=[aws.ec2.LaunchTemplateBlockDeviceMappingArgs(device_name=ROOT, ebs=disk)],
         # A node that shuts itself down (maxHours, idleMinutes) is then no longer billed.
         instance_initiated_shutdown_behavior="terminate",
-        instance_market_options=_spot() if settings.cloud.spot else None,
-        # Only tags that never change: a new template version would replace the nodes.
+        instance_market_options=spot if settings.cloud.spot else None,
         tag_specifications=[
-            aws.ec2.LaunchTemplateTagSpecificationArgs(
-                resource_type=kind, tags={STACK_TAG: settings.stack, **identity(settings)}
-            )
+            aws.ec2.LaunchTemplateTagSpecificationArgs(resource_type=kind, tags=fixed)
             for kind in ("network-interface", *(["spot-instances-request"] if settings.cloud.spot else []))
         ],
-        opts=opts,
-    )
-
-
-def _spot() -> aws.ec2.LaunchTemplateInstanceMarketOptionsArgs:
-    # No maximum price: the default is the on-demand price, and a lower one only causes more interruptions.
-    return aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(
-        market_type="spot",
-        spot_options=aws.ec2.LaunchTemplateInstanceMarketOptionsSpotOptionsArgs(
-            spot_instance_type="one-time", instance_interruption_behavior="terminate"
-        ),
+        opts=pulumi.ResourceOptions(provider=ground.provider),
     )
 
 
@@ -136,9 +127,9 @@ def _node(
     template: aws.ec2.LaunchTemplate,
     ground: Ground,
     first: list[pulumi.Resource],
-    reservation: str,
+    inside: aws.ec2.InstanceCapacityReservationSpecificationArgs | None,
 ) -> Node:
-    """`first`: what must exist before the node. `reservation`: id of the one to launch into, or empty."""
+    """`first`: what must exist before the node. `inside`: the reservation to launch into."""
     called, public = naming.node(index), is_public(settings, index)
     subnet = ground.network.public if public else ground.network.private
     assert subnet is not None  # a private subnet exists whenever a node is not public
@@ -154,7 +145,7 @@ def _node(
         associate_public_ip_address=public,
         # Not in the template, where they would conflict with the template's own network interface.
         vpc_security_group_ids=[ground.security.nodes.id],
-        capacity_reservation_specification=_inside(reservation) if reservation else None,
+        capacity_reservation_specification=inside,
         tags=titled(settings, called),
         volume_tags={**tags(settings), **titled(settings, called)},
         opts=pulumi.ResourceOptions(
@@ -167,18 +158,4 @@ def _node(
             custom_timeouts=pulumi.CustomTimeouts(create="15m", delete="20m"),
         ),
     )
-    known = HostKey(
-        f"{called}-host-key",
-        node=called,
-        region=region(settings),
-        instance=instance.id,
-        opts=pulumi.ResourceOptions(),
-    )
-    return Node(instance, instance.public_ip, known.host_key)
-
-
-def _inside(reservation: str) -> aws.ec2.InstanceCapacityReservationSpecificationArgs:
-    target = aws.ec2.InstanceCapacityReservationSpecificationCapacityReservationTargetArgs
-    return aws.ec2.InstanceCapacityReservationSpecificationArgs(
-        capacity_reservation_target=target(capacity_reservation_id=reservation)
-    )
+    return Node(instance, HostKey(called, region=region(settings), instance=instance.id).host_key)

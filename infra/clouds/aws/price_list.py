@@ -2,9 +2,8 @@
 
 https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/reading-service-price-list-file-for-services.html
 
-They cannot be queried (the Price List Query API needs credentials, and the files behind AWS's web pages are
-undocumented), and EC2's file has hundreds of megabytes for each region. So it is read as a stream, line by line, and
-only the wanted rows are kept, without a temporary file. Spot prices are not in it.
+They cannot be queried (the Price List Query API needs credentials), and EC2's has hundreds of megabytes for each
+region, so it is read as a stream, and only the wanted rows are kept. Spot prices are not in it.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ import gzip
 import io
 import re
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
-from typing import IO, Any, cast
+from collections.abc import Iterator, Sequence
+from typing import IO, cast
 
 SOURCE = "aws-offer"
 """Its name in the table of prices."""
 BASE = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws"
 TIMEOUT = 60.0
 """Read timeout in seconds."""
-_FIRST = "SKU"
-"""Name of the first column; lines of metadata come before the header."""
 USAGE = {
     "AmazonEC2": {
         "EBS:VolumeUsage.gp3": "gp3-gb-month",
@@ -43,8 +40,6 @@ _INSTANCE = {
     "operation": "RunInstances",
 }
 
-Row = dict[str, str]
-
 
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
     """The prices found for each sku, in USD per hour or per month. More than one: the file is ambiguous.
@@ -61,7 +56,7 @@ def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[
     return found
 
 
-def sku_of(offer: str, row: Row) -> str:
+def sku_of(offer: str, row: dict[str, str]) -> str:
     """Our name for the item of an offer file's row; empty for what we do not use."""
     if row.get("TermType") != "OnDemand" or row.get("Currency") != "USD":
         return ""
@@ -72,25 +67,17 @@ def sku_of(offer: str, row: Row) -> str:
     return USAGE[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
 
 
-def rows(url: str) -> Iterator[Row]:
+def rows(url: str) -> Iterator[dict[str, str]]:
     """The rows of an offer file, streamed. Raises OSError if it cannot be fetched or is cut off."""
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
         packed = response.headers.get("Content-Encoding") == "gzip"
         stream = cast("IO[bytes]", gzip.GzipFile(fileobj=response) if packed else response)
-        yield from table(io.TextIOWrapper(stream, encoding="utf-8", newline=""))
+        lines = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        # Lines of metadata come before the one with the columns' names.
+        header = next((line for line in lines if re.match('"?SKU"?,', line)), "")
+        if not header:
+            raise OSError("the price list has no line with the columns' names: its form has changed")
+        yield from csv.DictReader(lines, fieldnames=next(csv.reader([header])))
         if response.length:
             raise OSError(f"{url}: cut off, {response.length} bytes are missing")
-
-
-def table(lines: Iterable[str]) -> Iterator[Row]:
-    """The rows below the header."""
-    names: list[str] = []
-    for fields in csv.reader(lines):
-        if names:
-            row: dict[str, Any] = dict(zip(names, fields, strict=False))
-            yield row
-        elif fields and fields[0] == _FIRST:
-            names = fields
-    if not names:
-        raise OSError("the price list has no line with the columns' names: its form has changed")

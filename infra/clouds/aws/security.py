@@ -26,14 +26,7 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
     aws.ec2.DefaultSecurityGroup(
         "default-group", vpc_id=network.vpc.id, ingress=[], egress=[], tags=titled(settings, "closed"), opts=opts
     )
-    nodes = aws.ec2.SecurityGroup(
-        "nodes-group",
-        name=named(settings, "nodes"),
-        description=f"Nodes of the Trainyard stack {settings.stack}",
-        vpc_id=network.vpc.id,
-        tags=titled(settings, "nodes"),
-        opts=opts,
-    )
+    nodes, out = _group(settings, network, "nodes", f"Nodes of the Trainyard stack {settings.stack}", opts)
     # Rules are separate resources; with inline rules the group would delete these.
     among = aws.vpc.SecurityGroupIngressRule(
         "nodes-among-themselves",
@@ -55,30 +48,28 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
         tags=titled(settings, "operator-ssh"),
         opts=opts,
     )
-    rules: list[pulumi.Resource] = [among, ssh, _way_out(settings, "nodes", nodes, opts)]
-    baking = _builder(settings, network, opts) if builder else None
-    if baking is not None:
-        rules.append(_way_out(settings, "builder", baking, opts))
-    return Security(nodes, baking, rules)
+    if not builder:
+        return Security(nodes, None, [among, ssh, out])
+    # Nothing may connect to the builder: its commands come through Systems Manager, which it contacts itself.
+    lets_nobody_in = f"Builder of the Trainyard stack {settings.stack}, which lets nobody in"
+    baking, its_out = _group(settings, network, "builder", lets_nobody_in, opts)
+    return Security(nodes, baking, [among, ssh, out, its_out])
 
 
-def _builder(settings: Settings, network: Network, opts: pulumi.ResourceOptions) -> aws.ec2.SecurityGroup:
-    """Nothing may connect to the builder: its commands come through Systems Manager, which it contacts itself."""
-    return aws.ec2.SecurityGroup(
-        "builder-group",
-        name=named(settings, "builder"),
-        description=f"Builder of the Trainyard stack {settings.stack}, which lets nobody in",
+def _group(
+    settings: Settings, network: Network, name: str, description: str, opts: pulumi.ResourceOptions
+) -> tuple[aws.ec2.SecurityGroup, pulumi.Resource]:
+    """A group that lets everything out, and the rule that does."""
+    group = aws.ec2.SecurityGroup(
+        f"{name}-group",
+        name=named(settings, name),
+        description=description,
         vpc_id=network.vpc.id,
-        tags=titled(settings, "builder"),
+        tags=titled(settings, name),
         opts=opts,
     )
-
-
-def _way_out(
-    settings: Settings, name: str, group: aws.ec2.SecurityGroup, opts: pulumi.ResourceOptions
-) -> aws.vpc.SecurityGroupEgressRule:
     # Needed, as Pulumi's provider removes the egress rule that AWS adds to every new group.
-    return aws.vpc.SecurityGroupEgressRule(
+    out = aws.vpc.SecurityGroupEgressRule(
         f"{name}-out",
         description="Packages, data and Systems Manager",
         security_group_id=group.id,
@@ -87,3 +78,4 @@ def _way_out(
         tags=titled(settings, f"{name}-out"),
         opts=opts,
     )
+    return group, out

@@ -37,9 +37,11 @@ class Machine:
     region: str
     instance: str
     name: str
-    """For messages."""
     check: Callable[[], None]
     """Called between polls; raises when the operation was cancelled."""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.instance})"
 
     def state(self) -> str:
         """pending, running, stopping, stopped, shutting-down or terminated.
@@ -51,11 +53,12 @@ class Machine:
         return str(found[0]["State"]["Name"]) if found else "pending"
 
     def start(self) -> None:
-        """Boot the instance if it is stopped."""
+        """Boot the instance if it is stopped, and wait until its agent has registered."""
         while (state := self.state()) == "stopping":
             self._wait()
         if state == "stopped":
             self._ask("ec2", "start_instances", InstanceIds=[self.instance])
+        self.await_agent()
 
     def stop(self) -> None:
         """Stop the instance if it runs, even after a cancellation; then only its disk is billed."""
@@ -71,46 +74,35 @@ class Machine:
             known = self._ask("ssm", "describe_instance_information", until=until, Filters=filters)
             if any(entry["PingStatus"] == "Online" for entry in known["InstanceInformationList"]):
                 return
-            state = self.state()
-            if state not in ("pending", "running"):
-                raise CommandError(f"{self.name} ({self.instance}) is {state}, and was expected to run")
+            if (state := self.state()) not in ("pending", "running"):
+                raise CommandError(f"{self} is {state}, and was expected to run")
             if time.monotonic() > until:
                 raise CommandError(
-                    f"{self.name} ({self.instance}) did not register with Systems Manager within {timeout:.0f} s: is "
-                    f"amazon-ssm-agent in its image, and has it a way out? What it printed while it booted: "
+                    f"{self} did not register with Systems Manager within {timeout:.0f} s: is amazon-ssm-agent in its "
+                    "image, and has it a way out? What it printed while it booted: "
                     f"aws ec2 get-console-output --latest --region {self.region} --instance-id {self.instance}"
                 )
             self._wait()
 
     def run(self, script: str, timeout: float = COMMAND) -> str:
         """Run a script with /bin/sh as root; returns its output. Raises CommandError, with the output, on failure."""
-        sent = self._ask(
-            "ssm",
-            "send_command",
-            InstanceIds=[self.instance],
-            DocumentName="AWS-RunShellScript",
-            Parameters={"commands": [script], "executionTimeout": [str(int(timeout))]},
-            TimeoutSeconds=max(30, int(timeout)),
-        )["Command"]["CommandId"]
+        request: dict[str, Any] = {"DocumentName": "AWS-RunShellScript", "InstanceIds": [self.instance]}
+        request["Parameters"] = {"commands": [script], "executionTimeout": [str(int(timeout))]}
+        sent = self._ask("ssm", "send_command", **request, TimeoutSeconds=max(30, int(timeout)))
+        command = {"CommandId": sent["Command"]["CommandId"], "InstanceId": self.instance}
         until = time.monotonic() + timeout + 60
         while True:
-            ended = self._ended(sent, until)
-            if ended is not None:
+            ended = self._ask("ssm", "get_command_invocation", until=until, unknown=_NOT_YET, **command)
+            if ended.get("Status", "Pending") not in _UNDER_WAY:
                 break
             if time.monotonic() > until:
-                raise CommandError(f"{self.name} ({self.instance}): a command did not end within {timeout:.0f} s")
+                raise CommandError(f"{self}: a command did not end within {timeout:.0f} s")
             self._wait()
+        output = str(ended["StandardOutputContent"])
         if ended["Status"] != "Success":
-            said = (ended["StandardErrorContent"] or ended["StandardOutputContent"]).strip()
-            raise CommandError(f"{self.name} ({self.instance}): a command ended as {ended['StatusDetails']}: {said}")
-        output: str = ended["StandardOutputContent"]
+            said = (ended["StandardErrorContent"] or output).strip()
+            raise CommandError(f"{self}: a command ended as {ended['StatusDetails']}: {said}")
         return output
-
-    def _ended(self, command: str, until: float) -> dict[str, Any] | None:
-        """The result of a command; None while it runs, or before AWS knows of it."""
-        asked = {"CommandId": command, "InstanceId": self.instance}
-        found = self._ask("ssm", "get_command_invocation", until=until, unknown=_NOT_YET, **asked)
-        return None if found.get("Status", "Pending") in _UNDER_WAY else found
 
     def _ask(
         self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
@@ -129,8 +121,7 @@ class Machine:
                 if api.code(error) in unknown:
                     return {}
                 if not api.passes(error) or time.monotonic() > until:
-                    said = f"{self.name} ({self.instance}): {operation}: {api.one_line(error)}"
-                    raise CommandError(said) from error
+                    raise CommandError(f"{self}: {operation}: {api.one_line(error)}") from error
             self._wait()
 
     def _wait(self) -> None:
