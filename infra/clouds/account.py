@@ -7,6 +7,7 @@ that offer the stack's machine type. Changes nothing. Exit code 2 and one line f
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import ipaddress
 import json
 import os
@@ -80,7 +81,8 @@ def main() -> int:
     parser.add_argument("--offers", action="store_true", help="where the stack's machine type can be had")
     args = parser.parse_args()
     try:
-        settings = load(args.stack, stack_file.read(args.stack))
+        settings, record = load(args.stack, stack_file.read(args.stack)), stack_record.read(args.stack)
+        settings = dataclasses.replace(settings, stack_id=record.id if record else "")
         print(json.dumps(of(settings).offers(settings)) if args.offers else to_json(check(settings)))
     except (UsageError, OperationError) as error:
         return show_error(error)

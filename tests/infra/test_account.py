@@ -13,6 +13,7 @@ from infra.clouds import account
 from infra.clouds.finding import Finding, to_json
 from infra.config.settings import load
 from infra.errors import UsageError
+from infra.state import stack_record
 
 pytest_plugins = ["account_fixtures"]
 
@@ -33,6 +34,18 @@ def test_the_operators_address_is_compared(make: Make, monkeypatch: pytest.Monke
 def test_a_local_stack_needs_no_account(good: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="is of kind local: that needs no account"):
         account.check(load("local", good))
+
+
+def test_the_program_takes_the_stacks_id_from_the_users_record(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    monkeypatch.setattr("sys.argv", ["account", "aws-xeon"])
+    monkeypatch.setattr(account.stack_file, "read", lambda _stack: {})
+    monkeypatch.setattr(account, "load", lambda _stack, _raw: make("aws-xeon"))
+    monkeypatch.setattr(account, "check", lambda settings: checked.append(settings.stack_id) or [])
+    for record in (stack_record.Record("aaaa1111"), None):
+        monkeypatch.setattr(stack_record, "read", lambda _stack, record=record: record)
+        assert account.main() == 0
+    assert checked == ["aaaa1111", ""]
 
 
 def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ def test_a_quota_counts_what_others_run_and_not_the_stacks_own(
         found = finding(aws.check(make("aws-xeon", baseImage=moto)), "quota")
     assert found.state == "failed" and found.said.endswith("others use 16")
     assert "--quota-code L-1216C47A --desired-value 120 --region us-east-1" in found.mend
+
+
+def test_a_quota_counts_another_users_stack_of_the_same_name(
+    make: Make, moto: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch: dict[str, Any] = {"ImageId": moto, "MinCount": 1, "MaxCount": 1}
+    stacks = {"ada aaaa1111": "m7i.8xlarge", "bob bbbb2222": "m6i.4xlarge", "ada cccc3333": "m7i.xlarge"}
+    for stack, kind in stacks.items():
+        tags = moto_cloud.Stack("aws-xeon", *stack.split()).tagged("instance")
+        boto3.client("ec2").run_instances(**launch, InstanceType=kind, TagSpecifications=tags)
+    settings = make("aws-xeon", baseImage=moto)
+    with quota(monkeypatch, 1000):
+        found = finding(aws.check(replace(settings, stack_id="aaaa1111")), "quota")
+        assert found.said.endswith("others use 20"), "bob's, and ada's stack of another state"
+        assert finding(aws.check(settings), "quota").said.endswith("others use 16"), "without an id the owner decides"
 
 
 def test_the_builder_of_spot_nodes_is_judged_by_the_other_quota(

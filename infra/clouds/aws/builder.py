@@ -139,7 +139,7 @@ class Baked(Resource, module="aws", name="Baked"):
 
     def __init__(self, name: str, machine: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
         """`machine`: region and instance."""
-        super().__init__(BakedProvider(), name, machine, opts)
+        super().__init__(BakedProvider(), name, {**machine}, opts)
 
 
 class Sealed(Resource, module="aws", name="Sealed"):
@@ -147,4 +147,4 @@ class Sealed(Resource, module="aws", name="Sealed"):
 
     def __init__(self, name: str, machine: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
         """`machine`: region and instance."""
-        super().__init__(SealedProvider(), name, machine, opts)
+        super().__init__(SealedProvider(), name, {**machine}, opts)
