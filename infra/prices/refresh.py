@@ -12,7 +12,7 @@ from typing import Any
 from infra.clouds import sdk
 from infra.config import kinds
 from infra.errors import OperationError
-from infra.prices.table import TABLE
+from infra.prices import table
 
 Ask = Callable[[str, Sequence[str]], dict[str, set[float]]]
 """(region, skus) -> sku -> prices found."""
@@ -31,8 +31,8 @@ class Refreshed:
     """Prices that were not changed, and why."""
 
 
-def refresh(path: Path = TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: str = "") -> Refreshed:
-    """Rewrite prices, days and sources in the table; comments and order stay.
+def refresh(path: Path = table.TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: str = "") -> Refreshed:
+    """Rewrite prices, days and sources in the table; comments and order stay, and what was guessed gets a row.
 
     Raises OperationError, leaving the table unchanged, if a provider cannot be asked.
     """
@@ -40,9 +40,15 @@ def refresh(path: Path = TABLE, clouds: Sequence[str] = tuple(CLOUDS), today: st
 
     today = today or datetime.datetime.now(datetime.UTC).date().isoformat()
     document: Any = tomlkit.parse(path.read_text(encoding="utf-8"))
-    done = Refreshed()
+    done, guessed = Refreshed(), table.guesses(document)
     for cloud in clouds:
-        _refresh_cloud(cloud, [row for row in document["list"]["price"] if row["cloud"] == cloud], today, done)
+        rows = [row for row in (*document["list"]["price"], *guessed) if row["cloud"] == cloud]
+        _refresh_cloud(cloud, rows, today, done)
+    for row in guessed:
+        if row["source"] != "guess":
+            line = tomlkit.inline_table()
+            line.update(row)
+            document["list"]["price"].add_line(line, indent="    ")
     temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(tomlkit.dumps(document), encoding="utf-8")
     temporary.replace(path)

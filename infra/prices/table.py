@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.errors import UsageError
 
+Row = dict[str, Any]
 TABLE = Path(__file__).with_name("prices.toml")
 HOURS_A_MONTH = 730.0
 """Hours per month, as in both clouds' own calculators."""
@@ -66,13 +68,31 @@ def _read() -> dict[str, Any]:
 
 
 @functools.cache
-def _table() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """(cloud, region, sku) -> its row, with the sizes of a family beside its `.large`."""
+def _table() -> dict[tuple[str, str, str], Row]:
+    """(cloud, region, sku) -> its row, with the sizes of a family beside its `.large`, and with guesses."""
     rows, sizes = _read()["list"]["price"], _read()["sizes"]["aws"]
-    known = {(row["cloud"], row["region"], row["sku"]): row for row in rows}
-    for (cloud, region, sku), row in list(known.items()):
-        if sku.endswith(".large"):
-            for size, times in sizes.items():
-                larger = {**row, "usd_per_hour": row["usd_per_hour"] * times}
-                known.setdefault((cloud, region, sku.replace("large", size)), larger)
-    return known
+    families = [row for row in rows if row["sku"].endswith(".large")]
+    larger = [
+        _times(row, times, sku=row["sku"].replace("large", size)) for row in families for size, times in sizes.items()
+    ]
+    return {(row["cloud"], row["region"], row["sku"]): row for row in (*larger, *guesses(_read()), *rows)}
+
+
+def guesses(document: Mapping[str, Any]) -> list[Row]:
+    """Rows that a region does not have, in proportion to another's."""
+    rows = document["list"]["price"]
+    known = {(row["cloud"], row["region"], row["sku"]) for row in rows}
+    return [
+        _times(row, share, region=region, source="guess", estimate=True)
+        for cloud, regions in document["guess"].items()
+        for region, shares in regions.items()
+        for row in rows
+        if (row["cloud"], row["region"]) == (cloud, shares["like"]) and (cloud, region, row["sku"]) not in known
+        for prefix, share in shares.items()
+        if row["sku"].startswith(prefix)
+    ]
+
+
+def _times(row: Row, times: float, **changed: Any) -> Row:
+    priced = {key: value * times if key.startswith("usd_per_") else value for key, value in row.items()}
+    return {**priced, **changed}

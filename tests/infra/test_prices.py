@@ -94,3 +94,10 @@ def test_what_has_no_price_is_an_error_that_names_where_it_has_one() -> None:
         table.line("aws", "eu-north-1", "m7i.8xlarge/spot")
     with pytest.raises(UsageError, match=r"it is in no region of the table; add it to infra/prices/prices.toml$"):
         table.line("azure", "eastus", "quantum-bit")
+
+
+def test_what_a_region_has_no_row_for_is_a_guess_in_proportion_to_another_region() -> None:
+    for sku, share in (("Standard_D32s_v6", 1.2), ("managed-disk-P15", 1.1)):
+        known, guess = (table.line("azure", region, sku) for region in ("eastus", "westeurope"))
+        assert guess.usd_per_hour == pytest.approx(share * known.usd_per_hour)
+        assert guess.estimate and not known.estimate
