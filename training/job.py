@@ -230,7 +230,7 @@ def _override(tables: dict[str, Any], override: str) -> None:
     where, equals, given = override.partition("=")
     table, dot, name = where.partition(".")
     if not (equals and dot and table and name):
-        raise JobError(f"{override}: not an override; allowed: section.key=value, train.steps=100 say")
+        raise JobError(f"{override}: not an override; allowed: section.key=value, such as train.steps=100")
     known("", {table: None}, list(_SECTIONS))
     try:
         value = tomllib.loads(f"value = {given}")["value"]
@@ -244,7 +244,7 @@ def _check_together(job: Job) -> None:
     model, train, block = job.model, job.train, job.model.block_size
     below = train.global_batch_tokens // block * block
     near = f"{below} or {below + block}" if below else str(block)
-    batch = f"a multiple of model.block_size = {block}, {near} say"
+    batch = f"a multiple of model.block_size = {block}, such as {near}"
     rules = (
         ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
         ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),

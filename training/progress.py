@@ -58,15 +58,13 @@ class Progress:
         if not self.total:
             return f"{self.done / 1e6:.1f} MB  {speed}"
         share = min(1.0, self.done / self.total)
-        left = (self.total - self.done) * seconds / max(1, self.done - self.first)
+        remaining = (self.total - self.done) * seconds / max(1, self.done - self.first)
         bar = f"[{'#' * int(share * BAR):{BAR}}] " if self.bar else ""
-        return f"{share:4.0%} {bar}of {self.total / 1e6:.1f} MB  {speed}  ETA {duration(max(0.0, left))}"
+        return f"{share:4.0%} {bar}of {self.total / 1e6:.1f} MB  {speed}  ETA {duration(max(0.0, remaining))}"
 
 
 def duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

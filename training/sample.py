@@ -71,7 +71,7 @@ def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gen
     return torch.multinomial(torch.softmax(logits, 0), 1, generator=generator)
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.sample", description="Text from a trained model.")
     add = parser.add_argument
     add("source", type=Path, help="a run directory or a checkpoint in one")
@@ -80,11 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=bounded(float, 0), default=0.8, help="0: the most likely token each time")
     add("--top-k", type=bounded(int, 0), default=200, help="choose among this many; 0: all")
     add("--seed", type=bounded(int, 0), default=1337)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+    args = parser.parse_args(argv)
     try:
         folder = checkpoint.find(args.source)
         encoding = tokenizer.load(checkpoint.read_state(folder)["encoding"], folder)

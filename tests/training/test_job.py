@@ -62,9 +62,9 @@ def test_the_published_job_has_the_published_figures() -> None:
         ("run.name=../x", "run.name = \"../x\"; allowed: letters, digits, '-', '_' and '.' (text)"),
         (
             "train.global_batch_tokens=5000",
-            "train.global_batch_tokens = 5000; allowed: a multiple of model.block_size = 1024, 4096 or 5120 say",
+            "train.global_batch_tokens = 5000; allowed: a multiple of model.block_size = 1024, such as 4096 or 5120",
         ),
-        ("steps", "steps: not an override; allowed: section.key=value, train.steps=100 say"),
+        ("steps", "steps: not an override; allowed: section.key=value, such as train.steps=100"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(tmp_path: Path, override: str, said: str) -> None:

@@ -31,7 +31,7 @@ def test_again_is_nothing_to_do_and_another_wish_is_refused(
     assert run(*arguments) == 0
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert run(*arguments) == 0
-    assert "there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert run(*arguments, "--seed", 7) == 2
     assert run(*arguments, "--seed", 7, "--overwrite") == 0

@@ -67,13 +67,13 @@ def test_a_bucket_is_looked_for_in_the_machines_own_region(
 
 def test_a_set_goes_there_and_comes_back_as_it_was(any_server: Server, prepared: Path, tmp_path: Path) -> None:
     url = f"{any_server.url}/data/own"
-    assert "complete; 0.1 MB moved, 0.0 MB were there" in done(store(any_server, "push", url, prepared))
+    assert "complete; 0.1 MB moved, 0.0 MB already present" in done(store(any_server, "push", url, prepared))
     assert done(store(any_server, "list", f"{any_server.url}/data")) == "own\twhole\n"
     assert "complete, checksums verified; 0.1 MB moved" in done(store(any_server, "pull", url, tmp_path / "got"))
     assert same(prepared, tmp_path / "got")
     assert token_set.open(tmp_path / "got", verify=True).vocab_size == 64
-    assert "0.0 MB moved, 0.1 MB were there" in done(store(any_server, "push", url, prepared))
-    assert "0.0 MB moved, 0.1 MB were there" in done(store(any_server, "pull", url, tmp_path / "got"))
+    assert "0.0 MB moved, 0.1 MB already present" in done(store(any_server, "push", url, prepared))
+    assert "0.0 MB moved, 0.1 MB already present" in done(store(any_server, "pull", url, tmp_path / "got"))
 
 
 def test_another_set_under_the_name_is_never_mixed_with_it(

@@ -98,12 +98,12 @@ def run(options: argparse.Namespace) -> int:
     reading = {key: getattr(options, key) for key in ("text_key", "invalid", "split", "revision", "stream")}
     found = corpus(options.sources, **reading)
     known = given_vocabulary(options)
-    wish: dict[str, Any] = {"train_vocab": options.train_vocab, "sample": options.vocab_sample}
+    chosen: dict[str, Any] = {"train_vocab": options.train_vocab, "sample": options.vocab_sample}
     if known:
-        wish = {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
+        chosen = {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
     settings = {
         "dtype": dtype_for(known.size if known else options.train_vocab),
-        "vocabulary": wish,
+        "vocabulary": chosen,
         "val_fraction": options.val_fraction,
         "seed": options.seed,
     }
@@ -116,10 +116,10 @@ def run(options: argparse.Namespace) -> int:
             return 0
         division = division_of(found, options)
         work.begin()
-        say(options, work.note)
+        report(options, work.note)
         trained = known or work.vocabulary()
         if trained is None:
-            say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
+            report(options, f"training a vocabulary of {options.train_vocab:,} tokens")
             trained = vocabulary.train(sample(found, division, options), options.train_vocab)
         work.keep_vocabulary(trained)
         tokenise(found, division, trained, work, options)
@@ -172,16 +172,16 @@ def tokenise(
     try:
         encode_all(found, division, known, work, options)
     except EngineError as error:
-        say(options, f"{error}: starting over with {Tiktoken.name}")
+        report(options, f"{error}: starting over with {Tiktoken.name}")
         work.restart(str(error))
         work.keep_vocabulary(known)
         encode_all(found, division, known, work, options)
     for split, facts in work.splits().items():
         text, tokens = facts["bytes_of_text"], facts["tokens"]
-        say(options, f"{split:5} {facts['documents']:,} documents, {text / 1e6:.1f} MB of text, {tokens:,} tokens")
+        report(options, f"{split:5} {facts['documents']:,} documents, {text / 1e6:.1f} MB of text, {tokens:,} tokens")
     if found.reading.skipped:
-        say(options, f"{found.reading.skipped} skipped, not UTF-8: {found.reading.first_skipped} first")
-    say(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
+        report(options, f"{found.reading.skipped} skipped, not UTF-8: {found.reading.first_skipped} first")
+    report(options, f"{known.name}, {work.settings['dtype']}, in {duration(time.monotonic() - began)}: {options.out}")
 
 
 def encode_all(
@@ -200,7 +200,7 @@ def encode_all(
     progress.finish()
     if encoder.reference:
         names = f"{encoder.engine.name} and {encoder.reference.name}"
-        say(options, f"{names} made the same tokens of the sample, {compared / 1e6:.2f} MB of text")
+        report(options, f"{names} made the same tokens of the sample, {compared / 1e6:.2f} MB of text")
 
 
 def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Namespace) -> Encoder:
@@ -211,9 +211,9 @@ def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Na
             raise EngineError(work.engine_error)
         fast = Gigatoken(known, slow.encoding, work.work / RANKS, options.workers)
     except EngineError as error:
-        say(options, f"encoding with {slow.name}, which is slower than gigatoken: {error}")
+        report(options, f"encoding with {slow.name}, which is slower than gigatoken: {error}")
         return Encoder(slow, None, dtype, options.seed)
-    say(options, f"encoding with {fast.name}, a sample with {slow.name} too")
+    report(options, f"encoding with {fast.name}, a sample with {slow.name} too")
     return Encoder(fast, slow, dtype, options.seed)
 
 
@@ -241,11 +241,11 @@ def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> Non
     source = {**content["source"], "arguments": [], "skipped": 0}
     same = source == {**found.describe(), "arguments": [], "skipped": 0} and content.get("settings") == settings
     if not same or found.facts.newest > (folder / manifest.NAME).stat().st_mtime_ns:
-        raise TokenError(f"{folder}: a token set of other input or settings is there; --overwrite replaces it")
-    print(f"prepare: {folder} is there already, complete, from the same input and settings")
+        raise TokenError(f"{folder}: has a token set of other input or settings; --overwrite replaces it")
+    print(f"prepare: {folder} already exists, complete, from the same input and settings")
 
 
-def say(options: argparse.Namespace, line: str) -> None:
+def report(options: argparse.Namespace, line: str) -> None:
     if line and not options.quiet:
         print(f"prepare: {line}", file=sys.stderr)
 

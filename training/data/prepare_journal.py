@@ -38,7 +38,7 @@ class PrepareJournal:
         self.files: dict[str, BinaryIO] = {}
         self.digests = {split: hashlib.sha256() for split in SPLITS}
         self.journal: dict[str, Any] = {}
-        self.note = ""  # A line for the user on what happened to earlier work
+        self.note = ""  # for the user: what happened to earlier work
         self.lock = ExitStack()
         self.lock.enter_context(manifest.locked(folder))
         self.committed = time.monotonic()
@@ -51,8 +51,8 @@ class PrepareJournal:
 
     def occupied(self) -> bool:
         """Whether the folder has a token set of any kind, which must not be overwritten."""
-        there = any((self.folder / name).exists() for name in (NAME, *FILES))
-        return there and ((self.folder / NAME).exists() or not self.work.exists())
+        names = (NAME,) if self.work.exists() else (NAME, *FILES)
+        return any((self.folder / name).exists() for name in names)
 
     def begin(self) -> None:
         """Open the files to continue earlier work, or empty. Removes a set that is there: check `occupied` first."""
@@ -76,7 +76,7 @@ class PrepareJournal:
             journal = manifest.parse(self.work / "journal.json")
             if journal["settings"] != self.settings:
                 if journal["units"]:
-                    self.note = "the unfinished work there is of other input or settings: starting over"
+                    self.note = "the unfinished work has other input or settings: starting over"
                 return False
             for name in FILES:  # move back those that already had their final names when the process was killed
                 if (self.folder / name).exists() and not (self.work / name).exists():
@@ -87,7 +87,7 @@ class PrepareJournal:
             if learned and manifest.checksum(self.work / RANKS) != learned["sha256"]:
                 raise TokenError("its vocabulary was altered")
         except (TokenError, OSError) as error:
-            self.note = f"the unfinished work there cannot be used ({error}): starting over"
+            self.note = f"the unfinished work cannot be used ({error}): starting over"
             return False
         self.journal = journal
         self.open_files()

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -105,18 +105,18 @@ def parquet(path: Path, reading: Reading) -> Iterator[Document]:
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise SourceError(f"{path}: reading parquet needs the package pyarrow: pip install pyarrow") from error
-    size, done = path.stat().st_size, 0
+    size = path.stat().st_size
     try:
         # A small buffer per column and few rows at a time; otherwise a whole row group, of any size, is in memory.
         with ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
             if reading.text_key not in file.schema_arrow.names:
                 raise SourceError(f'{path}: no column "{reading.text_key}" (--text-key names another)')
             rows = max(1, file.metadata.num_rows)
-            for batch in file.iter_batches(batch_size=64, columns=[reading.text_key], use_threads=False):
-                for value in batch.column(0).to_pylist():
-                    done += 1
-                    cost = size * done // rows - size * (done - 1) // rows
-                    yield from row(value, cost, f"{path}: row {done}", reading)
+            batches = file.iter_batches(batch_size=64, columns=[reading.text_key], use_threads=False)
+            values = chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+            for number, value in enumerate(values, 1):
+                cost = size * number // rows - size * (number - 1) // rows
+                yield from row(value, cost, f"{path}: row {number}", reading)
     except pyarrow.ArrowException as error:
         raise SourceError(f"{path}: not a complete parquet file ({str(error).splitlines()[0]})") from error
 

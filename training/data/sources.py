@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,9 @@ class HubSource:
             raise SourceError(f'{self.argument}: no column "{reading.text_key}" (--text-key names another)')
         each = 0 if self.stream else int(data.data.nbytes) // max(1, len(data))
         try:
-            for batch in data.select_columns([reading.text_key]).iter(batch_size=ROWS):
-                for value in batch[reading.text_key]:
-                    done += 1
-                    yield from row(value, each, f"{self.argument}: row {done}", reading)
+            batches = data.select_columns([reading.text_key]).iter(batch_size=ROWS)
+            for done, value in enumerate(chain.from_iterable(batch[reading.text_key] for batch in batches), 1):
+                yield from row(value, each, f"{self.argument}: row {done}", reading)
         except (SourceError, GeneratorExit):
             raise
         except Exception as error:  # a broken connection can raise any library's exception

@@ -2,7 +2,7 @@
 
     python -m training.store push URL FOLDER [--overwrite]
     python -m training.store pull URL FOLDER
-    python -m training.store list URL             the folders there, and which are complete
+    python -m training.store list URL             the folders in it, and which are complete
     python -m training.store read URL FILE        a small text file; prints nothing if it does not exist
 
 URL: s3://BUCKET/..., abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/..., file:///...; see training.store.bucket. Killed
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=["push", "pull", "list", "read"])
     parser.add_argument("url", metavar="URL")
     parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?")
-    parser.add_argument("--overwrite", action="store_true", help="send also what is there already")
+    parser.add_argument("--overwrite", action="store_true", help="send also the files that are already there")
     args = parser.parse_args(argv)
     if (args.folder is None) != (args.command == "list"):
         parser.error("push and pull take a FOLDER, read takes a FILE, list takes none")
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> str:
         else:
             done = transfer.pull(place, args.folder, progress=Progress(label="fetched"))
             result = f"{args.folder}: complete, checksums verified"
-        return f"{result}; {done.moved / 1e6:.1f} MB moved, {done.kept / 1e6:.1f} MB were there"
+        return f"{result}; {done.moved / 1e6:.1f} MB moved, {done.kept / 1e6:.1f} MB already present"
     with bucket.plain_errors(place.url):
         if args.command == "list":
             return "\n".join(listing(place))

@@ -35,10 +35,9 @@ _NO_ANSWER = {
 
 
 class StoreError(RuntimeError):
-    """An upload or download that failed: one line with the reason."""
+    """An upload or download that failed: one line with the reason, and an exit code (2: a wrong request)."""
 
     def __init__(self, text: str, code: int = 1) -> None:
-        """`code` is the exit code: 2 for a wrong request, 1 for a failure."""
         super().__init__(text)
         self.code = code
 
@@ -155,7 +154,7 @@ def _reason(error: Exception) -> str:
         return "the disk is full"
     if kinds & _NO_ANSWER:
         return f"no answer ({line})"
-    return f"not there ({line})" if "FileNotFoundError" in kinds else f"{type(error).__name__}: {line}"
+    return f"not found ({line})" if "FileNotFoundError" in kinds else f"{type(error).__name__}: {line}"
 
 
 def _options(scheme: str) -> dict[str, Any]:

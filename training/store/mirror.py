@@ -95,10 +95,8 @@ class Mirror:
                 self._uploading = None
                 newest = self._waiting.get(kind) == folder
                 if problem and self._waiting:
-                    what = "best model" if kind == "best" else "checkpoint"
-                    self._say(
-                        f"warning: {what} of {folder.name} is not mirrored, next attempt at the next one: {problem}"
-                    )
+                    what = f"{'best model' if kind == 'best' else 'checkpoint'} of {folder.name}"
+                    self._say(f"warning: {what} is not mirrored, next attempt at the next one: {problem}")
                     self._failed.add(folder)
                 elif newest:
                     del self._waiting[kind]

@@ -100,8 +100,8 @@ def _already_sent(place: Place, found: Corpus) -> Listed:
         return {}
     if content["source"] != found.describe():
         return {}
-    there = place.files()
-    return dict(takewhile(lambda item: there.get(item[0]) == item[1]["bytes"], sorted(content["files"].items())))
+    sizes = place.files()
+    return dict(takewhile(lambda item: sizes.get(item[0]) == item[1]["bytes"], sorted(content["files"].items())))
 
 
 def _record(done: Listed, found: Corpus) -> bytes:

@@ -33,7 +33,7 @@ class AlteredError(StoreError):
 
 
 class Moved(NamedTuple):
-    """The result of a transfer: bytes moved, and bytes that were there already."""
+    """The result of a transfer: bytes moved, and bytes that were already present."""
 
     moved: int
     kept: int
@@ -77,14 +77,14 @@ def push(
         if not overwrite and complete_manifest(place) == text:
             return Moved(0, total)
         place.check()
-        there = place.files()
+        present = place.files()
         if overwrite or place.read(SENDING) != text:
             # Remove an older set's files, its manifest first, so that they are not taken for this set's.
-            for name in (NAME, SENDING, *(name for name in listed if name in there)):
+            for name in (NAME, SENDING, *(name for name in listed if name in present)):
                 place.remove(name)
             place.write(SENDING, text)
-            there = {}
-        send = [name for name, each in listed.items() if there.get(name) != each["bytes"]]
+            present = {}
+        send = [name for name, each in listed.items() if present.get(name) != each["bytes"]]
         kept = total - sum(listed[name]["bytes"] for name in send)
         progress.start(total, kept)
         with ThreadPoolExecutor(FILES) as pool:
@@ -116,9 +116,9 @@ def read_source(folder: Path, trusted: bool = False) -> tuple[bytes, Listed]:
     return manifest.render(content).encode(), listed
 
 
-def missing_files(listed: Listed, there: Mapping[str, int]) -> list[str]:
+def missing_files(listed: Listed, sizes: Mapping[str, int]) -> list[str]:
     """Names of listed files that are missing or have another size."""
-    return [name for name, each in listed.items() if name not in there or each["bytes"] not in (None, there[name])]
+    return [name for name, each in listed.items() if name not in sizes or each["bytes"] not in (None, sizes[name])]
 
 
 def _manifest_of_bare(folder: Path) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Pro
     if wanted:
         work.mkdir(exist_ok=True)
         manifest.publish(work / NAME, text.decode())
-    there = sum(listed[name]["bytes"] for name in kept)
-    there += sum(min(_length(work / name), listed[name]["bytes"]) for name in wanted)
+    present = sum(listed[name]["bytes"] for name in kept)
+    present += sum(min(_length(work / name), listed[name]["bytes"]) for name in wanted)
     free = shutil.disk_usage(folder).free
-    if total - there > free:
-        needed = f"{(total - there) / 1e9:.2f} GB needed, {free / 1e9:.2f} GB left"
+    if total - present > free:
+        needed = f"{(total - present) / 1e9:.2f} GB needed, {free / 1e9:.2f} GB left"
         raise StoreError(f"{folder}: the disk is full: {needed}")
-    progress.start(total, there)
+    progress.start(total, present)
     again = sum(_fetch(place, name, work / name, listed[name], progress) for name in wanted)
     _publish(folder, work, wanted, text)
-    return Moved(total - there + again, there - again)
+    return Moved(total - present + again, present - again)
 
 
 def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
