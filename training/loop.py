@@ -18,10 +18,10 @@ from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
 from training.data import order
-from training.heartbeat import Heartbeat, Phase
 from training.job import Job
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
+from training.progress import Heartbeat, Phase
 from training.stepper import Stepper
 from training.store import mirror as mirrors
 from training.store.mirror import Mirror

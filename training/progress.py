@@ -1,12 +1,20 @@
-"""Progress, speed and remaining time: a bar on a terminal, elsewhere a line every few seconds."""
+"""How far a program is: for a user a bar on a terminal, elsewhere a line every few seconds; for the keeper a heartbeat.
+
+heartbeat/rank-N.json has a rank's step, its phase and the time of writing. The node's keeper reads it: an old time
+means that the rank hangs, a low step that it is behind.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import threading
 import time
-from typing import TextIO
+from pathlib import Path
+from typing import Literal, TextIO
 
+Phase = Literal["load", "train", "eval", "save"]
 BAR = 30  # characters
 REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
 
@@ -68,3 +76,16 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+class Heartbeat:
+    def __init__(self, run: Path, rank: int, node: str) -> None:
+        self.path = run / "heartbeat" / f"rank-{rank}.json"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = self.path.with_suffix(".tmp")
+        self._rest = {"rank": rank, "node": node, "pid": os.getpid()}
+
+    def beat(self, step: int, phase: Phase) -> None:
+        """Write step, phase and time, atomically; not synced, as nobody reads a heartbeat after a machine's crash."""
+        self._temporary.write_text(json.dumps({"step": step, "time": time.time(), "phase": phase, **self._rest}))
+        self._temporary.replace(self.path)

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import contents, run, words
 
-from training.data import encode, engine, vocabulary
-from training.data.engine import EngineError, Gigatoken, Renewed, Tiktoken
+from training.data import encode, tokenizer, vocabulary
 from training.data.prepare_journal import PrepareJournal
+from training.data.tokenizer import EngineError, Gigatoken, Renewed, Tiktoken
 from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
 
 pytest_plugins = ["corpus_fixtures"]
@@ -179,8 +179,8 @@ def test_what_tiktoken_has_of_no_use_to_gigatoken_is_refused(learned: Vocabulary
 
 def test_the_caches_are_dropped_in_proportion_to_their_use(monkeypatch: Any) -> None:
     now = [0.0]
-    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(engine.time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(tokenizer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tokenizer.time, "thread_time", lambda: now[0])
     made: list[list[int]] = []
 
     def make() -> list[int]:
@@ -196,4 +196,4 @@ def test_the_caches_are_dropped_in_proportion_to_their_use(monkeypatch: Any) -> 
     for _ in range(1000):
         cached.run(use)
     assert sum(map(len, made)) == 1000
-    assert max(map(len, made)) <= engine.RENEW * 2 / 0.5 + 1
+    assert max(map(len, made)) <= tokenizer.RENEW * 2 / 0.5 + 1

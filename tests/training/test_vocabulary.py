@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_corpus import WORDS, documents_of, run, words
 
 from training.data import token_set, tokenizer, vocabulary
-from training.data.engine import Tiktoken
+from training.data.tokenizer import Tiktoken
 from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
 
 pytest_plugins = ["corpus_fixtures"]

@@ -121,10 +121,8 @@ def identity(data: TokenSet) -> str:
 
 def own_generators(device: torch.device) -> dict[str, Tensor]:
     """State of this rank's random generators: cpu, and cuda on a GPU."""
-    out = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        out["cuda"] = torch.cuda.get_rng_state(device)
-    return out
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
 
 
 def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: int) -> None:

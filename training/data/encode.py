@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
-from training.data.engine import Engine, compare
 from training.data.readers import Document
+from training.data.tokenizer import Engine, EngineError
+from training.streams import grouped
 
 BATCH = 1 << 18  # bytes of text: large enough to amortise handing it to a thread, small in memory
 CHECKED = 1 << 13  # bytes of a text that both engines encode
@@ -90,16 +92,7 @@ def units(documents: Iterable[Document], division: Division) -> Iterator[Unit]:
 
 def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
     """Units in batches of about BATCH bytes of text."""
-    batch: list[Unit] = []
-    size = 0
-    for unit in stream:
-        batch.append(unit)
-        size += len(unit.text)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    return grouped(stream, lambda unit: len(unit.text), BATCH)
 
 
 @dataclass(frozen=True)
@@ -123,16 +116,18 @@ class Encoder:
     def compare(self, batch: list[Unit]) -> int:
         """Compare the engines on the first batch and on a sample; returns the bytes compared. EngineError."""
         first = batch[0].number
-        if self.reference is None:
-            return 0
-        if first == 0:
-            texts = [(unit.text, unit.closes) for unit in batch]
-            return compare(self.engine, self.reference, texts, "the first documents")
         draw = uniform(self.seed, "compare", first) * ONE_IN
-        if draw >= 1:
+        if self.reference is None or (first and draw >= 1):
             return 0
-        unit = batch[int(draw * len(batch))]
-        begin = int(uniform(self.seed, "from", first) * max(1, len(unit.text) - CHECKED))
-        part = unit.text[begin : begin + CHECKED].decode(errors="ignore").encode()  # a cut may go through a character
-        where = f"the text from byte {begin} of document {unit.number}"
-        return compare(self.engine, self.reference, [(part, True)], where)
+        texts, where = [(unit.text, unit.closes) for unit in batch], "the first documents"
+        if first:
+            unit = batch[int(draw * len(batch))]
+            begin = int(uniform(self.seed, "from", first) * max(1, len(unit.text) - CHECKED))
+            part = unit.text[begin : begin + CHECKED].decode(errors="ignore")  # a cut may go through a character
+            texts, where = [(part.encode(), True)], f"the text from byte {begin} of document {unit.number}"
+        tokens, expected = self.engine.encode(texts), self.reference.encode(texts)
+        if not np.array_equal(tokens, expected):
+            size = min(len(tokens), len(expected))
+            at = next(iter(np.flatnonzero(tokens[:size] != expected[:size])), size)
+            raise EngineError(f"{self.engine.name} and {self.reference.name} differ at token {at} of {where}")
+        return sum(len(text) for text, _ in texts)

@@ -24,16 +24,16 @@ import tiktoken
 from training import manifest
 from training.data import vocabulary
 from training.data.encode import Division, Encoder, batches, uniform, units
-from training.data.engine import EngineError, Gigatoken, Tiktoken
 from training.data.prepare_journal import PrepareJournal
 from training.data.readers import INVALID, SourceError
 from training.data.sources import SUFFIXES, Corpus, corpus
 from training.data.token_set import little_endian
+from training.data.tokenizer import EngineError, Gigatoken, Tiktoken
 from training.data.vocabulary import NAMES, PATTERNS, SEPARATOR, Vocabulary, VocabularyError
 from training.keys import bounded
 from training.manifest import RANKS, TokenError, dtype_for
-from training.ordered_map import ordered_map
 from training.progress import Progress, duration
+from training.streams import ordered_map
 
 SOURCES = f"""\
 sources:

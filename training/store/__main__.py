@@ -53,19 +53,18 @@ def _run(args: argparse.Namespace) -> str:
         return f"{result}; {done.moved / 1e6:.1f} MB moved, {done.kept / 1e6:.1f} MB already present"
     with bucket.plain_errors(place.url):
         if args.command == "list":
-            return "\n".join(listing(place))
+            return listing(place)
         return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
 
 
-def listing(place: bucket.Place) -> list[str]:
+def listing(place: bucket.Place) -> str:
     """A line for each folder: its name, and `whole` if it is complete. The place itself is `.`"""
-    complete = {name: transfer.complete_manifest(place.at(name)) for name in place.folders()}
-    lines = [f"{name}\twhole" if manifest else name for name, manifest in complete.items()]
+    complete = {name: transfer.complete_manifest(place.at(name)) is not None for name in place.folders()}
     if transfer.complete_manifest(place):
-        lines.insert(0, ".\twhole")
-    if not lines:
+        complete = {".": True, **complete}
+    if not complete:
         place.check()
-    return lines
+    return "\n".join(f"{name}\twhole" if is_complete else name for name, is_complete in complete.items())
 
 
 if __name__ == "__main__":

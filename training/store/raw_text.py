@@ -15,7 +15,7 @@ import gzip
 import hashlib
 import json
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import islice, takewhile
 from typing import Any
@@ -24,11 +24,11 @@ from training import manifest
 from training.data.readers import Document, SourceError
 from training.data.sources import Corpus, corpus
 from training.manifest import NAME
-from training.ordered_map import ordered_map
 from training.progress import Progress
 from training.store import bucket
 from training.store.bucket import Place, StoreError, plain_errors
 from training.store.transfer import SENDING, finish
+from training.streams import grouped, ordered_map
 
 PIECE = 128 * 1000 * 1000  # bytes of text in one file
 AT_ONCE = 3  # pieces that are packed and sent at a time; as many are in memory
@@ -112,31 +112,19 @@ def _record(done: Listed, found: Corpus) -> bytes:
 def _send_rest(found: Corpus, place: Place, done: Listed) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """Upload the remaining pieces; yields the name and the manifest entry of each, in order, when it has arrived."""
 
-    def send(piece: tuple[int, tuple[list[bytes], int]]) -> tuple[str, dict[str, Any]]:
-        number, (lines, size) = piece
-        packed = gzip.compress(b"".join(lines), mtime=0)  # the same text gives the same bytes
+    def send(piece: tuple[int, list[Document]]) -> tuple[str, dict[str, Any]]:
+        number, documents = piece
+        records = ({"text": each.text.decode(), **({} if each.ends else {"goes_on": True})} for each in documents)
+        lines = b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+        packed = gzip.compress(lines, mtime=0)  # the same text gives the same bytes
         name = f"text-{number:05d}.jsonl.gz"
         place.write(name, packed)
-        digest = hashlib.sha256(packed).hexdigest()
-        return name, {"bytes": len(packed), "sha256": digest, "lines": len(lines), "bytes_of_text": size}
+        facts = {"bytes": len(packed), "sha256": hashlib.sha256(packed).hexdigest(), "lines": len(documents)}
+        return name, {**facts, "bytes_of_text": sum(len(each.text) for each in documents)}
 
     rest = islice(found.documents(), sum(each["lines"] for each in done.values()), None)
-    return ordered_map(send, enumerate(_pieces(rest), len(done)), AT_ONCE, AT_ONCE)
-
-
-def _pieces(documents: Iterator[Document]) -> Iterator[tuple[list[bytes], int]]:
-    """JSON lines with about PIECE bytes of text, and the number of those bytes."""
-    lines: list[bytes] = []
-    size = 0
-    for document in documents:
-        record = {"text": document.text.decode(), **({} if document.ends else {"goes_on": True})}
-        lines.append(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-        size += len(document.text)
-        if size >= PIECE:
-            yield lines, size
-            lines, size = [], 0
-    if lines:
-        yield lines, size
+    pieces = enumerate(grouped(rest, lambda document: len(document.text), PIECE), len(done))
+    return ordered_map(send, pieces, AT_ONCE, AT_ONCE)
 
 
 if __name__ == "__main__":

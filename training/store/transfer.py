@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from training import manifest
 from training.manifest import NAME, Listed
-from training.ordered_map import ordered_map
 from training.progress import Progress
 from training.store.bucket import Place, StoreError, plain_errors
+from training.streams import ordered_map
 
 SENDING = NAME + ".sending"
 FILES = 3  # files sent at a time, each in several parts
