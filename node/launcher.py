@@ -21,11 +21,9 @@ def start(
     began: float = 0.0,
     output: int | None = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """Start the launcher and return its process; `output` is Popen's stdout, None: that of this process.
-
-    On every node its processes run in the scope `unit` with these systemd properties, so that none outlives the scope.
-    The hostfile and the launcher's SSH command are written into `folder`. `began` as in Found.
-    """
+    """Start the launcher and return its process; `output` is Popen's stdout, None: that of this process. On every node
+    its processes run in the scope `unit` with these systemd properties, so that none outlives the scope. The hostfile
+    and the launcher's SSH command are written into `folder`. `began` as in Found."""
     first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
     interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")
     port = str(scope.free_port(first))

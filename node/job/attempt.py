@@ -18,7 +18,7 @@ from node import launcher
 from node.job import files
 from node.job.diagnosis import Verdict, Watch
 from node.job.expiry import Expiry
-from node.job.keeper_connection import Link, Told
+from node.job.keeper_connection import Link, NodeEvent
 from node.job.log import Log
 from node.job.spec import KeeperSpec
 
@@ -39,7 +39,7 @@ class Attempt:
         """`began`: Unix time in seconds from which the job's cost counts: its start, plus the length of its pauses."""
         self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began
         self._unit = files.unit_of(launch.id)
-        self._events: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         placement = [node.name for node in launch.nodes for _ in range(node.slots)]
         self._watch = Watch(placement, timeout, time.monotonic())
@@ -51,7 +51,7 @@ class Attempt:
         self._stop_by = float("inf")
         self.first_step = 0.0
         """Unix time at which a rank had done its first step; 0: not yet."""
-        self.left: dict[str, list[str]] = {}
+        self.remaining: dict[str, list[str]] = {}
         """The processes that could not be killed, by node."""
         self.unknown: list[str] = []
         """Nodes that have not reported whether all processes are gone."""
@@ -74,7 +74,7 @@ class Attempt:
         code = f"{self._launch.code}/launch"
         of_job = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job}
         for node in self._launch.nodes:
-            spec = KeeperSpec(**of_job, node=node.name, lease=files.LEASE, memory_gb=node.memory_gb)
+            spec = KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
             self._links[node.name] = Link(spec, code, self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
@@ -90,8 +90,7 @@ class Attempt:
                     return Verdict(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 missing.discard(name)
                 self._take(name, event)
-        self._watch.began = time.monotonic()
-        self._watch.heard = dict.fromkeys(self._watch.heard, self._watch.began)
+        self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
 
     def _start(self, folder: Path) -> None:
@@ -146,7 +145,7 @@ class Attempt:
                 self.expiry.known(node, now + seconds, why)
             case {"event": "step", "step": step} if step > 0:
                 self.first_step = self.first_step or time.time()
-        self._watch.told(node, event, now)
+        self._watch.update(node, event, now)
 
     def _stopped(self) -> Verdict:
         self.stopping = self.stopping or "now"
@@ -163,7 +162,7 @@ class Attempt:
                     waiting.discard(node)
                 elif event["event"] == "clean":
                     waiting.discard(node)
-                    self.left |= {node: event["left"]} if event["left"] else {}
+                    self.remaining |= {node: event["left"]} if event["left"] else {}
                 elif event["event"] == "log":
                     self._take(node, event)
         self.unknown = sorted({*waiting, *self._watch.gone})
@@ -182,9 +181,9 @@ class Attempt:
         for link in self._links.values():
             link.say(word)
 
-    def _heard(self) -> list[Told]:
+    def _heard(self) -> list[NodeEvent]:
         """The events that have arrived; waits up to POLL for the first."""
-        events: list[Told] = []
+        events: list[NodeEvent] = []
         with suppress(queue.Empty):
             events.append(self._events.get(timeout=POLL))
             while True:

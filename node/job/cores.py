@@ -17,8 +17,8 @@ def is_shared() -> bool:
 
 def topology() -> list[Core]:
     """The first thread of each physical core that this process may use."""
-    told = subprocess.run(["lscpu", "-p=CPU,CORE,NODE"], capture_output=True, text=True, timeout=10, check=True)
-    return parse(told.stdout)
+    argv = ["lscpu", "-p=CPU,CORE,NODE"]
+    return parse(subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout)
 
 
 def parse(text: str) -> list[Core]:
@@ -32,12 +32,9 @@ def parse(text: str) -> list[Core]:
 
 
 def share(cores: list[Core], slots: int, local_rank: int, shared: bool) -> list[int]:
-    """The processors to pin one of a node's ranks to; empty: do not pin it.
-
-    The cores are in the order of their NUMA nodes and cut evenly, so that with one rank per NUMA node each rank has a
-    NUMA node to itself. Its memory is then local too: Linux allocates a page on the node of the core that first
-    writes to it.
-    """
+    """The processors to pin one of a node's ranks to; empty: do not pin it. The cores are in the order of their NUMA
+    nodes and cut evenly, so that with one rank per NUMA node each rank has one to itself. Its memory is then local too:
+    Linux allocates a page on the NUMA node of the core that first writes to it."""
     if shared or len(cores) < slots:
         return []
     first, last = len(cores) * local_rank // slots, len(cores) * (local_rank + 1) // slots

@@ -62,7 +62,6 @@ class Watch:
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     began: float
-    lease: float = LEASE
     ranks: list[Rank] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     """Node -> when its keeper last sent an event."""
@@ -78,7 +77,7 @@ class Watch:
         self.ranks = [Rank(node) for node in self.placement]
         self.heard = dict.fromkeys(self.placement, self.began)
 
-    def told(self, node: str, event: Mapping[str, Any], now: float) -> None:
+    def update(self, node: str, event: Mapping[str, Any], now: float) -> None:
         """Take in an event from a node's keeper."""
         self.heard[node] = now
         kind = event["event"]
@@ -105,7 +104,7 @@ class Watch:
     def verdict(self, now: float) -> Verdict | None:
         """The verdict at this time; None while the attempt goes on."""
         for node, heard in self.heard.items():
-            if now - heard > self.lease and node not in self.gone:
+            if now - heard > LEASE and node not in self.gone:
                 self.cut_off(node, f"no word for {now - heard:.0f} s", now)
         if self._first_sign and (now - self._first_sign > GRACE or all(rank.code is not None for rank in self.ranks)):
             return self._blame()

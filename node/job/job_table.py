@@ -25,7 +25,7 @@ _NEEDED = {"id", "state", "created", "nodes"}
 
 
 @contextmanager
-def alone(runs: Path) -> Iterator[None]:
+def locked(runs: Path) -> Iterator[None]:
     """Hold the lock under which numbers and nodes are given out; waits for it."""
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / ".lock").open("w") as file:

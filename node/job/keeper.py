@@ -60,11 +60,11 @@ class Keeper:
         """Run until the head ends it; returns the exit code, 1 if another job has the node."""
         others = cleanup.busy_with(self.id)
         if others:
-            tell({"event": "refused", "reason": f"busy with {others[0]}"})
+            send({"event": "refused", "reason": f"busy with {others[0]}"})
             return 1
         self._prepare()
         threading.Thread(target=self._listen, daemon=True).start()
-        tell({"event": "ready"})
+        send({"event": "ready"})
         while not self._over.wait(POLL):
             if self._term.is_set():
                 self._term.clear()
@@ -90,7 +90,7 @@ class Keeper:
     def _listen(self) -> None:
         """Hear the head's words until `end`. If the connection closes or the lease runs out, kill the ranks."""
         rest = b""
-        while select.select([0], [], [], self.spec.lease)[0]:
+        while select.select([0], [], [], files.LEASE)[0]:
             data = os.read(0, 4096)
             if not data:
                 break
@@ -112,15 +112,15 @@ class Keeper:
         self._starved.lately(time.monotonic())
         for rank in self._ranks.values():
             for event in rank.news():
-                tell(self._with_cause(event))
+                send(self._with_cause(event))
         if time.monotonic() - self._beat > BEAT:
             self._beat = time.monotonic()
-            tell({"event": "beat"})
+            send({"event": "beat"})
             self._look_at_limits()
             self._measure()
             for rank in self._ranks.values():
                 if step := rank.step():
-                    tell(step)
+                    send(step)
 
     def _measure(self) -> None:
         """Report what the ranks use of this node, once per usage.interval."""
@@ -129,7 +129,7 @@ class Keeper:
             return
         self._measured = now
         if used := self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now):
-            tell({"event": "usage", **used})
+            send({"event": "usage", **used})
 
     def _with_cause(self, event: Event) -> Event:
         """The event; if a rank ended badly and the node has just run out of memory, with the size of that memory."""
@@ -144,16 +144,16 @@ class Keeper:
         deadline, notice, now = files.read(files.LIMITS).get("deadline"), files.read(files.NOTICE), time.time()
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
-            tell({"event": "ends", "in": deadline - now})
+            send({"event": "ends", "in": deadline - now})
         if notice != self._notice:
             self._notice = notice
-            tell({"event": "notice", "in": notice["at"] - now if notice else None, "why": notice.get("why", "")})
+            send({"event": "notice", "in": notice["at"] - now if notice else None, "why": notice.get("why", "")})
 
     def _end(self) -> None:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
         cleanup.kill(files.unit_of(self.id))
         self._look()
-        tell({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
+        send({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
 
 
 class Rank:
@@ -267,6 +267,6 @@ def _state(pid: int) -> str:
     return "" if state in "ZX" else state
 
 
-def tell(event: Event) -> None:
+def send(event: Event) -> None:
     """Print an event as a line of JSON."""
     print(json.dumps(event), flush=True)

@@ -16,7 +16,7 @@ from node.job.spec import KeeperSpec
 from node.scope import STRICT
 
 Event = dict[str, Any]
-Told = tuple[str, Event | None]
+NodeEvent = tuple[str, Event | None]
 """(node, event); the event is None when the connection has ended."""
 
 
@@ -24,18 +24,12 @@ class Link:
     """The connection to one node's keeper, for one attempt. Events go into the queue `events`; `complaint` is the last
     line of its stderr, or of its stdout that is not JSON."""
 
-    def __init__(self, spec: KeeperSpec, code: str, events: queue.SimpleQueue[Told]) -> None:
+    def __init__(self, spec: KeeperSpec, code: str, events: queue.SimpleQueue[NodeEvent]) -> None:
         self.node = spec.node
         self._events = events
         self.complaint = ""
-        self._process = subprocess.Popen(
-            ["ssh", "-x", *STRICT, spec.node, _command(spec.id, code)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+        argv, pipe = ["ssh", "-x", *STRICT, spec.node, _command(spec.id, code)], subprocess.PIPE
+        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace")
         self.say(json.dumps(asdict(spec)))
         threading.Thread(target=self._hear, daemon=True).start()
         threading.Thread(target=self._hear_errors, daemon=True).start()
@@ -74,10 +68,8 @@ class Link:
 
 def _command(job: str, code: str) -> str:
     """The shell command that runs the keeper as a systemd service. Whatever ends it, systemd then kills the scope that
-    is bound to it and removes the node's job record.
-
-    Its priority is high, so that a rank that takes all of the node's CPU or memory does not make the node look dead.
-    """
+    is bound to it and removes the node's job record. Its priority is high, so that a rank that takes all of the node's
+    CPU or memory does not make the node look dead."""
     unit = f"{files.unit_of(job)}-keeper"
     return (
         f"exec sudo -n systemd-run --quiet --collect --pipe --wait --unit={unit} --uid=$(id -u) --gid=$(id -g)"

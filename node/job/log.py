@@ -129,12 +129,12 @@ def main(argv: list[str]) -> int:
         over = not args.follow or state.get("state") in files.OVER
         lines, offset = read(path, offset, wanted)
         if lines:
-            tell({"lines": lines, "offset": offset})
+            send({"lines": lines, "offset": offset})
             continue
         if over and offset >= end(path, whole_lines=True):
-            tell({"state": state, "offset": offset})
+            send({"state": state, "offset": offset})
             return 0
-        tell({"offset": offset})  # ends this program if its reader is gone
+        send({"offset": offset})  # ends this program if its reader is gone
         time.sleep(POLL)
 
 
@@ -239,7 +239,7 @@ def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
                 yield rest[:-1], part.start
 
 
-def tell(event: dict[str, Any]) -> None:
+def send(event: dict[str, Any]) -> None:
     """Print a line of JSON; end the program if stdout is closed."""
     try:
         print(json.dumps(event), flush=True)

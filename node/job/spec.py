@@ -83,7 +83,5 @@ class KeeperSpec:
     run_dir: str
     job: str
     """The resolved job.toml, as text."""
-    lease: float
-    """Seconds without a message from the head after which the keeper ends the node's ranks."""
     memory_gb: float = 0.0
     """The node's memory in GiB according to the inventory; 0: not known."""

@@ -28,28 +28,25 @@ def main(argv: list[str]) -> int:
     secrets = asked.pop("secrets")
     spec = from_record(asked)
     runs = files.absolute(spec.runs)
-    with job_table.alone(runs):
-        refused = _refused(runs, spec)
-        if refused:
+    with job_table.locked(runs):
+        if refused := _refused(runs, spec):
             print(json.dumps({"refused": refused}), flush=True)
             return 0
         job = spec.resume or job_table.take(runs, spec.name, spec.taken)
         run_dir = runs / job
         run_dir.mkdir(exist_ok=True)
-        before = files.read(run_dir / "state.json")
-        said_before = log.end(run_dir / "log")
+        before, log_size = files.read(run_dir / "state.json"), log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec.job)
         files.write(run_dir / "spec.json", replace(spec, id=job, run_dir=str(run_dir)).to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
-        (run_dir / "secrets.json").unlink(missing_ok=True)  # where an earlier version kept them
         keep_secrets(job, secrets)
         try:
             _start(spec, job, run_dir)
         except BaseException:
             files.secrets_of(job).unlink(missing_ok=True)
             raise
-    print(json.dumps({"id": job, "log": said_before}), flush=True)
+    print(json.dumps({"id": job, "log": log_size}), flush=True)
     return 0
 
 
@@ -85,32 +82,16 @@ def _refused(runs: Path, spec: JobSpec) -> str:
 
 
 def _pending(spec: JobSpec, job: str, before: Record) -> Record:
-    return {
-        "id": job,
-        "state": "PENDING",
-        "reason": "",
-        "exit_code": None,
-        "nodes": spec.node_names,
-        "created": time.time(),
-        "started": before.get("started"),
-        "ended": None,
-        "paused": before.get("paused", 0.0),
-        "ended_before": before.get("ended"),
-        "attempt": before.get("attempt", 0),
-        "price_per_hour": spec.price_per_hour,
-        "queued": spec.queue,
-    }
+    new = {"state": "PENDING", "reason": "", "exit_code": None, "created": time.time(), "ended": None}
+    times = {"started": before.get("started"), "ended_before": before.get("ended"), "paused": before.get("paused", 0.0)}
+    asked = {"nodes": spec.node_names, "price_per_hour": spec.price_per_hour, "queued": spec.queue}
+    return {"id": job, **new, **times, **asked, "attempt": before.get("attempt", 0)}
 
 
 def _start(spec: JobSpec, job: str, run_dir: Path) -> None:
     """Start the job's service. However it ends, systemd then runs `aftermath`."""
-    properties = [
-        "KillMode=control-group",
-        f"TimeoutStopSec={STOP_SECONDS}",
-        "Nice=-5",
-        "OOMScoreAdjust=-900",
-        f"ExecStopPost={SYSTEM_PYTHON} -I {spec.program} aftermath {run_dir}",
-    ]
+    properties = ["KillMode=control-group", f"TimeoutStopSec={STOP_SECONDS}", "Nice=-5", "OOMScoreAdjust=-900"]
+    properties.append(f"ExecStopPost={SYSTEM_PYTHON} -I {spec.program} aftermath {run_dir}")
     options = [f"--property={item}" for item in properties]
     who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={files.unit_of(job)}.service"]
     program = [SYSTEM_PYTHON, "-I", spec.program, "supervise", str(run_dir)]

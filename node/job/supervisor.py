@@ -95,7 +95,7 @@ class Supervisor:
         """Wait until no job with a lower number holds any of the nodes; False if the user stopped the job meanwhile."""
         names, runs, waits_for = set(self.spec.node_names), self.run_dir.parent, ""
         while self.spec.queue and not self.asked():
-            with job_table.alone(runs):
+            with job_table.locked(runs):
                 before = job_table.in_the_way(runs, names, self.launch.id)
                 if not before:
                     job_table.set_state(self.run_dir, queued=False)
@@ -128,7 +128,7 @@ class Supervisor:
             job_table.set_state(self.run_dir, first_step=attempt.first_step)
         # The keepers of these nodes have not confirmed that all processes are gone: ask over a new connection.
         remaining = sweep(self.launch.id, attempt.unknown, self.spec.program)
-        warn(self.log, {**attempt.left, **remaining})
+        warn(self.log, {**attempt.remaining, **remaining})
         return set(remaining)
 
     def _over(self, state: str, reason: str, code: int) -> None:

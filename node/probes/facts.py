@@ -108,7 +108,8 @@ def tcmalloc() -> dict[str, Any]:
     done = in_runtime(f'echo "$LD_PRELOAD"; exec {python} -c "{code}"')
     preload, _, mapped = done.stdout.strip().partition("\n")
     if done.returncode != 0:
-        return {"loaded": False, "reason": last_line(done.stderr) or f"exit code {done.returncode}"}
+        why = done.stderr.strip().rpartition("\n")[2]
+        return {"loaded": False, "reason": why or f"exit code {done.returncode}"}
     if "tcmalloc" not in mapped:
         why = f"LD_PRELOAD={preload} is not loaded" if preload else f"{RUNTIME} sets no LD_PRELOAD"
         return {"loaded": False, "reason": why}
@@ -122,10 +123,8 @@ def launch() -> dict[str, Any]:
         find = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
         if in_runtime(f'exec {VENV / "python"} -c "{find}"').returncode != 0:
             missing.append("torch")
-    if not shutil.which("systemd-run"):
-        missing.append("systemd-run")
-    if shell("sudo -n true").returncode != 0:
-        missing.append("sudo without a password")
+    missing += [] if shutil.which("systemd-run") else ["systemd-run"]
+    missing += ["sudo without a password"] if shell("sudo -n true").returncode else []
     return {"missing": missing}
 
 
@@ -136,14 +135,8 @@ def in_runtime(command: str) -> subprocess.CompletedProcess[str]:
 
 def shell(command: str) -> subprocess.CompletedProcess[str]:
     """Run a shell command. After STEP_S the result is exit code 124 with a message in stderr."""
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "timeout": STEP_S}
     try:
-        return subprocess.run(
-            ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=STEP_S, check=False
-        )
+        return subprocess.run(["sh", "-c", command], check=False, **options)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"no answer in {STEP_S} s")
-
-
-def last_line(text: str) -> str:
-    """The last line of a text."""
-    return text.strip().rpartition("\n")[2]

@@ -27,6 +27,7 @@ AT_A_TIME = 4
 PORTS_S = 10
 """Seconds that the others have to open their ports; all nodes start this probe at about the same time."""
 NAMES_S = 5
+"""Seconds to look up all names and addresses; a resolver that hangs counts as a fault."""
 
 Peer = dict[str, str]
 
@@ -45,35 +46,23 @@ def main(_argv: list[str]) -> None:
         own = {"port": port, "error": ""}
     except OSError as error:
         own = {"port": 0, "error": f"no port can be opened at {me['ip']}: {error.strerror}"}
-    say("names", {"hostname": socket.gethostname(), "wrong": names(spec["peers"])})
+    say("names", {"hostname": socket.gethostname(), "wrong": each(spec["peers"], resolve, len(spec["peers"]), NAMES_S)})
     say("ports", {**own, "wrong": each(others, lambda peer: reach(peer, spec["ports"], spec["token"]), len(others))})
     say("ssh", {"wrong": each(others, ssh, AT_A_TIME)})
     operator.join()  # the port stays open until the operator has heard from every node
 
 
-def each(peers: list[Peer], test: Callable[[Peer], str], at_a_time: int) -> dict[str, str]:
-    """Test every peer; returns what is wrong by name, without those that passed."""
-    if not peers:
-        return {}
-    with concurrent.futures.ThreadPoolExecutor(at_a_time) as pool:
-        results = pool.map(test, peers)
-        return {peer["name"]: wrong for peer, wrong in zip(peers, results, strict=True) if wrong}
-
-
-def names(peers: list[Peer]) -> dict[str, str]:
-    """Look up every name and address, with one deadline for all; a resolver that hangs counts as a fault."""
-    pool = concurrent.futures.ThreadPoolExecutor(max(1, len(peers)))
-    pending = {peer["name"]: pool.submit(resolve, peer) for peer in peers}
-    deadline = time.monotonic() + NAMES_S
-    wrong: dict[str, str] = {}
-    for name, future in pending.items():
-        try:
-            found = future.result(timeout=max(0.0, deadline - time.monotonic()))
-        except concurrent.futures.TimeoutError:
-            found = f"the resolver is silent for {NAMES_S} s"
-        wrong |= {name: found} if found else {}
+def each(
+    peers: list[Peer], test: Callable[[Peer], str], at_a_time: int, seconds: float | None = None
+) -> dict[str, str]:
+    """Test every peer; returns what is wrong by name, without those that passed. A test that has not ended after
+    `seconds` in all (None: no limit) counts as a fault."""
+    pool = concurrent.futures.ThreadPoolExecutor(max(1, at_a_time))
+    tests = {peer["name"]: pool.submit(test, peer) for peer in peers}
+    concurrent.futures.wait(tests.values(), seconds)
     pool.shutdown(wait=False, cancel_futures=True)
-    return wrong
+    found = {name: done.result() if done.done() else f"no answer in {seconds} s" for name, done in tests.items()}
+    return {name: wrong for name, wrong in found.items() if wrong}
 
 
 def resolve(peer: Peer) -> str:

@@ -26,7 +26,7 @@ class Story:
             self.tell(node, event="rank", rank=number, state="running")
 
     def tell(self, node: str, **event: Any) -> None:
-        self.watch.told(node, event, self.now)
+        self.watch.update(node, event, self.now)
 
     def steps(self, *steps: int, age: float = 0.0) -> None:
         for number, step in enumerate(steps):

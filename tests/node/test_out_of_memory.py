@@ -75,7 +75,7 @@ def test_only_what_was_killed_lately_counts(tmp_path: Path) -> None:
 def watch() -> Watch:
     made = Watch(["node1", "node2"], 10.0, 100.0)
     for number in range(2):
-        made.told(f"node{number + 1}", {"event": "rank", "rank": number, "state": "running"}, 100.0)
+        made.update(f"node{number + 1}", {"event": "rank", "rank": number, "state": "running"}, 100.0)
     return made
 
 
@@ -93,7 +93,9 @@ def watch() -> Watch:
 )
 def test_the_node_that_ran_out_is_named_whoever_else_complains(of: dict[str, object], said: str) -> None:
     made = watch()
-    made.told("node1", {"event": "rank", "rank": 0, "state": "exited", "code": -signal.SIGABRT, "last": "gloo"}, 101.0)
-    made.told("node2", {"event": "rank", "rank": 1, **of}, 101.5)
+    made.update(
+        "node1", {"event": "rank", "rank": 0, "state": "exited", "code": -signal.SIGABRT, "last": "gloo"}, 101.0
+    )
+    made.update("node2", {"event": "rank", "rank": 1, **of}, 101.5)
     made.mpirun_ended(-signal.SIGKILL, 101.6)
     assert made.verdict(101.7) == Verdict(1, f"node2 ran out of {said}")

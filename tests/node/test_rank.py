@@ -112,7 +112,7 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     notice = tmp_path / "notice.json"
     monkeypatch.setattr(files, "LIMITS", record)
     monkeypatch.setattr(files, "NOTICE", notice)
-    holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job="", lease=6))
+    holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job=""))
 
     def told() -> list[dict[str, Any]]:
         holder._look_at_limits()
