@@ -17,6 +17,7 @@ from fabfile.remote import node_program
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
+from node.job.files import parsed
 
 POLL_S = 0.05
 
@@ -81,13 +82,8 @@ class Running:
         self._stopped.set()
 
     def _parse(self, lines: list[bytes]) -> Iterator[Event]:
-        for line in lines:
-            text = line.decode(errors="replace").strip()
-            try:
-                event = json.loads(text)
-            except json.JSONDecodeError:
-                event = None
-            if isinstance(event, dict):
+        for text in (line.decode(errors="replace").strip() for line in lines):
+            if event := parsed(text):
                 yield event
             else:
                 self._hear(text)

@@ -80,13 +80,11 @@ def brought(fleet: Fleet, words: Sequence[str], *, yes: bool) -> list[str]:
 def _placed(fleet: Fleet, word: str, *, yes: bool) -> str:
     if word.startswith("hf:"):
         return word
-    head = fleet.cluster.head
-    path = Path(word).expanduser()
+    head, path = fleet.cluster.head, Path(word).expanduser()
     if path.is_absolute() and _is_on_head(fleet, word):
         say(f"data.source {word}: read on {head.name}")
         return word
-    local = found_here(word)
-    if local is not None:
+    if local := found_here(word):
         _confirm(local, head.name, yes=yes)
         _send(fleet, local)
         return local.on_head

@@ -117,10 +117,8 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
     options = ["--out", data["path"], *(["--overwrite"] if overwrite else [])]
     if data["train_vocab"]:
         options += ["--train-vocab", str(data["train_vocab"])]
-    elif data["encoding"].endswith(RANKS):
-        options += ["--ranks", data["encoding"]]
     else:
-        options += ["--encoding", data["encoding"]]
+        options += ["--ranks" if data["encoding"].endswith(RANKS) else "--encoding", data["encoding"]]
     # The documents of the standard library are large, so hold out a larger share.
     options += ["--val-fraction", "0.05" if data["source"] == STDLIB else str(data["val_fraction"])]
     return f"{python(folder)} training.data.prepare {shlex.join(options)} {_reading(data, words)}"
