@@ -1,7 +1,6 @@
 """Launchers: pure functions from (a job on nodes, values found at its start) to hostfile, environment and argv.
 
-`fab train --dry-run` and the head, which starts the job, call the same functions, so the dry run prints what is really
-executed. Nothing here opens a file or a connection.
+`fab train --dry-run` and the head, which starts the job, call the same ones: the dry run prints what is executed.
 """
 
 from __future__ import annotations
@@ -131,8 +130,8 @@ def rank_argv(launch: Launch) -> list[str]:
 
 def nodes_to_text(nodes: Sequence[Node]) -> str:
     """The nodes for the ranks' environment, the head first, as JSON in one word."""
-    told = ("name", "private_ip", "slots", "cores_per_slot")
-    return json.dumps([{key: getattr(node, key) for key in told} for node in nodes], separators=(",", ":"))
+    keys = ("name", "private_ip", "slots", "cores_per_slot")
+    return json.dumps([{key: getattr(node, key) for key in keys} for node in nodes], separators=(",", ":"))
 
 
 def nodes_from_text(text: str) -> tuple[Node, ...]:
@@ -156,11 +155,7 @@ def _broken(argv: list[str]) -> list[str]:
         if rows[-1] and (word.startswith("-genv") or word == SYSTEM_PYTHON):
             rows.append([])
         rows[-1].append(word)
-    return [_joined(row) + (" \\" if index < len(rows) - 1 else "") for index, row in enumerate(rows)]
-
-
-def _joined(argv: list[str]) -> str:
-    return " ".join(_quoted(word) for word in argv)
+    return " \\\n".join(" ".join(map(_quoted, row)) for row in rows).splitlines()
 
 
 def _quoted(text: str) -> str:

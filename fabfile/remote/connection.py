@@ -1,7 +1,6 @@
-"""A strict SSH connection: by key only, and only to a machine whose host key is known.
+"""A strict SSH connection: by key only, only to a machine whose host key is known, with the inventory's settings alone.
 
-Fabric by default accepts every host key (fabric#2071) and reads the operator's ~/.ssh/config. A connection made
-here takes all its settings from the inventory, and fails before a byte of a command is sent.
+Fabric by default accepts every host key (fabric#2071) and reads the operator's ~/.ssh/config.
 """
 
 from __future__ import annotations
@@ -95,11 +94,8 @@ class StrictConnection(Connection):  # type: ignore[misc]
             via = self._own_via = StrictConnection(self._cluster, jump, self._timeout, None)
             via.open()
         try:
-            return Tunnel(
-                via.transport.open_channel(
-                    "direct-tcpip", (node.address, node.ssh_port), ("", 0), timeout=self._timeout
-                )
-            )
+            target = (node.address, node.ssh_port)
+            return Tunnel(via.transport.open_channel("direct-tcpip", target, ("", 0), timeout=self._timeout))
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise SshError(f"{where(node)}: not reached through the jump host {jump.address}: {error}") from None
 
@@ -129,10 +125,8 @@ class StrictConnection(Connection):  # type: ignore[misc]
             raise SshError(f"{where(node)}: sshd refuses user {self.user!r} with our key: {error}") from None
         except paramiko.SSHException as error:
             if "not found in known_hosts" in str(error):
-                raise HostKeyUnknown(
-                    f"{where(node)}: its host key is unknown: give host_key in the inventory, or check it and add it "
-                    "to ~/.ssh/known_hosts"
-                ) from None
+                mend = "give host_key in the inventory, or check it and add it to ~/.ssh/known_hosts"
+                raise HostKeyUnknown(f"{where(node)}: its host key is unknown: {mend}") from None
             raise SshError(f"{where(node)}: no SSH: {error}") from None
         except (OSError, EOFError) as error:
             raise SshError(f"{where(node)}: no SSH: {error or 'the connection was closed'}") from None
@@ -141,10 +135,9 @@ class StrictConnection(Connection):  # type: ignore[misc]
 def connect(
     cluster: SshCluster, node: Node, timeout: float = 10, *, via: StrictConnection | None = None
 ) -> StrictConnection:
-    """An open connection to one node, closed by the caller (it is a context manager).
+    """An open connection to one node, closed by the caller (it is a context manager). SshError says why there is none.
 
     `timeout`, in seconds, is for reaching it. `via` is an open connection to the jump host, shared by many nodes.
-    Raises HostKeyMismatch or HostKeyUnknown before any command is sent, SshError for every other reason.
     """
     connection = StrictConnection(cluster, node, timeout, via)
     connection.open()

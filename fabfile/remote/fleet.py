@@ -16,8 +16,7 @@ from fabfile.remote.openssh import jump_node
 from infra.inventory import Node, SshCluster
 
 T = TypeVar("T")
-AHEAD = 100
-"""Items that `apart` reads ahead: with a slow terminal the reading waits, and memory does not grow."""
+AHEAD = 100  # items that `apart` reads ahead: with a slow terminal the reading waits, and memory does not grow
 
 
 class Fleet:
@@ -37,10 +36,7 @@ class Fleet:
         self._closed = False
 
     def connection(self, node: Node, timeout: float | None = None) -> StrictConnection:
-        """The open connection to a node, made again if it was lost. Threads may ask for different nodes at once.
-
-        Raises SshError.
-        """
+        """The open connection to a node, made again if it was lost; SshError. Threads may ask for different nodes."""
         kept = self._open.get(node.name)
         if kept is not None:
             if kept.is_connected:

@@ -26,30 +26,28 @@ _TIMEOUT = 60
 
 def join(fleet: Fleet) -> list[str]:
     """Make the nodes known to each other; returns the names of the nodes that were changed."""
-    gathered = _run(fleet, fleet.cluster.nodes, "facts")
-    said = {name: _said(name, result) for name, result in gathered.items()}
-    host_keys = {node.name: _host_key(fleet, node) for node in fleet.cluster.nodes}
-    blocks = make_blocks(fleet.cluster.nodes, fleet.cluster.ssh_user, said, host_keys)
-    wanted = digest(blocks)
-    stale = [node for node in fleet.cluster.nodes if said[node.name]["digest"] != wanted]
+    nodes, user = fleet.cluster.nodes, fleet.cluster.ssh_user
+    facts = {name: _checked(name, result) for name, result in _run(fleet, nodes, "facts").items()}
+    blocks = make_blocks(nodes, user, facts, {node.name: _host_key(fleet, node) for node in nodes})
+    stale = [node for node in nodes if facts[node.name]["digest"] != digest(blocks)]
     if stale:
-        order = json.dumps({"blocks": blocks, "names": [node.name for node in fleet.cluster.nodes]})
-        _run(fleet, stale, "install", order, sudo=fleet.cluster.ssh_user != "root")
+        order = json.dumps({"blocks": blocks, "names": [node.name for node in nodes]})
+        _run(fleet, stale, "install", order, sudo=user != "root")
     return [node.name for node in stale]
 
 
 def make_blocks(
-    nodes: tuple[Node, ...], user: str, said: dict[str, dict[str, str]], host_keys: dict[str, str]
+    nodes: tuple[Node, ...], user: str, facts: dict[str, dict[str, str]], host_keys: dict[str, str]
 ) -> dict[str, str]:
     """Trainyard's block of each file, the same on every node."""
     hosts, known, keys, config = [], [], [], []
     for node in nodes:
-        port = int(said[node.name]["port"])
+        port = int(facts[node.name]["port"])
         address = str(ipaddress.ip_address(node.private_ip))
         patterns = [node.name, address] if port == 22 else [f"[{node.name}]:{port}", f"[{address}]:{port}"]
         hosts.append(f"{address} {node.name}")
         known.append(f"{','.join(patterns)} {host_keys[node.name]}")
-        keys.append(f"{said[node.name]['key']} trainyard@{node.name}")
+        keys.append(f"{facts[node.name]['key']} trainyard@{node.name}")
         config += [f"Host {node.name} {address}", f"    Port {port}"]
     config += [
         "Host " + " ".join(f"{node.name} {node.private_ip}" for node in nodes),
@@ -75,13 +73,13 @@ def _run(fleet: Fleet, nodes: Sequence[Node], *argv: str, sudo: bool = False) ->
     return results
 
 
-def _said(name: str, result: Result) -> dict[str, str]:
+def _checked(name: str, result: Result) -> dict[str, str]:
     """A node's answer, checked, as its key goes into every other node's authorized_keys."""
-    said: dict[str, Any] = json.loads(result.stdout)
-    match = _PUBLIC_KEY.fullmatch(str(said["key"]))
-    if match is None or not str(said["port"]).isdigit():
-        raise Exit(f"{name}: cannot be joined to the others: not a public key: {said['key']!r}", code=1)
-    return {"key": match[1], "port": str(said["port"]), "digest": str(said["digest"])}
+    answer: dict[str, Any] = json.loads(result.stdout)
+    match = _PUBLIC_KEY.fullmatch(str(answer["key"]))
+    if match is None or not str(answer["port"]).isdigit():
+        raise Exit(f"{name}: cannot be joined to the others: not a public key: {answer['key']!r}", code=1)
+    return {"key": match[1], "port": str(answer["port"]), "digest": str(answer["digest"])}
 
 
 def _host_key(fleet: Fleet, node: Node) -> str:

@@ -1,7 +1,7 @@
 """Detect a lost SSH connection: probe the far end every INTERVAL seconds, give it up after DEAD seconds of silence.
 
-Without this a verb hangs when the network fails or a node dies: TCP notices only after many minutes, or never while
-nothing is sent. paramiko's own keepalive sends, but does not check for an answer.
+Without this a verb hangs when a node dies: TCP notices only after many minutes, or never while nothing is sent, and
+paramiko's own keepalive does not check for an answer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import paramiko
 from paramiko.common import cMSG_GLOBAL_REQUEST
 
 INTERVAL = 15.0
-DEAD = 60.0
-"""The product of ServerAliveInterval and ServerAliveCountMax in fabfile/remote/openssh.py."""
+DEAD = 60.0  # the product of ServerAliveInterval and ServerAliveCountMax in fabfile/remote/openssh.py
 
 
 class WatchedTransport(paramiko.Transport):
@@ -26,8 +25,7 @@ class WatchedTransport(paramiko.Transport):
     def __init__(self, sock: Any, **kwargs: Any) -> None:
         super().__init__(sock, **kwargs)
         self.heard = time.monotonic()
-        self.lost = ""
-        """Why the connection was given up; empty: it was not."""
+        self.lost = ""  # why the connection was given up; empty: it was not
         read = self.packetizer.read_message
 
         def noted() -> Any:

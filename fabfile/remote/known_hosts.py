@@ -1,6 +1,4 @@
-"""The host keys that the operator's SSH trusts: one file per cluster, written from the inventory.
-
-    ~/.trainyard/<cluster name>/known_hosts
+"""The host keys that the operator's SSH trusts: ~/.trainyard/<cluster name>/known_hosts, written from the inventory.
 
 A node that is made again at the same address has a new key in the inventory, and the file follows: ssh does not
 prompt, and the old key is refused.
@@ -46,8 +44,13 @@ def directory(name: str) -> Path:
 def known_hosts(cluster: SshCluster) -> Path:
     """The file with the keys of the cluster's nodes, rewritten if the inventory has changed."""
     path = directory(cluster.name) / "known_hosts"
-    lines = [line for node in cluster.nodes if node.host_key for line in _lines(node)]
-    write(path, "# Written by trainyard from the inventory; changes are overwritten.\n" + "\n".join([*lines, ""]))
+    lines = ["# Written by trainyard from the inventory; changes are overwritten."]
+    for node in cluster.nodes:
+        if node.host_key:
+            address = node.address if node.ssh_port == 22 else f"[{node.address}]:{node.ssh_port}"
+            # The name has a line of its own: nodes behind one shared address differ only in [address]:port.
+            lines += [f"{address} {node.host_key}", f"{node.name} {node.host_key}"]
+    write(path, "\n".join([*lines, ""]))
     return path
 
 
@@ -79,9 +82,3 @@ def forget(name: str) -> None:
 def fingerprint(blob: bytes) -> str:
     """A key as OpenSSH shows it: SHA256:..."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
-
-
-def _lines(node: Node) -> list[str]:
-    # The node's name comes last: nodes behind one shared address differ only in [address]:port.
-    names = [f"[{node.address}]:{node.ssh_port}"] if node.ssh_port != 22 else [node.address]
-    return [f"{name} {node.host_key}" for name in [*names, node.name]]

@@ -8,16 +8,13 @@ from pathlib import Path
 from fabfile.remote.known_hosts import directory, known_hosts, trusted_files, write
 from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
 
-STRANGER = "Host key verification failed"
-"""What ssh between two nodes prints when one was made again and the other does not have its new host key."""
+STRANGER = "Host key verification failed"  # what ssh prints on a node that lacks the new host key of another
 MEET = "a node was made again, and the others do not know its key yet; run: fab wait"
-CONFIG = "ssh_config"
-"""The file that `fab ssh-config` writes in the operator's folder of the cluster."""
+CONFIG = "ssh_config"  # the file that `fab ssh-config` writes in the operator's folder of the cluster
 
 
 def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
     """OpenSSH's settings for a node: (keyword, value), quoted as in a configuration file."""
-    identity = cluster.identity_file
     pairs = [
         ("User", user_of(cluster, node)),
         ("Port", str(node.ssh_port)),
@@ -34,8 +31,8 @@ def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
         ("ServerAliveInterval", "15"),
         ("ServerAliveCountMax", "4"),
     ]
-    if identity:
-        pairs += [("IdentityFile", quoted(Path(identity).expanduser())), ("IdentitiesOnly", "yes")]
+    if cluster.identity_file:
+        pairs += [("IdentityFile", quoted(Path(cluster.identity_file).expanduser())), ("IdentitiesOnly", "yes")]
     jump = jump_node(cluster)
     if jump is not None and node != jump:
         # Not ProxyJump: its ssh would read the jump host's settings from the operator's own configuration.
@@ -46,10 +43,8 @@ def settings(cluster: SshCluster, node: Node) -> list[tuple[str, str]]:
 
 def options(cluster: SshCluster, node: Node) -> list[str]:
     """Options for OpenSSH: `["ssh", *options(cluster, node), node.address, command]`."""
-    argv = ["-F", "none"]  # not the operator's own ssh_config, which could weaken any of this
-    for key, value in settings(cluster, node):
-        argv += ["-o", f"{key}={value}"]
-    return argv
+    # Not the operator's own ssh_config, which could weaken any of this.
+    return ["-F", "none", *(word for key, value in settings(cluster, node) for word in ("-o", f"{key}={value}"))]
 
 
 def config_text(cluster: SshCluster) -> str:

@@ -65,11 +65,10 @@ def plugins(cloud: str) -> dict[str, str]:
     return {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
-def ask(argv: Sequence[str], **more: str) -> str:
+def ask(argv: Sequence[str], *, stdin: str = "", **more: str) -> str:
     """The output of a command; Exit with its code and message if it fails. `more` are variables of its environment."""
-    done = subprocess.run(
-        argv, cwd=ROOT, env=environment() | more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    env = environment() | more
+    done = subprocess.run(argv, cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Exit(done.stderr.strip() or done.stdout.strip(), code=USAGE if done.returncode == USAGE else 1)
     return done.stdout

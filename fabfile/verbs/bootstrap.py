@@ -1,7 +1,6 @@
 """`fab bootstrap --inventory FILE`: turn existing machines into nodes, with the bootstrap scripts that all nodes run.
 
-The scripts leave the same record, /var/lib/trainyard/ready.json, so every other verb works as on a stack's nodes. The
-verb prints what it will change before it asks, and changes nothing if one of the machines cannot become a node.
+It prints what it will change before it asks, and changes nothing if one of the machines cannot become a node.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import io
 import json
 import shlex
-import subprocess
 import tarfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import paramiko
@@ -61,32 +59,6 @@ accelerate as commands for everybody, where /usr/local/bin has none; the host na
 no passwords and no root over SSH; more open files and locked memory; an update by needrestart restarts no job"""
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What the probe found on a machine, before anything is changed."""
-
-    system: str
-    arch: str
-    has_systemd: bool
-    has_sudo: bool
-    image: str
-    """The id of the node software on it; empty: it is not a node yet."""
-    is_busy: bool
-
-    @property
-    def problem(self) -> str:
-        """Why it cannot become a node; empty: it can."""
-        if self.system.partition(" ")[0] not in SYSTEMS:
-            return f"its system is {self.system.strip()}; needed: Debian or Ubuntu"
-        if self.arch != "x86_64":
-            return f"its processor is {self.arch}; needed: x86_64, as Intel MPI is for no other"
-        if not self.has_systemd:
-            return "systemd does not run there"
-        if not self.has_sudo:
-            return "sudo asks this user for a password; needed: sudo without one"
-        return "a job runs there: stop it first (fab jobs)" if self.is_busy else ""
-
-
 @task(
     help={
         "inventory": "the inventory file of the machines",
@@ -116,9 +88,11 @@ def bootstrap(
     order = software(cluster, chosen, profile, collectives)
     with Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
         machines = look(fleet)
-        todo = [node for node in chosen if machines[node.name].image != order["image"]]
+        todo = [node for node in chosen if machines[node.name].get("image") != order["image"]]
         say(overview(chosen, machines, order["image"]))
-        _refuse(machines)
+        wrong = [f"{name}: {problem(machine)}" for name, machine in machines.items() if problem(machine)]
+        if wrong:
+            raise Exit("\n".join(wrong), code=2)
         if todo:
             _ask(todo, yes=yes)
             in_parallel(lambda node: _install(fleet, node, order["files"][node.name]), todo)
@@ -137,19 +111,12 @@ def software(cluster: SshCluster, nodes: Sequence[Node], profile: str, collectiv
         "user": cluster.ssh_user,
         "nodes": [{"name": node.name, "role": node.role} for node in nodes],
     }
-    done = subprocess.run(
-        pulumi_cli.module("bootstrap_files"),
-        cwd=pulumi_cli.ROOT,
-        env=pulumi_cli.environment(),
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise Exit(done.stderr.strip(), code=2 if done.returncode == 2 else 1)
-    made: dict[str, Any] = json.loads(done.stdout)
+    made: dict[str, Any] = json.loads(pulumi_cli.ask(pulumi_cli.module("bootstrap_files"), stdin=json.dumps(asked)))
     return made
+
+
+Machine = Mapping[str, str]
+"""What the probe printed; of `systemd`, `sudo`, `image` (the node software's id) and `busy` only what is there."""
 
 
 def look(fleet: Fleet) -> dict[str, Machine]:
@@ -163,15 +130,20 @@ def look(fleet: Fleet) -> dict[str, Machine]:
 
 def machine_of(text: str) -> Machine:
     """Parse the probe's `key=value` lines."""
-    told = dict(line.partition("=")[::2] for line in text.splitlines())
-    return Machine(
-        system=told.get("system", "unknown"),
-        arch=told.get("arch", "unknown"),
-        has_systemd="systemd" in told,
-        has_sudo="sudo" in told,
-        image=told.get("image", ""),
-        is_busy="busy" in told,
+    return dict(line.partition("=")[::2] for line in text.splitlines())
+
+
+def problem(machine: Machine) -> str:
+    """Why a machine cannot become a node; empty: it can."""
+    system, arch = machine.get("system", "unknown").strip(), machine.get("arch", "unknown")
+    needs = (
+        (system.partition(" ")[0] in SYSTEMS, f"its system is {system}; needed: Debian or Ubuntu"),
+        (arch == "x86_64", f"its processor is {arch}; needed: x86_64, as Intel MPI is for no other"),
+        ("systemd" in machine, "systemd does not run there"),
+        ("sudo" in machine, "sudo asks this user for a password; needed: sudo without one"),
+        ("busy" not in machine, "a job runs there: stop it first (fab jobs)"),
     )
+    return next((why for has, why in needs if not has), "")
 
 
 def overview(nodes: Sequence[Node], machines: Mapping[str, Machine], image: str) -> str:
@@ -179,16 +151,10 @@ def overview(nodes: Sequence[Node], machines: Mapping[str, Machine], image: str)
     rows = [["NAME", "ADDRESS", "SYSTEM", "WHAT"]]
     for node in nodes:
         machine = machines[node.name]
-        done = "is a node with this software" if machine.image == image else "its software is replaced"
-        what = machine.problem or (done if machine.image else "becomes a node")
-        rows.append([node.name, node.address, machine.system, what])
+        done = "is a node with this software" if machine.get("image") == image else "its software is replaced"
+        what = problem(machine) or (done if machine.get("image") else "becomes a node")
+        rows.append([node.name, node.address, machine.get("system", "unknown"), what])
     return table(rows)
-
-
-def _refuse(machines: Mapping[str, Machine]) -> None:
-    wrong = [f"{name}: {machine.problem}" for name, machine in machines.items() if machine.problem]
-    if wrong:
-        raise Exit("\n".join(wrong), code=2)
 
 
 def _ask(nodes: Sequence[Node], *, yes: bool) -> None:

@@ -25,7 +25,7 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
     if account:
         if inventory:
             raise Exit("--account is of a stack in a cloud, not of an inventory", code=2)
-        verdicts = _told(of_account(stack))
+        verdicts = _printed(of_account(stack))
         # Not next_command: these mends already name the stack, or are commands of the cloud.
         _finish(
             verdicts, started, f"next: {next_step(verdicts)}" if _fails(verdicts) else output.next_command("fab up")
@@ -33,11 +33,11 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
         return
     cluster = targets.load(stack, inventory)
     with Fleet(cluster) as fleet, contextlib.closing(verdicts_of(cluster, fleet)) as found:
-        verdicts = _told(found)
+        verdicts = _printed(found)
     _finish(verdicts, started, output.next_command(next_step(verdicts)))
 
 
-def _told(found: Iterable[Verdict]) -> list[Verdict]:
+def _printed(found: Iterable[Verdict]) -> list[Verdict]:
     """Print each verdict as soon as it is known; returns all of them."""
     verdicts = []
     for one in found:

@@ -47,13 +47,15 @@ def demo(_c: Context) -> None:
         _refuse_to_take_over()
         try:
             for why, argv in STORY:
-                _tell(why, [*argv, *_few_steps(argv[0])])
+                # On a terminal a job's steps are one live line; elsewhere only every tenth is printed.
+                few = ["--every", "10"] if argv[0] == "train" and not is_terminal(sys.stdout) else []
+                _step(why, [*argv, *few])
             figures = _figures()
         except BaseException:
             say("\nthe demo did not finish: taking its cluster down")
             _verb(["destroy", "--yes"])
             raise
-        _tell("and nothing stays", ["destroy", "--yes"])
+        _step("and nothing stays", ["destroy", "--yes"])
     say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
     say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
     say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
@@ -92,16 +94,11 @@ def _refuse_to_take_over() -> None:
         )
 
 
-def _tell(why: str, argv: list[str]) -> None:
+def _step(why: str, argv: list[str]) -> None:
     say(f"\n# {why}\n$ fab {' '.join(argv)} --stack {STACK}")
     code = _verb(argv)
     if code != 0:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
-
-
-def _few_steps(verb: str) -> list[str]:
-    """On a terminal a job's steps are one live line; elsewhere print only every tenth."""
-    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
 
 
 def _verb(argv: list[str]) -> int:
@@ -110,13 +107,16 @@ def _verb(argv: list[str]) -> int:
 
 def _figures() -> list[tuple[str, str]]:
     """Figures from the run's own files, with gzip on the same held-out text as a baseline."""
-    with tempfile.TemporaryDirectory() as folder:
-        pulumi_cli.ask([*FAB, "fetch", f"{JOB}-1", "--to", folder, "--stack", STACK])
-        steps = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-        newest = int((Path(folder) / "checkpoints" / "latest").read_text())
-        state = json.loads((Path(folder) / "checkpoints" / f"step-{newest:06}" / "state.json").read_text())
-        job = json.loads((Path(folder) / "state.json").read_text())
-    return _rows(steps, state, job, _baselines())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pulumi_cli.ask([*FAB, "fetch", f"{JOB}-1", "--to", name, "--stack", STACK])
+        steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        newest = int((folder / "checkpoints/latest").read_text())
+        state = json.loads((folder / f"checkpoints/step-{newest:06}/state.json").read_text())
+        job = json.loads((folder / "state.json").read_text())
+    with backends.connect(STACK, "") as backend:
+        baselines = json.loads(backend.run_program("data.token_set", DATA, "--gzip"))
+    return _rows(steps, state, job, baselines)
 
 
 def _rows(
@@ -135,9 +135,3 @@ def _rows(
         ("ranks in step", f"{len(state['ranks'])} of {len(job['nodes'])}, all with parameters {state['parameters']}"),
         ("cost", f"${cost:.2f}"),
     ]
-
-
-def _baselines() -> dict[str, float]:
-    with backends.connect(STACK, "") as backend:
-        baselines: dict[str, float] = json.loads(backend.run_program("data.token_set", DATA, "--gzip"))
-    return baselines

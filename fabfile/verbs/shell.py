@@ -14,7 +14,6 @@ from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import directory, write
 from fabfile.remote.openssh import CONFIG, config_text, options, quoted
 from fabfile.targets import choose, load
-from infra.inventory import Node, SshCluster
 
 
 @task(name="ssh-config")
@@ -34,7 +33,9 @@ def ssh_config(_c: Context, stack: str = "", inventory: str = "") -> None:
 def ssh(_c: Context, node: str, stack: str = "", inventory: str = "") -> None:
     """Log in to a node."""
     cluster = load(stack, inventory)
-    (target,) = choose(cluster, node) if node and "," not in node else _one_node(cluster)
+    if not node or "," in node:
+        raise Exit(f"one node is needed; there are: {', '.join(each.name for each in cluster.nodes)}", code=2)
+    (target,) = choose(cluster, node)
     argv = ["ssh", *options(cluster, target), target.address]
     sys.stdout.flush()
     try:
@@ -64,7 +65,3 @@ def run(_c: Context, command: str, nodes: str = "", stack: str = "", inventory: 
     say(next_command(f"fab ssh {bad[0].node}" if bad else "fab status"), file=sys.stderr)
     if bad:
         raise Exit(code=max(result.exited for result in bad))
-
-
-def _one_node(cluster: SshCluster) -> list[Node]:
-    raise Exit(f"one node is needed; there are: {', '.join(node.name for node in cluster.nodes)}", code=2)

@@ -28,6 +28,7 @@ _HEADING = [
 ]
 _LESS_NEEDED = ("CPU", "SOFTWARE", "PRICE", "IDLE", "ADDRESS", "LOAD", "SPENT")
 """Columns that a table wider than the terminal leaves out, in this order."""
+_AS_ANSWERED = ("load", "memory_used_gb", "disk_free_gb", "disk_total_gb", "up_seconds", "limits")
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 
 
@@ -38,8 +39,8 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
     results = ask(cluster)
     nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
     if json:
-        told = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes), "nodes": nodes}
-        say(json_text.dumps(told, indent=2))
+        all_nodes = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes)}
+        say(json_text.dumps({**all_nodes, "nodes": nodes}, indent=2))
         return
     rows, left_out = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
     say(table(rows))
@@ -49,8 +50,8 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
         if node["reason"]:
             say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
         if (node["limits"] or {}).get("ends"):
-            said = node["limits"]["failed"].strip()
-            say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + said if said else ''}")
+            failed = node["limits"]["failed"].strip()
+            say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + failed if failed else ''}")
         if node["notice"]:
             say(f"{node['name']} is about to go: {node['notice']}")
     if cluster.hourly_usd:
@@ -67,12 +68,12 @@ def ask(cluster: SshCluster) -> dict[str, Result]:
 
 def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
     """All that is known of a node, under the names that `--json` prints."""
-    told = json_text.loads(result.stdout) if result.ok else {}
-    state, reason = ("gone", WHY) if not result.ok and is_gone(node) else _state(result, told)
-    record = told.get("ready") or {}
-    cpu, job = record.get("cpu") or {}, told.get("job") or {}
-    age = told.get("age_seconds")
-    age = told.get("up_seconds") if age is None else age
+    answer = json_text.loads(result.stdout) if result.ok else {}
+    state, reason = ("gone", WHY) if not result.ok and is_gone(node) else _state(result, answer)
+    record, job = answer.get("ready") or {}, answer.get("job") or {}
+    age = answer.get("age_seconds")
+    age = answer.get("up_seconds") if age is None else age
+    price = cluster.hourly_usd / len(cluster.nodes)
     return {
         "name": node.name,
         "role": node.role,
@@ -82,20 +83,15 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
         "reason": reason,
         "profile": record.get("profile"),
         "versions": record.get("versions") or {},
-        "cpu": cpu,
-        "load": told.get("load"),
-        "load_is_shared": bool(told.get("shared")),
-        "memory_used_gb": told.get("memory_used_gb"),
-        "memory_gb": node.memory_gb or told.get("memory_total_gb"),
-        "disk_free_gb": told.get("disk_free_gb"),
-        "disk_total_gb": told.get("disk_total_gb"),
+        "cpu": record.get("cpu") or {},
+        "load_is_shared": bool(answer.get("shared")),
+        "memory_gb": node.memory_gb or answer.get("memory_total_gb"),
+        **{key: answer.get(key) for key in _AS_ANSWERED},
         "job": {"id": job.get("id"), "state": job.get("state")} if job else None,
-        "hourly_usd": round(cluster.hourly_usd / len(cluster.nodes), 4),
-        "up_seconds": told.get("up_seconds"),
+        "hourly_usd": round(price, 4),
         "age_seconds": age,
-        "spent_usd": None if age is None else round(cluster.hourly_usd / len(cluster.nodes) * age / 3600, 4),
-        "limits": told.get("limits"),
-        "notice": told.get("notice", ""),
+        "spent_usd": None if age is None else round(price * age / 3600, 4),
+        "notice": answer.get("notice", ""),
     }
 
 
@@ -111,40 +107,35 @@ def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[
     return rows, left_out
 
 
-def _state(result: Result, told: Mapping[str, Any]) -> tuple[str, str]:
+def _state(result: Result, answer: Mapping[str, Any]) -> tuple[str, str]:
     """(state, detail); the state is ready, failed, booting, unreachable or unknown."""
     if result.reason:
         return "unreachable", result.reason
     if not result.ok:
         return "unknown", result.why
-    if told["failed"]:
-        return "failed", f"step {told['failed'].get('step')}: {told['failed'].get('reason')}"
-    if told["ready"] and told["ready"].get("mode") != "bake":
+    if answer["failed"]:
+        return "failed", f"step {answer['failed'].get('step')}: {answer['failed'].get('reason')}"
+    if answer["ready"] and answer["ready"].get("mode") != "bake":
         return "ready", ""
-    if told.get("bare"):
+    if answer.get("bare"):
         return "no node", NEVER_BOOTSTRAPPED
-    return "booting", f"step {told['step']}" if told["step"] else "the bootstrap has not begun"
+    return "booting", f"step {answer['step']}" if answer["step"] else "the bootstrap has not begun"
 
 
 def _row(node: Mapping[str, Any]) -> list[str]:
-    torch = node["versions"].get("torch")
-    software = f"{node['profile']} torch {torch}" if torch else "-"
+    torch, cores = node["versions"].get("torch"), node["cpu"].get("cores")
     features = [name for name in _FEATURES if node["cpu"].get(name)]
-    cores = node["cpu"].get("cores")
     used, limit = node["memory_used_gb"], node["memory_gb"]
-    memory = "-" if used is None else gigabytes(used) + (f"/{gigabytes(limit)}" if limit else "")
-    disk = "-" if node["disk_free_gb"] is None else f"{gigabytes(node['disk_free_gb'])} free"
-    job = f"{node['job']['id']} {node['job']['state']}" if node["job"] else "-"
     return [
         node["name"],
         node["address"] if node["port"] == 22 else f"{node['address']}:{node['port']}",
         node["state"],
-        software,
+        f"{node['profile']} torch {torch}" if torch else "-",
         f"{cores}x {' '.join(features) or 'no amx'}" if cores else "-",
         "-" if node["load"] is None else f"{node['load']:.2f}",
-        memory,
-        disk,
-        job,
+        "-" if used is None else gigabytes(used) + (f"/{gigabytes(limit)}" if limit else ""),
+        "-" if node["disk_free_gb"] is None else f"{gigabytes(node['disk_free_gb'])} free",
+        f"{node['job']['id']} {node['job']['state']}" if node["job"] else "-",
         f"${node['hourly_usd']:.2f}/h",
         _age(node["age_seconds"], node["up_seconds"]),
         "-" if node["spent_usd"] is None else f"${node['spent_usd']:.2f}",
@@ -156,9 +147,9 @@ def _age(age: float | None, up: float | None) -> str:
     """Time since the node's first boot; `2d (up 5m)` for one that has rebooted."""
     if age is None:
         return "-"
-    shown = duration(age)
-    again = up is not None and duration(up) != shown and age - up > _BOOT_SECONDS
-    return f"{shown} (up {duration(up)})" if again and up is not None else shown
+    if up is not None and duration(up) != duration(age) and age - up > _BOOT_SECONDS:
+        return f"{duration(age)} (up {duration(up)})"
+    return duration(age)
 
 
 def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:
@@ -184,13 +175,11 @@ def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
 
 
 def _next(nodes: list[dict[str, Any]]) -> str:
-    if any(node["state"] == "gone" for node in nodes):
+    states = {node["state"]: node["name"] for node in reversed(nodes)}
+    if "gone" in states:
         return next_command(MEND) + "   (makes what is gone anew)"
-    for node in nodes:
-        if node["state"] == "failed":
-            return next_command(f"fab ssh {node['name']}   (log: /var/log/trainyard-bootstrap.log)")
-    if any(node["state"] == "no node" for node in nodes):
+    if "failed" in states:
+        return next_command(f"fab ssh {states['failed']}   (log: /var/log/trainyard-bootstrap.log)")
+    if "no node" in states:
         return next_command("fab bootstrap")
-    if any(node["state"] != "ready" for node in nodes):
-        return next_command("fab wait")
-    return next_command("fab check")
+    return next_command("fab check" if {*states} <= {"ready"} else "fab wait")

@@ -80,8 +80,8 @@ def test_cloud_init_that_is_still_at_work_may_bring_the_bootstrap(cluster: SshCl
     ],
 )
 def test_what_cannot_become_a_node_is_said(line: str, spoilt: str, problem: str) -> None:
-    assert machines.machine_of(PROBED).problem == ""
-    found = machines.machine_of(PROBED.replace(line, spoilt)).problem
+    assert machines.problem(machines.machine_of(PROBED)) == ""
+    found = machines.problem(machines.machine_of(PROBED.replace(line, spoilt)))
     assert problem in found and bool(problem) == bool(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,15 +39,12 @@ def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
 
 def _entry(record: str) -> tuple[str, File | None]:
     """A name and its file; None for a folder."""
-    kind, _, rest = record.partition(" ")
-    size, _, rest = rest.partition(" ")
-    modified, _, name = rest.partition(" ")
+    kind, size, modified, name = (*record.split(" ", 3), "", "", "")[:4]
     if kind not in ("f", "d"):
         raise Refused(f"{name!r} is neither a file nor a folder")
-    seconds = modified.partition(".")[0]
-    if not (size.isascii() and size.isdigit() and seconds.isascii() and seconds.isdigit() and len(size) < 20):
+    if not re.fullmatch(r"[0-9]{1,19} [0-9]+(\.[^ ]*)?", f"{size} {modified}"):
         raise Refused(f"{name!r} is listed with the size {size!r} and the time {modified!r}")
-    return name, File(int(size), int(seconds)) if kind == "f" else None
+    return name, File(int(size), int(modified.partition(".")[0])) if kind == "f" else None
 
 
 def take(
@@ -75,11 +73,10 @@ def _batches(names: Sequence[str]) -> Iterator[list[str]]:
     batch: list[str] = []
     length = 0
     for name in names:
-        quoted = len(shlex.quote(f"./{name}").encode()) + 1
-        if batch and length + quoted > _BATCH:
+        length += len(shlex.quote(f"./{name}").encode()) + 1
+        if batch and length > _BATCH:
             yield batch
-            batch, length = [], 0
+            batch, length = [], len(shlex.quote(f"./{name}").encode()) + 1
         batch.append(name)
-        length += quoted
     if batch:
         yield batch

@@ -59,13 +59,14 @@ class Head:
     def output(self, command: str, *, quiet: float) -> Iterator[bytes | Result]:
         """Yield a command's output in bytes as it comes, then its Result with its stderr. End it after `quiet` seconds
         without a byte. Raises Unreachable."""
-        return apart(self._output(command, quiet))
 
-    def _output(self, command: str, quiet: float) -> Generator[bytes | Result, None, None]:
-        channel: Any
-        with lost_connections(), self.fleet.connection(self.node).create_session() as channel:
-            channel.exec_command(guarded(command))
-            yield from stream(self.node.name, channel, quiet=quiet)
+        def output() -> Generator[bytes | Result, None, None]:
+            channel: Any
+            with lost_connections(), self.fleet.connection(self.node).create_session() as channel:
+                channel.exec_command(guarded(command))
+                yield from stream(self.node.name, channel, quiet=quiet)
+
+        return apart(output())
 
     def run(self, command: str, timeout: float = TIMEOUT) -> Result:
         """Run a command on the head to its end; `timeout` is in seconds."""

@@ -16,6 +16,14 @@ from fabfile.remote.deploy import Deployed, package
 from infra.inventory import SshCluster
 from node.job.spec import JobSpec
 
+_VARIABLES = """
+# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;
+# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);
+# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.
+# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
+# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
+"""
+
 
 def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
     """The job on its nodes; a new one has no number yet and is called `NAME-N`."""
@@ -46,20 +54,7 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         plan = plans.plan(launcher, launch, Found())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    return "\n".join(
-        [
-            launchers.shown(plan),
-            "",
-            "# found by the head at the start: $MASTER_PORT, a free one; $INTERFACE, towards the other nodes;",
-            "# $BEGAN, the time of the job's start without its pauses (where the nodes have a price);",
-            "# $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.",
-            "# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the",
-            "# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.",
-            "",
-            f"# {launch.run_dir}/job.toml",
-            submission.job.text.rstrip(),
-        ]
-    )
+    return f"{launchers.shown(plan)}\n{_VARIABLES}\n# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
