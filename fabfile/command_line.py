@@ -21,15 +21,7 @@ from invoke.tasks import Task
 
 USAGE = 2
 SHORT = {
-    "stack": "-s",
-    "inventory": "-i",
-    "nodes": "-n",
-    "follow": "-f",
-    "yes": "-y",
-    "detach": "-d",
-    "json": "-j",
-    "out": "-o",
-    "wide": "-w",
+    name: f"-{name[0]}" for name in ("stack", "inventory", "nodes", "follow", "yes", "detach", "json", "out", "wide")
 }
 """Short flags by option: the same with every verb."""
 HELP = {
@@ -70,17 +62,14 @@ class UsageError(Exit):
 class Parameter:
     """One parameter of a verb's function, as an option or argument of the command line."""
 
-    name: str
-    """Its name in Python: `dry_run`, `from_`."""
-    kind: type
-    """bool, int, float, str; list for an option that may be given several times."""
+    name: str  # in Python: `dry_run`, `from_`
+    kind: type  # bool, int, float, str; list for an option that may be given several times
     default: Any
     positional: bool
     required: bool
     lowest: float | None
     help: str
-    form: str = ""
-    """The argument's form in the usage line; empty: its name."""
+    form: str = ""  # the argument's form in the usage line; empty: its name
 
     @property
     def flag(self) -> str:
@@ -154,8 +143,10 @@ class Verb:
         end = words.index("--") if "--" in words else len(words)
         found, rest = self._parser().parse_known_args(list(words[:end]))
         for word in rest:
-            if _is_option(word):
-                self._refuse_option(word)
+            if len(word) > 1 and word.startswith("-"):
+                flag = word.partition("=")[0]
+                near = meant(flag, self.options)
+                raise self._error(f"there is no option {flag}{near} (all of them: fab {self.name} --help)")
         given = {name: value for name, value in vars(found).items() if value is not None}
         return given | self._read_arguments([*rest, *words[end + 1 :]], given, list(verbs))
 
@@ -193,21 +184,17 @@ class Verb:
         )
         options = parser.add_argument_group("options")
         for one in dict.fromkeys(self.options.values()):
-            said = _escaped(one.help)
+            text = _escaped(one.help)
             if one.kind is bool:
-                options.add_argument(*one.flags, dest=one.name, action="store_true", default=None, help=said)
+                options.add_argument(*one.flags, dest=one.name, action="store_true", default=None, help=text)
             elif one.kind is list:
-                options.add_argument(*one.flags, dest=one.name, action="append", metavar="KEY=VALUE", help=said)
+                options.add_argument(*one.flags, dest=one.name, action="append", metavar="KEY=VALUE", help=text)
             else:
-                options.add_argument(
-                    *one.flags, dest=one.name, type=one.read, help=said + _default(one), metavar=_metavar(one)
-                )
+                text += f" (default: {one.default:g})" if isinstance(one.default, int | float) else ""
+                metavar = "N" if one.kind in (int, float) else one.flag[2:].upper()
+                options.add_argument(*one.flags, dest=one.name, type=one.read, help=text, metavar=metavar)
         options.add_argument("-h", "--help", action="store_true", default=None, help="show this, and do nothing else")
         return parser
-
-    def _refuse_option(self, word: str) -> NoReturn:
-        flag = word.partition("=")[0]
-        raise self._error(f"there is no option {flag}{meant(flag, self.options)} (all of them: fab {self.name} --help)")
 
     def _error(self, line: str) -> UsageError:
         return UsageError(f"fab {self.name}: {line}")
@@ -255,18 +242,6 @@ def _kind(hint: Any) -> tuple[type, float | None]:
         inner = next(_kind(one) for one in typing.get_args(hint) if one is not type(None))
         return inner[0], inner[1] if lowest is None else lowest
     return (hint if hint in (bool, int, float, str) else list), lowest
-
-
-def _is_option(word: str) -> bool:
-    return len(word) > 1 and word.startswith("-")
-
-
-def _metavar(parameter: Parameter) -> str:
-    return "N" if parameter.kind in (int, float) else parameter.flag[2:].upper()
-
-
-def _default(parameter: Parameter) -> str:
-    return f" (default: {parameter.default:g})" if isinstance(parameter.default, int | float) else ""
 
 
 def _escaped(text: str) -> str:

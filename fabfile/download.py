@@ -1,8 +1,5 @@
-"""Download a job's files into a folder on this machine, with the same checks for every backend.
-
-The sender is not trusted: the list of names is checked before a byte is accepted. The files go to a temporary folder
-first, and are moved to their place when all are complete.
-"""
+"""Download a job's files into a folder on this machine. The sender is not trusted: the list of names is checked before
+a byte is accepted, and the files are moved to their place when all are complete."""
 
 from __future__ import annotations
 
@@ -19,12 +16,9 @@ from fabfile.output import gigabytes, say
 from fabfile.remote.filenames import refusal
 
 MOST_FILES = 100_000
-_SMALL = 1 << 20
-"""A file of fewer bytes is always fetched again, even with the same size and time: that is cheap, and safe."""
-_GROWTH = 1 << 30
-"""Bytes that logs and metrics may grow by between the list and the fetch."""
-_SPARE = 256 << 20
-"""Bytes that must stay free on this disk."""
+_SMALL = 1 << 20  # bytes below which a file is fetched again even with the same size and time: cheap, and safe
+_GROWTH = 1 << 30  # bytes that logs and metrics may grow by between the list and the fetch
+_SPARE = 256 << 20  # bytes that must stay free on this disk
 _PROGRESS_SECONDS = 10.0
 
 
@@ -98,14 +92,10 @@ def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
         temporary.chmod(0o755)
         temporary.rename(target)
         return list(taken)
-    new = []
-    for name in taken:
-        place = target / name
-        if place.exists() and filecmp.cmp(temporary / name, place, shallow=False):
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        (temporary / name).replace(place)
-        new.append(name)
+    new = [n for n in taken if not ((target / n).exists() and filecmp.cmp(temporary / n, target / n, shallow=False))]
+    for name in new:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (temporary / name).replace(target / name)
     return new
 
 

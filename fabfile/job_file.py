@@ -15,7 +15,7 @@ from fabfile.command_line import meant
 from fabfile.stacks.pulumi_cli import ROOT
 
 _JOBS = ROOT / "training" / "jobs"
-# Run in a separate process: fabfile does not import the trainer, so an error there cannot break fab.
+# In a process of its own: fabfile does not import the trainer, so an error there cannot break fab.
 _RESOLVE = """
 import sys
 from dataclasses import replace
@@ -34,14 +34,13 @@ print(job.to_toml())
 
 @dataclass(frozen=True)
 class Resolved:
-    text: str
-    """The whole job file, with defaults, as the nodes get it."""
+    """A valid job, and those of its settings that the verbs and launchers read."""
+
+    text: str  # the whole job file, with defaults, as the nodes get it
     name: str
     timeout: int
-    threads: int
-    """Threads of each rank; 0: one for each of its cores."""
-    mirror: str
-    """The bucket's folder with a folder for each mirrored run; `none` or empty: no mirror."""
+    threads: int  # of each rank; 0: one for each of its cores
+    mirror: str  # the bucket's folder with a folder for each mirrored run; `none` or empty: no mirror
 
 
 def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") -> Resolved:
@@ -62,13 +61,8 @@ def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") 
     # The launcher sets the run directory, on every node.
     if job["run"]["directory"]:
         raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
-    return Resolved(
-        text=done.stdout,
-        name=str(job["run"]["name"]),
-        timeout=int(job["train"]["timeout"]),
-        threads=int(job["train"]["threads"]),
-        mirror=str(job["checkpoint"]["mirror"]),
-    )
+    train = job["train"]
+    return Resolved(done.stdout, job["run"]["name"], train["timeout"], train["threads"], job["checkpoint"]["mirror"])
 
 
 def known_jobs() -> str:

@@ -16,8 +16,7 @@ from fabfile.output import hint, is_terminal, prefixed, say, width, write
 from fabfile.remote.openssh import MEET, STRANGER
 
 _AGAIN = 1.0
-_PATIENCE = 300.0
-"""Seconds without an answer after which the following of a job is given up."""
+_PATIENCE = 300.0  # seconds without an answer after which the following of a job is given up
 _STEP = re.compile(r"step (\d+)/(\d+) loss ")
 _VALIDATION = " val "
 
@@ -32,7 +31,7 @@ class Shown:
         self._every = every or 1
         self._live = every is None and is_terminal(sys.stdout)
         self._drawn = False
-        self._told_of_stranger = False
+        self._has_hinted = False
 
     def line(self, node: str, rank: str, text: str) -> None:
         """Print `[node2 rank=1] step 40/200 ...`, with the name that `ssh node2` accepts."""
@@ -40,14 +39,13 @@ class Shown:
         step = _STEP.match(text)
         passing = step is not None and step[1] != step[2] and _VALIDATION not in text
         if passing and self._live:
-            room = max(10, width() - len(who) - 4)
-            write(prefixed(who, text[:room]), over=True)
+            write(prefixed(who, text[: max(10, width() - len(who) - 4)]), over=True)
             self._drawn = True
         elif not passing or int(step[1]) % self._every == 0:  # type: ignore[index] # a step, as it passes
             self._clear()
             say(prefixed(who, text))
-        if STRANGER in text and not self._told_of_stranger:
-            self._told_of_stranger = True
+        if STRANGER in text and not self._has_hinted:
+            self._has_hinted = True
             self.warn(hint(MEET))
 
     def warn(self, text: str) -> None:

@@ -21,15 +21,11 @@ _NODE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 _COMMAND = re.compile(r"\bfab ([a-z][a-z-]*)(?![^\n,;()]*--(?:stack|inventory)\b)")
 """A `fab` command in a hint, unless it already names its cluster."""
 _lock = threading.Lock()
-_target = [""]
-"""The flag that names this command's cluster, then the verbs that take it."""
+_target = [""]  # the flag that names this command's cluster, then the verbs that take it
 
 
 class OutputClosed(Exit):
-    """The reader of our output has gone (`fab logs demo-1 | head`): the verb ends without a message.
-
-    Not an OSError, which a verb would take for a lost connection.
-    """
+    """The reader of our output has gone (`fab logs demo-1 | head`): the verb ends without a message."""
 
     def __init__(self) -> None:
         super().__init__(code=141)  # as a shell shows a command that SIGPIPE has ended
@@ -37,8 +33,7 @@ class OutputClosed(Exit):
 
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters except tab and line end: C0, DEL, C1, and those that change the writing direction."""
-_OURS = re.compile(r"(\033\[3[1-6]m[^\033]*\033\[0m)")
-"""The output of `colour`: the only escape sequences that are ever written."""
+_OURS = re.compile(r"(\033\[3[1-6]m[^\033]*\033\[0m)")  # from `colour`: no other escape sequences are written
 _decoders: dict[TextIO, codecs.IncrementalDecoder] = {}
 
 
@@ -62,9 +57,8 @@ def say(line: str, *, file: TextIO | None = None) -> None:
 def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) -> None:
     """Print at once, with `over` on top of the current line; threads may call it. OutputClosed if the reader has gone.
 
-    Control characters in text are escaped, on a pipe too: `fab run` prefixes each line with its node, so its output is
-    for people, and a file of it may be shown by `cat` later. Bytes are data (text from a model): a pipe gets them
-    unchanged, as with `kubectl logs`; on a terminal they are escaped too.
+    Control characters in text are escaped, on a pipe too: a file of it may be shown by `cat` later. Bytes are data
+    (text from a model), which a pipe gets unchanged, and a terminal escaped.
     """
     file = file or sys.stdout
     if isinstance(text, bytes) and file.isatty():
@@ -112,11 +106,7 @@ def colour(text: str, name: str, *, file: TextIO | None = None) -> str:
 
 def has_colours(file: TextIO) -> bool:
     """True for a terminal without NO_COLOR (no-color.org) and TERM=dumb; with FORCE_COLOR for anything."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return is_terminal(file)
+    return not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or is_terminal(file))
 
 
 def is_terminal(file: TextIO) -> bool:
@@ -168,12 +158,10 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 def duration(seconds: float) -> str:
     """45s, 12m, 3h20m, 5d: two units at most."""
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if minutes < 1:
-        return f"{int(seconds)}s"
-    if hours < 1:
-        return f"{minutes}m"
-    return f"{hours}h{minutes % 60:02d}m" if days < 2 else f"{days}d"
+    minutes, hours = int(seconds // 60), int(seconds // 3600)
+    if hours >= 48:
+        return f"{hours // 24}d"
+    return f"{hours}h{minutes % 60:02d}m" if hours else f"{minutes}m" if minutes else f"{int(seconds)}s"
 
 
 def gigabytes(value: float) -> str:

@@ -28,11 +28,8 @@ from fabfile.output import say
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT, default_stack
 
-FAILED = 1
-INTERRUPTED = 130
+FAILED, INTERRUPTED = 1, 130
 _HELP = ("-h", "--help")
-_LIST = ("-l", "--list")
-_VERSION = ("-V", "--version")
 BEGIN = """\
 Training clusters as code. On this machine, from nothing to a trained model and back:
 
@@ -72,9 +69,8 @@ def take_over() -> None:
 def main() -> None:
     """The commands `trainyard` and `python -m fabfile`."""
     if not (ROOT / "Pulumi.yaml").is_file():
-        sys.exit(
-            _ended(UsageError(f"{ROOT} is no checkout of trainyard: clone it, and there: pip install --editable ."))
-        )
+        why = f"{ROOT} is no checkout of trainyard: clone it, and there: pip install --editable ."
+        sys.exit(_ended(UsageError(why)))
     sys.exit(run(sys.argv[1:]))
 
 
@@ -126,9 +122,9 @@ def _run(words: list[str], known: Mapping[str, Verb]) -> None:
         say(BEGIN)
     elif first in ("help", *_HELP) or any(word in _HELP for word in own):
         _help([word for word in own if word not in ("help", *_HELP)], known)
-    elif first in _LIST:
+    elif first in ("-l", "--list"):
         say(listing(known))
-    elif first in _VERSION:
+    elif first in ("-V", "--version"):
         say(versions())
     else:
         verb = _verb(first, known)
@@ -163,13 +159,9 @@ def _verb(word: str, known: Mapping[str, Verb]) -> Verb:
 
 def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> None:
     """Store the command's cluster, for the hints that it prints."""
-    for name in ("inventory", "stack"):
-        if given.get(name):
-            output.remember_target(
-                f" --{name} {shlex.quote(str(given[name]))}", [verb.name for verb in known.values() if verb.takes(name)]
-            )
-            return
-    output.remember_target("", [])
+    name = next((name for name in ("inventory", "stack") if given.get(name)), "")
+    flag = f" --{name} {shlex.quote(str(given[name]))}" if name else ""
+    output.remember_target(flag, [verb.name for verb in known.values() if verb.takes(name)])
 
 
 def listing(known: Mapping[str, Verb]) -> str:

@@ -1,7 +1,6 @@
-"""`fab train --resume ID`: continue a job with its own settings, even if the job file of its name has changed.
+"""`fab train --resume ID`: continue a job with its own job.toml and `section.key=value`; every change is printed.
 
-Its job.toml is on the head, or, if another cluster began the job, in the job's mirror: its folder in the bucket.
-`section.key=value` overrides a setting; every change is printed.
+The job.toml is on the head, or, if another cluster began the job, in the job's mirror: its folder in the bucket.
 """
 
 from __future__ import annotations
@@ -66,43 +65,26 @@ def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Re
     changes = differences(as_begun.text, resolved.text)
     for change in changes:
         say(f"{begun.id}: {change}")
-    _refuse_a_finished_run(begun, as_begun, resolved)
-    if job:
-        _tell_of_file(begun, job, overrides, resolved, ranks)
+    steps, more = (_flat(each.text)["train.steps"] for each in (as_begun, resolved))
+    if begun.succeeded and more <= steps:
+        more = f"fab train --resume {begun.id} train.steps={2 * steps}"
+        raise Exit(f"{begun.id} has done its {steps} steps; to go on, give it more: {more}", code=2)
+    other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text) if job else []
+    if other:
+        say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")
     return resolved
 
 
 def differences(old: str, new: str) -> list[str]:
     """`train.steps: 60 -> 600` for each key that differs between two job files."""
     first, second = _flat(old), _flat(new)
-    keys = [*first, *(key for key in second if key not in first)]
-    return [
-        f"{key}: {first.get(key, 'not set')} -> {second.get(key, 'not set')}"
-        for key in keys
-        if first.get(key) != second.get(key)
-    ]
+    changed = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    return [f"{key}: {first.get(key, 'not set')} -> {second.get(key, 'not set')}" for key in changed]
 
 
 def _flat(text: str) -> dict[str, Any]:
     tables: Mapping[str, Mapping[str, Any]] = tomllib.loads(text)
     return {f"{section}.{key}": value for section, values in tables.items() for key, value in values.items()}
-
-
-def _refuse_a_finished_run(begun: Begun, as_begun: Resolved, resolved: Resolved) -> None:
-    steps, more = (_flat(each.text)["train.steps"] for each in (as_begun, resolved))
-    if begun.succeeded and more <= steps:
-        raise Exit(
-            f"{begun.id} has done its {steps} steps; to go on, give it more:"
-            f" fab train --resume {begun.id} train.steps={2 * steps}",
-            code=2,
-        )
-
-
-def _tell_of_file(begun: Begun, job: str, overrides: Sequence[str], resolved: Resolved, ranks: int) -> None:
-    """Print that a file given with --resume is ignored, where it differs from the job's own."""
-    other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text)
-    if other:
-        say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")
 
 
 def _mirror_of(own: str, job: str, overrides: Sequence[str]) -> str:

@@ -16,8 +16,13 @@ def load(stack: str, inventory: str) -> SshCluster:
 
     Also rewrites the operator's SSH files of the cluster, if they exist.
     """
-    text, source = (_read(Path(inventory).expanduser()), inventory) if inventory else _stack_output(stack)
-    cluster = parse(text, source)
+    if inventory:
+        cluster = parse(_read(Path(inventory).expanduser()), inventory)
+    else:
+        from fabfile.stacks import pulumi_cli  # imported only here: an inventory file needs no stack
+
+        stack = stack or pulumi_cli.default_stack()
+        cluster = parse(pulumi_cli.stack_output(stack), f"stack {stack}")
     renew(cluster)  # plain `ssh node2` must know the new key of a node that was made again
     return cluster
 
@@ -26,10 +31,10 @@ def parse(text: str, source: str) -> SshCluster:
     """The cluster of an inventory's JSON text. Exit 2, which names `source`, for one that cannot be used."""
     try:
         cluster = from_json(text, source=source)
-        if not isinstance(cluster, SshCluster):
-            raise InventoryError(f"{source}: kind = {cluster.kind!r}: this verb works on nodes reached over SSH")
     except InventoryError as error:
         raise Exit(str(error), code=2) from None
+    if not isinstance(cluster, SshCluster):
+        raise Exit(f"{source}: kind = {cluster.kind!r}: this verb works on nodes reached over SSH", code=2)
     try:
         directory(cluster.name)
     except InventoryError as error:
@@ -59,10 +64,3 @@ def _read(path: Path) -> str:
         raise Exit(f"{path}: {error.strerror}", code=2) from None
     except UnicodeDecodeError:
         raise Exit(f"{path}: not JSON: not even text", code=2) from None
-
-
-def _stack_output(stack: str) -> tuple[str, str]:
-    from fabfile.stacks import pulumi_cli  # imported only here: an inventory file needs no stack
-
-    stack = stack or pulumi_cli.default_stack()
-    return pulumi_cli.stack_output(stack), f"stack {stack}"
