@@ -5,7 +5,9 @@ All three call `run`. Fabric's own `fab` has parsed some arguments before it loa
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import re
 import shlex
 import sys
@@ -23,6 +25,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task
 
 from fabfile import output
+from fabfile import verbs as package
 from fabfile.command_line import UsageError, Verb, meant
 from fabfile.output import say
 from fabfile.remote.known_hosts import SshError
@@ -88,12 +91,17 @@ def fab() -> None:
     main()
 
 
+def tasks() -> list[Task[Any]]:
+    """The verbs' tasks, from the modules in fabfile/verbs."""
+    names = [each.name for each in pkgutil.iter_modules(package.__path__)]
+    modules = [importlib.import_module(f"fabfile.verbs.{name}") for name in names]
+    found = [each for module in modules for each in vars(module).values() if isinstance(each, Task)]
+    return sorted(found, key=lambda task: task.name)
+
+
 def verbs() -> dict[str, Verb]:
     """Every verb by its name."""
-    import fabfile
-
-    tasks: list[Task[Any]] = [getattr(fabfile, name) for name in fabfile.__all__]
-    return {task.name.replace("_", "-"): Verb(task.name.replace("_", "-"), task) for task in tasks}
+    return {task.name: Verb(task.name, task) for task in tasks()}
 
 
 def run(words: Sequence[str]) -> int:

@@ -67,8 +67,8 @@ def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Re
         say(f"{begun.id}: {change}")
     steps, more = (_flat(each.text)["train.steps"] for each in (as_begun, resolved))
     if begun.succeeded and more <= steps:
-        more = f"fab train --resume {begun.id} train.steps={2 * steps}"
-        raise Exit(f"{begun.id} has done its {steps} steps; to go on, give it more: {more}", code=2)
+        command = f"fab train --resume {begun.id} train.steps={2 * steps}"
+        raise Exit(f"{begun.id} has done its {steps} steps; to go on, give it more: {command}", code=2)
     other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text) if job else []
     if other:
         say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")

@@ -26,7 +26,7 @@ from fabfile.backends.base import Refused
 from fabfile.backends.ssh.untar import Stream, extract
 from fabfile.remote.command import Result
 from fabfile.remote.filenames import refusal
-from fabfile.verbs.fetch import fetch
+from fabfile.verbs.results import fetch
 from infra.inventory import to_json
 
 GIB = 1 << 30

@@ -20,8 +20,7 @@ from fabfile.job_file import resolve
 from fabfile.log_display import show
 from fabfile.output import OutputClosed
 from fabfile.remote.deploy import Deployed
-from fabfile.verbs.jobs import row
-from fabfile.verbs.logs import check_rank, seconds
+from fabfile.verbs.jobs import check_rank, row, seconds
 from fabfile.verbs.train import choose
 from infra.inventory import KubeCluster, Node, SshCluster
 from node import run_data

@@ -24,13 +24,14 @@ import sshd
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-import fabfile
+from fabfile import program
 from fabfile.remote import node_program, wheel
 from fabfile.stacks import pulumi_cli
 from infra.inventory import to_json
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="the trainer's libraries are not installed")
 STEPS = 400
+VERBS = program.verbs()
 TINY = [
     *("data.path=set", f"train.steps={STEPS}", "model.n_embd=16", "model.block_size=16", "train.micro_batch=2"),
     *("train.global_batch_tokens=32", "train.eval_every=200", "train.eval_windows=2", "checkpoint.every=200"),
@@ -47,7 +48,7 @@ class Node:
     def fab(self, verb: str, *words: str, **options: object) -> str:
         """Run a verb to its end; what it printed."""
         self._capsys.readouterr()
-        getattr(fabfile, verb).body(Context(), *words, inventory=str(self.file), **options)
+        VERBS[verb].body(Context(), *words, inventory=str(self.file), **options)
         return self._capsys.readouterr().out
 
     def until(self, what: Callable[[], object], seconds: float = 120.0) -> None:
@@ -116,7 +117,7 @@ def test_the_verbs_of_nodes(node: Node) -> None:
     assert "1 node of yard ready" in node.fab("wait", timeout=20.0)
     assert "node1" in node.fab("status")
     assert "7" in node.fab("run", "echo $((3 + 4))")
-    assert "written: " in node.fab("ssh_config")
+    assert "written: " in node.fab("ssh-config")
     with pytest.raises(Exit) as found:
         node.fab("check")
     assert found.value.code == 1, "it found out that this is no whole node"
@@ -135,10 +136,10 @@ def test_the_verbs_of_a_stacks_file(
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     own = {"publicKey": str(key_file), "adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
     for key, value in {**own, "nodes": "7"}.items():
-        fabfile.config.body(Context(), ["set", key, value], stack="aws-xeon")
+        VERBS["config"].body(Context(), ["set", key, value], stack="aws-xeon")
     assert "trainyard:nodes: 7" in (tmp_path / "stacks/Pulumi.aws-xeon.yaml").read_text()
-    fabfile.config.body(Context(), stack="aws-xeon")
-    fabfile.cost.body(Context(), stack="aws-xeon")
+    VERBS["config"].body(Context(), stack="aws-xeon")
+    VERBS["cost"].body(Context(), stack="aws-xeon")
     said = capsys.readouterr().out
     assert re.search(r"nodes +7 ", said) and "USD/HOUR" in said
 
@@ -186,5 +187,5 @@ def test_a_job_from_its_text_to_its_model(node: Node, tmp_path: Path) -> None:
 
 def stop(node: Node) -> str:
     """`fab stop`, without its output, which belongs to the verb that follows."""
-    getattr(fabfile, "stop").body(Context(), "smoke-1", inventory=str(node.file))  # noqa: B009
+    VERBS["stop"].body(Context(), "smoke-1", inventory=str(node.file))
     return "done"

@@ -71,9 +71,10 @@ class VerbRecorder:
 
         def load_recorded(module: ModuleType) -> None:
             load(module)
-            for verb in module.__all__:
-                task = getattr(module, verb)
-                task.body = recorded(verb, task.body)
+            from fabfile import program
+
+            for task in program.tasks():
+                task.body = recorded(task.name, task.body)
 
         spec.loader.exec_module = load_recorded  # type: ignore[method-assign]
         return spec

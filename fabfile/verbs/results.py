@@ -1,18 +1,21 @@
-"""`fab fetch`: copy a job's checkpoints, metrics and logs to this machine."""
+"""`fab fetch` and `fab sample`: a job's files, and text from its model."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from typing import Annotated
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import Job, Refused, Unreachable, find_job
+from fabfile.backends.base import Ended, Job, Refused, SampleOptions, Unreachable, find_job
+from fabfile.command_line import AtLeast
 from fabfile.download import download
-from fabfile.output import next_command, say
+from fabfile.output import next_command, say, write
 
 
 @task(help={"to": "folder for it; default: runs/ID here; one that has the job already is updated"})
@@ -53,3 +56,38 @@ def _check_same(target: Path, job: Job) -> None:
         raise other from None
     if not same:
         raise other
+
+
+@task(
+    help={
+        "prompt": "what the text begins with",
+        "tokens": "how many to make",
+        "temperature": "0: the likeliest each time",
+        "top-k": "choose among so many; 0: all",
+        "seed": "of the choice",
+    }
+)
+def sample(
+    _c: Context,
+    job: str,
+    prompt: str = "\n",
+    tokens: Annotated[int, AtLeast(1)] = 100,
+    temperature: Annotated[float, AtLeast(0)] = 0.8,
+    top_k: Annotated[int, AtLeast(0)] = 200,
+    seed: Annotated[int, AtLeast(0)] = 1337,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Sample text from a job's best or newest model, token by token."""
+    with backends.connect(stack, inventory) as backend:
+        id_ = find_job(backend, job).id
+        try:
+            for part in backend.sample(id_, SampleOptions(prompt, tokens, temperature, top_k, seed)):
+                if not isinstance(part, Ended):
+                    write(part)
+                    continue
+                write(part.stderr, file=sys.stderr)
+                if part.code != 0:
+                    raise Exit(code=part.code)
+        except Unreachable as error:
+            raise Exit(f"{backend.host}: the connection was lost: {error}", code=1) from None
