@@ -29,23 +29,19 @@ class Launch:
     """A job and the nodes of one attempt at it."""
 
     id: str
-    nodes: tuple[Node, ...]
-    """The head first: it has rank 0."""
+    nodes: tuple[Node, ...]  # the head first: it has rank 0
     run_dir: str = ""
     """The job's directory, the same path on every node; empty: a probe, which keeps no files."""
     code: str = ""
     """The folder with the package `training` and with `launch`, the same path on every node; empty: for a probe."""
-    probe: tuple[str, ...] = ()
-    """A command that every rank runs instead of the trainer, for `fab check`."""
+    probe: tuple[str, ...] = ()  # a command that every rank runs instead of the trainer, for `fab check`
     node_program: str = ""
     """The node program (see node/main.py), the same path on every node; empty: `launch` in `code`."""
     interface: str = ""
     """The network interface for the collectives; empty: each node takes that of its route to the others."""
     attempt: int = 1
-    threads: int = 0
-    """Computing threads of each rank; 0: a node's cores divided among its ranks."""
-    usd_per_hour: float = 0.0
-    """The price of all its nodes; 0: free, or unknown."""
+    threads: int = 0  # computing threads of each rank; 0: a node's cores divided among its ranks
+    usd_per_hour: float = 0.0  # the price of all its nodes; 0: free, or unknown
     resume: bool = False
     """The job was begun before, perhaps on another cluster: its mirror may have files that its nodes lack."""
 
@@ -63,14 +59,10 @@ class Launch:
 class Found:
     """Values that only the head knows, at the job's start; the defaults are their variables in a dry run."""
 
-    port: str = "$MASTER_PORT"
-    """A free port."""
-    interface: str = "$INTERFACE"
-    """The interface of the route to the other nodes."""
-    began: str = "$BEGAN"
-    """Unix time from which the job's cost counts: its start, moved on by its pauses."""
-    folder: str = "$FOLDER"
-    """The folder of this attempt's hostfile and SSH command."""
+    port: str = "$MASTER_PORT"  # a free port
+    interface: str = "$INTERFACE"  # the interface of the route to the other nodes
+    began: str = "$BEGAN"  # Unix time from which the job's cost counts: its start, moved on by its pauses
+    folder: str = "$FOLDER"  # the folder of this attempt's hostfile and SSH command
 
 
 _VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(Found))

@@ -12,8 +12,7 @@ from __future__ import annotations
 from fabfile.launchers import VENV, Found, Launch, Plan, rank_argv, rank_environment
 from infra.inventory import Node
 
-_TREE = 16
-"""mpirun's default number of nodes that one node starts; it starts more through other nodes."""
+_TREE = 16  # mpirun's default number of nodes that one node starts; it starts more through other nodes
 
 
 def plan(launch: Launch, found: Found) -> Plan:

@@ -34,10 +34,8 @@ class NodeBoot:
 
     node: Node
     began: float
-    state: str = "silent"
-    """silent (nothing heard yet), booting, ready or failed"""
-    seen: str = "nothing"
-    """The last event, for the message that the node is not ready."""
+    state: str = "silent"  # silent (nothing heard yet), booting, ready or failed
+    seen: str = "nothing"  # the last event, for the message that the node is not ready
     record: Record = field(default_factory=dict)
     _step_began: float = math.inf
     """When the running step began; infinite: none runs, or it was reported as long."""

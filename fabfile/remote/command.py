@@ -18,17 +18,13 @@ from node import FOLDER
 OnLine = Callable[[str, str, str], None]
 """Called with (node, "stdout" | "stderr", line) for each line as it comes, from the node's own thread."""
 
-UNREACHABLE = 255
-"""The exit code that OpenSSH gives when the connection fails."""
-TIMED_OUT = 124
-"""The exit code that timeout(1) gives."""
+UNREACHABLE = 255  # the exit code that OpenSSH gives when the connection fails
+TIMED_OUT = 124  # the exit code that timeout(1) gives
 
-MOST = 64 << 20
-"""Most characters of an output that is needed whole; more raises TooMuch."""
+MOST = 64 << 20  # most characters of an output that is needed whole; more raises TooMuch
 TAIL = 64 << 10
 """Characters kept from the end of an output whose lines went to `on_line`: enough to say why a command failed."""
-LONGEST_LINE = 64 << 10
-"""Characters after which an unfinished line is passed on as it is."""
+LONGEST_LINE = 64 << 10  # characters after which an unfinished line is passed on as it is
 
 _GUARD = FOLDER / "guard.sh"
 # Silence after the shell's exit that ends the reading: a background process may hold the output open for ever.
@@ -60,8 +56,7 @@ class Result:
     exited: int
     stdout: str = ""
     stderr: str = ""
-    reason: str = ""
-    """Why there is no result of the command itself (unreachable, timed out); else empty."""
+    reason: str = ""  # why there is no result of the command itself (unreachable, timed out); else empty
 
     @property
     def ok(self) -> bool:

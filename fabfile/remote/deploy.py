@@ -35,10 +35,8 @@ class Deployed:
     """A node that has the package."""
 
     folder: str
-    busy: str
-    """The job that runs on the node; empty: none."""
-    problem: str
-    """Why the node cannot run the job in question; empty: it can."""
+    busy: str  # the job that runs on the node; empty: none
+    problem: str  # why the node cannot run the job in question; empty: it can
 
 
 @cache

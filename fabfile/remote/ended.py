@@ -7,8 +7,7 @@ from pathlib import Path
 from infra.inventory import Node
 
 WHY = "its machine has ended: it was powered off, has crashed or was killed"
-MEND = "fab up"
-"""It compares the state with the machines that exist, and makes the node again."""
+MEND = "fab up"  # it compares the state with the machines that exist, and makes the node again
 _GROUPS = "/sys/fs/cgroup/"
 
 

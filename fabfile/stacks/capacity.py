@@ -54,8 +54,7 @@ class Shortage:
 
     resource: str
     code: str
-    message: str
-    """The cloud's own message, in one line."""
+    message: str  # the cloud's own message, in one line
 
     @property
     def why(self) -> str:
@@ -67,8 +66,7 @@ class Update:
     """How a `pulumi up` ended."""
 
     code: int
-    began: bool
-    """Whether it went past its preview and the question: something may have been changed."""
+    began: bool  # whether it went past its preview and the question: something may have been changed
 
 
 def up(argv: list[str], stack: str, facts: Mapping[str, Any]) -> Update:

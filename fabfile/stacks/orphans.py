@@ -23,8 +23,7 @@ _LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi")
 _GROUP_KIND = "resource group"
 _GROUP_TYPE = "azure-native:resources:ResourceGroup"
 
-Resource = dict[str, Any]
-"""A resource as infra.clouds.audit lists it."""
+Resource = dict[str, Any]  # a resource as infra.clouds.audit lists it
 
 
 def about(stack: str) -> dict[str, Any]:

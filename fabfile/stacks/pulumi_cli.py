@@ -23,8 +23,7 @@ from fabfile import output
 ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
 INTERRUPTED = 130
-YES = ("--yes", "--skip-preview")
-"""Options of Pulumi's that answer its question."""
+YES = ("--yes", "--skip-preview")  # options of Pulumi's that answer its question
 _LAST_OUTPUT_S = 5.0
 """Seconds to wait for output after a command's end: a background process that it left may hold the pipe open."""
 
@@ -161,12 +160,10 @@ def _relay(source: IO[bytes], target: TextIO) -> None:
 class State:
     """A stack's record in Pulumi's backend or the embedded engine."""
 
-    exists: bool
-    """Whether the stack is recorded, even without resources."""
+    exists: bool  # whether the stack is recorded, even without resources
     resources: tuple[dict[str, Any], ...] = ()
     """As in `pulumi stack export`, in order of creation; the embedded engine's have only `name`, `id`, `outputs`."""
-    inventory: str = ""
-    """The stack's output, as JSON text; empty if the stack is not up."""
+    inventory: str = ""  # the stack's output, as JSON text; empty if the stack is not up
 
 
 @functools.cache

@@ -14,8 +14,7 @@ from fabfile.backends.base import Backend, Job
 from fabfile.output import hint, say
 from fabfile.stacks import pulumi_cli
 
-CONNECT_S = 10.0
-"""Seconds to reach the head and log in: a dead cluster must be quick to destroy."""
+CONNECT_S = 10.0  # seconds to reach the head and log in: a dead cluster must be quick to destroy
 ANSWER_S = 20.0
 """Seconds for a reached head to list its jobs; includes the copying of this checkout's programs."""
 _NODE = re.compile(r"node[0-9]+")

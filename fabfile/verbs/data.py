@@ -22,8 +22,7 @@ from fabfile.targets import load
 from fabfile.token_sets import token_set
 from fabfile.token_sets.upload import prepared, upload
 
-_LIST = 300.0
-"""Seconds for a listing of the bucket."""
+_LIST = 300.0  # seconds for a listing of the bucket
 
 
 HELP = {

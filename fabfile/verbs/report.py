@@ -16,10 +16,8 @@ from fabfile.output import say
 from fabfile.report import load, page
 from fabfile.report.run import Run
 
-MOST = 6
-"""Most runs on one page: that many colours can be told apart."""
-REFRESH = 15
-"""Seconds between two writes of the page with --watch; the browser reloads it as often."""
+MOST = 6  # most runs on one page: that many colours can be told apart
+REFRESH = 15  # seconds between two writes of the page with --watch; the browser reloads it as often
 
 
 @task(

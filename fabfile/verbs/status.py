@@ -20,8 +20,7 @@ from infra.inventory import Node, SshCluster
 
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
-_BOOT_SECONDS = 120.0
-"""Seconds by which a node's age and uptime may differ without a reboot."""
+_BOOT_SECONDS = 120.0  # seconds by which a node's age and uptime may differ without a reboot
 _HEADING = [
     *("NAME", "ADDRESS", "STATE", "SOFTWARE", "CPU", "LOAD", "MEMORY", "DISK", "JOB"),
     *("PRICE", "AGE", "SPENT", "ENDS", "IDLE"),

@@ -36,10 +36,8 @@ from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet, apart
 from infra.inventory import SshCluster
 
-_LOOK_SECONDS = 30
-"""Limit for a node to end what is left of a job, and to report what is still there."""
-_DATA_SECONDS = 60
-"""Limit for a node to read the files that a report is made from."""
+_LOOK_SECONDS = 30  # limit for a node to end what is left of a job, and to report what is still there
+_DATA_SECONDS = 60  # limit for a node to read the files that a report is made from
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _PROGRAM_SECONDS = 120.0
 _QUIET_SECONDS = 600.0

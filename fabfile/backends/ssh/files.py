@@ -12,10 +12,8 @@ from fabfile.backends.ssh.head import Head
 from fabfile.backends.ssh.untar import Stream, extract
 
 _LONGEST_LIST = 32 << 20
-_BATCH = 60_000
-"""Most characters of names on one command line; Linux allows 128 KiB in one argument."""
-_QUIET = 120.0
-"""Seconds without a byte after which a transfer is given up."""
+_BATCH = 60_000  # most characters of names on one command line; Linux allows 128 KiB in one argument
+_QUIET = 120.0  # seconds without a byte after which a transfer is given up
 _LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
 """Files that are not fetched: those being written, and those that only the running job needs."""
 

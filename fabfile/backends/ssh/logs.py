@@ -11,8 +11,7 @@ from fabfile.backends.base import Job, LogLine, LogPart, LogRequest
 from fabfile.backends.ssh.head import Head, lost_connections, runs
 from fabfile.remote.command import last_words
 
-_SILENCE = 10.0
-"""Seconds without output of the program on the head after which the connection counts as lost."""
+_SILENCE = 10.0  # seconds without output of the program on the head after which the connection counts as lost
 
 
 def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]:

@@ -18,8 +18,7 @@ from fabfile.remote.command import Result
 _BLOCK = 512
 _CHUNK = 1 << 18
 _LONGEST_NAME = 4096
-_AFTER_END = 1 << 20
-"""Most bytes after the archive's end: tar fills its last record, of 10 KiB, with zeros."""
+_AFTER_END = 1 << 20  # most bytes after the archive's end: tar fills its last record, of 10 KiB, with zeros
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -80,8 +79,7 @@ class Member:
     name: str
     size: int
     executable: bool
-    modified: int
-    """Seconds of Unix time."""
+    modified: int  # seconds of Unix time
 
 
 def extract(
