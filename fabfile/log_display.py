@@ -22,10 +22,8 @@ _VALIDATION = " val "
 
 
 class Shown:
-    """Prints log lines. With `every` None a terminal has one live line of steps; elsewhere all lines are printed.
-
-    A step with a validation loss, the last step, and any other line are always printed as lines of their own.
-    """
+    """Prints log lines. With `every` None a terminal has one live line of steps; elsewhere all lines are printed. A
+    step with a validation loss, the last step, and any other line are always printed as lines of their own."""
 
     def __init__(self, every: int | None = 1) -> None:
         self._every = every or 1
@@ -67,9 +65,7 @@ class Shown:
 
 def show(backend: Backend, request: LogRequest, every: int | None = 1) -> Job:
     """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
-
-    After a lost connection it connects again, and no line is lost or printed twice. `every`: see Shown.
-    """
+    After a lost connection it connects again, and no line is lost or printed twice. `every`: see Shown."""
     lost, now = 0.0, request
     with closing(Shown(every)) as shown:
         while True:

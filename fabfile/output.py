@@ -56,10 +56,8 @@ def say(line: str, *, file: TextIO | None = None) -> None:
 
 def write(text: str | bytes, *, file: TextIO | None = None, over: bool = False) -> None:
     """Print at once, with `over` on top of the current line; threads may call it. OutputClosed if the reader has gone.
-
     Control characters in text are escaped, on a pipe too: a file of it may be shown by `cat` later. Bytes are data
-    (text from a model), which a pipe gets unchanged, and a terminal escaped.
-    """
+    (text from a model), which a pipe gets unchanged, and a terminal escaped."""
     file = file or sys.stdout
     if isinstance(text, bytes) and file.isatty():
         text = _decoders.setdefault(file, codecs.getincrementaldecoder("utf-8")(errors="replace")).decode(text)

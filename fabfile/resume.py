@@ -20,10 +20,8 @@ from fabfile.output import say
 
 
 def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> Begun:
-    """The job by its id, its number or `latest`; Exit 2 if neither the cluster nor the mirror has it.
-
-    `job` is the file given with --resume: it is used only if the job's own file is lost.
-    """
+    """The job by its id, its number or `latest`; Exit 2 if neither the cluster nor the mirror has it. `job` is the file
+    given with --resume: it is used only if the job's own file is lost."""
     url = _mirror_of(backend.mirror, job, overrides)
     if url not in NO_MIRROR and all(each.id != wanted for each in backend.jobs()) and wanted in backend.mirrored(url):
         return _mirrored(backend, f"{url.rstrip('/')}/{wanted}", wanted, job)

@@ -12,10 +12,8 @@ from infra.inventory import InventoryError, Node, SshCluster, from_json
 
 
 def load(stack: str, inventory: str) -> SshCluster:
-    """The cluster of the inventory file if one is named, else of the stack. Exit 2 for an unusable inventory.
-
-    Also rewrites the operator's SSH files of the cluster, if they exist.
-    """
+    """The cluster of the inventory file if one is named, else of the stack. Exit 2 for an unusable inventory. Also
+    rewrites the operator's SSH files of the cluster, if they exist."""
     if inventory:
         cluster = parse(_read(Path(inventory).expanduser()), inventory)
     else:

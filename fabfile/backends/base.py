@@ -206,10 +206,8 @@ class Backend(Protocol):
         """Exactly what `submit` would run, as text, without a connection; Exit 2 for what cannot work."""
 
     def prepare(self, submission: Submission) -> None:
-        """Copy the training code to where it runs, and check the job against the data there. May be interrupted.
-
-        Exit 2 if the data do not fit the job, Busy if another job has one of the nodes.
-        """
+        """Copy the training code to where it runs, and check the job against the data there. May be interrupted. Exit 2
+        if the data do not fit the job, Busy if another job has one of the nodes."""
 
     def submit(self, submission: Submission) -> Submitted:
         """Start a prepared job. Quick, as Ctrl-C waits for it. Raises Busy."""
@@ -250,10 +248,8 @@ class Backend(Protocol):
     def fetch(
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
-        """Write these files into a new folder; returns name and size of those that still existed.
-
-        `limit` is how many bytes may be written; `progress` gets each number of bytes written. Raises Refused.
-        """
+        """Write these files into a new folder; returns name and size of those that still existed. `limit` is how many
+        bytes may be written; `progress` gets each number of bytes written. Raises Refused."""
 
     def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
         """Text from a job's best or newest model as it is made; last, how the program ended."""

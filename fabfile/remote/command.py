@@ -139,10 +139,8 @@ def follow(
     on_line: OnLine | None = None,
 ) -> Result:
     """Read a started command's output to its end. A late or lost command does not raise: its Result has the reason.
-
-    `timeout` limits the whole command, `quiet` the time without a byte of output, both in seconds; None: no limit
-    while the connection lives (see fabfile/remote/keepalive.py).
-    """
+    `timeout` limits the whole command, `quiet` the time without a byte of output, both in seconds; None: no limit while
+    the connection lives (see fabfile/remote/keepalive.py)."""
 
     def each(stream: str) -> Callable[[str], None] | None:
         return (lambda line: on_line(node, stream, line)) if on_line else None
@@ -190,10 +188,8 @@ class Late(Exception):
 
 
 def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (stdout, stderr) until the output ends, or the command has ended and is silent for _DRAIN_SECONDS.
-
-    Raises Late after `timeout` seconds in all, or `quiet` seconds of silence.
-    """
+    """Yield (stdout, stderr) until the output ends, or the command has ended and is silent for _DRAIN_SECONDS. Raises
+    Late after `timeout` seconds in all, or `quiet` seconds of silence."""
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     heard = time.monotonic()
     poller = select.poll()

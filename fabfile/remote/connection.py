@@ -136,9 +136,7 @@ def connect(
     cluster: SshCluster, node: Node, timeout: float = 10, *, via: StrictConnection | None = None
 ) -> StrictConnection:
     """An open connection to one node, closed by the caller (it is a context manager). SshError says why there is none.
-
-    `timeout`, in seconds, is for reaching it. `via` is an open connection to the jump host, shared by many nodes.
-    """
+    `timeout`, in seconds, is for reaching it. `via` is an open connection to the jump host, shared by many nodes."""
     connection = StrictConnection(cluster, node, timeout, via)
     connection.open()
     return connection

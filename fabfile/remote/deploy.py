@@ -47,10 +47,8 @@ def package() -> Package:
 
 
 def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -> dict[str, Deployed]:
-    """Put the package on these nodes and ask each whether it can run the job file `job` (empty: no job).
-
-    The result is by node name. Exit 1 names the nodes where this failed.
-    """
+    """Put the package on these nodes and ask each whether it can run the job file `job` (empty: no job). The result is
+    by node name. Exit 1 names the nodes where this failed."""
     answers, wrong = results_of(lambda node: _one(fleet, node, job, ranks), nodes)
     if wrong:
         raise Exit("\n".join([*wrong.values(), next_command("fab status")]), code=1)

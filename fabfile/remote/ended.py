@@ -12,10 +12,8 @@ _GROUPS = "/sys/fs/cgroup/"
 
 
 def is_gone(node: Node) -> bool:
-    """Whether the node's machine on this host has ended; False for one that runs, and for machines elsewhere.
-
-    Also False for a group of another host: the inventory may be of somebody else's machines.
-    """
+    """Whether the node's machine on this host has ended; False for one that runs, and for machines elsewhere. Also
+    False for a group of another host: the inventory may be of somebody else's machines."""
     group = Path(node.control_group)
     if not node.control_group.startswith(_GROUPS) or ".." in group.parts or not Path(_GROUPS).is_dir():
         return False

@@ -9,11 +9,9 @@ LONGEST = 1024
 
 
 def refusal(name: str) -> str:
-    """Why a name cannot be used under a folder; "" when it can: `a/b.txt` can.
-
-    Refused are absolute names, `.`, `..` and empty parts, backslashes, characters that cannot be seen (control
-    characters, line ends, changes of the writing direction), undecodable bytes, and names that are too long.
-    """
+    """Why a name cannot be used under a folder; "" when it can: `a/b.txt` can. Refused are absolute names, `.`, `..`
+    and empty parts, backslashes, characters that cannot be seen (control characters, line ends, changes of the writing
+    direction), undecodable bytes, and names that are too long."""
     if name.startswith("/"):
         return "is an absolute path"
     if any(unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") for character in name):

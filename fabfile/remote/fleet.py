@@ -59,11 +59,9 @@ class Fleet:
         quiet: float | None = None,
         on_line: OnLine | None = None,
     ) -> dict[str, Result]:
-        """Run a command on these nodes at once (default: all); the results are by name, in the order of the nodes.
-
-        An unreachable node has a result too, with exit code 255 and the reason. `timeout` limits the command, `quiet`
-        the time without output, in seconds; `on_line(node, stream, line)` is called for each line as it comes.
-        """
+        """Run a command on these nodes at once (default: all); the results are by name, in the order of the nodes. An
+        unreachable node has a result too, with exit code 255 and the reason. `timeout` limits the command, `quiet` the
+        time without output, in seconds; `on_line(node, stream, line)` is called for each line as it comes."""
         guard = guarded(command)
 
         def one(node: Node) -> Result:
@@ -159,11 +157,9 @@ def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T
 
 
 def apart(items: Generator[T, None, None]) -> Iterator[T]:
-    """Yield the same items, read in a separate thread at most AHEAD items ahead.
-
-    paramiko takes its locks outside of `try`: Ctrl-C at that moment leaves one locked, and closing the channel then
-    hangs. Python raises Ctrl-C in the main thread only, so this thread is safe.
-    """
+    """Yield the same items, read in a separate thread at most AHEAD items ahead. paramiko takes its locks outside of
+    `try`: Ctrl-C at that moment leaves one locked, and closing the channel then hangs. Python raises Ctrl-C in the main
+    thread only, so this thread is safe."""
     # Not a Queue: it is written in Python, where Ctrl-C can leave its lock taken in the same way.
     taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     left = threading.Event()

@@ -27,12 +27,10 @@ Resource = dict[str, Any]  # a resource as infra.clouds.audit lists it
 
 
 def about(stack: str) -> dict[str, Any]:
-    """The facts of the stack's file, and `state`: the stack's identity by its state (see pulumi_cli.identity).
-
-    Without a usable file the stack is taken for a local one, which is found by its name. Exit 2 for a cloud's stack
-    without `pulumi`, for one without a file whose state has a cloud's resources, and for a broken file of a stack that
-    has neither state nor resources here: without the file nobody knows where to look.
-    """
+    """The facts of the stack's file, and `state`: the stack's identity by its state (see pulumi_cli.identity). Without
+    a usable file the stack is taken for a local one, which is found by its name. Exit 2 for a cloud's stack without
+    `pulumi`, for one without a file whose state has a cloud's resources, and for a broken file of a stack that has
+    neither state nor resources here: without the file nobody knows where to look."""
     try:
         facts = pulumi_cli.about(stack)
     except Exit as error:
@@ -84,12 +82,10 @@ def sweep(stack: str, of_state: Sequence[str], facts: dict[str, Any], *, delete_
 
 
 def sweep_destroyed(stack: str, facts: dict[str, Any], *, keeps: bool) -> list[str]:
-    """After `pulumi destroy`, remove what remains of a cloud's stack; returns the ids of what is to be kept.
-
-    With data that is kept Pulumi keeps all that the data depends on (on Azure the account's subnet, and so the NAT
-    gateway, which costs money). Data that the last `up` was to keep it only drops from its state. What cannot be
-    removed here is printed, and the audit that follows finds it.
-    """
+    """After `pulumi destroy`, remove what remains of a cloud's stack; returns the ids of what is to be kept. With data
+    that is kept Pulumi keeps all that the data depends on (on Azure the account's subnet, and so the NAT gateway, which
+    costs money). Data that the last `up` was to keep it only drops from its state. What cannot be removed here is
+    printed, and the audit that follows finds it."""
     of_state = _of_data(stack, facts) if keeps else []
     rest = find(stack, of_state, facts)
     if rest and (keeps or data(rest)):

@@ -57,10 +57,8 @@ def module(name: str, *args: str) -> list[str]:
 
 
 def plugins(cloud: str) -> dict[str, str]:
-    """Environment variables for a `pulumi` that runs a stack's program; `cloud` is empty for a local stack.
-
-    By itself Pulumi fetches a plugin for each installed SDK: hundreds of megabytes that a local stack never uses.
-    """
+    """Environment variables for a `pulumi` that runs a stack's program; `cloud` is empty for a local stack. By itself
+    Pulumi fetches a plugin for each installed SDK: hundreds of megabytes that a local stack never uses."""
     return {} if cloud else {"PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true"}
 
 
@@ -128,10 +126,8 @@ def follow(argv: Sequence[str], **more: str) -> int:
 
 
 def run(verb: str, stack: str, *options: str, **more: str) -> None:
-    """Run a command of Pulumi's, or the embedded engine's of that name, on a stack; Exit if it fails.
-
-    `options` are Pulumi's, `more` variables of its environment.
-    """
+    """Run a command of Pulumi's, or the embedded engine's of that name, on a stack; Exit if it fails. `options` are
+    Pulumi's, `more` variables of its environment."""
     argv = ["pulumi", verb, "--stack", stack, *options] if has_pulumi() else module("state.engine", verb, stack)
     end(follow(argv, **more), stack)
 

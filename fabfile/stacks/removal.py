@@ -48,10 +48,8 @@ def show_recover(stack: str, facts: dict[str, Any]) -> None:
 
 
 def remains(stack: str, found: Sequence[Resource], mend: str, how: tuple[str, str] = ("remains", "remain")) -> str:
-    """The last line of a verb after which resources remain: how many, what they cost, and what to do (`mend`).
-
-    `how` is the verb's form for one resource and for several.
-    """
+    """The last line of a verb after which resources remain: how many, what they cost, and what to do (`mend`). `how` is
+    the verb's form for one resource and for several."""
     others = orphans.strangers(found)
     own = [each for each in found if not each["whose"]]
     parts = []

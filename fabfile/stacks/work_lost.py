@@ -30,10 +30,8 @@ def say_of_destroy(stack: str) -> None:
 
 
 def say_of_up(stack: str, cloud: str) -> None:
-    """Print which nodes an `up` removes or replaces, and which jobs and runs are lost with them.
-
-    `cloud` is empty for a local stack. Prints nothing if the cluster is not up or has no jobs.
-    """
+    """Print which nodes an `up` removes or replaces, and which jobs and runs are lost with them. `cloud` is empty for a
+    local stack. Prints nothing if the cluster is not up or has no jobs."""
     backend = _backend(stack)
     if not backend:
         return

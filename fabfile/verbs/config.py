@@ -45,10 +45,8 @@ class Begun:
 
 @contextmanager
 def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
-    """Set a key for the body; restore it if the body fails or is interrupted before `Begun.value` is set.
-
-    The whole file is restored, unless Pulumi has also written to it (a new stack's salt): then only the key.
-    """
+    """Set a key for the body; restore it if the body fails or is interrupted before `Begun.value` is set. The whole
+    file is restored, unless Pulumi has also written to it (a new stack's salt): then only the key."""
     file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
     rows = pulumi_cli.answer("config.configure", stack)
     old = next(str(row["value"]) for row in rows if row["key"] == key)

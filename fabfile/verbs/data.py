@@ -1,4 +1,4 @@
-"""`fab data`: put a job's token set into the cluster's bucket, and from there onto every node.
+"""`fab prepare` and `fab data`: bring a job's token set to every node, `data` by way of the cluster's bucket.
 
 The set is made once, on the head, unless it exists: in a folder here, or in the bucket, from an earlier cluster. Its
 path in the bucket is its path on the nodes: /data/owt is BUCKET/data/owt.
@@ -21,18 +21,61 @@ from fabfile.remote.fleet import Fleet
 from fabfile.targets import load
 from fabfile.token_sets import token_set
 from fabfile.token_sets.upload import prepared, upload
+from infra.inventory import Node
 
 _LIST = 300.0  # seconds for a listing of the bucket
+_RSYNC = "-a --delete --partial --timeout=120"  # seconds without a byte
 
 
-HELP = {
-    **token_set.HELP,
-    "from": "a prepared token set on this machine; nanoGPT's files, too",
-    "raw": "keep the text that it was made from beside it in the bucket, too, as gzipped JSON lines",
-}
+@task(iterable=["set_"], help=token_set.HELP)
+def prepare(
+    _c: Context,
+    job: str,
+    set_: Sequence[str] | None = None,
+    text_key: str = "",
+    invalid: str = "",
+    train_vocab: int = 0,
+    ranks: str = "",
+    overwrite: bool = False,
+    yes: bool = False,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
+    """Make a job's token set from its data.source, on the head, and bring it to every node."""
+    cluster = load(stack, inventory)
+    data = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
+    head, others = cluster.nodes[0], cluster.nodes[1:]
+    with Fleet(cluster) as fleet:
+        folder = deploy(fleet, cluster.nodes)[head.name].folder
+        token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
+        if others and not token_set.is_shared(data["path"], cluster.shared_dir):
+            token_set.run(fleet, others, token_set.own(data["path"]))
+            token_set.run(fleet, [head], _copies(data["path"], others))
+        verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
+        token_set.run(fleet, cluster.nodes, verify, quiet=True)
+    say(f"{data['path']} is whole on {len(cluster.nodes)} nodes, checksums verified")
+    say(next_command(token_set.train_command(job, set_)))
 
 
-@task(iterable=["set_"], help=HELP)
+def _copies(path: str, nodes: Sequence[Node]) -> str:
+    """Shell that copies from the head to all other nodes at once, over the cluster's network; it fails if one fails."""
+    quoted = shlex.quote(path.rstrip("/") + "/")
+    one = [
+        f"(rsync {_RSYNC} {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"
+        for n, node in enumerate(nodes)
+    ]
+    waits = [f"wait $p{n} || bad=1" for n in range(len(nodes))]
+    return "\n".join(["bad=0", *one, *waits, "exit $bad"])
+
+
+@task(
+    iterable=["set_"],
+    help={
+        **token_set.HELP,
+        "from": "a prepared token set on this machine; nanoGPT's files, too",
+        "raw": "keep the text that it was made from beside it in the bucket, too, as gzipped JSON lines",
+    },
+)
 def data(
     _c: Context,
     job: str,

@@ -16,7 +16,7 @@ from invoke.exceptions import Exit
 
 from fabfile.remote.fleet import Fleet
 from fabfile.token_sets import encodings, sources, token_set
-from fabfile.verbs.prepare import prepare
+from fabfile.verbs.data import prepare
 from infra.inventory import SshCluster, to_json
 from training.data import token_set as tokens
 from training.data import vocabulary

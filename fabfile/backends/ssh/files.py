@@ -49,9 +49,7 @@ def take(
     head: Head, folder: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
 ) -> dict[str, int]:
     """Write these files of a job's folder into the folder `into`; returns name and size of those that still existed.
-
-    Writes at most `limit` bytes; calls `progress` with each number of bytes written. Raises Refused and Unreachable.
-    """
+    Writes at most `limit` bytes; calls `progress` with each number of bytes written. Raises Refused and Unreachable."""
     taken: dict[str, int] = {}
     for batch in _batches(names):
         words = " ".join(shlex.quote(f"./{name}") for name in batch)

@@ -43,10 +43,8 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def shown(cluster: SshCluster, submission: Submission) -> str:
-    """Exactly what would run; values that only the head knows at the start are shown as variables.
-
-    Exit 2 for an unknown launcher, or one that cannot start this job.
-    """
+    """Exactly what would run; values that only the head knows at the start are shown as variables. Exit 2 for an
+    unknown launcher, or one that cannot start this job."""
     launcher, launch = submission.launcher or cluster.launcher, launch_of(cluster, submission)
     if launcher not in launchers.NAMES:
         raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
@@ -58,10 +56,8 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
-    """Exit 2 if the data on the nodes do not fit the job, Busy if another job has one of the nodes.
-
-    `prepare` is the command that makes the data. With `queue` busy nodes are no error: the job waits for them.
-    """
+    """Exit 2 if the data on the nodes do not fit the job, Busy if another job has one of the nodes. `prepare` is the
+    command that makes the data. With `queue` busy nodes are no error: the job waits for them."""
     for name, answer in answers.items():
         if answer.problem:
             mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""

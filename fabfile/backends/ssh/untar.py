@@ -85,12 +85,10 @@ class Member:
 def extract(
     stream: Stream, wanted: Collection[str], folder: Path, limit: int, progress: Callable[[int], None]
 ) -> dict[str, int]:
-    """Write the archive's files into a folder that nobody else writes to; returns name and size of each.
-
-    Only names in `wanted` are accepted, each once; all must have passed filenames.refusal. At most `limit` bytes are
-    written; `progress` is called with each number of bytes written. Raises Refused for anything else, EOFError for a
-    truncated archive.
-    """
+    """Write the archive's files into a folder that nobody else writes to; returns name and size of each. Only names in
+    `wanted` are accepted, each once; all must have passed filenames.refusal. At most `limit` bytes are written;
+    `progress` is called with each number of bytes written. Raises Refused for anything else, EOFError for a truncated
+    archive."""
     done: dict[str, int] = {}
     while (member := _next(stream)) is not None:
         if member.name not in wanted:
