@@ -126,9 +126,9 @@ class Verb:
     @property
     def usage(self) -> str:
         """`fab train JOB [section.key=value ...] [options]`"""
-        words = [parameter.shown for parameter in self._arguments()]
+        words = ["fab", self.name, *(parameter.shown for parameter in self._arguments())]
         words += ["[section.key=value ...]"] if self.takes(_OVERRIDES) else []
-        return " ".join(["fab", self.name, *words, *(["[options]"] if self.options else [])])
+        return " ".join([*words, "[options]"] if self.options else words)
 
     def help(self) -> str:
         """The text of `fab VERB --help`."""
@@ -215,33 +215,28 @@ def meant(word: str, known: Iterable[str]) -> str:
 
 def _parameters(task: Task[Any]) -> list[Parameter]:
     hints = typing.get_type_hints(task.body, include_extras=True)
+    texts = {**HELP, **task.help}
     found = []
     for one in list(inspect.signature(task.body).parameters.values())[1:]:
-        kind, lowest = _kind(hints[one.name])
+        kind, lowest, form = _read_hint(hints[one.name])
         required = one.default is inspect.Parameter.empty
         word = one.name.strip("_")
-        texts = {**HELP, **task.help}
-        said = texts.get(one.name) or texts.get(word) or texts.get(word.replace("_", "-"), "")
+        text = texts.get(one.name) or texts.get(word) or texts.get(word.replace("_", "-"), "")
         positional = required or one.name in (task.positional or ())
-        found.append(Parameter(one.name, kind, one.default, positional, required, lowest, said, _form(hints[one.name])))
+        found.append(Parameter(one.name, kind, one.default, positional, required, lowest, text, form))
     return found
 
 
-def _form(hint: Any) -> str:
-    extras = hint.__metadata__ if typing.get_origin(hint) is typing.Annotated else ()
-    return next((extra.text for extra in extras if isinstance(extra, Form)), "")
-
-
-def _kind(hint: Any) -> tuple[type, float | None]:
-    """(type, lower bound) of an annotation: `int`, `int | None`, `Annotated[int, AtLeast(1)]`."""
-    lowest = None
-    if typing.get_origin(hint) is typing.Annotated:
-        bounds = [extra.lowest for extra in hint.__metadata__ if isinstance(extra, AtLeast)]
-        lowest, hint = (bounds[0] if bounds else None), hint.__origin__
+def _read_hint(hint: Any) -> tuple[type, float | None, str]:
+    """(type, lower bound, form) of an annotation: `int`, `int | None`, `Annotated[int, AtLeast(1)] | None`."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        inner = next(_kind(one) for one in typing.get_args(hint) if one is not type(None))
-        return inner[0], inner[1] if lowest is None else lowest
-    return (hint if hint in (bool, int, float, str) else list), lowest
+        hint = next(one for one in typing.get_args(hint) if one is not type(None))
+    extras: list[Any] = []
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *extras = typing.get_args(hint)
+    lowest = next((extra.lowest for extra in extras if isinstance(extra, AtLeast)), None)
+    form = next((extra.text for extra in extras if isinstance(extra, Form)), "")
+    return (hint if hint in (bool, int, float, str) else list), lowest, form
 
 
 def _escaped(text: str) -> str:

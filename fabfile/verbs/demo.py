@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from invoke.tasks import task
 from fabfile import backends
 from fabfile.output import is_terminal, say
 from fabfile.stacks import orphans, pulumi_cli, removal
-from fabfile.sudo import given_back
 
 STACK = "demo"
 JOB = "demo"
@@ -43,7 +43,7 @@ STORY = (
 def demo(_c: Context) -> None:
     """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
     began = time.monotonic()
-    with given_back(), _the_only_one():
+    with _given_back(), _the_only_one():
         _refuse_to_take_over()
         try:
             for why, argv in STORY:
@@ -135,3 +135,39 @@ def _rows(
         ("ranks in step", f"{len(state['ranks'])} of {len(job['nodes'])}, all with parameters {state['parameters']}"),
         ("cost", f"${cost:.2f}"),
     ]
+
+
+@contextmanager
+def _given_back() -> Iterator[None]:
+    """After the body, even if it fails, give the user of sudo all that root owns in ~/.trainyard, ~/.pulumi and the
+    checkout's .pulumi.
+
+    Does nothing if HOME is not the user's: sudo may have set it to root's.
+    """
+    try:
+        yield
+    finally:
+        user = _user()
+        home = Path.home()
+        if user is not None and home.stat().st_uid == user[0]:
+            for folder in (home / ".trainyard", home / ".pulumi", pulumi_cli.ROOT / ".pulumi"):
+                _give(folder, *user)
+
+
+def _give(folder: Path, uid: int, gid: int) -> None:
+    """Give a folder and all in it that root owns to a user. Follows no link, which could lead to root's own files."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for _, folders, files, here in os.fwalk(folder, follow_symlinks=False):
+            for name in (".", *folders, *files):
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                    if status.st_uid == 0 and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+                        os.chown(name, uid, gid, dir_fd=here, follow_symlinks=False)
+
+
+def _user() -> tuple[int, int] | None:
+    """The ids of the user who called sudo; None for root itself, and without sudo."""
+    uid, gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if os.geteuid() != 0 or not uid.isdecimal() or not gid.isdecimal() or int(uid) == 0:
+        return None
+    return int(uid), int(gid)

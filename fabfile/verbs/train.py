@@ -62,7 +62,7 @@ def train(
             raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
         with backend:
             submission = replace(
-                _resumed(backend, resume, job, set_ or (), nodes) if resume else _new(backend, job, set_ or (), nodes),
+                _submission(backend, resume, job, set_ or (), nodes),
                 launcher=launcher,
                 queue=queue,
                 restarts=restarts,
@@ -81,19 +81,15 @@ def train(
     end(ended)
 
 
-def _new(backend: Backend, job: str, overrides: Sequence[str], count: int | None) -> Submission:
-    """A job from its file."""
-    chosen = choose(backend, count)
-    resolved = resolve(job, overrides, sum(node.ranks for node in chosen), backend.mirror)
-    return Submission(job=resolved, nodes=len(chosen))
-
-
-def _resumed(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:
-    """A job that was begun before, with its own settings; `job` is the file given with --resume, or empty."""
+def _submission(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:
+    """A job from its file `job`, or, if a job is `wanted`, that one with its own settings."""
+    if not wanted:
+        chosen = choose(backend, count)
+        return Submission(job=resolve(job, overrides, _ranks(chosen), backend.mirror), nodes=len(chosen))
     begun = resuming.begun(backend, wanted, job, overrides)
     there = backend.nodes()
     chosen = there[: resuming.nodes(begun, len(there), len(choose(backend, count)) if count else 0)]
-    settings = resuming.settings(begun, job, overrides, sum(node.ranks for node in chosen))
+    settings = resuming.settings(begun, job, overrides, _ranks(chosen))
     return Submission(job=settings, nodes=len(chosen), begun=begun)
 
 
@@ -105,6 +101,10 @@ def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:
     return there[:count]
 
 
+def _ranks(nodes: Sequence[JobNode]) -> int:
+    return sum(node.ranks for node in nodes)
+
+
 def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> None:
     """Prepare and submit. `started` gets the job, also if Ctrl-C comes during the submission."""
     try:
@@ -112,8 +112,7 @@ def _start(backend: Backend, submission: Submission, started: list[Submitted]) -
         with interrupted_later():
             started.append(backend.submit(submission))
             chosen = backend.nodes()[: submission.nodes]
-            ranks = sum(node.ranks for node in chosen)
-            names = ", ".join(node.name for node in chosen)
+            names, ranks = ", ".join(node.name for node in chosen), _ranks(chosen)
             say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {names}")
     except Busy as busy:
         raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: fab train ... --queue)", code=1) from None
