@@ -9,17 +9,9 @@ def plan(launch: Launch, found: Found) -> Plan:
     """The plan for one node; LaunchError for more."""
     if len(launch.nodes) != 1:
         raise LaunchError(f"torchrun is for one node, not for {len(launch.nodes)}: add --nodes 1, or use mpirun")
-    return Plan(argv=argv(launch, found), environment=environment(launch, found))
-
-
-def environment(launch: Launch, found: Found) -> dict[str, str]:
-    """For torchrun and for the ranks, which inherit it."""
-    return {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
-
-
-def argv(launch: Launch, found: Found) -> list[str]:
-    """torchrun's command line."""
-    address = launch.nodes[0].private_ip
-    where = ["--nnodes", "1", "--nproc-per-node", str(launch.ranks)]
-    meet = ["--master-addr", address, "--master-port", found.port]
-    return [f"{VENV}/python", "-m", "torch.distributed.run", *where, *meet, "--no-python", *rank_argv(launch)]
+    options = ["--nnodes", "1", "--nproc-per-node", str(launch.ranks)]
+    options += ["--master-addr", launch.nodes[0].private_ip, "--master-port", found.port, "--no-python"]
+    argv = [f"{VENV}/python", "-m", "torch.distributed.run", *options, *rank_argv(launch)]
+    # The ranks inherit torchrun's environment.
+    environment = {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
+    return Plan(argv=argv, environment=environment)

@@ -186,10 +186,9 @@ def _tcp(node: Node, timeout: float) -> socket.socket:
 
 
 def shut(sock: socket.socket) -> None:
-    try:
+    """Shut a socket down, unless the far end or paramiko has closed it already."""
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return  # already closed, by the far end or by paramiko
 
 
 def where(node: Node) -> str:

@@ -14,13 +14,15 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import Backend, Job, JobNode, LogRequest, find_job
+from fabfile.backends.base import Job, JobNode, LogRequest, find_job
 from fabfile.command_line import AtLeast
 from fabfile.log_display import show
 from fabfile.output import duration, next_command, say, table
 
 _HEADING = ["JOB", "STATE", "NODES", "ATTEMPT", "AGE", "TOOK", "COST", "REASON"]
 _REASON = 60
+_POLL = 0.3
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @task
@@ -59,9 +61,6 @@ def row(job: Job, now: float) -> list[str]:
     ]
 
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
 @task(
     help={
         "rank": "only this rank's lines; - for the launcher's own",
@@ -88,10 +87,8 @@ def logs(
         found = find_job(backend, job)
         check_rank(rank, backend.nodes(), found)
         now = show(backend, LogRequest(found.id, rank, since_seconds, -1 if tail is None else tail, follow))
-    if now.state.is_final:
-        say(next_command(f"fab fetch {now.id}"))
-    else:
-        say(next_command(f"fab logs {now.id} --follow   (stop: fab stop {now.id})"))
+    running = f"fab logs {now.id} --follow   (stop: fab stop {now.id})"
+    say(next_command(f"fab fetch {now.id}" if now.state.is_final else running))
 
 
 def check_rank(rank: str, nodes: Sequence[JobNode], job: Job) -> None:
@@ -110,9 +107,6 @@ def seconds(text: str) -> float:
     return float(int(match[1]) * _SECONDS[match[2]]) if match else 0.0
 
 
-_POLL = 0.3
-
-
 @task(help={"now": "without a checkpoint"})
 def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: str = "") -> None:
     """Stop a job: after its step and a checkpoint, or --now."""
@@ -122,7 +116,9 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
             say(f"{before.id} is {before.state} already")
         else:
             backend.stop(before.id, now=now)
-            after = _ended(backend, before.id)
+            say(f"{before.id}: asked to stop")
+            while not (after := find_job(backend, before.id)).state.is_final:
+                time.sleep(_POLL)
             say(f"{after.id} {after.state}: {after.reason}")
         leftovers = backend.leftovers(before.id)
     for name, what in leftovers.items():
@@ -131,13 +127,3 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
         raise Exit(next_command("fab status"), code=1)
     say(f"nothing of {before.id} is left on {len(backend.nodes())} nodes")
     say(next_command(f"fab train --resume {before.id}   (files: fab fetch {before.id})"))
-
-
-def _ended(backend: Backend, job: str) -> Job:
-    """The job once it is over."""
-    say(f"{job}: asked to stop")
-    while True:
-        found = find_job(backend, job)
-        if found.state.is_final:
-            return found
-        time.sleep(_POLL)
