@@ -171,13 +171,16 @@ LOCAL_VERBS = {"demo", "images", "prune"}
 """Verbs of the local cluster alone, which is made on Linux."""
 MORE = [
     Run("test_ssh.py"),
+    Run("test_ssh_files.py"),
+    Run("test_remote_command.py"),
     Run("test_boot.py"),
     Run("test_join.py"),
     Run("test_wait.py", "not local"),  # what is asked of a local cluster alone is asked on Linux only
     Run("test_status.py", "not local"),
     Run("test_report.py", "not installed_package"),  # pip asks what macOS it is
     Run("test_cost.py"),
-    Run("test_fetch.py", "not gnu_tar"),
+    Run("test_fetch.py"),
+    Run("test_untar.py", "not gnu_tar"),
     Run("test_sources.py"),
     Run("test_orphans_aws.py", "everything_of_the_stack or removes_all or credentials"),
 ]
