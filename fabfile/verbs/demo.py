@@ -47,9 +47,7 @@ def demo(_c: Context) -> None:
         _refuse_to_take_over()
         try:
             for why, argv in STORY:
-                # On a terminal a job's steps are one live line; elsewhere only every tenth is printed.
-                few = ["--every", "10"] if argv[0] == "train" and not is_terminal(sys.stdout) else []
-                _step(why, [*argv, *few])
+                _step(why, [*argv, *_few_steps(argv[0])])
             figures = _figures()
         except BaseException:
             say("\nthe demo did not finish: taking its cluster down")
@@ -99,6 +97,11 @@ def _step(why: str, argv: list[str]) -> None:
     code = _verb(argv)
     if code != 0:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
+
+
+def _few_steps(verb: str) -> list[str]:
+    """On a terminal a job's steps are one live line; elsewhere print only every tenth."""
+    return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
 
 
 def _verb(argv: list[str]) -> int:

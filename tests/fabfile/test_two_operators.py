@@ -1,118 +1,31 @@
-"""Two people, one account, two stacks of one name: neither verb of one touches what is the other's, and each names it.
+"""Two people, one AWS account, two stacks of one name: no verb of one touches what the other made.
 
-The cloud is moto's AWS, or the stand-in for Azure; the state is what the test says. `fab` and the audit are real.
+The cloud is moto's AWS; the state is what the test says. `fab` and the audit are real.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-import azure_subscription
 import boto3
-import fake_backend
 import moto_cloud
 import pytest
-from azure_subscription import SUBSCRIPTION, Who
 from invoke.context import Context
 from invoke.exceptions import Exit
 from moto_cloud import Stack
+from operators import ADA, BOB, VERBS, Become, Operator, own
 
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs.destroy import destroy
-from fabfile.verbs.recover import audit as audit_verb
 from fabfile.verbs.recover import recover
 from infra.clouds import audit
 from infra.clouds.aws import removal
-from infra.clouds.azure import orphans as azure_leftovers
-from infra.clouds.azure.arm import Arm
-from infra.clouds.live_resource import LiveResource
-from infra.config import stack_file
-from infra.config.settings import Settings, load
 from infra.state import stack_record
 from infra.state.ownership import Location
 
-ADA, BOB = Stack("yard", "ada", "aaaa1111"), Stack("yard", "bob", "bbbb2222")
-
-
-@dataclass
-class Operator:
-    """Who runs the verbs: a home, an owner's name, and what Pulumi's state has."""
-
-    home: Path
-    owner: str
-    cluster: str = "aws-xeon"
-    state: list[dict[str, Any]] = field(default_factory=list)
-
-    def up(self, made: dict[str, str], own: Stack, *locations: Location) -> None:
-        """The state after an `up` that made these."""
-        outputs = {"stack_id": own.stack_id, "locations": [vars(location) for location in locations]}
-        self.state = [_entry("stack-id", own.stack_id, **outputs)] if own.stack_id else []
-        self.state += [_entry(name, identifier) for name, identifier in made.items()]
-
-
-def _entry(name: str, identifier: str, **outputs: Any) -> dict[str, Any]:
-    return {"urn": f"urn::{name}", "type": f"aws:x:{name}", "id": identifier, "outputs": outputs}
-
-
-Become = Callable[[Operator], None]
-
-
-@pytest.fixture
-def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
-    """Let an operator run the verbs: in their home, with their file and their state; Pulumi itself removes nothing."""
-    now: list[Operator] = []
-
-    def settings(_stack: str) -> Settings:
-        who = now[-1]
-        mine = {"adminCidr": "203.0.113.7/32", "owner": who.owner, "alertEmail": "a@example.org"}
-        raw = {**stack_file.read(who.cluster), **mine, "publicKey": good["publicKey"]}
-        return replace(load(who.cluster, raw), stack="yard")
-
-    def about(_stack: str) -> dict[str, Any]:
-        cluster = now[-1].cluster
-        return {"cluster": cluster, "cloud": cluster.partition("-")[0], "keep_data": False}
-
-    def ask(argv: Sequence[str]) -> str:
-        """infra.clouds.audit, in this process."""
-        assert argv[1:3] == ["-m", "infra.clouds.audit"], argv
-        monkeypatch.setattr(sys, "argv", ["audit", *argv[3:]])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = audit.main()
-        if code:
-            raise Exit(err.getvalue().strip(), code=code)
-        return out.getvalue()
-
-    def choose(who: Operator) -> None:
-        now.append(who)
-        monkeypatch.setenv("HOME", str(who.home))
-
-    monkeypatch.delenv("PULUMI_BACKEND_URL", raising=False)
-    monkeypatch.setattr(audit, "cloud_settings", settings)
-    fake_backend.play(
-        monkeypatch,
-        about=about,
-        ask=ask,
-        exported=lambda _stack: now[-1].state,
-        follow=lambda _argv, **_more: 0,
-    )
-    return choose
-
-
-@pytest.fixture
-def ada(tmp_path: Path) -> Operator:
-    return Operator(tmp_path / "ada", "ada")
-
-
-@pytest.fixture
-def bob(tmp_path: Path) -> Operator:
-    return Operator(tmp_path / "bob", "bob")
+pytest_plugins = ("operators",)
 
 
 @pytest.fixture
@@ -124,18 +37,6 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.delitem(audit.sdk.load("infra.clouds.aws.kinds").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
-
-
-def own(who: Operator) -> list[LiveResource]:
-    """What of the account is the operator's own."""
-    return [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.ours]
-
-
-VERBS = {
-    "recover": lambda: recover(Context(), stack="yard", yes=True),
-    "destroy": lambda: destroy(Context(), stack="yard", yes=True, delete_data=True),
-    "audit": lambda: audit_verb(Context(), stack="yard"),
-}
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -286,68 +187,3 @@ def test_another_account_that_cannot_be_looked_at_is_not_called_clean(
         VERBS["destroy"]()
     (blind,) = [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.unseen]
     assert "account 999999999999 (profile old then)" in blind.what and "AWS_PROFILE" in blind.what
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_on_azure_the_second_ones_verbs_leave_the_firsts_cluster_alone(
-    verb: str, become: Become, ada: Operator, bob: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada.cluster = bob.cluster = "azure-xeon"
-    ada.up({}, ADA)
-    bob.up({}, BOB)
-    with azure_subscription.azure() as (endpoint, cloud):
-        monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
-        monkeypatch.setattr(
-            azure_leftovers, "Arm", lambda subscription: Arm(subscription, endpoint=endpoint, who=Who(), wait=0)
-        )
-        for one in (ADA, BOB):
-            _fill(cloud, one)
-        become(ada)
-        before = own(ada)
-        become(bob)
-        with pytest.raises(Exit, match=r"belongs? to ada, stack id aaaa1111: not touched") as no:
-            VERBS[verb]()
-        assert no.value.code == 1
-        assert bool(own(bob)) == (verb != "recover"), "no state knows it, so a recovery removes it"
-        become(ada)
-        assert own(ada) == before and len(before) > 3
-
-
-def _fill(cloud: azure_subscription.Cloud, one: Stack) -> None:
-    tags = {tag["Key"]: tag["Value"] for tag in one.tags()}
-    group = f"resourceGroups/trainyard-{one.unique}"
-    cloud.add(group, tags=tags)
-    machine = cloud.add(f"{group}/providers/Microsoft.Compute/virtualMachines/node1", tags=tags)
-    cloud.things[machine.lower()]["properties"] = {"hardwareProfile": {"vmSize": "Standard_D32s_v6"}}
-    # What Azure makes beside it has no tags: it is its group's.
-    cloud.add(
-        f"{group}/providers/Microsoft.Compute/disks/node1-os",
-        managedBy=machine,
-        sku={"name": "Premium_LRS"},
-        properties={"diskSizeGB": 256},
-    )
-    cloud.add(f"{group}/providers/Microsoft.Network/virtualNetworks/net", tags=tags)
-    watcher = "resourceGroups/NetworkWatcherRG/providers/Microsoft.Network/networkWatchers/w"
-    cloud.add(f"{watcher}/flowLogs/trainyard-{one.unique}-flow-logs", tags=tags)
-
-
-def test_on_azure_another_subscription_is_looked_at_as_well(
-    become: Become, bob: Operator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    other = "99999999-2222-3333-4444-555555555555"
-
-    def listed(rest: Arm, _claim: object) -> list[LiveResource]:
-        asked.append(rest.subscription)
-        return []
-
-    bob.cluster = "azure-xeon"
-    become(bob)
-    bob.up({}, BOB, Location("azure", "eastus", other), Location("azure", "westeurope", SUBSCRIPTION))
-    monkeypatch.setattr(azure_leftovers, "subscription", lambda: SUBSCRIPTION)
-    monkeypatch.setattr(
-        azure_leftovers, "Arm", lambda subscription: Arm(subscription, endpoint="http://127.0.0.1:9", who=Who())
-    )
-    monkeypatch.setattr(azure_leftovers.listing, "find", listed)
-    assert own(bob) == []
-    assert asked == [f"/subscriptions/{SUBSCRIPTION}", f"/subscriptions/{other}"]
