@@ -82,9 +82,11 @@ def _principals(value: Any) -> Iterator[str]:
         yield from several(value)
 
 
-def _statements_at(path: str) -> Parts:
-    """The statements of the policy documents at a path of a resource."""
-    return lambda resource: (one for policy in values(resource.props, path) for one in statements(policy))
+def _allowed_by(path: str) -> Parts:
+    """The statements that allow something, of the policy documents at a path of a resource."""
+    return lambda resource: (
+        one for policy in values(resource.props, path) for one in statements(policy) if one.effect == "Allow"
+    )
 
 
 def denies_without_tls(statement: Statement) -> bool:
@@ -101,14 +103,11 @@ def denies_without_tls(statement: Statement) -> bool:
 
 
 def _public(statement: Statement) -> str | None:
-    if statement.effect == "Allow" and "*" in statement.principals:
-        return "a bucket's policy must not allow anything to everybody (Principal *)"
-    return None
+    public = "*" in statement.principals
+    return "a bucket's policy must not allow anything to everybody (Principal *)" if public else None
 
 
 def _stars(statement: Statement) -> str | None:
-    if statement.effect != "Allow":
-        return None
     if statement.negated:
         return "a policy must list what it allows, not what it does not allow (NotAction, NotResource)"
     for action in statement.actions:
@@ -132,8 +131,6 @@ def _needs_no_resource(action: str, statement: Statement) -> bool:
 
 
 def _trusts_a_service(statement: Statement) -> str | None:
-    if statement.effect != "Allow":
-        return None
     others = [name for name in statement.principals if not name.startswith("Service:") or "*" in name]
     if others or statement.negated or not statement.principals:
         return f"a role must be for a service only, not for {', '.join(others) or 'principals that are not named'}"
@@ -145,7 +142,7 @@ def _for_this_account(statement: Statement) -> str | None:
     services = [name.removeprefix("Service:") for name in statement.principals if name.startswith("Service:")]
     others = [name for name in services if name not in FOR_ITS_OWN_ACCOUNT and "*" not in name]
     equal = statement.condition.get("StringEquals", {})
-    if statement.effect == "Allow" and others and not equal.get("aws:SourceAccount"):
+    if others and not equal.get("aws:SourceAccount"):
         return f"{', '.join(others)} acts for every account: the role must require its own (aws:SourceAccount)"
     return None
 
@@ -163,8 +160,8 @@ def _never(forbidden: Callable[[str], str | bool], message: str) -> Problem:
 
 
 MORE = "{} gives a node far more than it needs"
-_POLICIES = {ROLE_POLICY: _statements_at("policy"), POLICY: _statements_at("policy")}
-_TRUST = {ROLE: _statements_at("assumeRolePolicy")}
+_POLICIES = {ROLE_POLICY: _allowed_by("policy"), POLICY: _allowed_by("policy")}
+_TRUST = {ROLE: _allowed_by("assumeRolePolicy")}
 _MANAGED = {ATTACHMENT: at("policyArn"), ROLE: at("managedPolicyArns[]")}
 
 RULES = (
@@ -173,13 +170,13 @@ RULES = (
         "An IAM policy names the actions and the resources that it allows "
         "(CKV_AWS_62, CKV_AWS_63, CKV_AWS_286, CKV_AWS_287, CKV_AWS_288, CKV_AWS_289, CKV_AWS_290, CKV_AWS_355, "
         "CKV2_AWS_40, CIS AWS 5.0 1.15).",
-        {**_POLICIES, ROLE: _statements_at("inlinePolicies[].policy")},
+        {**_POLICIES, ROLE: _allowed_by("inlinePolicies[].policy")},
         _stars,
     ),
     Rule(
         "bucket-policy-not-public",
         "No bucket's policy allows anything to everybody (CKV_AWS_70).",
-        {BUCKET_POLICY: _statements_at("policy")},
+        {BUCKET_POLICY: _allowed_by("policy")},
         _public,
     ),
     Rule(

@@ -101,7 +101,8 @@ def named(ran: Ran, start: str) -> str:
 
 
 def nodes(ran: Ran) -> dict[str, dict[str, Any]]:
-    return {name: ran[name].inputs for name in ran.declared if re.fullmatch(r"node\d+", name)}
+    """The nodes by name. Sorted: the order of registration differs from run to run."""
+    return {name: ran[name].inputs for name in sorted(ran.declared) if re.fullmatch(r"node\d+", name)}
 
 
 def unpacked(machine: dict[str, Any]) -> str:

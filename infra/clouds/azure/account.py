@@ -79,24 +79,25 @@ def _findings(settings: Settings, arm: Arm | None) -> Iterator[Finding]:
             yield Finding(one.__name__.strip("_"), "undecided", str(error), f"fab check --account, or {SIGN_IN}")
 
 
-def _providers(arm: Arm, settings: Settings) -> Iterator[Finding]:
+def _result(check: str, wrong: str, mend: str, good: str) -> list[Finding]:
+    """Failed with the repair if something is wrong, ok otherwise."""
+    return [Finding(check, "failed", wrong, mend) if wrong else Finding(check, "ok", good)]
+
+
+def _providers(arm: Arm, settings: Settings) -> list[Finding]:
     names = (*NAMESPACES, FLOW_LOG_NAMESPACE) if settings.cloud.flow_logs else NAMESPACES
     for name in names:
         state = arm.get(f"{arm.subscription}/providers/{name}", RESOURCES).get("registrationState")
         if state != "Registered":
-            mend = f"az provider register --wait --namespace {name}"
-            yield Finding("providers", "failed", f"{name} is {state}", mend)
-            return
-    yield Finding("providers", "ok", f"{', '.join(name.partition('.')[2] for name in names)} are registered")
+            return _result("providers", f"{name} is {state}", f"az provider register --wait --namespace {name}", "")
+    return _result("providers", "", "", f"{', '.join(name.partition('.')[2] for name in names)} are registered")
 
 
-def _region(arm: Arm, settings: Settings) -> Iterator[Finding]:
-    names = [item["name"] for item in arm.every(f"{arm.subscription}/locations", SUBSCRIPTIONS)]
-    if region(settings) in names:
-        yield Finding("region", "ok", region(settings))
-    else:
-        mend = set_key("region", DEFAULT_REGION, settings.stack)
-        yield Finding("region", "failed", f"this subscription has no region {region(settings)}", mend)
+def _region(arm: Arm, settings: Settings) -> list[Finding]:
+    where = region(settings)
+    there = any(item["name"] == where for item in arm.every(f"{arm.subscription}/locations", SUBSCRIPTIONS))
+    wrong = "" if there else f"this subscription has no region {where}"
+    return _result("region", wrong, set_key("region", DEFAULT_REGION, settings.stack), where)
 
 
 def _machine_skus(arm: Arm, **query: str) -> list[dict[str, Any]]:
@@ -112,15 +113,14 @@ def _skus(arm: Arm, settings: Settings) -> dict[str, Sku]:
 
 def _sku(item: dict[str, Any]) -> Sku:
     capabilities = {entry["name"]: entry["value"] for entry in item.get("capabilities", [])}
-    refused, refused_zones = "", []
+    zones = {zone for entry in item.get("locationInfo", []) for zone in entry.get("zones", [])}
+    refused = ""
     for entry in item.get("restrictions", []):
         if entry.get("type") == "Location":
             refused = entry.get("reasonCode", "restricted")
         if entry.get("type") == "Zone":
-            refused_zones += entry.get("restrictionInfo", {}).get("zones", [])
-    zones = sorted(zone for entry in item.get("locationInfo", []) for zone in entry.get("zones", []))
-    free = tuple(zone for zone in zones if zone not in refused_zones)
-    return Sku(item.get("family", ""), int(capabilities.get("vCPUs", 0)), free, refused)
+            zones -= set(entry.get("restrictionInfo", {}).get("zones", []))
+    return Sku(item.get("family", ""), int(capabilities.get("vCPUs", 0)), tuple(sorted(zones)), refused)
 
 
 def _size(settings: Settings, skus: dict[str, Sku]) -> Finding:
@@ -147,7 +147,7 @@ def _size_and_quota(arm: Arm, settings: Settings) -> Iterator[Finding]:
         yield quota.check(arm, settings, skus)
 
 
-def _image(arm: Arm, settings: Settings) -> Iterator[Finding]:
+def _image(arm: Arm, settings: Settings) -> list[Finding]:
     where, baked = region(settings), settings.image != "bake"
     image = settings.image if baked else base_image(settings)
     try:
@@ -157,8 +157,7 @@ def _image(arm: Arm, settings: Settings) -> Iterator[Finding]:
             raise
         wrong = f"image: {error}" if baked else f"baseImage {image}: {where} has no such image"
     key, default = ("image", "bake") if baked else ("baseImage", '""')
-    mend = set_key(key, default, settings.stack)
-    yield Finding("image", "failed", wrong, mend) if wrong else Finding("image", "ok", image.split("/providers/")[-1])
+    return _result("image", wrong, set_key(key, default, settings.stack), image.split("/providers/")[-1])
 
 
 def _unlisted(arm: Arm, image: str, where: str) -> str:
@@ -181,15 +180,13 @@ def _unusable(arm: Arm, image: str, where: str) -> str:
     return "" if usable else f"image is {state}, in {', '.join(regions)}, not in {where}"
 
 
-def _rights(arm: Arm, settings: Settings) -> Iterator[Finding]:
+def _rights(arm: Arm, settings: Settings) -> list[Finding]:
     listed = arm.every(f"{arm.subscription}/providers/Microsoft.Authorization/permissions", PERMISSIONS)
     actions = (*ACTIONS, FLOW_LOG_ACTION) if settings.cloud.flow_logs else ACTIONS
-    denied = [action for action in actions if not any(_allows(entry, action) for entry in listed)]
-    if denied:
-        role = f'az role assignment create --role Owner --assignee ... --scope "{arm.subscription}"'
-        yield Finding("rights", "failed", f"you may not {', '.join(denied)}", role)
-    else:
-        yield Finding("rights", "ok", f"{len(actions)} actions that `up` needs are allowed")
+    denied = ", ".join(action for action in actions if not any(_allows(entry, action) for entry in listed))
+    role = f'az role assignment create --role Owner --assignee ... --scope "{arm.subscription}"'
+    wrong = f"you may not {denied}" if denied else ""
+    return _result("rights", wrong, role, f"{len(actions)} actions that `up` needs are allowed")
 
 
 def _allows(entry: dict[str, Any], action: str) -> bool:

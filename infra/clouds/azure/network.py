@@ -20,21 +20,18 @@ class Network:
     subnet: network.Subnet
 
 
-def vnet_cidr(settings: Settings) -> str:
-    """The /16 around the subnet, or the subnet itself if it is that large."""
-    return str(settings.cidr.supernet(new_prefix=min(VNET_PREFIX, settings.cidr.prefixlen)))
-
-
 def has_nat_gateway(settings: Settings) -> bool:
     """Whether a NAT gateway is needed: it is for nodes without a public address. The head always has one."""
     return settings.cloud.public_nodes == "head" and settings.nodes > 1
 
 
 def declare(base: Base) -> Network:
+    cidr = base.settings.cidr
+    around = cidr.supernet(new_prefix=min(VNET_PREFIX, cidr.prefixlen))  # or the subnet itself, if it is that large
     vnet = network.VirtualNetwork(
         "network",
         virtual_network_name=base.name("network"),
-        address_space=network.AddressSpaceArgs(address_prefixes=[vnet_cidr(base.settings)]),
+        address_space=network.AddressSpaceArgs(address_prefixes=[str(around)]),
         **base.common(),
     )
     group = _security_group(base)
@@ -44,7 +41,7 @@ def declare(base: Base) -> Network:
         subnet_name=base.name("subnet"),
         resource_group_name=base.group.name,
         virtual_network_name=vnet.name,
-        address_prefix=str(base.settings.cidr),
+        address_prefix=str(cidr),
         network_security_group=network.NetworkSecurityGroupArgs(id=group.id),
         nat_gateway=network.SubResourceArgs(id=gateway.id) if gateway else None,
         # Outbound access is explicit: the NAT gateway, or each machine's own address.

@@ -63,7 +63,20 @@ def _node(
         near=group,
     )
     node = vm.declare(base, spec, net.subnet, own, *golden.made, **_options(base))
-    return Node(host, role, spec.address, _host_key(base, node, host), public.ip_address if public else None)
+    # Read through the Azure agent, so that the first SSH connection can already check the host key.
+    host_key = Command(
+        f"{host}-key",
+        pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="30m")),
+        name="host-key",
+        machine=node.id,
+        incarnation=node.vm_id,
+        location=base.location,
+        script=script("host_key.sh"),
+        seconds=360,
+        wanted="ssh-ed25519 [A-Za-z0-9+/=]+",
+        builder=False,
+    ).output
+    return Node(host, role, spec.address, host_key, public.ip_address if public else None)
 
 
 def _options(base: Base) -> dict[str, Any]:
@@ -82,19 +95,3 @@ def _options(base: Base) -> dict[str, Any]:
         "delete_before_replace": True,
         "custom_timeouts": pulumi.CustomTimeouts(create="30m", update="30m", delete="30m"),
     }
-
-
-def _host_key(base: Base, node: compute.VirtualMachine, host: str) -> pulumi.Output[str]:
-    """Read through the Azure agent, so that the first SSH connection can already check the host key."""
-    return Command(
-        f"{host}-key",
-        pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create="30m")),
-        name="host-key",
-        machine=node.id,
-        incarnation=node.vm_id,
-        location=base.location,
-        script=script("host_key.sh"),
-        seconds=360,
-        wanted="ssh-ed25519 [A-Za-z0-9+/=]+",
-        builder=False,
-    ).output

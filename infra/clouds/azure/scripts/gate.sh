@@ -1,6 +1,6 @@
 #!/bin/bash
-# Waits on the builder for the bootstrap's own record of this boot, and says which image was baked, or why none was.
-# cloud-init's word is not asked for: it is content with a bootstrap that failed. Azure keeps the last 4 KB of this.
+# Waits on the builder for the bootstrap's record of this boot; prints which image was baked, or why none was. Not for
+# cloud-init's status: that is "done" even if the bootstrap failed. Azure keeps the last 4 KB of the output.
 set -u
 state=/var/lib/trainyard
 log=/var/log/trainyard-bootstrap.log
@@ -15,8 +15,8 @@ give_up() { # REASON
     exit 1
 }
 
-# Whoever waits for this may be gone. The builder's user data has set its end, three hours after its boot; from now on it
-# has three hours again, as this may be another try in the same boot. One without an end is not waited for.
+# The builder ends by itself three hours after its boot (its user data). This may be a second try in the same boot, so it
+# gets three hours from now on. If it cannot end by itself, nobody may wait for it.
 systemctl restart trainyard-builder-end.timer ||
     give_up "the builder would not end by itself: its user data has not set trainyard-builder-end.timer"
 
@@ -28,7 +28,7 @@ while ((SECONDS < 4800)); do
     if of_this_boot "$state/failed.json"; then
         give_up "$(grep -E '^ "(step|reason)"' "$state/failed.json" | tr -s '[:space:]' ' ')"
     fi
-    # cloud-init is over, and a bootstrap that neither runs nor has ended was never started.
+    # cloud-init has ended, and the bootstrap neither runs nor has ended: it was never started.
     if [[ -e /run/cloud-init/result.json ]] && ! systemctl status trainyard-bootstrap >/dev/null 2>&1 &&
         [[ $(systemctl is-active trainyard-bootstrap) != activating ]]; then
         ((++quiet < 30)) || give_up "cloud-init is done and the bootstrap never began: $(tail -c 900 /var/log/cloud-init-output.log)"

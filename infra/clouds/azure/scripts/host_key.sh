@@ -1,5 +1,5 @@
 #!/bin/bash
-# The node's public host key, as soon as its first boot has made it.
+# Prints the node's public host key as soon as its first boot has made it.
 set -u
 while ((SECONDS < 300)); do
     if [[ -s /etc/ssh/ssh_host_ed25519_key.pub ]]; then
@@ -8,6 +8,6 @@ while ((SECONDS < 300)); do
     fi
     sleep 1
 done
-echo "no /etc/ssh/ssh_host_ed25519_key.pub: cloud-init has not come that far in 300 s"
+echo "no /etc/ssh/ssh_host_ed25519_key.pub: cloud-init did not make it within 300 s"
 tail -c 1500 /var/log/cloud-init-output.log
 exit 1

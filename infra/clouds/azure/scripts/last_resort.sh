@@ -1,12 +1,12 @@
 #!/bin/bash
-# The builder's own end, three hours after each boot: cloud-init runs this before anything else, from the user data. So it
-# holds although nobody waits for the builder any more, and although its agent never answers. By deallocation: Azure goes
-# on billing a machine that is only powered off. Everything is under /run, so that nothing of it is in the image.
+# Ends the builder three hours after each boot, also if nobody waits for it any more and its agent never answers:
+# cloud-init runs this first, from the user data. It deallocates: Azure goes on billing a machine that is only powered
+# off. Everything is under /run, so that nothing of it is in the image.
 set -eu
 mkdir -p /run/systemd/system
 cat >/run/systemd/system/trainyard-builder-end.service <<'UNIT'
 [Unit]
-Description=Deallocate this builder: whoever made it has forgotten it
+Description=Deallocate this builder, which nobody has stopped
 [Service]
 Type=oneshot
 ExecStart=/usr/bin/python3 -IS /run/trainyard-builder-end.py
@@ -23,5 +23,5 @@ UNIT
 cat >/run/trainyard-builder-end.py <<'PROGRAM'
 @PROGRAM@
 PROGRAM
-# Not waited for: the timer starts when the system is up, which waits for cloud-init.
+# --no-block: the timer starts when the system is up, which waits for cloud-init.
 systemctl start --no-block trainyard-builder-end.timer
