@@ -81,10 +81,8 @@ def bootstrap(
     cluster = load("", inventory)
     chosen = choose(cluster, nodes)
     if cluster.ssh_user == "root":
-        raise Exit(
-            f"{inventory}: ssh_user = 'root': nodes let no root in; name another user who has sudo without a password",
-            code=2,
-        )
+        why = "nodes let no root in; name another user who has sudo without a password"
+        raise Exit(f"{inventory}: ssh_user = 'root': {why}", code=2)
     order = software(cluster, chosen, profile, collectives)
     with Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
         machines = look(fleet)

@@ -37,15 +37,15 @@ def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] =
     say(next_command("fab up"))
 
 
-class Begun:
+class Change:
     """Whether an `up` may have begun to change resources."""
 
-    value = False
+    began = False
 
 
 @contextmanager
-def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
-    """Set a key for the body; restore it if the body fails or is interrupted before `Begun.value` is set. The whole
+def key_set(stack: str, key: str, value: str) -> Iterator[Change]:
+    """Set a key for the body; restore it if the body fails or is interrupted before `Change.began` is set. The whole
     file is restored, unless Pulumi has also written to it (a new stack's salt): then only the key."""
     file = pulumi_cli.ROOT / "stacks" / f"Pulumi.{stack}.yaml"
     rows = pulumi_cli.answer("config.configure", stack)
@@ -53,11 +53,11 @@ def key_set(stack: str, key: str, value: str) -> Iterator[Begun]:
     before = file.read_bytes()
     set_key(stack, key, value)
     written = file.read_bytes()
-    begun = Begun()
+    change = Change()
     try:
-        yield begun
+        yield change
     except BaseException:
-        if begun.value or written == before:
+        if change.began or written == before:
             raise
         if file.read_bytes() == written:
             file.write_bytes(before)

@@ -14,7 +14,7 @@ from fabfile.command_line import AtLeast
 from fabfile.output import next_command, say
 from fabfile.question import ask, must_be_answerable
 from fabfile.stacks import capacity, pulumi_cli, work_lost
-from fabfile.verbs.config import Begun, key_set
+from fabfile.verbs.config import Change, key_set
 from fabfile.verbs.cost import announce
 
 
@@ -23,14 +23,14 @@ def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, At
     """Make the cluster what its configuration says: create, change or replace what differs."""
     if nodes is not None:
         must_be_answerable(yes)
-    with key_set(stack, "nodes", str(nodes)) if nodes is not None else contextlib.nullcontext(Begun()) as begun:
-        _up(stack, yes, begun)
+    with key_set(stack, "nodes", str(nodes)) if nodes is not None else contextlib.nullcontext(Change()) as change:
+        _up(stack, yes, change)
     targets.renew_files(stack)
     say(next_command("fab wait"))
 
 
-def _up(stack: str, yes: bool, begun: Begun) -> None:
-    """Check, ask, change; `begun.value` is set as soon as something may have been changed."""
+def _up(stack: str, yes: bool, change: Change) -> None:
+    """Check, ask, change; `change.began` is set as soon as something may have been changed."""
     facts = _checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack, facts["cloud"])
@@ -38,14 +38,14 @@ def _up(stack: str, yes: bool, begun: Begun) -> None:
         pulumi_cli.make_known(stack)
         argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_policies(facts)]
         update = capacity.up([*argv, *(pulumi_cli.YES if yes else ())], stack, facts)
-        code, begun.value = update.code, update.began
+        code, change.began = update.code, update.began
     else:
         if not yes:
             pulumi_cli.run("preview", stack)
             ask(f"change stack {stack} like this?")
-        begun.value = True
+        change.began = True
         code = pulumi_cli.follow(pulumi_cli.module("state.engine", "up", stack))
-        begun.value = code != pulumi_cli.USAGE  # which it ends with before it changes anything
+        change.began = code != pulumi_cli.USAGE  # which it ends with before it changes anything
     pulumi_cli.end(code, stack)
 
 

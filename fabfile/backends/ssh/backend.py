@@ -26,8 +26,7 @@ from fabfile.backends.base import (
     Unreachable,
 )
 from fabfile.backends.ssh import files, start
-from fabfile.backends.ssh.head import Head, runs
-from fabfile.backends.ssh.logs import log_parts
+from fabfile.backends.ssh.head import Head, log_parts, runs
 from fabfile.launchers import RUNTIME, VENV
 from fabfile.output import say
 from fabfile.remote import node_program
@@ -40,8 +39,7 @@ _LOOK_SECONDS = 30  # limit for a node to end what is left of a job, and to repo
 _DATA_SECONDS = 60  # limit for a node to read the files that a report is made from
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _PROGRAM_SECONDS = 120.0
-_QUIET_SECONDS = 600.0
-"""Time without a token after which sampling is given up; includes the loading of the model."""
+_QUIET_SECONDS = 600.0  # without a token, after which sampling is given up; includes the loading of the model
 
 
 class SshBackend:
@@ -54,10 +52,8 @@ class SshBackend:
         self._timeout = timeout
         self._opened: Fleet | None = None
         self._reached: Head | None = None
-        self._folder = ""
-        """The folder with this checkout's programs on the nodes; empty: not copied yet."""
-        self._taken: list[str] = []
-        """Ids of other clusters' jobs in the bucket, which a new job must not get."""
+        self._folder = ""  # with this checkout's programs, on the nodes; empty: not copied yet
+        self._taken: list[str] = []  # ids of other clusters' jobs in the bucket, which a new job must not get
 
     def __enter__(self) -> SshBackend:
         return self

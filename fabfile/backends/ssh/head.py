@@ -1,4 +1,4 @@
-"""Run a job's programs on the head."""
+"""Run a job's programs on the head, and read the job's log from the one that sends it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 import paramiko
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Unreachable
-from fabfile.remote.command import Result, follow, guarded, stream
+from fabfile.backends.base import Job, LogLine, LogPart, LogRequest, Unreachable
+from fabfile.remote.command import Result, follow, guarded, last_words, stream
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet, apart, in_parallel
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node, SshCluster
 
 TIMEOUT = 60.0
+_SILENCE = 10.0  # seconds without output of the program on the head after which the connection counts as lost
 
 
 class Head:
@@ -85,3 +86,23 @@ def lost_connections() -> Iterator[None]:
 def runs(cluster: SshCluster) -> str:
     """The folder of the jobs' directories on every node: relative to the home, or in the shared folder."""
     return f"{cluster.shared_dir}/runs" if cluster.shared_dir else "runs"
+
+
+def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]:
+    """Yield the log's parts over one connection; Unreachable if it breaks. `request.cursor` is in bytes of the log."""
+    argv = ["logs", f"{runs(head.cluster)}/{request.job}", "--offset", str(request.cursor), "--tail", str(request.tail)]
+    argv += ["--rank", request.rank] if request.rank else []
+    argv += ["--since", str(request.since)] if request.since else []
+    argv += ["--follow"] if request.follow else []
+    with lost_connections(), head.start(*argv) as channel:
+        channel.settimeout(_SILENCE)
+        for line in channel.makefile("r"):
+            event = json.loads(line)  # {"lines": [[time, node, rank, text]], "offset": bytes, "state": a job's record}
+            yield LogPart(
+                tuple(LogLine(node, rank, text) for _, node, rank, text in event.get("lines", ())),
+                event.get("offset"),
+                Job.from_record(event["state"]) if "state" in event else None,
+            )
+        if channel.recv_exit_status() != 0:
+            raise Exit(f"{head.node.name}: {last_words(channel)}", code=1)
+        raise OSError("the connection broke")
