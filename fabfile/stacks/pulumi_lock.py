@@ -7,7 +7,6 @@ whether the holder is alive.
 from __future__ import annotations
 
 import json
-import os
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -22,26 +21,27 @@ from fabfile.stacks import pulumi_cli
 
 def free(stack: str) -> None:
     """Cancel the stack's lock if its holder is dead; Exit 1 names a holder that is alive."""
+    import psutil  # imported here, and below: it would cost every verb 15 ms at its start
+
     held = _locks(stack)
     if held is None:
         say("the backend does not say who holds a lock: cancelling it as asked")
         pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
         return
     for holder in held:
-        if holder["hostname"] != socket.gethostname():
-            raise Exit(
-                f"stack {stack}: locked by process {holder['pid']} on {holder['hostname']}; recover it there", code=1
-            )
-        if _is_alive(holder["pid"]):
-            raise Exit(f"stack {stack}: process {holder['pid']} is at work on it; wait for it, or stop it", code=1)
-        say(f"lock of process {holder['pid']}, which is dead: freed")
+        pid, host = holder["pid"], holder["hostname"]
+        if host != socket.gethostname():
+            raise Exit(f"stack {stack}: locked by process {pid} on {host}; recover it there", code=1)
+        if psutil.pid_exists(pid):
+            raise Exit(f"stack {stack}: process {pid} is at work on it; wait for it, or stop it", code=1)
+        say(f"lock of process {pid}, which is dead: freed")
     if held:
         pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
 
 
 def end_language_hosts() -> None:
     """End the language hosts whose pulumi is dead; left alone, they notice it only after five minutes."""
-    import psutil  # imported here: it would cost every verb 15 ms at its start
+    import psutil
 
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it ended while we looked, or is another user's
@@ -58,16 +58,5 @@ def _locks(stack: str) -> list[dict[str, Any]] | None:
     url = urlparse((about.get("backend") or {}).get("url", ""))
     if url.scheme != "file":
         return None
-    path = url.netloc + url.path
-    root = Path(path).expanduser() if path.startswith("~") else Path(path)
+    root = Path(url.netloc + url.path).expanduser()
     return [json.loads(file.read_text()) for file in sorted(root.glob(f".pulumi/locks/**/{stack}/*.json"))]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
