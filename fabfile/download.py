@@ -103,10 +103,10 @@ class Progress:
     """Prints every few seconds how many of `total` bytes have arrived."""
 
     def __init__(self, total: int) -> None:
-        self._total, self._done, self._said = total, 0, time.monotonic()
+        self._total, self._done, self._printed = total, 0, time.monotonic()
 
     def __call__(self, count: int) -> None:
         self._done += count
-        if time.monotonic() - self._said > _PROGRESS_SECONDS:
-            self._said = time.monotonic()
+        if time.monotonic() - self._printed > _PROGRESS_SECONDS:
+            self._printed = time.monotonic()
             say(f"{gigabytes(self._done / 2**30)} of {gigabytes(self._total / 2**30)}")
