@@ -4,7 +4,7 @@ status, trust                        for `fab status` and `fab wait`
 install                              the training package, for every verb of a job
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 supervise, aftermath                 a job's service, on the head
-keep, rank, left                     a job's part on each of its nodes
+keep, rank, sweep                    a job's part on each of its nodes
 facts, peers, launch, probe-rank, allreduce    probes, for `fab check`
 """
 
@@ -31,7 +31,7 @@ COMMANDS = {
     "keep": "node.job.keeper",
     "rank": "node.job.rank_wrapper",
     "probe-rank": "node.job.rank_wrapper:probe",
-    "left": "node.job.cleanup",
+    "sweep": "node.job.cleanup",
 }
 """Command -> module, and the function in it where that is not `main`: from arguments to exit code."""
 

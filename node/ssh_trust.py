@@ -64,10 +64,9 @@ def install(root: Path, home: Path, blocks: dict[str, str], names: list[str]) ->
         kept = old.replace(block_of(old), "", 1)
         if name == "hosts":
             kept = without_loopback_names(kept, names)
-        if name in ("hosts", "ssh_config"):  # OpenSSH and the resolver use the first match: ours come first
-            new = blocks[name] + kept
-        else:
-            new = kept + "\n" * (kept != "" and not kept.endswith("\n")) + blocks[name]
+        gap = "" if not kept or kept.endswith("\n") else "\n"
+        # OpenSSH and the resolver use the first match, so in these two files our lines come first.
+        new = blocks[name] + kept if name in ("hosts", "ssh_config") else kept + gap + blocks[name]
         if new != old:
             write(path, new, like=home if path.is_relative_to(home) else root)
 

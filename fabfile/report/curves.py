@@ -79,17 +79,10 @@ def loss(runs: Sequence[Run]) -> Chart:
     lines, cut = _without_steep_start(lines)
     if cut:
         notes.append(f"Not drawn, to show the rest: before {axis.name} {numbers.count(cut[0])}, up to {cut[1]:.3f}.")
-    return Chart(
-        title="Loss",
-        unit="nats per token",
-        lines=lines,
-        form=numbers.fixed,
-        marks=[*(_checkpoints(axis) if _has_ticks(runs) else []), *_restarts(axis)],
-        x_name=axis.name,
-        height=300,
-        note=" ".join(notes),
-        begin=cut[0] if cut and not axis.in_tokens else None,
-    )
+    begin = cut[0] if cut and not axis.in_tokens else None
+    marks = [*(_checkpoints(axis) if _has_ticks(runs) else []), *_restarts(axis)]
+    also: dict[str, Any] = {"marks": marks, "x_name": axis.name, "height": 300, "note": " ".join(notes), "begin": begin}
+    return Chart(title="Loss", unit="nats per token", lines=lines, form=numbers.fixed, **also)
 
 
 def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
@@ -165,11 +158,8 @@ def _has_ticks(runs: Sequence[Run]) -> bool:
 
 
 def _checkpoints(axis: Axis) -> list[Mark]:
-    return [
-        axis.mark(index, step, f"checkpoint of step {numbers.plain(step)}", "checkpoint")
-        for index, run in enumerate(axis.runs)
-        for step in saved_steps(run)
-    ]
+    steps = [(index, step) for index, run in enumerate(axis.runs) for step in saved_steps(run)]
+    return [axis.mark(index, step, f"checkpoint of step {numbers.plain(step)}", "checkpoint") for index, step in steps]
 
 
 def _restarts(axis: Axis) -> list[Mark]:

@@ -68,7 +68,7 @@ def _check(folder: Path, name: str) -> None:
         refusal(name) or ("is in a folder of its own" if "/" in name else "") or ("is hidden" if name[0] == "." else "")
     )
     if why:
-        raise Exit(f"{folder / MANIFEST}: names the file {name!r}, which {why}; plain names alone are sent", code=2)
+        raise Exit(f"{folder / MANIFEST}: names the file {name!r}, which {why}; only plain names are sent", code=2)
     if not (folder / name).resolve().is_relative_to(folder.resolve()):
         raise Exit(f"{folder / name}: is a link that leads out of the folder: it is not sent", code=2)
 

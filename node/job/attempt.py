@@ -25,7 +25,7 @@ from node.job.spec import KeeperSpec
 KEEPERS = 25.0
 """Seconds for the keepers of all nodes to answer."""
 END = 8.0
-"""Seconds for all nodes to kill their ranks and report what is left."""
+"""Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
 
 Asked = Callable[[], str]
@@ -47,7 +47,7 @@ class Attempt:
         self._beat = 0.0
         self.expiry = Expiry()
         self.stopping = ""
-        """What was asked for (see Asked), once the ranks have been told."""
+        """What was asked for (see Asked), once the ranks have been asked to stop."""
         self._stop_by = float("inf")
         self.first_step = 0.0
         """Unix time at which a rank had done its first step; 0: not yet."""
@@ -152,7 +152,7 @@ class Attempt:
         return Verdict(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
 
     def _end(self) -> None:
-        """End this attempt on every node that can be reached; sets `left` and `unknown`."""
+        """End this attempt on every node that can be reached; sets `remaining` and `unknown`."""
         self._say("end")
         waiting, deadline = set(self._links) - set(self._watch.gone), time.monotonic() + END
         while waiting and time.monotonic() < deadline:
@@ -162,7 +162,7 @@ class Attempt:
                     waiting.discard(node)
                 elif event["event"] == "clean":
                     waiting.discard(node)
-                    self.remaining |= {node: event["left"]} if event["left"] else {}
+                    self.remaining |= {node: event["alive"]} if event["alive"] else {}
                 elif event["event"] == "log":
                     self._take(node, event)
         self.unknown = sorted({*waiting, *self._watch.gone})

@@ -19,12 +19,12 @@ MARK = "TRAINYARD_JOB"
 
 
 def main(argv: list[str]) -> int:
-    """`left ID`: kill the job's processes on this node; print which were found and which could not be killed."""
+    """`sweep ID`: kill the job's processes on this node; print which were found and which could not be killed."""
     job = argv[0]
     found = processes(job)
     kill(files.unit_of(job))
     subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
-    print(json.dumps({"found": found, "left": wait(job, seconds=5.0)}), flush=True)
+    print(json.dumps({"found": found, "alive": wait(job, seconds=5.0)}), flush=True)
     return 0
 
 

@@ -171,7 +171,7 @@ class Watch:
         if self.mpirun is not None and self.mpirun < 0 and not killed and not starved:
             return Verdict(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
         if not failed:
-            return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'it said nothing'}")
+            return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'no output'}")
         refused = [number for number, rank in failed if rank.code == 2]
         known = [number for number, rank in failed if not rank.lost]
         return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])
@@ -189,7 +189,7 @@ class Watch:
             return Verdict(1, f"{name} was killed by {signal_name(-code)}")
         if rank.last.startswith("rank "):
             return Verdict(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
-        return Verdict(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'it said nothing'}")
+        return Verdict(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'no output'}")
 
 
 def signal_name(number: int) -> str:

@@ -153,7 +153,7 @@ class Keeper:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
         cleanup.kill(files.unit_of(self.id))
         self._look()
-        send({"event": "clean", "left": cleanup.wait(self.id, seconds=5.0)})
+        send({"event": "clean", "alive": cleanup.wait(self.id, seconds=5.0)})
 
 
 class Rank:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -214,29 +215,15 @@ def tail(path: Path, count: int, wanted: Wanted, stop: int = 0) -> int:
 
 
 def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
-    """Every whole line of the log from the last to the first, with its offset."""
+    """Every whole line of the log from the last to the first, with its offset; only what is needed is read."""
     for part in reversed(parts(path)):
-        if not part.size:
-            continue
-        with part.path.open("rb") as file:
-            at, rest = part.size, b""
-            while at > 0:
-                length = min(_BLOCK, at)
-                at -= length
-                file.seek(at)
-                block = file.read(length) + rest
-                first, *whole = block.split(b"\n")
-                # `first` begins before this block and is completed by the next one; after the last newline there is
-                # no whole line.
-                position = at + len(first) + 1
-                starts = []
-                for raw in whole[:-1]:
-                    starts.append((raw, part.start + position))
-                    position += len(raw) + 1
-                yield from reversed(starts)
-                rest = first + b"\n" if whole else block
-            if rest.endswith(b"\n"):
-                yield rest[:-1], part.start
+        if part.size:
+            with part.path.open("rb") as file, mmap(file.fileno(), part.size, access=ACCESS_READ) as data:
+                stop = data.rfind(b"\n")  # what follows it is still being written
+                while stop >= 0:
+                    start = data.rfind(b"\n", 0, stop) + 1
+                    yield data[start:stop], part.start + start
+                    stop = start - 1
 
 
 def send(event: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
 def keep_secrets(job: str, secrets: dict[str, str]) -> None:
     """Write the job's secrets to a file in memory that only its owner can read; `aftermath` removes it."""
     file = files.secrets_of(job)
-    file.unlink(missing_ok=True)  # left from before the job was resumed
+    file.unlink(missing_ok=True)  # of the job before it was resumed
     if not secrets:
         return
     owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]

@@ -137,9 +137,9 @@ class Supervisor:
         job_table.over(self.run_dir, state, reason, code)
 
 
-def warn(log: Log, left: dict[str, list[str]]) -> None:
+def warn(log: Log, alive: dict[str, list[str]]) -> None:
     """Write to the job's log what could not be killed, by node."""
-    for node, what in left.items():
+    for node, what in alive.items():
         log.say(f"warning: left on {node}: {'; '.join(what)}")
 
 
@@ -181,14 +181,14 @@ def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
     not known."""
 
     def one(node: str) -> list[str]:
-        argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} left {job}"]
+        argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} sweep {job}"]
         try:
             done = run(argv, capture_output=True, text=True, timeout=SWEEP)
         except TimeoutExpired:
             return ["not known: it does not answer"]
         if done.returncode != 0:
             return [f"not known: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"]
-        return list(json.loads(done.stdout)["left"])
+        return list(json.loads(done.stdout)["alive"])
 
     with ThreadPoolExecutor(max(1, len(nodes))) as pool:
         return {node: what for node, what in zip(nodes, pool.map(one, nodes), strict=True) if what}

@@ -151,8 +151,8 @@ class SshBackend:
 
     def leftovers(self, job: str) -> dict[str, str]:
         found = {}
-        for name, result in node_program.run(self._fleet, "left", job, timeout=_LOOK_SECONDS).items():
-            there = json.loads(result.stdout)["left"] if result.ok else [f"not known: {result.why}"]
+        for name, result in node_program.run(self._fleet, "sweep", job, timeout=_LOOK_SECONDS).items():
+            there = json.loads(result.stdout)["alive"] if result.ok else [f"not known: {result.why}"]
             if there:
                 found[name] = "; ".join(there)
         return found
