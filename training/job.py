@@ -256,15 +256,6 @@ def _check_together(job: Job) -> None:
             raise JobError(f"{name} = {attrgetter(name)(job)}; allowed: {allowed}")
 
 
-def _describe(job: Job, ranks: int) -> str:
-    shares = [last - first for first, last in (share(job.windows, rank, ranks) for rank in range(ranks))]
-    return (
-        f"{job.run.name}: {job.train.steps} steps of {job.windows} windows of {job.model.block_size} tokens;"
-        f" {ranks} {'rank' if ranks == 1 else 'ranks'} with {'+'.join(map(str, shares))} windows,"
-        f" {job.train.micro_batch} at a time"
-    )
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.job", description="Check a job before it is started.")
     parser.add_argument("command", choices=["check"])
@@ -285,7 +276,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(_describe(job, args.ranks))
+    shares = [last - first for first, last in (share(job.windows, rank, args.ranks) for rank in range(args.ranks))]
+    print(
+        f"{job.run.name}: {job.train.steps} steps of {job.windows} windows of {job.model.block_size} tokens;"
+        f" {args.ranks} {'rank' if args.ranks == 1 else 'ranks'} with {'+'.join(map(str, shares))} windows,"
+        f" {job.train.micro_batch} at a time"
+    )
     return 0
 
 

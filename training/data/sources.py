@@ -126,7 +126,7 @@ class HubSource:
             batches = data.select_columns([reading.text_key]).iter(batch_size=ROWS)
             for done, value in enumerate(chain.from_iterable(batch[reading.text_key] for batch in batches), 1):
                 yield from row(value, each, f"{self.argument}: row {done}", reading)
-        except (SourceError, GeneratorExit):
+        except SourceError:
             raise
         except Exception as error:  # a broken connection can raise any library's exception
             raise SourceError(f"{self.argument}: after {done} rows: {first_line(error)}") from error

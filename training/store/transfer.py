@@ -162,7 +162,16 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Pro
         raise StoreError(f"{folder}: the disk is full: {needed}")
     progress.start(total, present)
     again = sum(_fetch(place, name, work / name, listed[name], progress) for name in wanted)
-    _publish(folder, work, wanted, text)
+    same = read_if_exists(folder / NAME) == text
+    if not same:  # another version's manifest goes first, and the new one comes last
+        (folder / NAME).unlink(missing_ok=True)
+    for name in wanted:
+        (work / name).replace(folder / name)
+    manifest.sync_folder(folder)
+    if not same:
+        manifest.publish(folder / NAME, text.decode())
+    if work.exists():
+        shutil.rmtree(work)
     return Moved(total - present + again, present - again)
 
 
@@ -208,20 +217,6 @@ def _pieces(place: Place, name: str, start: int, size: int) -> Generator[bytes, 
         return piece
 
     return ordered_map(read, range(start, size, PIECE), AT_ONCE, AT_ONCE)
-
-
-def _publish(folder: Path, work: Path, names: list[str], text: bytes) -> None:
-    """Rename everything to its final name: another version's manifest is removed first, the new one written last."""
-    same = read_if_exists(folder / NAME) == text
-    if not same:
-        (folder / NAME).unlink(missing_ok=True)
-    for name in names:
-        (work / name).replace(folder / name)
-    manifest.sync_folder(folder)
-    if not same:
-        manifest.publish(folder / NAME, text.decode())
-    if work.exists():
-        shutil.rmtree(work)
 
 
 def _is_complete(path: Path, listed: Mapping[str, Any]) -> bool:
