@@ -16,11 +16,8 @@ AGENT = (
     *(f"ec2messages:{verb}Message" for verb in ("Acknowledge", "Delete", "Fail")),
     *("ec2messages:GetEndpoint", "ec2messages:GetMessages", "ec2messages:SendReply"),
 )
-"""What Systems Manager's agent needs to register, and to receive and run commands.
-
-Not AWS's own policy AmazonSSMManagedInstanceCore: it also allows ssm:GetParameter(s) on every parameter of the account
-and ssm:GetDocument on every document, so any process on a node could read the account's secrets.
-"""
+"""What Systems Manager's agent needs to register, and to receive and run commands. AWS's own policy for it
+(AmazonSSMManagedInstanceCore) also lets any process on a node read every parameter and document of the account."""
 BUCKET = ("s3:ListBucket", "s3:GetBucketLocation", "s3:ListBucketMultipartUploads")
 OBJECTS = (
     *("s3:GetObject", "s3:PutObject", "s3:DeleteObject"),  # old checkpoints are deleted

@@ -36,10 +36,7 @@ _making = threading.RLock()
 
 @functools.cache
 def client(service: str, where: str, profile: str = "") -> Any:
-    """A client that gives up within a minute. Cached, because making one reads the service's whole description.
-
-    `profile`: a profile of AWS's shared files; empty: the environment's credentials.
-    """
+    """A client that gives up within a minute, cached, as making one is slow. `profile`: see Place.profile."""
     settings = Config(region_name=where, connect_timeout=5, read_timeout=30, retries={"mode": "standard"})
     try:
         with _making:

@@ -1,13 +1,11 @@
 """Room for all nodes at once: a capacity reservation for a cluster's first start, or one that the user already has.
 
 Of N machines requested one by one in a cluster placement group, the last often find no room. `Reserved` asks for all N
-in one request, in the placement group, before any machine is made: either there is room for all, or `up` ends there and
-nothing is billed. The nodes are then launched normally (the reservation is open, but only machines in the group can use
-it). `Released` cancels it when all nodes run: they keep running, and when they end nothing reserved is left to pay for.
-If `up` is killed in between, the reservation ends by itself.
-
-Nodes added to a running cluster are requested one by one, as running nodes would use up an open reservation first.
-After all nodes have ended, a refresh drops both resources from the state, and the next `up` reserves again.
+in one request before any machine is made: either there is room for all, or `up` ends there and nothing is billed. The
+nodes are then launched normally: the reservation is open, but only machines in the group can use it. `Released` cancels
+it when all nodes run, and they keep running. If `up` is killed in between, it ends by itself. Nodes added later are
+requested one by one, as running nodes would use up an open reservation first. After all nodes have ended, a refresh
+drops both resources from the state, and the next `up` reserves again.
 """
 
 from __future__ import annotations
@@ -113,10 +111,7 @@ def _by_id(where: str, name: str) -> list[dict[str, Any]]:
 
 
 def reserve(props: dict[str, Any]) -> str:
-    """The id of a reservation for all nodes, also one that a killed `up` left; NOT_NEEDED when nodes run already.
-
-    Raises OperationError with EC2's error code if there is no room.
-    """
+    """The id of a reservation for all nodes, a killed `up`'s too; NOT_NEEDED if nodes run. OperationError: no room."""
     if _nodes(props):
         return NOT_NEEDED
     where, count = props["region"], int(props["count"])

@@ -17,10 +17,7 @@ UPLOAD_DAYS = 2
 
 
 def name(settings: Settings, account: str) -> str:
-    """Globally unique by the stack's id and the region: a bucket in another region needs another name beside the old.
-
-    Without an id, by the account. At most 63 characters.
-    """
+    """Unique in the world by the stack's id (without one, by the account) and the region; at most 63 characters."""
     return named(settings, short(settings) if settings.stack_id else f"{account}-{short(settings)}")
 
 

@@ -11,7 +11,6 @@ from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 _HELD_ADDRESS = (*removal.HELD, "AuthFailure")
 """EC2 answers AuthFailure for an address that a NAT gateway still holds."""
-_OWN: dict[str, Any] = {"Owners": ["self"]}
 
 
 def _named(item: Item, identifier: str) -> str:
@@ -23,10 +22,6 @@ def _exists(item: Item) -> bool:
     return item.get("State") not in ("deleted", "deleting")
 
 
-def _free(_place: Place, _item: Item) -> float | None:
-    return 0.0
-
-
 def _kind(
     name: str,
     key: str,
@@ -36,15 +31,14 @@ def _kind(
     *,
     types: str = "",
     what: Callable[[Item, str], str] = _named,
-    price: Callable[[Place, Item], float | None] = _free,
+    price: Callable[[Place, Item], float | None] = lambda _place, _item: 0.0,
     exists: Callable[[Item], bool] = _exists,
     prepare: Callable[[Place, list[str]], None] | None = None,
     **more: Any,
 ) -> Kind:
-    """A kind that EC2 lists by tag. `key`, `identifier`: the names of its items and of their ids in EC2's answer.
+    """A kind that EC2 lists by tag, with the arguments `more`, its items under `key` and their ids under `identifier`.
 
-    `remove` may be the name of an EC2 operation, whose `argument` (by default `identifier`) takes one id or a list.
-    `more`: arguments of the listing.
+    `remove` may be an operation of EC2, whose `argument` (by default `identifier`) takes one id or a list.
     """
     type_ = name.lower().replace(" ", "-")
 
@@ -125,7 +119,7 @@ def _remove_image(place: Place, name: str) -> None:
 
 def _snapshots(place: Place) -> Iterator[Found]:
     """Those with the tag, and those of an image with the tag: EC2 makes them without tags."""
-    of_image = {name: image for image in place.tagged("Images", **_OWN) for name in _snapshots_of(image)}
+    of_image = {name: image for image in place.tagged("Images", Owners=["self"]) for name in _snapshots_of(image)}
     found = {item["SnapshotId"]: item for item in place.tagged("Snapshots", OwnerIds=["self"])}
     if untagged := [name for name in of_image if name not in found]:
         listed = place.described("Snapshots", Filters=api.where("snapshot-id", *untagged))
@@ -215,7 +209,7 @@ EC2_KINDS = (
     _kind(
         *("image", "Images", "ImageId", _remove_image),
         what=lambda item, name: f"{name} ({item.get('Name', '')})",
-        **_OWN,
+        Owners=["self"],
     ),
     Kind("snapshot", "ec2:snapshot", _snapshots, _call("delete_snapshot", "SnapshotId")),
     Kind("volume", "ec2:volume", _volumes, _call("delete_volume", "VolumeId")),

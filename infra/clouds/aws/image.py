@@ -48,11 +48,8 @@ def bakes(settings: Settings) -> bool:
 
 
 def key(settings: Settings) -> str:
-    """The key of the image that these settings bake.
-
-    It uses the name of the base, not the image behind it: Canonical's parameter changes every other week, and each
-    change would cost half an hour of baking. `baseImage: ami-...` pins the base.
-    """
+    """The key of the image that these settings bake: with the name of the base, as Canonical's newest image changes
+    every other week, and each change would cost half an hour of baking. `baseImage: ami-...` pins the base."""
     return user_data.image_key(settings, "aws", settings.cloud.base_image or UBUNTU)
 
 

@@ -38,13 +38,8 @@ def _tags_of_profile(iam: Any, _place: Place, item: Item) -> dict[str, str]:
     return api.tags(iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"])
 
 
-def _tags_of_role(iam: Any, _place: Place, item: Item) -> dict[str, str]:
-    return api.tags(iam.list_role_tags(RoleName=item["RoleName"]))
-
-
 def _tags_of_log_group(logs: Any, _place: Place, item: Item) -> dict[str, str]:
-    tags: dict[str, str] = logs.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"]
-    return tags
+    return dict(logs.list_tags_for_resource(resourceArn=item["arn"].removesuffix(":*"))["tags"])
 
 
 def _tags_of_budget(client: Any, place: Place, item: Item) -> dict[str, str]:
@@ -63,9 +58,8 @@ def _remove_role(place: Place, name: str) -> None:
     iam = place.client("iam")
     for policy in api.pages(iam, "list_attached_role_policies", "AttachedPolicies", RoleName=name):
         iam.detach_role_policy(RoleName=name, PolicyArn=policy["PolicyArn"])
-    inline: list[Any] = api.pages(iam, "list_role_policies", "PolicyNames", RoleName=name)
-    for policy_name in inline:
-        iam.delete_role_policy(RoleName=name, PolicyName=policy_name)
+    for inline in api.pages(iam, "list_role_policies", "PolicyNames", RoleName=name):
+        iam.delete_role_policy(RoleName=name, PolicyName=inline)
     removal.call(iam, "delete_role", RoleName=name)
 
 
@@ -87,7 +81,10 @@ _KINDS = (
     Kind(
         "role",
         "iam:role",
-        _named("iam", "list_roles", "Roles", "RoleName", _tags_of_role),
+        _named(
+            *("iam", "list_roles", "Roles", "RoleName"),
+            lambda iam, _place, item: api.tags(iam.list_role_tags(RoleName=item["RoleName"])),
+        ),
         _remove_role,
         is_global=True,
     ),

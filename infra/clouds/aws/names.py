@@ -30,10 +30,7 @@ def arn(settings: Settings, service: str, account: str, resource: str) -> str:
 
 
 def named(settings: Settings, what: str = "") -> str:
-    """A resource's name: the same on each `up`, and unique to the stack, as it contains the stack's id.
-
-    At most 42 characters plus `what`: a stack's name has at most 32, and a bucket or role allows 63.
-    """
+    """The same on each `up`, unique to the stack by its id: 42 characters plus `what`; buckets and roles allow 63."""
     return f"trainyard-{unique(settings.stack, settings.stack_id)}" + (f"-{what}" if what else "")
 
 

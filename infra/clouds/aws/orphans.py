@@ -67,10 +67,7 @@ def _out_of_reach(location: Location, current: str) -> LiveResource:
 
 
 def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
-    """Everything with the stack's name; what another owner has is not `ours`.
-
-    A kind that cannot be listed is returned as unseen, with the reason.
-    """
+    """Everything with the stack's name; another owner's is not `ours`, a kind that cannot be listed is `unseen`."""
     places, found = places_of(settings, claim)
     for place, kinds in _kinds(places):
         here = [live for kind in kinds for live in _of_kind(place, kind)]
@@ -99,10 +96,8 @@ def unseen(kind: str, error: Exception) -> LiveResource:
 
 
 def _of_other_kinds(place: Place, blind: Collection[str]) -> Iterator[LiveResource]:
-    """Resources in the account's tag index of kinds that were not listed, or could not be (`blind`).
-
-    Listed kinds are skipped: the index keeps deleted resources for an hour or so.
-    """
+    """The account's tag index, for kinds that are not listed, or could not be (`blind`). Others are skipped, as it keeps
+    deleted resources for an hour or so."""
     covered = {type_ for kind in KINDS.values() if kind.name not in blind for type_ in kind.types.split()}
     wanted = [{"Key": STACK_TAG, "Values": [place.claim.stack]}]
     try:

@@ -90,15 +90,6 @@ class Kind:
 
     def live(self, place: Place, found: Found) -> LiveResource:
         """Its tags say whether the user or another owner has it."""
-        whose = place.claim.whose(found.tags or {})
-        return LiveResource(
-            self.name,
-            found.what,
-            found.owner,
-            found.id,
-            found.usd_per_hour,
-            found.holds,
-            ours=found.tags is not None and not whose,
-            whose=whose,
-            arn=self.arn.format(place=place, name=found.owner),
-        )
+        described = (self.name, found.what, found.owner, found.id, found.usd_per_hour, found.holds)
+        whose, arn = place.claim.whose(found.tags or {}), self.arn.format(place=place, name=found.owner)
+        return LiveResource(*described, ours=found.tags is not None and not whose, whose=whose, arn=arn)

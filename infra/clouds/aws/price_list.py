@@ -42,10 +42,7 @@ _INSTANCE = {
 
 
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
-    """The prices found for each sku, in USD per hour or per month. More than one: the file is ambiguous.
-
-    Raises OSError when the file cannot be fetched or is cut off.
-    """
+    """The prices found for each sku, in USD an hour or a month; several: the file is ambiguous. OSError: see `rows`."""
     found: dict[str, set[float]] = {}
     for offer, usage in USAGE.items():
         if offer == "AmazonEC2" or set(usage.values()) & set(skus):

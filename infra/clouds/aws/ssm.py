@@ -44,10 +44,7 @@ class Machine:
         return f"{self.name} ({self.instance})"
 
     def state(self) -> str:
-        """pending, running, stopping, stopped, shutting-down or terminated.
-
-        Also pending while EC2 does not know the machine, which may last a moment after it was made.
-        """
+        """pending (also if EC2 does not know it yet), running, stopping, stopped, shutting-down or terminated."""
         asked = self._ask("ec2", "describe_instances", unknown=_NOT_YET, InstanceIds=[self.instance])
         found = [machine for reservation in asked.get("Reservations", []) for machine in reservation["Instances"]]
         return str(found[0]["State"]["Name"]) if found else "pending"
@@ -107,11 +104,8 @@ class Machine:
     def _ask(
         self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
     ) -> dict[str, Any]:
-        """AWS's response; {} if it fails with one of the error codes in `unknown`.
-
-        Retries transient failures until the time `until` (default: PATIENCE seconds from now). Raises CommandError for
-        all other failures.
-        """
+        """AWS's response; {} for an error code in `unknown`. Repeats what may pass until the time `until` (default:
+        PATIENCE seconds from now); raises CommandError for all other failures."""
         until = time.monotonic() + PATIENCE if until is None else until
         while True:
             try:
