@@ -201,26 +201,11 @@ class Reserved(Resource, module="aws", name="Reserved"):
     reservation: pulumi.Output[str]
 
     def __init__(
-        self,
-        settings: Settings,
-        instance_type: str,
-        zone: str,
-        *,
-        group: pulumi.Input[str],
-        image: pulumi.Input[str],
-        opts: pulumi.ResourceOptions,
+        self, settings: Settings, machines: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions
     ) -> None:
-        inputs = {
-            "image": image,  # waits for the image, so that nothing is reserved during a bake
-            "region": region(settings),
-            "zone": zone,
-            "type": instance_type,
-            "group": group,
-            "count": settings.nodes,
-            "stack": settings.stack,
-            "tags": tags(settings),
-            "reservation": None,
-        }
+        """`machines`: their type, zone, placement group, and image, so that nothing is reserved during a bake."""
+        own = {"region": region(settings), "count": settings.nodes, "stack": settings.stack, "tags": tags(settings)}
+        inputs = {**machines, **own, "reservation": None}
         super().__init__(ReservedProvider(), "reserved", inputs, opts)
 
 

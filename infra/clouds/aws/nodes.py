@@ -64,7 +64,9 @@ def declare(settings: Settings, golden: Golden, ground: Ground, given: capacity.
         if capacity.wanted(settings):
             # Reserve last of all: a reservation costs as much as the nodes.
             after = pulumi.ResourceOptions(depends_on=ground.first)
-            reserved = capacity.Reserved(settings, machine, where, group=group.arn, image=golden.ami, opts=after)
+            reserved = capacity.Reserved(
+                settings, {"type": machine, "zone": where, "group": group.arn, "image": golden.ami}, after
+            )
             first.append(reserved)
     template = _template(settings, ground, None if given and not given.group else name)
     inside = None

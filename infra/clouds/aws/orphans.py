@@ -96,7 +96,7 @@ def unseen(kind: str, error: Exception) -> LiveResource:
 
 
 def _of_other_kinds(place: Place, blind: Collection[str]) -> Iterator[LiveResource]:
-    """The account's tag index, for kinds that are not listed, or could not be (`blind`). Others are skipped, as it keeps
+    """The account's tag index, for kinds that are not listed or could not be (`blind`). Others are skipped: it keeps
     deleted resources for an hour or so."""
     covered = {type_ for kind in KINDS.values() if kind.name not in blind for type_ in kind.types.split()}
     wanted = [{"Key": STACK_TAG, "Values": [place.claim.stack]}]
