@@ -30,19 +30,17 @@ def findings(settings: Settings) -> Iterator[Finding]:
     def quota(check: str, spot: bool, who: str, machines: Counter[str]) -> Finding:
         return judged(check, f"{look}/{QUOTAS[spot]}")(_quota)(settings, spot, who, machines)
 
-    who, nodes = f"{settings.nodes} nodes need", Counter({name: settings.nodes})
+    nodes, machines = f"{settings.nodes} nodes", Counter({name: settings.nodes})
+    bakes_one = bakes(settings) and name in machine_types.TYPES  # `up` refuses an unknown type, so nothing is baked
+    builder = builder_type(settings) if bakes_one else ""
     if name[0] not in STANDARD:
         yield Finding("quota", "undecided", f"{name} is of no standard family", look)
-    elif not bakes(settings) or name not in machine_types.TYPES:  # `up` refuses an unknown type, so nothing is baked
-        yield quota("quota", spot, who, nodes)
-    elif spot:
-        yield quota("quota", True, who, nodes)
-        builder = builder_type(settings)
-        yield quota("builder", False, f"the image's builder ({builder}) needs", Counter([builder]))
+    elif builder and not spot:
+        yield quota("quota", False, f"{nodes} and the image's builder ({builder}) need", machines + Counter([builder]))
     else:
-        builder = builder_type(settings)
-        who = f"{settings.nodes} nodes and the image's builder ({builder}) need"
-        yield quota("quota", False, who, nodes + Counter([builder]))
+        yield quota("quota", spot, f"{nodes} need", machines)
+        if builder:
+            yield quota("builder", False, f"the image's builder ({builder}) needs", Counter([builder]))
 
 
 def _quota(settings: Settings, spot: bool, who: str, machines: Counter[str]) -> str:
