@@ -31,11 +31,10 @@ def identity(settings: Settings) -> dict[str, str]:
 
 
 def owns(settings: Settings, tags: Mapping[str, str]) -> bool:
-    """Whether tags with the stack's name are the user's own stack's. Where either has no id, the owner decides."""
-    found = tags.get(ID_TAG, "")
-    if found and settings.stack_id:
-        return found == settings.stack_id
-    return tags.get(OWNER_TAG, "") in ("", settings.cloud.owner)
+    """Whether tags are of this stack, not of another user's of that name: by its id, or if none is known, its owner."""
+    has_id = settings.stack_id and ID_TAG in tags
+    key, value = (ID_TAG, settings.stack_id) if has_id else (OWNER_TAG, settings.cloud.owner)
+    return tags.get(STACK_TAG) == settings.stack and tags.get(key, value) == value
 
 
 def unique(stack: str, stack_id: str) -> str:

@@ -7,8 +7,8 @@ from account_checks import SELECT, Make, answering
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import check
 from fabfile.stacks import pulumi_cli
+from fabfile.verbs.check import check
 from infra.clouds import account
 from infra.clouds.finding import Finding, to_json
 from infra.config.settings import load

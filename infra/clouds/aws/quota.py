@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from infra.clouds import naming
 from infra.clouds.aws import api, machine_types
 from infra.clouds.aws.findings import Unfit, judged
 from infra.clouds.aws.image import bakes, builder_type
 from infra.clouds.aws.names import region
 from infra.clouds.finding import Finding
-from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 from infra.config.settings import Settings
 
 QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}
@@ -68,15 +68,8 @@ def _others(ec2: Any, settings: Settings, spot: bool) -> Counter[str]:
         for item in api.instances(ec2, api.RUNNING)
         if (item.get("InstanceLifecycle") == "spot") == spot
         and item["InstanceType"][0] in STANDARD
-        and not _is_own(settings, api.tags(item))
+        and not naming.owns(settings, api.tags(item))
     )
-
-
-def _is_own(settings: Settings, tags: dict[str, str]) -> bool:
-    """Whether it is of this stack, not of another user's of that name: by its id, or if none is known, its owner."""
-    has_id = settings.stack_id and ID_TAG in tags
-    key, value = (ID_TAG, settings.stack_id) if has_id else (OWNER_TAG, settings.cloud.owner)
-    return tags.get(STACK_TAG) == settings.stack and tags.get(key, value) == value
 
 
 def _vcpus(ec2: Any, machines: Counter[str]) -> int:
