@@ -48,8 +48,7 @@ def run_of(
     slots: Mapping[str, int] | None = None,
     node_usd: float | None = None,
 ) -> Run:
-    """The run in the output `answer`. `slots`: ranks by node, if the cluster is known; `node_usd`: a node's price per
-    hour."""
+    """The run in the output `answer`. `slots`: ranks by node, if known; `node_usd`: a node's price per hour."""
     state, spec, log = dict_of(answer, "state"), dict_of(answer, "spec"), dict_of(answer, "log")
     metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
     points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
@@ -58,11 +57,7 @@ def run_of(
     nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
     ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
     name = str(state.get("state") or "UNKNOWN")
-    over = name in OVER or name == "UNKNOWN"
     last = first_number(log.get("last"), points[-1].time if points else None)
-    # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
-    now = first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now"))
-    best = _validations([metrics.get("best")])
     samples = [one for one in _dicts(answer.get("samples")) if one.get("text")]
     job_toml = str(answer.get("job_toml") or "")
     return Run(
@@ -73,15 +68,16 @@ def run_of(
         all_nodes=tuple(ever),
         slots={**_seen_slots(disk), **(slots or {}), **_slots(asked)},
         started=first_number(state.get("started"), log.get("first"), points[0].time if points else None),
-        ended=first_number(state.get("ended"), last) if over else None,
-        now=now or 0.0,
+        ended=first_number(state.get("ended"), last) if name in (*OVER, "UNKNOWN") else None,
+        # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
+        now=first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now")) or 0.0,
         hourly_usd=first_number(state.get("price_per_hour"), None if node_usd is None else node_usd * len(nodes)),
         paused=_paused(log),
         job_toml=job_toml,
         config=_flat(job_toml),
         points=points,
         validations=_validations(metrics.get("validations")),
-        best=best[0] if best else None,
+        best=next(iter(_validations([metrics.get("best")])), None),
         totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
         width=int(number(metrics.get("width")) or 1),
         skipped=int(number(metrics.get("skipped")) or 0),
