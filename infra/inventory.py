@@ -1,12 +1,9 @@
 """The contract between provisioning and running: the output of `pulumi stack output inventory`.
 
-    Pulumi program  ->  Inventory.to_json()  ->  stack output (or a hand-written file)
-    Fabric tasks    <-  Inventory.from_json()
+    Pulumi program  ->  to_json()  ->  stack output (or a hand-written file)  ->  from_json()  ->  Fabric tasks
 
-It has everything that a task needs to reach and use a cluster, and never secrets. The head node comes first. A file
-written by hand works as well as a stack's: only `schema`, `kind` and, per node, `name` and `private_ip` are required.
-
-Imports only the standard library, so that tasks do not need Pulumi.
+It has all that a task needs to reach and use a cluster, and never secrets. The head node comes first. A hand-written
+file needs only `schema`, `kind` and, per node, `name` and `private_ip`. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -33,8 +30,11 @@ class InventoryError(ValueError):
 
 @dataclass(frozen=True)
 class Form:
-    """The allowed form of a text. Texts end up in shell commands, SSH configurations and paths, maybe on a colleague's
-    machine, so no form allows line ends, quotes or a leading dash."""
+    """The allowed form of a text; a field whose default is empty may also be empty.
+
+    Texts end up in shell commands, SSH configurations and paths, maybe on a colleague's machine, so no form allows line
+    ends, quotes or a leading dash.
+    """
 
     allowed: str
     """For the message: "must be ..."."""
@@ -42,12 +42,8 @@ class Form:
     """Regular expression for the whole text."""
     check: Callable[[str], bool] = bool
     """A check beyond the pattern."""
-    optional: bool = False
-    """Whether the text may be empty."""
 
     def fits(self, text: str) -> bool:
-        if not text:
-            return self.optional
         return re.fullmatch(self.pattern, text) is not None and self.check(text)
 
 
@@ -59,7 +55,6 @@ class Span:
     most: int
 
 
-_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _HOST = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 _USER = r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}"
 _SIX = r"[0-9A-Fa-f]*:[0-9A-Fa-f.:]+"
@@ -89,62 +84,32 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _is_host(text: str) -> bool:
-    return ":" not in text or _is_address(text)
-
-
 def _is_local_path(text: str) -> bool:
     return not any(unicodedata.category(character)[0] == "C" or character in "\u2028\u2029" for character in text)
 
 
 Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f.:]+", _is_address)]
-Bucket = Annotated[
-    str,
-    Form(
-        "s3://BUCKET, abfs://CONTAINER@ACCOUNT or file:///FOLDER, with folders of letters, digits and '._@=+-'",
-        rf"(s3|abfs)://[A-Za-z0-9][A-Za-z0-9._@-]*({_PLAIN_PATH})?/?|file://{_PLAIN_PATH}",
-        optional=True,
-    ),
-]
-ClusterName = Annotated[
-    str, Form("letters, digits, '.', '_' and '-', at most 63 of them", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-]
+_BUCKET = rf"(s3|abfs)://[A-Za-z0-9][A-Za-z0-9._@-]*({_PLAIN_PATH})?/?|file://{_PLAIN_PATH}"
+_BUCKET_FORM = "s3://BUCKET, abfs://CONTAINER@ACCOUNT or file:///FOLDER, with folders of letters, digits and '._@=+-'"
+Bucket = Annotated[str, Form(_BUCKET_FORM, _BUCKET)]
+ClusterName = Annotated[str, Form("at most 63 letters, digits and '._-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")]
 Count = Annotated[int, Span(1, 1024)]
+Devices = Annotated[int, Span(0, 64)]
 HostKey = Annotated[
-    str,
-    Form(
-        "'TYPE BASE64', the public half of a host key",
-        r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}",
-        optional=True,
-    ),
+    str, Form("'TYPE BASE64', the public half of a host key", r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}")
 ]
-HostName = Annotated[str, Form("a host name (a-z, 0-9 and '-')", _LABEL)]
+HostName = Annotated[str, Form("a host name (a-z, 0-9 and '-')", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")]
 HostOrAddress = Annotated[
-    str, Form("a host name or an IP address (without a zone)", rf"{_HOST}|{_SIX}", _is_host, optional=True)
+    str, Form("a host name or an IP address without zone", rf"{_HOST}|{_SIX}", lambda t: ":" not in t or _is_address(t))
 ]
 Image = Annotated[str, Form("an image's name: letters, digits and '._/:@-'", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")]
-Interface = Annotated[str, Form("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}", optional=True)]
-JumpHost = Annotated[
-    str,
-    Form(
-        "[user@]host[:port], an IPv6 address with a port in brackets",
-        r".+",
-        lambda text: split_jump_host(text) is not None,
-        optional=True,
-    ),
-]
-LocalPath = Annotated[
-    str,
-    Form(
-        "a path of at most 1024 characters that can be seen, without '\"', '`', '$' and backslashes",
-        r"[^\"`\\$-][^\"`\\$]{0,1023}",
-        _is_local_path,
-        optional=True,
-    ),
-]
-Money = Annotated[float, Span(0, 10**6)]
-Gigabytes = Annotated[float, Span(0, 10**6)]
-SharedPath = Annotated[str, Form("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH, optional=True)]
+Interface = Annotated[str, Form("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}")]
+_JUMP_FORM = "[user@]host[:port], an IPv6 address with a port in brackets"
+JumpHost = Annotated[str, Form(_JUMP_FORM, ".+", lambda text: split_jump_host(text) is not None)]
+_PATH_FORM = "a path of at most 1024 characters that can be seen, without '\"', '`', '$' and backslashes"
+LocalPath = Annotated[str, Form(_PATH_FORM, r"[^\"`\\$-][^\"`\\$]{0,1023}", _is_local_path)]
+Amount = Annotated[float, Span(0, 10**6)]
+SharedPath = Annotated[str, Form("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH)]
 UserName = Annotated[str, Form("a user's name: letters, digits and '._@+-'", _USER)]
 
 
@@ -164,8 +129,8 @@ class Node:
     """Ranks on this node: one per NUMA node or per GPU."""
     cores_per_slot: Count = 1
     """Physical cores per rank."""
-    gpus: Annotated[int, Span(0, 64)] = 0
-    memory_gb: Gigabytes = 0.0
+    gpus: Devices = 0
+    memory_gb: Amount = 0.0
     """Memory in GiB; 0: unknown."""
     host_key: HostKey = ""
     """Public SSH host key, `ssh-ed25519 AAAA...`; empty: use the operator's known_hosts."""
@@ -202,7 +167,7 @@ class SshCluster:
     """Directory on storage that all nodes share; empty: none, each node has its own disk."""
     data_url: Bucket = ""
     """Bucket of the data set and the checkpoints (s3://, abfs://); empty: none."""
-    hourly_usd: Money = 0.0
+    hourly_usd: Amount = 0.0
 
     @property
     def head(self) -> Node:
@@ -228,10 +193,10 @@ class KubeCluster:
     image: Image
     """Container image of the training job, with tag or digest."""
     workers: Count
-    gpus_per_worker: Annotated[int, Span(0, 64)]
-    efa_per_worker: Annotated[int, Span(0, 64)] = 0
+    gpus_per_worker: Devices
+    efa_per_worker: Devices = 0
     data_url: Bucket = ""
-    hourly_usd: Money = 0.0
+    hourly_usd: Amount = 0.0
 
 
 Cluster = SshCluster | KubeCluster
@@ -266,22 +231,18 @@ def from_object(found: object, *, source: str = "inventory") -> Cluster:
     if not isinstance(found, dict):
         raise InventoryError(f"{source}: must be a JSON object with schema, kind and nodes")
     raw = dict(found)
-    _check_schema(raw.pop("schema", None), source)
-    kind = raw.pop("kind", None)
-    if kind == SshCluster.kind:
-        return _ssh_cluster(raw, source)
-    if kind == KubeCluster.kind:
-        return _build(KubeCluster, raw, source)
-    raise InventoryError(f"{source}: kind = {kind!r}: must be 'ssh' or 'kubernetes'")
-
-
-def _check_schema(schema: object, source: str) -> None:
+    schema, kind = raw.pop("schema", None), raw.pop("kind", None)
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise InventoryError(f"{source}: schema = {schema!r}: must be a whole number; this trainyard writes {SCHEMA}")
     if schema > SCHEMA:
         raise InventoryError(
             f"{source}: schema {schema} is newer than schema {SCHEMA}, the newest that is read here: update trainyard"
         )
+    if kind == SshCluster.kind:
+        return _ssh_cluster(raw, source)
+    if kind == KubeCluster.kind:
+        return _build(KubeCluster, raw, source)
+    raise InventoryError(f"{source}: kind = {kind!r}: must be 'ssh' or 'kubernetes'")
 
 
 def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
@@ -290,19 +251,17 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
         raise InventoryError(f"{source}: nodes: must be a list of at least one node")
     nodes = []
     for index, entry in enumerate(entries):
-        where = f"{source}: nodes[{index}]"
+        where, role = f"{source}: nodes[{index}]", "worker" if index else "head"
         if not isinstance(entry, dict):
             raise InventoryError(f"{where}: must be an object with name and private_ip")
-        entry = {"role": "head" if index == 0 else "worker", **entry}
-        node = _build(Node, entry, where)
-        if node.role != ("worker" if index else "head"):
+        node = _build(Node, {"role": role, **entry}, where)
+        if node.role != role:
             raise InventoryError(f"{where}: role = {node.role!r}: the first node is the head, the others are workers")
         nodes.append(node)
     for field in ("name", "private_ip"):
         values = [getattr(node, field) for node in nodes]
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise InventoryError(f"{source}: nodes: {field} {twice[0]!r} stands twice")
+        if repeated := sorted({value for value in values if values.count(value) > 1}):
+            raise InventoryError(f"{source}: nodes: {field} {repeated[0]!r} stands twice")
     return _build(SshCluster, {"name": "machines", **raw, "nodes": tuple(nodes)}, source)
 
 
@@ -313,21 +272,18 @@ def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
     for key, value in raw.items():
         if key not in fields:
             raise InventoryError(f"{where}: unknown key {key!r}; known: {', '.join(fields)}")
-        wrong = _wrong(value, hints[key])
-        if wrong:
-            shown = repr(value)
-            raise InventoryError(
-                f"{where}: {key} = {shown if len(shown) < 100 else shown[:96] + '...'}: must be {wrong}"
-            )
-    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in raw]
-    if missing:
+        allowed = "" if value == "" == fields[key].default else _mismatch(value, hints[key])
+        if allowed:
+            text = repr(value)
+            text = text if len(text) < 100 else text[:96] + "..."
+            raise InventoryError(f"{where}: {key} = {text}: must be {allowed}")
+    if missing := [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in raw]:
         raise InventoryError(f"{where}: {missing[0]} is missing")
     return cls(**raw)
 
 
-def _wrong(value: object, hint: Any) -> str:
-    """What the value must be, if it is something else; "" if it is right. A field type that is no form, span or list of
-    words is a bug in this file."""
+def _mismatch(value: object, hint: Any) -> str:
+    """What the value must be, if it is not; else "". TypeError (a bug here) for a field without Form, Span or words."""
     if get_origin(hint) is Literal:
         words = get_args(hint)
         return "" if value in words else " or ".join(map(repr, words))
@@ -336,9 +292,8 @@ def _wrong(value: object, hint: Any) -> str:
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{hint}: a field of the inventory needs a Form or a Span")
     kind, rule = get_args(hint)
-    simple = {str: "text", int: "a whole number", float: "a number"}[kind]
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-        return simple
+        return {str: "text", int: "a whole number", float: "a number"}[kind]
     if isinstance(rule, Form):
         return "" if rule.fits(str(value)) else rule.allowed
     assert isinstance(rule, Span) and isinstance(value, (int, float))

@@ -58,20 +58,20 @@ VALUES: dict[Any, st.SearchStrategy[str]] = {
 """Texts of every form. There is none for a form that is new: add it."""
 
 
-def values(hint: Any) -> st.SearchStrategy[Any]:
+def values(hint: Any, default: object) -> st.SearchStrategy[Any]:
     """What a field may have."""
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     kind, rule = get_args(hint)
     if isinstance(rule, Span):
         return st.floats(rule.least, rule.most) if kind is float else st.integers(rule.least, rule.most)
-    return st.just("") | VALUES[hint] if rule.optional else VALUES[hint]
+    return st.just("") | VALUES[hint] if default == "" else VALUES[hint]
 
 
 def fields_of(cls: type) -> dict[str, st.SearchStrategy[Any]]:
     hints = get_type_hints(cls, include_extras=True)
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in ("nodes", "role")]
-    return {name: values(hints[name]) for name in names}
+    fields = [field for field in dataclasses.fields(cls) if field.name not in ("nodes", "role")]
+    return {field.name: values(hints[field.name], field.default) for field in fields}
 
 
 @st.composite
