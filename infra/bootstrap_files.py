@@ -9,19 +9,16 @@ input that cannot be used.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from infra import user_data
-from infra.config import cloud_settings, stack_file
-from infra.config.keys import choice
-from infra.config.settings import Local, Settings
-from infra.errors import UsageError, show_error
+from infra.config import stack_file
+from infra.config.settings import Settings, load
+from infra.errors import UsageError, prints_json
 
 STACK = "local"
 """Kind of cluster whose defaults apply: no known costs, no limit of hours."""
@@ -29,25 +26,11 @@ SETTINGS_FILE = "/etc/trainyard.env"
 
 
 def settings_of(asked: dict[str, Any]) -> Settings:
-    """Settings for machines that Trainyard does not make; only profile and collectives are read from them."""
-    raw = {**stack_file.read(STACK), "profile": asked["profile"], "collectives": asked["collectives"]}
-    if raw["collectives"] == "ccl" and raw["profile"] == "native":
+    """Settings for machines that Trainyard does not make: the defaults, with this profile and these collectives."""
+    if asked["collectives"] == "ccl" and asked["profile"] == "native":
         raise UsageError("--collectives ccl: needs --profile ipex: oneCCL's binding is built for its torch")
-    return Settings(
-        stack=STACK,
-        cluster="local",
-        nodes=len(asked["nodes"]),
-        cidr=ipaddress.IPv4Network(raw["cidr"]),
-        profile=choice(raw, "profile"),
-        collectives=choice(raw, "collectives"),
-        public_key="",
-        public_key_file=Path(),
-        image="bake",
-        max_hours=0,
-        idle_minutes=0,
-        local=Local(cpus=1, memory_mb=1024),
-        cloud=cloud_settings.read(raw, STACK, in_cloud=False),
-    )
+    raw = {**stack_file.defaults(), "profile": asked["profile"], "collectives": asked["collectives"]}
+    return load(STACK, raw, reads_key=False)
 
 
 def files(settings: Settings, image: str, node: dict[str, str], user: str) -> list[dict[str, str]]:
@@ -60,16 +43,15 @@ def files(settings: Settings, image: str, node: dict[str, str], user: str) -> li
     return found
 
 
-def main() -> int:
+@prints_json
+def main() -> dict[str, Any]:
     asked = json.load(sys.stdin)
-    try:
-        settings = settings_of(asked)
-        image = user_data.image_key(settings)
-        found = {node["name"]: files(settings, image, node, asked["user"]) for node in asked["nodes"]}
-    except UsageError as error:
-        return show_error(error)
-    print(json.dumps({"image": image, "files": found}))
-    return 0
+    settings = settings_of(asked)
+    image = user_data.image_key(settings)
+    return {
+        "image": image,
+        "files": {node["name"]: files(settings, image, node, asked["user"]) for node in asked["nodes"]},
+    }
 
 
 if __name__ == "__main__":

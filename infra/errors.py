@@ -1,9 +1,12 @@
-"""Errors that are shown to the user as one line, without a traceback."""
+"""Errors that are shown to the user as one line, without a traceback, and what a module's main prints."""
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import sys
+from collections.abc import Callable
 
 
 class UsageError(Exception):
@@ -25,7 +28,26 @@ class OperationError(Exception):
         super().__init__(visible(str(text)))  # here, as Pulumi prints it too, and it often quotes a machine's output
 
 
+def say(line: str) -> None:
+    """Print a line of progress: Pulumi shows what a provider prints, and so does the embedded engine."""
+    print(visible(line), flush=True)
+
+
 def show_error(error: Exception) -> int:
     """Print an error to stderr at the end of a module's main. Returns the exit code."""
     print(visible(str(error)), file=sys.stderr)
     return 2 if isinstance(error, UsageError) else 1
+
+
+def prints_json(main: Callable[[], object]) -> Callable[[], int]:
+    """Make a module's main of a function: print its result as JSON, or one line for an error. Returns the exit code."""
+
+    @functools.wraps(main)
+    def run() -> int:
+        try:
+            print(json.dumps(main()))
+        except (UsageError, OperationError, OSError) as error:
+            return show_error(error)
+        return 0
+
+    return run

@@ -9,18 +9,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import ipaddress
-import json
 import os
 import sys
 import urllib.request
 from types import ModuleType
 
 from infra.clouds import sdk
-from infra.clouds.finding import Finding, to_json
+from infra.clouds.finding import Finding
 from infra.config import stack_file
-from infra.config.settings import Settings, load
+from infra.config.settings import Settings
 from infra.config.values import ADDRESS_ECHO, set_key
-from infra.errors import OperationError, UsageError, show_error
+from infra.errors import OperationError, UsageError, prints_json
 from infra.state import stack_record
 
 ECHO_S = 10.0
@@ -64,27 +63,23 @@ def cheap(settings: Settings) -> None:
     """
     if not settings.facts.name:
         return
-    account = of(settings)
     try:
-        wrong = [finding for finding in account.cheap(settings) if finding.state == "failed"]
+        wrong = [finding for finding in of(settings).cheap(settings) if finding.state == "failed"]
     except (OperationError, UsageError):
         return
     if wrong:
         raise UsageError(f"{wrong[0].check}: {wrong[0].said}; mend: {wrong[0].mend}")
 
 
-def main() -> int:
+@prints_json
+def main() -> object:
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.account", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
     parser.add_argument("--offers", action="store_true", help="where the stack's machine type can be had")
     args = parser.parse_args()
-    try:
-        settings, record = load(args.stack, stack_file.read(args.stack)), stack_record.read(args.stack)
-        settings = dataclasses.replace(settings, stack_id=record.id if record else "")
-        print(json.dumps(of(settings).offers(settings)) if args.offers else to_json(check(settings)))
-    except (UsageError, OperationError) as error:
-        return show_error(error)
-    return 0
+    settings, record = stack_file.settings(args.stack), stack_record.read(args.stack)
+    settings = dataclasses.replace(settings, stack_id=record.id if record else "")
+    return of(settings).offers(settings) if args.offers else [vars(finding) for finding in check(settings)]
 
 
 if __name__ == "__main__":

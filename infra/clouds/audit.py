@@ -15,17 +15,18 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 from infra.clouds import sdk
-from infra.clouds.live_resource import LiveResource, to_json
+from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import orphans as local
 from infra.config import stack_file
-from infra.config.keys import choice
+from infra.config.keys import value
 from infra.config.kinds import CLUSTERS
 from infra.config.settings import Settings, check_stack, load
-from infra.errors import OperationError, UsageError, show_error
+from infra.errors import OperationError, UsageError, prints_json
 from infra.state import stack_record
 from infra.state.ownership import Claim, Location
 
@@ -41,20 +42,13 @@ def cloud_settings(stack: str) -> Settings | None:
         return None
     try:
         raw = stack_file.read(stack)
-        cluster = choice(raw, "cluster")
+        cluster = value(raw, "cluster")
     except UsageError:
-        if not _is_here(stack):
-            raise
-        return None
+        with suppress(OperationError, OSError):  # no stack can be on this machine: no Linux, no `ip`
+            if local.find(stack):
+                return None
+        raise
     return load(stack, raw) if CLUSTERS[cluster].name else None
-
-
-def _is_here(stack: str) -> bool:
-    """Whether this machine has something of the stack. False where no stack can be (no Linux, no `ip`)."""
-    try:
-        return bool(local.find(stack))
-    except (OperationError, OSError):
-        return False
 
 
 def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
@@ -67,14 +61,24 @@ def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:
     return Claim(stack, owner, frozenset(ids), tuple(locations))
 
 
-def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[LiveResource]:
-    """Everything with the stack's name. `is_local`: only on this machine, without reading its file."""
+def _where(stack: str, state: Mapping[str, Any], is_local: bool) -> tuple[Settings | None, Claim]:
+    """The settings of a stack in a cloud, or None for one on this machine; and the user's claim.
+
+    Raises UsageError for a local stack without root: another user would find nothing, and believe it.
+    """
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
+    if settings is None and os.geteuid() != 0:
+        raise UsageError("a local stack's machines are root's: run this with sudo")
+    return settings, claim
+
+
+def find(stack: str, state: Mapping[str, Any], *, is_local: bool = False) -> list[LiveResource]:
+    """Everything with the stack's name. `is_local`: only on this machine, without reading its file."""
+    settings, claim = _where(stack, state, is_local)
     if settings is None:
-        _need_root()
         return local.find(stack, claim.ids)
-    found: list[LiveResource] = _leftovers(settings).find(settings, claim=claim)
+    found: list[LiveResource] = _orphans(settings).find(settings, claim=claim)
     return found
 
 
@@ -82,22 +86,14 @@ def sweep(
     stack: str, known: Collection[str], state: Mapping[str, Any], *, delete_data: bool, is_local: bool = False
 ) -> list[LiveResource]:
     """Remove the user's own resources whose owner is not in `known`; returns what was removed."""
-    settings = None if is_local else cloud_settings(stack)
-    claim = claim_of(stack, settings.cloud.owner if settings else "", state)
+    settings, claim = _where(stack, state, is_local)
     if settings is None:
-        _need_root()
         return local.sweep(stack, known, claim.ids)
-    swept: list[LiveResource] = _leftovers(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
+    swept: list[LiveResource] = _orphans(settings).sweep(settings, known, delete_data=delete_data, claim=claim)
     return swept
 
 
-def _need_root() -> None:
-    """Only root sees the machines' directories and the firewall; another user would find nothing and believe it."""
-    if os.geteuid() != 0:
-        raise UsageError("a local stack's machines are root's: run this with sudo")
-
-
-def _leftovers(settings: Settings) -> ModuleType:
+def _orphans(settings: Settings) -> ModuleType:
     """The orphans module of the stack's cloud: find(settings, claim=...), sweep(settings, known, ..., claim=...)."""
     return sdk.load(f"infra.clouds.{settings.facts.name}.orphans")
 
@@ -107,7 +103,8 @@ def unknown(live_resources: list[LiveResource], known: Collection[str]) -> list[
     return [live for live in live_resources if not live.is_in(known)]
 
 
-def main() -> int:
+@prints_json
+def main() -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
     parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")
@@ -118,18 +115,14 @@ def main() -> int:
     parser.add_argument("--delete-data", action="store_true", help="buckets too that have something in them")
     args = parser.parse_args()
     known, state = set(json.loads(args.known)), json.loads(args.state)
-    try:
-        if args.forget:
-            stack_record.forget(args.stack)
-            found = []
-        elif args.sweep:
-            found = sweep(args.stack, known, state, delete_data=args.delete_data, is_local=args.local)
-        else:
-            found = unknown(find(args.stack, state, is_local=args.local), known)
-    except (UsageError, OperationError, OSError) as error:
-        return show_error(error)
-    print(to_json(found))
-    return 0
+    found: list[LiveResource] = []
+    if args.forget:
+        stack_record.forget(args.stack)
+    elif args.sweep:
+        found = sweep(args.stack, known, state, delete_data=args.delete_data, is_local=args.local)
+    else:
+        found = unknown(find(args.stack, state, is_local=args.local), known)
+    return [vars(live) for live in found]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +21,3 @@ class Finding:
     def __post_init__(self) -> None:
         if (self.state == "ok") != (not self.mend):
             raise ValueError(f"{self.check}: {self.state} with mend = {self.mend!r}")
-
-
-def to_json(findings: Sequence[Finding]) -> str:
-    return json.dumps([vars(finding) for finding in findings])

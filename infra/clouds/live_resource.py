@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -44,7 +43,3 @@ def _name(arn: str) -> str:
     """The part of an ARN that is the same in every region: service, type and name."""
     parts = arn.lower().split(":", 5)
     return f"{parts[2]}:{parts[5]}" if len(parts) == 6 else ""
-
-
-def to_json(live_resources: Sequence[LiveResource]) -> str:
-    return json.dumps([vars(live) for live in live_resources])

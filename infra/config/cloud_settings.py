@@ -6,8 +6,9 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from infra.config.keys import KEYS, boolean, choice, integer, text
+from infra.config.keys import KEYS, value
 from infra.config.values import ADDRESS_ECHO, SettingsError, set_key
 
 MIN_ADMIN_PREFIX = 16
@@ -42,38 +43,28 @@ class Cloud:
     capacity_reservation: str
     """On AWS: `cr-...` to use that one; empty: `up` makes one while it starts all nodes; or `none`."""
     replace_nodes: bool
-    """Whether nodes of an older image are replaced; otherwise they are left alone."""
+    """Whether nodes of an older image are replaced."""
 
 
 def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
     """Validate the keys of the clouds. Raises SettingsError for the first bad one.
 
-    Keys that every cluster in a cloud needs may be empty unless `in_cloud`.
+    Keys that every cluster in a cloud needs (those with an example) may be empty unless `in_cloud`.
     """
-    return Cloud(
-        region=text(raw, "region"),
-        zone=text(raw, "zone"),
-        instance_type=text(raw, "instanceType"),
-        spot=boolean(raw, "spot"),
-        disk_gb=integer(raw, "diskGb"),
-        base_image=text(raw, "baseImage"),
-        public_nodes=choice(raw, "publicNodes"),
-        admin_cidr=_admin(raw["adminCidr"], stack, in_cloud=in_cloud),
-        owner=_needed(raw, "owner", stack, in_cloud=in_cloud),
-        alert_email=_needed(raw, "alertEmail", stack, in_cloud=in_cloud),
-        budget_usd=integer(raw, "budgetUsd"),
-        keep_data=boolean(raw, "keepData"),
-        flow_logs=boolean(raw, "flowLogs"),
-        monitoring=boolean(raw, "monitoring"),
-        capacity_reservation=text(raw, "capacityReservation"),
-        replace_nodes=boolean(raw, "replaceNodes"),
-    )
-
-
-def _needed(raw: Mapping[str, str], key: str, stack: str, *, in_cloud: bool) -> str:
-    if not (re.fullmatch(KEYS[key].form, raw[key]) or (raw[key] == "" and not in_cloud)):
-        raise SettingsError(key, raw[key], _with_command(key, KEYS[key].allowed, KEYS[key].example, stack))
-    return raw[key]
+    fields: dict[str, Any] = {}
+    for key, declared in KEYS.items():
+        if declared.on in ("", "local"):
+            continue
+        name = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)  # instanceType -> instance_type
+        if key == "adminCidr":
+            fields[name] = _admin(raw[key], stack, in_cloud=in_cloud)
+        elif not declared.example:
+            fields[name] = value(raw, key)
+        elif re.fullmatch(declared.form, raw[key]) or (raw[key] == "" and not in_cloud):
+            fields[name] = raw[key]
+        else:
+            raise SettingsError(key, raw[key], _with_command(key, declared.allowed, declared.example, stack))
+    return Cloud(**fields)
 
 
 def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
@@ -91,5 +82,5 @@ def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network |
     return network
 
 
-def _with_command(key: str, allowed: str, value: str, stack: str) -> str:
-    return f"{allowed}; set it: {set_key(key, value, stack)}"
+def _with_command(key: str, allowed: str, example: str, stack: str) -> str:
+    return f"{allowed}; set it: {set_key(key, example, stack)}"

@@ -17,8 +17,7 @@ import yaml
 from infra.config import stack_file
 from infra.config.keys import KEYS
 from infra.config.settings import load
-from infra.config.values import SettingsError
-from infra.errors import UsageError, show_error
+from infra.errors import UsageError, prints_json
 
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
 """Text that the YAML base loader reads correctly without quotes."""
@@ -82,22 +81,18 @@ def _own(text: str) -> dict[str, str]:
     return {name.removeprefix(f"{stack_file.PROJECT}:"): value for name, value in (config or {}).items()}
 
 
-def main() -> int:
+@prints_json
+def main() -> list[dict[str, object]]:
     parser = argparse.ArgumentParser(prog="python -m infra.config.configure")
     parser.add_argument("stack")
     parser.add_argument("pair", nargs="*", help="KEY VALUE")
     args = parser.parse_args()
     try:
         if args.pair:
-            key, value = args.pair
-            set_value(args.stack, key, value)
-        print(json.dumps(listing(args.stack)))
-    except SettingsError as error:
-        return show_error(error)
-    except (UsageError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+            set_value(args.stack, *args.pair)
+        return listing(args.stack)
+    except OSError as error:
+        raise UsageError(str(error)) from None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """The user's configuration, validated once into frozen dataclasses.
 
 The keys are declared in infra.config.keys. A bad value raises a SettingsError that names the key, the value and what is
-allowed. Imports only the standard library, as the pre-flight, the Pulumi program and the tests all use it. Settings
-of clusters in a cloud are in infra.config.cloud_settings.
+allowed. Settings of clusters in a cloud are in infra.config.cloud_settings.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.config import cloud_settings
-from infra.config.keys import KEYS, choice, integer
+from infra.config.keys import KEYS, value
 from infra.config.kinds import CLUSTERS, CloudFacts
 from infra.config.values import SettingsError
 
@@ -26,13 +25,8 @@ FIRST_HOST = 10
 PRIVATE = tuple(ipaddress.IPv4Network(text) for text in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _STACK = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 _KEY_TYPES = (
-    "ssh-ed25519",
-    "ssh-rsa",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "sk-ssh-ed25519@openssh.com",
-    "sk-ecdsa-sha2-nistp256@openssh.com",
+    *("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521"),
+    *("sk-ssh-ed25519@openssh.com", "sk-ecdsa-sha2-nistp256@openssh.com"),
 )
 
 
@@ -100,23 +94,26 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
     missing = [key for key in KEYS if key not in raw]
     if missing:
         raise SettingsError(missing[0], "", "set: it has no default in Pulumi.yaml")
-    cluster = choice(raw, "cluster")
-    in_cloud = bool(CLUSTERS[cluster].name)
-    nodes = integer(raw, "nodes")
+    cluster: str = value(raw, "cluster")
+    facts = CLUSTERS[cluster]
+    in_cloud = bool(facts.name)
+    nodes: int = value(raw, "nodes")
     key_file = _path(raw["publicKey"]) if reads_key else Path(raw["publicKey"])
+    if raw["image"] != "bake" and not facts.image.fullmatch(raw["image"]):
+        raise SettingsError("image", raw["image"], f"'bake', or the id of a baked image ({facts.image_form})")
     return Settings(
         stack=stack,
         cluster=cluster,
         nodes=nodes,
         cidr=_network(raw["cidr"], nodes),
-        profile=choice(raw, "profile"),
+        profile=value(raw, "profile"),
         collectives=_collectives(raw),
         public_key=_public_key(key_file) if reads_key else "",
         public_key_file=key_file,
-        image=_image(raw["image"], cluster),
-        max_hours=integer(raw, "maxHours", in_cloud=in_cloud),
-        idle_minutes=integer(raw, "idleMinutes"),
-        local=Local(cpus=integer(raw, "cpus"), memory_mb=integer(raw, "memoryMb")),
+        image=raw["image"],
+        max_hours=value(raw, "maxHours", in_cloud=in_cloud),
+        idle_minutes=value(raw, "idleMinutes"),
+        local=Local(cpus=value(raw, "cpus"), memory_mb=value(raw, "memoryMb")),
         cloud=cloud_settings.read(raw, stack, in_cloud=in_cloud),
     )
 
@@ -128,11 +125,10 @@ def check_stack(stack: str) -> None:
 
 
 def _collectives(raw: Mapping[str, str]) -> str:
-    chosen = choice(raw, "collectives")
+    chosen: str = value(raw, "collectives")
     if chosen == "ccl" and raw["profile"] == "native":
-        raise SettingsError(
-            "collectives", chosen, "gloo with profile native: oneCCL's binding is built for ipex's torch"
-        )
+        allowed = "gloo with profile native: oneCCL's binding is built for ipex's torch"
+        raise SettingsError("collectives", chosen, allowed)
     return chosen
 
 
@@ -145,9 +141,8 @@ def _network(text: str, nodes: int) -> ipaddress.IPv4Network:
         raise SettingsError("cidr", text, f"a private network (in {', '.join(map(str, PRIVATE))})")
     if network.num_addresses < FIRST_HOST + nodes + 1:
         most = max(network.num_addresses - FIRST_HOST - 1, 0)
-        raise SettingsError(
-            "cidr", text, f"a network with room for {nodes} nodes; a /{network.prefixlen} has room for {most}"
-        )
+        allowed = f"a network with room for {nodes} nodes; a /{network.prefixlen} has room for {most}"
+        raise SettingsError("cidr", text, allowed)
     return network
 
 
@@ -165,17 +160,15 @@ def _public_key(path: Path) -> str:
             raise SettingsError("publicKey", str(path), "a file")  # reading a pipe or a device might never end
         text = path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        raise SettingsError(
-            "publicKey", str(path), "an existing file; make a key with: ssh-keygen -t ed25519"
-        ) from None
+        allowed = "an existing file; make a key with: ssh-keygen -t ed25519"
+        raise SettingsError("publicKey", str(path), allowed) from None
     except (OSError, ValueError):
         raise SettingsError("publicKey", str(path), "a readable public key file") from None
     if "PRIVATE KEY" in text:
         raise SettingsError("publicKey", str(path), "the public half of the key (the file that ends in .pub)")
     if not _is_key_line(text):
-        raise SettingsError(
-            "publicKey", str(path), "a file with one line 'TYPE BASE64 [COMMENT]', as ssh-keygen writes it"
-        )
+        allowed = "a file with one line 'TYPE BASE64 [COMMENT]', as ssh-keygen writes it"
+        raise SettingsError("publicKey", str(path), allowed)
     return text
 
 
@@ -185,10 +178,7 @@ def _is_key_line(text: str) -> bool:
 
 
 def _is_key_body(kind: str, body: str) -> bool:
-    """Whether the base64 text is a complete key of the given type.
-
-    It is a list of length-prefixed fields, the first of which is the type (RFC 4253, section 6.6).
-    """
+    """Whether the base64 text is a complete key: length-prefixed fields, the first its type (RFC 4253, section 6.6)."""
     try:
         blob = base64.b64decode(body, validate=True)
     except ValueError:
@@ -199,10 +189,3 @@ def _is_key_body(kind: str, body: str) -> bool:
         fields.append(blob[at + 4 : end])
         at = end
     return at == len(blob) and len(fields) > 1 and fields[0] == kind.encode()
-
-
-def _image(text: str, cluster: str) -> str:
-    facts = CLUSTERS[cluster]
-    if text != "bake" and not facts.image.fullmatch(text):
-        raise SettingsError("image", text, f"'bake', or the id of a baked image ({facts.image_form})")
-    return text

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from infra.config.settings import ROOT, check_stack
+from infra.config.settings import ROOT, Settings, check_stack, load
 from infra.config.values import SettingsError
 from infra.errors import UsageError
 
@@ -48,6 +48,11 @@ def read(stack: str, root: Path = ROOT) -> dict[str, str]:
         if ":" not in key:  # keys with a colon are a provider's own, such as aws:region
             values[key] = _text(key, value)
     return values
+
+
+def settings(stack: str) -> Settings:
+    """The validated settings of a stack. Raises UsageError."""
+    return load(stack, read(stack))
 
 
 def _text(key: str, value: object) -> str:

@@ -1,22 +1,18 @@
-"""The facts of a stack that the verbs read first: `python -m infra.config.summary STACK`.
-
-Prints JSON {cluster, cloud, type, offered_by, place, keep_data}. Exit code 2 and one line for a bad file. `offered_by`
-is the key (zone or region) on which the offer of the machine type depends.
-"""
+"""The facts of a stack that the verbs read first, as JSON: `python -m infra.config.summary STACK`."""
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 from infra.config import stack_file
-from infra.config.settings import Settings, load
-from infra.errors import UsageError, show_error
+from infra.config.settings import Settings
+from infra.errors import prints_json
 
 
 def of(settings: Settings) -> dict[str, Any]:
-    """The facts as in the module docstring."""
+    """{cluster, cloud, type, offered_by, place, keep_data}. `offered_by` is the key (zone or region) on which the offer
+    of the machine type depends."""
     return {
         "cluster": settings.cluster,
         "cloud": settings.facts.name,
@@ -27,13 +23,9 @@ def of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    try:
-        settings = load(sys.argv[1], stack_file.read(sys.argv[1]))
-    except UsageError as error:
-        return show_error(error)
-    print(json.dumps(of(settings)))
-    return 0
+@prints_json
+def main() -> dict[str, Any]:
+    return of(stack_file.settings(sys.argv[1]))
 
 
 if __name__ == "__main__":

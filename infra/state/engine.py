@@ -35,19 +35,14 @@ from pulumi.runtime.mocks import MockCallArgs, MockEngine, MockMonitor, MockReso
 from pulumi.runtime.settings import configure
 from pulumi.runtime.stack import run_in_stack
 
-from infra.clouds.local.progress import say
 from infra.config import stack_file
-from infra.errors import OperationError, UsageError, show_error, visible
+from infra.errors import OperationError, UsageError, say, show_error, visible
 from infra.state import operation, stack_id, stack_record
 from infra.state.engine_state import Resource, State
 
 PROVIDER = "__provider"
 BACKEND = "embedded"
 """Name of this engine's state in the user's record of a stack's id."""
-
-
-class EngineError(OperationError):
-    """The engine could not finish an operation."""
 
 
 class Engine(Mocks):
@@ -64,11 +59,11 @@ class Engine(Mocks):
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         if args.token == stack_id.READ_STATE:
             return {"outputs": self.state.by_urn()}, []
-        raise EngineError(f"the embedded engine has no provider for {args.token}; install pulumi")
+        raise OperationError(f"the embedded engine has no provider for {args.token}; install pulumi")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         if PROVIDER not in args.inputs:
-            raise EngineError(f"the embedded engine has no provider for {args.typ}; install pulumi")
+            raise OperationError(f"the embedded engine has no provider for {args.typ}; install pulumi")
         with self._counting:
             self.declared.add(args.name)
         # The SDK wraps the provider as a secret. Unwrap it, as Pulumi does for a plugin without support for secrets.
@@ -164,7 +159,7 @@ def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dic
     if operation.interrupted.is_set():
         raise operation.Cancelled("interrupted; run `fab up` again, or `fab destroy`")
     if engine.failed:
-        raise EngineError("\n".join(engine.failed))
+        raise OperationError("\n".join(engine.failed))
     return engine, monitor.outputs
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from account_checks import SELECT, Make, answering
 from invoke.context import Context
@@ -10,7 +12,7 @@ from invoke.exceptions import Exit
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs.check import check
 from infra.clouds import account
-from infra.clouds.finding import Finding, to_json
+from infra.clouds.finding import Finding
 from infra.config.settings import load
 from infra.errors import UsageError
 from infra.state import stack_record
@@ -56,7 +58,7 @@ def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
         Finding("rights", "undecided", "not simulated", "look there"),
         Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
     ]
-    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: to_json(told))
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps([vars(finding) for finding in told]))
     with pytest.raises(Exit) as failed:
         check(Context(), stack="yard", account=True)
     assert failed.value.code == 1

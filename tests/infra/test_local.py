@@ -26,7 +26,7 @@ from infra.clouds.local.nodes import NodeProvider
 from infra.clouds.local.nspawn import Machine
 from infra.clusters import local
 from infra.config.settings import Settings, load
-from infra.errors import UsageError
+from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 IMAGE = "0123456789abcdef"
@@ -153,7 +153,7 @@ def test_an_image_in_the_cache_is_taken_and_never_deleted(home: Path) -> None:
 def test_an_image_that_is_asked_for_and_not_there_says_which_are(home: Path) -> None:
     bake(home, IMAGE)
     props = {"stack": "local", "image": "f" * 16, "user_data": "", "software": None}
-    with pytest.raises(image.ImageError, match=f"not in .*; there are: {IMAGE}"):
+    with pytest.raises(OperationError, match=f"not in .*; there are: {IMAGE}"):
         ImageProvider().create(props)
 
 
@@ -161,7 +161,7 @@ def test_an_image_without_its_record_is_none(home: Path) -> None:
     bake(home, IMAGE)
     (home / "images" / IMAGE / "image.json").unlink()
     assert image.baked() == [] and image.record(IMAGE) is None
-    with pytest.raises(image.ImageError):
+    with pytest.raises(OperationError):
         image.layers(IMAGE)
 
 

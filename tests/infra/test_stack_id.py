@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from infra.clouds.local import orphans, owner, paths
-from infra.errors import UsageError
+from infra.errors import OperationError, UsageError
 from infra.state import stack_id, stack_record
 from infra.state.ownership import Claim, Location
 from infra.state.stack_id import StackIdProvider
@@ -132,7 +132,7 @@ def test_a_name_on_this_machine_is_one_users(home: Path, monkeypatch: pytest.Mon
     assert json.loads((paths.stack("yard") / "owner.json").read_text())["home"] == str(home / "ada")
     provider.create(props())  # of a killed `up`: the same
     monkeypatch.setenv("HOME", str(home / "bob"))
-    with pytest.raises(owner.OwnerError, match=r"stack yard: on this machine it is the stack of .*ada.* aaaa1111"):
+    with pytest.raises(OperationError, match=r"stack yard: on this machine it is the stack of .*ada.* aaaa1111"):
         provider.create(props(stack_id="bbbb2222"))
     with pytest.raises(UsageError, match="take another name"):
         owner.check("yard", ["bbbb2222"])

@@ -54,10 +54,6 @@ SEALED = (
 """Files that must differ between machines, or that the bake borrowed from the host."""
 
 
-class BakeError(OperationError):
-    """A bake failed. The message names the step and has the end of its log."""
-
-
 @dataclass(frozen=True)
 class Bake:
     """A bake for one stack."""
@@ -118,7 +114,7 @@ class Bake:
         try:
             builder.run_inside(["/usr/bin/cloud-init", "schema", "--config-file", "/var/tmp/user-data"])
         except system_command.CommandError as error:
-            raise BakeError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
+            raise OperationError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
 
     def _wait(self, builder: Machine) -> dict[str, Any]:
         """Follow the bootstrap until it has recorded success; returns its image.json."""
@@ -131,7 +127,7 @@ class Bake:
                     self.say(f"image {self.image}: {event['step']} {event['seconds']:.1f} s")
             seen = len(events)
             if failed := _read(builder.root, f"{STATE}/failed.json"):
-                raise BakeError(_reason(json.loads(failed)))
+                raise OperationError(_reason(json.loads(failed)))
             if _read(builder.root, f"{STATE}/ready.json"):
                 record: dict[str, Any] = json.loads(rootfs.read(builder.root, "opt/trainyard/image.json"))
                 return record
@@ -141,9 +137,11 @@ class Bake:
     def _check_time(self, builder: Machine, events: list[dict[str, Any]], waited: float) -> None:
         last = f"step {events[-1]['step']}" if events else "nothing: cloud-init did not start the bootstrap"
         if not builder.is_alive():
-            raise BakeError(f"{BUILDER}: died during {last}: {builder.console_tail(5)}")
+            raise OperationError(f"{BUILDER}: died during {last}: {builder.console_tail(5)}")
         if waited > (DEADLINE if events else FIRST_SIGN):
-            raise BakeError(f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}")
+            raise OperationError(
+                f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}"
+            )
 
     def _keep(self, builder: Machine, base_key: str, record: dict[str, Any]) -> None:
         """Move the layer into the cache. image.json is written last: without it the folder is no image."""

@@ -20,10 +20,6 @@ PERIOD_US = 100_000
 CONTROLLERS = ("cpu", "memory", "pids")
 
 
-class CgroupError(OperationError):
-    """This host's control groups cannot be used as we need them."""
-
-
 def is_hybrid() -> bool:
     """Whether the host has v1 controllers beside the unified tree."""
     return (ROOT / "unified" / "cgroup.procs").exists()
@@ -143,7 +139,7 @@ def groups(stack: str) -> list[Path]:
 
 
 def remove(stack: str, *machine: str) -> None:
-    """Remove the groups of a machine, or of a stack. Raises CgroupError if one still has a process."""
+    """Remove the groups of a machine, or of a stack. Raises OperationError if one still has a process."""
     for tree in _trees():
         for group in _below(tree.joinpath(TOP, stack, *machine)):
             _rmdir(group)
@@ -168,7 +164,7 @@ def _rmdir(group: Path) -> None:
             return
         except OSError as error:
             if time.monotonic() > deadline:
-                raise CgroupError(f"{group}: cannot be removed: {error.strerror}") from None
+                raise OperationError(f"{group}: cannot be removed: {error.strerror}") from None
             time.sleep(0.01)
         else:
             return

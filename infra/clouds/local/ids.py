@@ -25,10 +25,6 @@ _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _REVISION_2, _REVISION_3, _REVISION_MASK = 0x02000000, 0x03000000, 0xFF000000
 
 
-class IdsError(OperationError):
-    """A file system cannot be shifted into the range."""
-
-
 def why_unavailable(proc: Path = Path("/proc")) -> str:
     """Why machines cannot have their own id range here, in one line; empty if they can."""
     for name, kind in (("uid_map", "user"), ("gid_map", "group")):
@@ -59,7 +55,9 @@ def shift(root: Path) -> None:
         if status.st_uid >= FIRST:
             continue  # a hard link to a file that is already done
         if status.st_uid >= COUNT or status.st_gid >= COUNT:
-            raise IdsError(f"{path}: owner {status.st_uid}:{status.st_gid} is outside of the {COUNT} ids of a machine")
+            raise OperationError(
+                f"{path}: owner {status.st_uid}:{status.st_gid} is outside of the {COUNT} ids of a machine"
+            )
         link = stat.S_ISLNK(status.st_mode)
         capability = None if link else _xattr(path, _CAPABILITY)
         os.chown(path, status.st_uid + FIRST, status.st_gid + FIRST, follow_symlinks=False)
@@ -91,6 +89,6 @@ def _for_range(capability: bytes) -> bytes:
     """A file's capabilities for the range: version 3 of the format, which names the user namespace's root."""
     (magic,) = struct.unpack_from("<I", capability)
     if magic & _REVISION_MASK not in (_REVISION_2, _REVISION_3):
-        raise IdsError(f"file capabilities of an unknown revision: {capability.hex()}")
+        raise OperationError(f"file capabilities of an unknown revision: {capability.hex()}")
     flags = magic & ~_REVISION_MASK & 0xFFFFFFFF
     return struct.pack("<I", _REVISION_3 | flags) + capability[4:20] + struct.pack("<I", FIRST)

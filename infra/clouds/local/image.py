@@ -18,13 +18,8 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 from infra.clouds.dynamic_provider import PlainProvider
 from infra.clouds.local import ids, paths
 from infra.clouds.local.bake import Bake
-from infra.clouds.local.progress import say
-from infra.errors import OperationError
+from infra.errors import OperationError, say
 from infra.state import operation
-
-
-class ImageError(OperationError):
-    """An image does not exist."""
 
 
 def record(image: str) -> dict[str, Any] | None:
@@ -46,9 +41,9 @@ def _load(image: str) -> dict[str, Any]:
     try:
         loaded: Any = json.loads(path.read_text())
     except ValueError as error:
-        raise ImageError(f"{path}: damaged ({error}): remove its folder, the next `fab up` bakes again") from None
+        raise OperationError(f"{path}: damaged ({error}): remove its folder, the next `fab up` bakes again") from None
     if not isinstance(loaded, dict) or "base" not in loaded:
-        raise ImageError(f"{path}: damaged (it names no base): remove its folder, the next `fab up` bakes again")
+        raise OperationError(f"{path}: damaged (it names no base): remove its folder, the next `fab up` bakes again")
     return loaded
 
 
@@ -56,7 +51,7 @@ def layers(image: str) -> list[Path]:
     """The directories under a node's root, the uppermost first."""
     known = record(image)
     if known is None:
-        raise ImageError(f"image {image} is not in {paths.images()}")
+        raise OperationError(f"image {image} is not in {paths.images()}")
     return [paths.images() / image / "layer", paths.base(known["base"]) / "rootfs"]
 
 
@@ -112,7 +107,7 @@ class ImageProvider(PlainProvider):
         paths.close()
         with operation.lock(paths.stack(stack)):
             if record(image) is None and not props["user_data"]:
-                raise ImageError(
+                raise OperationError(
                     f"image = {image!r}: not in {paths.images()}; there are: {', '.join(baked()) or 'none'}"
                 )
             if record(image) is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clouds.local import image, paths
-from infra.errors import OperationError, UsageError, show_error
+from infra.errors import OperationError, UsageError, prints_json
 from infra.state import operation
 
 
@@ -28,8 +28,9 @@ def used() -> dict[str, list[str]]:
             users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
         except (ValueError, KeyError, TypeError) as error:
             # The image of a damaged record is unknown, so no image may be removed.
+            why = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
             raise OperationError(
-                f"{spec}: this record of a node is damaged ({_what(error)}); run: fab recover --stack {spec.parts[-4]}"
+                f"{spec}: this record of a node is damaged ({why}); run: fab recover --stack {spec.parts[-4]}"
             ) from None
     return {name: sorted(stacks) for name, stacks in users.items()}
 
@@ -38,16 +39,9 @@ def listing() -> list[dict[str, Any]]:
     """The images of the cache, as in the module docstring; sizes in GiB."""
     users, rows = used(), []
     for name in image.baked():
-        known = image.record(name) or {}
-        rows.append(
-            {
-                "id": name,
-                "profile": known.get("profile", "?"),
-                "collectives": known.get("collectives", "?"),
-                "gb": round(_size(paths.images() / name) / 2**30, 1),
-                "used_by": users.get(name, []),
-            }
-        )
+        known, gb = image.record(name) or {}, round(_size(paths.images() / name) / 2**30, 1)
+        facts = {key: known.get(key, "?") for key in ("profile", "collectives")}
+        rows.append({"id": name, **facts, "gb": gb, "used_by": users.get(name, [])})
     return rows
 
 
@@ -87,22 +81,15 @@ def _size(path: Path) -> int:
     return int(done.stdout.split()[0])
 
 
-def _what(error: Exception) -> str:
-    return f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
-
-
-def main() -> int:
+@prints_json
+def main() -> object:
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.local.image_cache")
     parser.add_argument("verb", choices=("list", "unused", "prune"))
-    try:
-        verb = parser.parse_args().verb
-        for folder in (paths.home(), paths.images()):
-            if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
-                raise UsageError(f"{folder} is root's, as are the machines made from it: run this with sudo")
-        print(json.dumps({"list": listing, "unused": unused, "prune": prune}[verb]()))
-    except (OperationError, OSError) as error:
-        return show_error(error)
-    return 0
+    verb = parser.parse_args().verb
+    for folder in (paths.home(), paths.images()):
+        if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+            raise UsageError(f"{folder} is root's, as are the machines made from it: run this with sudo")
+    return {"list": listing, "unused": unused, "prune": prune}[verb]()
 
 
 if __name__ == "__main__":

@@ -19,10 +19,6 @@ from infra.errors import OperationError
 from infra.state import operation
 
 
-class NetworkError(OperationError):
-    """A link with our name belongs to somebody else, or is not as we need it."""
-
-
 def bridge_name(stack: str) -> str:
     """The bridge's name. A link's name has at most 15 characters; a stack's may have more."""
     return "ty" + hashlib.sha256(stack.encode()).hexdigest()[:10]
@@ -40,13 +36,15 @@ def links() -> list[dict[str, Any]]:
 
 
 def find(stack: str) -> dict[str, Any] | None:
-    """The stack's bridge, or None. Raises NetworkError for a link of that name with another owner."""
+    """The stack's bridge, or None. Raises OperationError for a link of that name with another owner."""
     for link in links():
         if link["ifname"] == bridge_name(stack):
             # A link without an alias is ours: its creation was interrupted before the alias was set.
             if link.get("ifalias", alias(stack)) != alias(stack):
                 name = link["ifname"]
-                raise NetworkError(f"link {name} is there but is not stack {stack}'s; remove it: ip link delete {name}")
+                raise OperationError(
+                    f"link {name} is there but is not stack {stack}'s; remove it: ip link delete {name}"
+                )
             return link
     return None
 
@@ -80,7 +78,7 @@ class NetworkProvider(PlainProvider):
                 system_command.run(["ip", "link", "add", "name", name, "type", "bridge"])
                 link = {}
             elif link.get("addr_info") and not _has_address(link, gateway):
-                raise NetworkError(f"link {name} is there with another address than {gateway}; run: fab recover")
+                raise OperationError(f"link {name} is there with another address than {gateway}; run: fab recover")
             if not _has_address(link, gateway):
                 system_command.run(["ip", "address", "add", gateway, "dev", name])
             system_command.run(["ip", "link", "set", name, "alias", alias(stack), "up"])

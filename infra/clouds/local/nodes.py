@@ -22,10 +22,6 @@ FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
 LIMITS = ("cpus", "memory_mb")
 
 
-class NodeError(OperationError):
-    """A node cannot be made, or another one is in the way."""
-
-
 def machine(stack: str, name: str) -> Machine:
     return Machine(stack, name, paths.node(stack, name))
 
@@ -80,13 +76,13 @@ def _spec(props: dict[str, Any]) -> dict[str, Any]:
 
 
 def _adopt(node: Machine, props: dict[str, Any]) -> bool:
-    """Whether the wanted node already runs. Raises NodeError if a live one differs from it."""
+    """Whether the wanted node already runs. Raises OperationError if a live one differs from it."""
     if not node.is_alive():
         return False
     path = node.directory / "spec.json"
     known = json.loads(path.read_text()) if path.exists() else None
     if known != _spec(props):
-        raise NodeError(
+        raise OperationError(
             f"{node.name} of stack {node.stack} runs with other settings and is not in the state; run: fab recover"
         )
     return True

@@ -46,10 +46,6 @@ kernel then refuses to mount them in any user namespace below."""
 _TAIL_BYTES = 65536
 
 
-class MachineError(OperationError):
-    """A machine does not start or stop. The message names it and has the end of its console."""
-
-
 @dataclass(frozen=True)
 class Machine:
     """A machine and its directory; `stack` and `name` determine its control group."""
@@ -130,7 +126,7 @@ class Machine:
         # Wait for both: systemd-nspawn joins its own group a moment after init, and until then looks dead.
         while not self._has_booted():
             if process.poll() is not None or time.monotonic() > deadline:
-                raise MachineError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
+                raise OperationError(f"{self.name}: its init did not start: {self.console_tail(5) or 'no output'}")
             time.sleep(0.01)
 
     def is_there(self) -> bool:
@@ -154,7 +150,7 @@ class Machine:
         while cgroup.is_populated(self.group) and time.monotonic() < deadline:
             time.sleep(0.01)
         if not cgroup.kill(self.group, timeout=10.0):
-            raise MachineError(f"{self.name}: processes {cgroup.processes(self.stack, self.name)} do not die")
+            raise OperationError(f"{self.name}: processes {cgroup.processes(self.stack, self.name)} do not die")
         for remains in (NSPAWN_RUN / "propagate" / self.unique_name, NSPAWN_RUN / "unix-export" / self.unique_name):
             # systemd 257 mounts something there, and leaves it if it is killed before it has cleaned up.
             while os.path.ismount(remains):

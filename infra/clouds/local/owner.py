@@ -20,10 +20,6 @@ from infra.errors import OperationError, UsageError
 from infra.state import operation
 
 
-class OwnerError(OperationError):
-    """The name belongs to another user's stack."""
-
-
 @dataclass(frozen=True)
 class Owner:
     """The user who made a stack on this machine."""
@@ -47,7 +43,7 @@ def read(stack: str) -> Owner | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
-        raise OwnerError(f"{file}: does not say whose stack {stack} is: {error}") from None
+        raise OperationError(f"{file}: does not say whose stack {stack} is: {error}") from None
 
 
 def stranger(stack: str, ids: Collection[str]) -> str:
@@ -71,11 +67,11 @@ def taken(stack: str, whose: str) -> str:
 
 
 def claim(stack: str, stack_id: str) -> None:
-    """Take the name. Raises OwnerError if another user has it."""
+    """Take the name. Raises OperationError if another user has it."""
     with operation.lock(paths.stack(stack)):
         whose = stranger(stack, [stack_id])
         if whose:
-            raise OwnerError(taken(stack, whose))
+            raise OperationError(taken(stack, whose))
         if read(stack) is None:
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
             _write(stack, Owner(stack_id, _user(), str(Path.home()), now))
@@ -96,7 +92,7 @@ def _write(stack: str, owner: Owner) -> None:
     try:
         os.link(temporary, _file(stack))
     except FileExistsError:
-        raise OwnerError(taken(stack, stranger(stack, [owner.stack_id]) or "another `up`, this moment")) from None
+        raise OperationError(taken(stack, stranger(stack, [owner.stack_id]) or "another `up`, this moment")) from None
     finally:
         temporary.unlink()
 

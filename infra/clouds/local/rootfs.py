@@ -23,12 +23,8 @@ MOST = 16 * 1024 * 1024
 """Most bytes read of a file; those that we read are far smaller."""
 
 
-class RootError(OperationError):
-    """A file in a machine's root is of the wrong type or too large. The message names the path and what it is."""
-
-
 def read(root: Path, name: str) -> str:
-    """The text of a file. Raises FileNotFoundError if missing, RootError for a link, a device or too large a file."""
+    """The text of a file. Raises FileNotFoundError, or OperationError for a link, a device or too large a file."""
     parts = PurePosixPath(name).parts
     with _folder(root, parts[:-1]) as folder:
         try:
@@ -36,11 +32,11 @@ def read(root: Path, name: str) -> str:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise RootError(f"{root / name}: not a plain file: {error.strerror}") from None
+            raise OperationError(f"{root / name}: not a plain file: {error.strerror}") from None
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST:
             os.close(handle)
-            raise RootError(f"{root / name}: not a plain file of at most {MOST} bytes")
+            raise OperationError(f"{root / name}: not a plain file of at most {MOST} bytes")
         with os.fdopen(handle, "rb") as file:
             return file.read(MOST).decode(errors="replace")
 
@@ -74,7 +70,7 @@ def _remove(folder: int, parts: Sequence[str], where: str) -> None:
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         if len(parts) > 1:
             if stat.S_ISLNK(mode):
-                raise RootError(f"{where}/{name}: is a link, and what is below it cannot be removed")
+                raise OperationError(f"{where}/{name}: is a link, and what is below it cannot be removed")
             if stat.S_ISDIR(mode):
                 with _opened(folder, name, where) as below:
                     _remove(below, parts[1:], f"{where}/{name}")
@@ -112,7 +108,7 @@ def _opened(folder: int, name: str, where: str) -> Iterator[int]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise RootError(f"{where}/{name}: not a folder: {error.strerror}") from None
+        raise OperationError(f"{where}/{name}: not a folder: {error.strerror}") from None
     try:
         yield handle
     finally:
