@@ -57,6 +57,7 @@ def build(settings: Settings) -> pulumi.Output[str]:
         name = naming.node(index)
         node = Node(
             name,
+            pulumi.ResourceOptions(),
             stack=stack,
             name=name,
             address=f"{settings.address(index)}/{settings.cidr.prefixlen}",
@@ -65,7 +66,6 @@ def build(settings: Settings) -> pulumi.Output[str]:
             user_data=user_data.for_node(settings, image, name, naming.role(index), baked=True),
             cpus=local.cpus,
             memory_mb=local.memory_mb,
-            opts=pulumi.ResourceOptions(),
         )
         nodes.append(node)
     facts = [pulumi.Output.all(node.host_key, node.console) for node in nodes]

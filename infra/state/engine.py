@@ -2,10 +2,9 @@
 
     python -m infra.state.engine up|preview|refresh|destroy|output|export STACK
 
-The program and its providers run in this process; this module takes the place of Pulumi's engine behind the program's
-resource monitor. It supports only what the local stack needs: create, update and replace in dependency order, a state
-that records each resource before and after it is made, and delete in reverse order. It has no backends, secrets,
-policies or other providers. `fab` uses it only if there is no `pulumi`.
+The program and its providers run in this process, with this module behind the program's resource monitor. It supports
+only what the local stack needs: create, update and replace in dependency order, a state that records each resource
+before and after it is made, and delete in reverse order. `fab` uses it only if there is no `pulumi`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import os
 import runpy
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,8 +51,7 @@ class Engine(Mocks):
         self.preview = preview
         self.declared: set[str] = set()
         self.failed: list[str] = []
-        self.changes = 0
-        self._counting = threading.Lock()
+        self.changed: list[str] = []
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
         if args.token == stack_id.READ_STATE:
@@ -64,8 +61,7 @@ class Engine(Mocks):
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         if PROVIDER not in args.inputs:
             raise OperationError(f"the embedded engine has no provider for {args.typ}; install pulumi")
-        with self._counting:
-            self.declared.add(args.name)
+        self.declared.add(args.name)
         # The SDK wraps the provider as a secret. Unwrap it, as Pulumi does for a plugin without support for secrets.
         inputs = {key: rpc.unwrap_rpc_secret(value) for key, value in args.inputs.items()}
         try:
@@ -73,8 +69,7 @@ class Engine(Mocks):
                 raise operation.Cancelled("interrupted")
             return self._apply(args.name, inputs)
         except Exception as error:
-            with self._counting:
-                self.failed.append(f"{args.name}: {error}")
+            self.failed.append(f"{args.name}: {error}")
             raise
 
     def _apply(self, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -87,7 +82,7 @@ class Engine(Mocks):
             if not self.preview and diff.delete_before_replace:
                 provider.delete(known.id, known.outputs)
                 self.state.remove(name)
-            made = self._create(name, provider, inputs, f"+- replace ({', '.join(diff.replaces)})")
+            made = self._create(name, provider, inputs, "+- replace", f" ({', '.join(diff.replaces)})")
             if not self.preview and not diff.delete_before_replace:
                 provider.delete(known.id, known.outputs)
             return made
@@ -95,22 +90,23 @@ class Engine(Mocks):
             return self._update(known, provider, inputs)
         return known.id, known.outputs
 
-    def _create(self, name: str, provider: Any, inputs: dict[str, Any], what: str) -> tuple[str, dict[str, Any]]:
-        self._count()
+    def _create(
+        self, name: str, provider: Any, inputs: dict[str, Any], what: str, why: str = ""
+    ) -> tuple[str, dict[str, Any]]:
+        self.changed.append(name)
         if self.preview:
-            say(f"  {name}: {what}")
+            say(f"  {name}: {what}{why}")
             return "", inputs
         began = time.monotonic()
         self.state.put(Resource(name, "", inputs, pending=True))
         made = provider.create(inputs)
         outputs = {**made.outs, PROVIDER: inputs[PROVIDER]}
         self.state.put(Resource(name, made.id, outputs))
-        done = "+ created" if what == "+ create" else "+- replaced"
-        say(f"  {name}: {done} ({time.monotonic() - began:.1f} s)")
+        say(f"  {name}: {what}d ({time.monotonic() - began:.1f} s)")
         return made.id, outputs
 
     def _update(self, known: Resource, provider: Any, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        self._count()
+        self.changed.append(known.name)
         if self.preview:
             say(f"  {known.name}: ~ update")
             return known.id, {**known.outputs, **inputs}
@@ -118,10 +114,6 @@ class Engine(Mocks):
         self.state.put(Resource(known.name, known.id, outputs))
         say(f"  {known.name}: ~ updated")
         return known.id, outputs
-
-    def _count(self) -> None:
-        with self._counting:
-            self.changes += 1
 
 
 class Monitor(MockMonitor):
@@ -142,8 +134,9 @@ def load_provider(properties: dict[str, Any]) -> Any:
     return dill.loads(base64.b64decode(properties[PROVIDER]))
 
 
-def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dict[str, Any]]:
-    """Run infra/__main__.py against the engine. Returns the engine and the stack's outputs."""
+def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dict[str, Any], list[Resource]]:
+    """Run infra/__main__.py against the engine. Returns the engine, the stack's outputs, and what is to be deleted: the
+    resources that the program no longer declares, the newest first."""
     config = stack_file.read(stack)
     engine = Engine(state, preview=preview)
     monitor = Monitor(engine)
@@ -160,7 +153,7 @@ def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dic
         raise operation.Cancelled("interrupted; run `fab up` again, or `fab destroy`")
     if engine.failed:
         raise OperationError("\n".join(engine.failed))
-    return engine, monitor.outputs
+    return engine, monitor.outputs, [known for known in state.reversed() if known.name not in engine.declared]
 
 
 def _program() -> None:
@@ -190,24 +183,20 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
 def up(state: State, stack: str) -> None:
     """Refresh, run the program, and delete what it no longer declares."""
     refresh(state, stack)
-    engine, outputs = run_program(state, stack, preview=False)
-    gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
-    delete_all(state, gone)
-    engine.changes += len(gone)
+    engine, outputs, undeclared = run_program(state, stack, preview=False)
+    delete_all(state, undeclared)
     state.set_outputs(outputs)
-    say(f"  {engine.changes} changes" if engine.changes else "  no changes")
+    say(f"  {len(engine.changed) + len(undeclared) or 'no'} changes")
 
 
 def preview(state: State, stack: str) -> None:
     """Show what `up` would do, which refreshes first. Records nothing."""
     state = state.scratch()
-    look(state)
-    engine, _ = run_program(state, stack, preview=True)
-    gone = [resource for resource in state.reversed() if resource.name not in engine.declared]
-    for resource in gone:
+    _read_resources(state)
+    engine, _, undeclared = run_program(state, stack, preview=True)
+    for resource in undeclared:
         say(f"  {resource.name}: - delete")
-    changes = engine.changes + len(gone)
-    say(f"  {changes} changes" if changes else "  no changes")
+    say(f"  {len(engine.changed) + len(undeclared) or 'no'} changes")
 
 
 def refresh(state: State, stack: str) -> None:
@@ -215,10 +204,10 @@ def refresh(state: State, stack: str) -> None:
     for resource in state.reversed():
         if resource.pending:
             delete(state, resource)
-    look(state)
+    _read_resources(state)
 
 
-def look(state: State) -> None:
+def _read_resources(state: State) -> None:
     """Update the state to what really exists."""
     for resource in state.reversed():
         if resource.pending:
@@ -264,6 +253,7 @@ def output(state: State, stack: str) -> None:
 
 
 def export(state: State, stack: str) -> None:
+    """Print the state as JSON."""
     say(state.text())
 
 
@@ -272,7 +262,7 @@ VERBS = {"up": up, "preview": preview, "refresh": refresh, "destroy": destroy, "
 
 def _interrupt(signum: int, frame: object) -> None:
     if not operation.interrupted.is_set():
-        print("interrupted: finishing what is under way ...", file=sys.stderr, flush=True)
+        print("interrupted: finishing the operations that have begun ...", file=sys.stderr, flush=True)
     operation.interrupted.set()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from infra.config.settings import check_stack
 from infra.errors import UsageError
-from infra.state import operation
+from infra.state import operation, stack_record
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Resource:
 class State:
     """All resources of a stack in the order of creation. Thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, saved: bool = True) -> None:
+        self._saved = saved
         self._path = directory / "state.json"
         self._temporary = directory / "state.tmp"
         self._lock = threading.Lock()
@@ -45,17 +46,15 @@ class State:
             self._resources = {entry["name"]: Resource(**entry) for entry in loaded["resources"]}
             self.outputs = loaded["outputs"]
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self._path}: not a stack's state ({type(error).__name__}: {error}); put a copy back, or move it "
-                "away and run: fab recover"
-            ) from None
+            remedy = "put a copy back, or move it away and run: fab recover"
+            raise UsageError(f"{self._path}: not a stack's state ({type(error).__name__}: {error}); {remedy}") from None
 
     @staticmethod
     @contextmanager
     def opened(stack: str, *, shared: bool) -> Iterator[State]:
         """The stack's state, locked. The lock ends with its process, so a killed one leaves none behind."""
         check_stack(stack)
-        directory = Path.home() / ".trainyard" / "engine" / stack
+        directory = stack_record.own_folder("engine", stack)
         with ExitStack() as held:
             try:
                 held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
@@ -67,7 +66,7 @@ class State:
 
     def scratch(self) -> State:
         """A copy in memory that is never written."""
-        copy = _Scratch(self._path.parent)
+        copy = State(self._path.parent, saved=False)
         copy._resources, copy.outputs = dict(self._resources), self.outputs
         return copy
 
@@ -115,16 +114,13 @@ class State:
         return json.dumps({"resources": resources, "outputs": self.outputs}, indent=1)
 
     def _write(self) -> None:
+        if not self._saved:
+            return
         with self._temporary.open("w") as file:
             file.write(self.text())
             file.flush()
             os.fsync(file.fileno())
         self._temporary.replace(self._path)
-
-
-class _Scratch(State):
-    def _write(self) -> None:
-        """Nothing: a copy is not saved."""
 
 
 def _remove_if_empty(directory: Path) -> None:

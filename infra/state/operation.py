@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -73,12 +73,11 @@ def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iter
 
 
 def _open(directory: Path) -> int:
-    while True:
-        try:
+    for _ in range(100):
+        with suppress(FileNotFoundError):  # another operation has just removed the directory
             directory.mkdir(parents=True, exist_ok=True)
             return os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another operation has just removed the directory
-            continue
+    raise OperationError(f"{directory}: cannot be made")
 
 
 def _holder(directory: Path) -> int:
@@ -96,11 +95,10 @@ def _holder(directory: Path) -> int:
 
 
 def _try_lock(handle: int, alone: bool) -> bool:
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_still(directory: Path, handle: int) -> bool:
@@ -112,7 +110,7 @@ def _is_still(directory: Path, handle: int) -> bool:
 
 
 class Watch:
-    """Tells a long operation whether its result is still wanted."""
+    """Stops a long operation whose result is no longer wanted."""
 
     def __init__(self) -> None:
         self._engine = _engine()

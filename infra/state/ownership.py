@@ -1,9 +1,8 @@
 """Who owns a resource: two users may have stacks of one name, and neither may remove the other's resources.
 
-The checkout contains stacks with fixed names (`aws-xeon`) and each user has their own state, so two clusters in one
-account may have the same name. Each stack therefore has a random id (stack_id.py) in the tags of all its resources and
-in every name that must be unique. A resource with another id, or with no id and another owner, belongs to somebody
-else: it is listed, and never removed.
+Stack names are fixed in the checkout (`aws-xeon`) and each user has their own state, so two clusters in one account may
+have the same name. Each stack therefore has a random id (stack_id.py) in the tags of its resources and in every name
+that must be unique. A resource with another id, or with no id and another owner, is listed, and never removed.
 """
 
 from __future__ import annotations
@@ -29,12 +28,7 @@ class Location:
 
     @staticmethod
     def read(raw: Mapping[str, Any]) -> Location:
-        return Location(
-            cloud=str(raw.get("cloud", "")),
-            region=str(raw.get("region", "")),
-            account=str(raw.get("account", "")),
-            profile=str(raw.get("profile", "")),
-        )
+        return Location(*(str(raw.get(key, "")) for key in ("cloud", "region", "account", "profile")))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,17 @@ class Record:
 
     id: str
     locations: tuple[Location, ...] = ()
+
+
+def own_folder(*parts: str) -> Path:
+    """A folder below the user's ~/.trainyard, made if it is missing. Raises UsageError if it cannot be made."""
+    folder = Path.home().joinpath(".trainyard", *parts)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "Trainyard stores its records in your home directory: set HOME to a directory that you can write to"
+        raise UsageError(f"{folder}: cannot be made ({error.strerror}); {remedy}") from None
+    return folder
 
 
 def backend() -> str:
@@ -54,7 +66,7 @@ def read(stack: str) -> Record | None:
         if not ID.fullmatch(str(loaded["id"])):
             raise ValueError(f"id = {loaded['id']!r}")
         return Record(loaded["id"], tuple(Location.read(entry) for entry in loaded["locations"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
@@ -96,22 +108,17 @@ def forget(stack: str) -> None:
 def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: bool = False) -> None:
     """Write the file atomically. `new`: only if there is none yet."""
     file = path(stack)
-    body: Mapping[str, Any] = {
-        "backend": backend(),
-        "id": stack_id,
-        "locations": [asdict(entry) for entry in locations],
-    }
+    own_folder(*file.parts[-3:-1])
+    body = {"backend": backend(), "id": stack_id, "locations": [asdict(entry) for entry in locations]}
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
         try:
-            if new:
-                os.link(temporary, file)
-            else:
-                temporary.replace(file)
-        except FileExistsError:
-            pass  # another program was first; the caller reads what it wrote
+            with suppress(FileExistsError):  # another program was first; the caller reads what it wrote
+                if new:
+                    os.link(temporary, file)
+                else:
+                    temporary.replace(file)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:

@@ -25,18 +25,9 @@ DEADLINE = 1800.0
 FIRST_SIGN = 90.0
 """Seconds until the bootstrap must have started: cloud-init may finish without having started anything."""
 BUILDER = "builder"
-INHERITED = (
-    "PIP_",
-    "UV_",
-    "SSL_CERT_",
-    "REQUESTS_CA_BUNDLE",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-)
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy")
+INHERITED = ("PIP_", "UV_", "SSL_CERT_", "REQUESTS_CA_BUNDLE", *_PROXIES, *map(str.upper, _PROXIES))
+"""Beginnings of the environment variables that the builder gets from the host."""
 HOST_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf")
 HOST_ENV = "etc/trainyard-host.env"
 STATE = "var/lib/trainyard"
@@ -65,17 +56,13 @@ class Bake:
     check: Callable[[], None]
     """Called while waiting; raises when the result is no longer wanted."""
 
-    @property
-    def machine(self) -> Machine:
-        return Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
-
     def run(self) -> None:
         """Bake, seal and put the image into the cache. The builder is removed, even after an error."""
         base_key = base_image.key()
-        builder = self.machine
+        builder = Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
         builder.remove()  # a killed bake may have left one
         try:
-            self._make_base(base_key)
+            self._make_base(base_key, builder.directory / "base")
             builder.mount([paths.base(base_key) / "rootfs"])
             self._prepare(builder.root)
             self._check_schema(builder)
@@ -90,19 +77,18 @@ class Bake:
         finally:
             builder.remove()
 
-    def _make_base(self, key: str) -> None:
+    def _make_base(self, key: str, work: Path) -> None:
         if base_image.is_made(key):
             return
         system = base_image.release().get("PRETTY_NAME")
         self.say(f"base {key}: {system}, {len(base_image.PACKAGES)} packages and what they need")
         began = time.monotonic()
-        work = self.machine.directory / "base"
         work.mkdir(parents=True)
         base_image.make(key, work, cgroup.make(self.stack, BUILDER), self.check)
         self.say(f"base {key}: made in {time.monotonic() - began:.0f} s")
 
     def _prepare(self, root: Path) -> None:
-        """Write the NoCloud seed, and copy what the builder needs from the host."""
+        """Write the NoCloud seed, and the variables that the builder needs from the host."""
         seed(root, self.user_data, instance=f"bake-{self.image}", name=BUILDER)
         borrowed = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
         text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
@@ -126,11 +112,13 @@ class Bake:
                 if event["state"] == "done":
                     self.say(f"image {self.image}: {event['step']} {event['seconds']:.1f} s")
             seen = len(events)
-            if failed := _read(builder.root, f"{STATE}/failed.json"):
-                raise OperationError(_reason(json.loads(failed)))
+            if text := _read(builder.root, f"{STATE}/failed.json"):
+                failed = json.loads(text)
+                log = "".join(f"\n    {line}" for line in failed["log"])
+                where = f"{failed['node']}: step {failed['step']} failed"
+                raise OperationError(f"{where}: {failed['reason']}; the end of its log:{log}")
             if _read(builder.root, f"{STATE}/ready.json"):
-                record: dict[str, Any] = json.loads(rootfs.read(builder.root, "opt/trainyard/image.json"))
-                return record
+                return dict(json.loads(rootfs.read(builder.root, "opt/trainyard/image.json")))
             self._check_time(builder, events, time.monotonic() - began)
             time.sleep(0.2)
 
@@ -201,8 +189,3 @@ def _events(root: Path) -> list[dict[str, Any]]:
     """The bootstrap's progress so far. A line that is still being written is skipped until the next call."""
     lines = _read(root, f"{STATE}/progress.jsonl").splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
-def _reason(failed: dict[str, Any]) -> str:
-    tail = "".join(f"\n    {line}" for line in failed["log"])
-    return f"{failed['node']}: step {failed['step']} failed: {failed['reason']}; the end of its log:{tail}"

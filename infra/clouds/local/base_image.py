@@ -94,11 +94,8 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
 def apt_options() -> list[str]:
     """apt's options for the host's proxies and certificate authorities."""
     wanted = ("Acquire::http", "Acquire::https", "Acquire::Check")
-    return [
-        line
-        for line in system_command.run(["apt-config", "dump"]).splitlines()
-        if line.startswith(wanted) and '""' not in line
-    ]
+    lines = system_command.run(["apt-config", "dump"]).splitlines()
+    return [line for line in lines if line.startswith(wanted) and '""' not in line]
 
 
 def _configure(root: Path) -> None:

@@ -67,12 +67,9 @@ def make(stack: str, machine: str, part: str = "") -> list[Path]:
 
 
 def _mkdir(group: Path) -> None:
-    while True:
-        try:
+    while not group.is_dir():
+        with suppress(FileNotFoundError):  # another operation has just removed the empty parent
             group.mkdir(parents=True, exist_ok=True)
-            return
-        except FileNotFoundError:  # another operation has just removed the empty parent
-            continue
 
 
 def limit(stack: str, machine: str, *, cpus: int, memory_mb: int) -> None:
@@ -117,7 +114,7 @@ def is_populated(group: Path) -> bool:
     """Whether a group, or one below it, has a live process."""
     try:
         return "populated 1" in (group / "cgroup.events").read_text()
-    except (FileNotFoundError, OSError):
+    except OSError:
         return False
 
 
@@ -143,13 +140,7 @@ def remove(stack: str, *machine: str) -> None:
     for tree in _trees():
         for group in _below(tree.joinpath(TOP, stack, *machine)):
             _rmdir(group)
-    tidy(stack)
-
-
-def tidy(stack: str) -> None:
-    """Remove a stack's groups that have no machine any more."""
-    for tree in _trees():
-        with suppress(OSError):  # not empty, or already removed by another operation
+        with suppress(OSError):  # other machines have groups, or another operation has removed it
             (tree / TOP / stack).rmdir()
             (tree / TOP).rmdir()
 
@@ -157,7 +148,7 @@ def tidy(stack: str) -> None:
 def _rmdir(group: Path) -> None:
     """Retry, as a group can stay busy for a moment after its last process has ended."""
     deadline = time.monotonic() + 5.0
-    while True:
+    while group.exists():
         try:
             group.rmdir()
         except FileNotFoundError:
@@ -166,5 +157,3 @@ def _rmdir(group: Path) -> None:
             if time.monotonic() > deadline:
                 raise OperationError(f"{group}: cannot be removed: {error.strerror}") from None
             time.sleep(0.01)
-        else:
-            return

@@ -15,12 +15,10 @@ from infra.errors import UsageError
 from infra.machine import Machine
 
 TOOLS = {
-    "systemd-nspawn": "systemd-container",
-    "ip": "iproute2",
-    "ssh-keygen": "openssh-client",
-    "mount": "mount",
-    "unshare": "util-linux",
+    **{"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"},
+    **{"mount": "mount", "unshare": "util-linux"},
 }
+"""Commands that a node needs -> their packages."""
 BAKE_TOOLS = {"mmdebstrap": "mmdebstrap"}
 BAKE_GB = {"native": 7, "ipex": 9}
 """GiB that a bake of a profile needs with torch's default build: measured 5.8 and 7.7, including 0.3 for the base."""
@@ -38,20 +36,19 @@ def machine(settings: Settings) -> Machine:
 
 def check_machine() -> None:
     """Raise UsageError if this machine cannot boot nodes, whatever the settings."""
+    why = ""
     if platform.system() != "Linux":
-        raise UsageError(f"cluster = 'local': needs a Linux machine, and this is {platform.system()}")
-    if os.geteuid() != 0:
-        raise UsageError("cluster = 'local': boots machines, which only root can do; run it with sudo")
-    if shutil.which("apt-get") is None:
-        raise UsageError("cluster = 'local': needs Debian or Ubuntu, and this machine has no apt-get")
-    if not (cgroup.unified().parent / "cgroup.procs").exists():
-        raise UsageError("cluster = 'local': needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup")
-    if missing := cgroup.missing():
-        raise UsageError(
-            f"cluster = 'local': needs the control groups' controllers cpu, memory and pids; this machine lacks "
-            f"{', '.join(missing)} (in a container: the host has to delegate them)"
-        )
-    if why := ids.why_unavailable():
+        why = f"needs a Linux machine, and this is {platform.system()}"
+    elif os.geteuid() != 0:
+        why = "boots machines, which only root can do; run it with sudo"
+    elif shutil.which("apt-get") is None:
+        why = "needs Debian or Ubuntu, and this machine has no apt-get"
+    elif not (cgroup.unified().parent / "cgroup.procs").exists():
+        why = "needs control groups v2 (the unified hierarchy) on /sys/fs/cgroup"
+    elif missing := ", ".join(cgroup.missing()):
+        why = f"needs the control groups' controllers cpu, memory and pids; this machine lacks {missing} "
+        why += "(in a container: the host has to delegate them)"
+    if why := why or ids.why_unavailable():
         raise UsageError(f"cluster = 'local': {why}")
 
 
@@ -66,9 +63,8 @@ def check(settings: Settings, image_id: str) -> None:
     if must_bake and not base_image.sources():
         raise UsageError("cluster = 'local': /etc/apt names no archive of Debian or Ubuntu to bake from")
     if settings.local.cpus > (os.cpu_count() or 1):
-        raise SettingsError(
-            "cpus", settings.local.cpus, f"a whole number from 1 to {os.cpu_count()}: this machine has no more"
-        )
+        allowed = f"a whole number from 1 to {os.cpu_count()}: this machine has no more"
+        raise SettingsError("cpus", settings.local.cpus, allowed)
     _check_routes(settings)
     _check_disk(BAKE_GB[settings.profile] if must_bake else 0, settings.nodes)
 
@@ -93,19 +89,15 @@ def _check_routes(settings: Settings) -> None:
             continue
         if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.cidr):
             where = f"{route['dst']} on {route.get('dev', 'a route without device')}"
-            raise SettingsError(
-                "cidr", str(settings.cidr), f"a network that this machine has no route to; it has {where}"
-            )
+            allowed = f"a network that this machine has no route to; it has {where}"
+            raise SettingsError("cidr", str(settings.cidr), allowed)
 
 
 def _check_disk(bake_gb: float, nodes: int) -> None:
-    directory = paths.home()
-    while not directory.exists():
-        directory = directory.parent
+    home = paths.home()
+    directory = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(directory).free / 2**30
     needed = bake_gb + NODE_GB * nodes
     if free < needed:
-        raise UsageError(
-            f"{paths.home()}: {free:.1f} GiB free, and {needed:.1f} GiB are needed; "
-            "free some, or set TRAINYARD_HOME to another disk"
-        )
+        remedy = "free some, or set TRAINYARD_HOME to another disk"
+        raise UsageError(f"{home}: {free:.1f} GiB free, and {needed:.1f} GiB are needed; {remedy}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,10 +33,8 @@ def why_unavailable(proc: Path = Path("/proc")) -> str:
         rows = [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
         if not any(first <= FIRST and first + count >= FIRST + COUNT for first, _, count in rows):
             have = ", ".join(f"{first} to {first + count - 1}" for first, _, count in rows) or "none"
-            return (
-                f"needs the {kind} ids {FIRST} to {FIRST + COUNT - 1} for its nodes, and there are {have}; "
-                "this is a container: give it more, such as systemd-nspawn's --private-users=0:1048576"
-            )
+            remedy = "this is a container: give it more, such as systemd-nspawn's --private-users=0:1048576"
+            return f"needs the {kind} ids {FIRST} to {FIRST + COUNT - 1} for its nodes, and there are {have}; {remedy}"
     most = proc / "sys/user/max_user_namespaces"
     if most.exists() and int(most.read_text()) == 0:
         return "user namespaces are switched off; allow them: sysctl user.max_user_namespaces=1000"
@@ -50,7 +47,7 @@ def shift(root: Path) -> None:
     A change of owner clears set-id bits and file capabilities, so they are set again. Access control lists, which
     contain ids too and which no file of a base needs, are removed.
     """
-    for path in _everything(root):
+    for path in (root, *root.rglob("*")):
         status = path.lstat()
         if status.st_uid >= FIRST:
             continue  # a hard link to a file that is already done
@@ -70,13 +67,6 @@ def shift(root: Path) -> None:
         for name in _ACLS:
             if _xattr(path, name) is not None:
                 os.removexattr(path, name, follow_symlinks=False)
-
-
-def _everything(root: Path) -> Iterator[Path]:
-    yield root
-    for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            yield Path(folder, name)
 
 
 def _xattr(path: Path, name: str) -> bytes | None:

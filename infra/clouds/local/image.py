@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +76,18 @@ def remove(image: str) -> None:
 @contextmanager
 def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
     """Two stacks that want the same image bake it once: the second waits."""
-    paths.images().mkdir(parents=True, exist_ok=True)
-    handle = os.open(paths.images(), os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        waiting = False
+    waiting = False
+    with ExitStack() as held:
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(operation.lock(paths.images(), alone=True, timeout=0.1))
                 break
-            except BlockingIOError:
+            except operation.Busy:
                 if not waiting:
                     say("image: another stack is baking; waiting for it")
                 waiting = True
                 watch.check()
-                time.sleep(0.2)
         yield
-    finally:
-        os.close(handle)
 
 
 class ImageProvider(PlainProvider):
@@ -106,32 +98,25 @@ class ImageProvider(PlainProvider):
         watch = operation.Watch()
         paths.close()
         with operation.lock(paths.stack(stack)):
-            if record(image) is None and not props["user_data"]:
-                raise OperationError(
-                    f"image = {image!r}: not in {paths.images()}; there are: {', '.join(baked()) or 'none'}"
-                )
             if record(image) is None:
+                if not props["user_data"]:
+                    known = ", ".join(baked()) or "none"
+                    raise OperationError(f"image = {image!r}: not in {paths.images()}; there are: {known}")
                 with _one_bake_at_a_time(watch):
                     if record(image) is None:
                         Bake(stack, image, props["user_data"], say, watch.check).run()
-        return CreateResult(id_=image, outs={**props, "software": _software(image)})
+        versions = (record(image) or {}).get("versions", {})
+        return CreateResult(id_=image, outs={**props, "software": json.dumps(versions, sort_keys=True)})
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         changed = olds["image"] != news["image"]
         return DiffResult(changes=changed, replaces=["image"] if changed else [], delete_before_replace=False)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
-        if record(id_) is None:
-            return ReadResult(id_="", outs={})
-        return ReadResult(id_=id_, outs=props)
+        return ReadResult(id_="", outs={}) if record(id_) is None else ReadResult(id_=id_, outs=props)
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
         """Nothing: other stacks may use the image, and the next `up` will. `fab prune` empties the cache."""
-
-
-def _software(image: str) -> str:
-    known = record(image)
-    return json.dumps(known["versions"] if known else {}, sort_keys=True)
 
 
 class Image(Resource, module="local", name="Image"):

@@ -37,14 +37,12 @@ def links() -> list[dict[str, Any]]:
 
 def find(stack: str) -> dict[str, Any] | None:
     """The stack's bridge, or None. Raises OperationError for a link of that name with another owner."""
+    name, own = bridge_name(stack), alias(stack)
     for link in links():
-        if link["ifname"] == bridge_name(stack):
+        if link["ifname"] == name:
             # A link without an alias is ours: its creation was interrupted before the alias was set.
-            if link.get("ifalias", alias(stack)) != alias(stack):
-                name = link["ifname"]
-                raise OperationError(
-                    f"link {name} is there but is not stack {stack}'s; remove it: ip link delete {name}"
-                )
+            if link.get("ifalias", own) != own:
+                raise OperationError(f"link {name} exists but is not stack {stack}'s; remove it: ip link delete {name}")
             return link
     return None
 
@@ -78,7 +76,7 @@ class NetworkProvider(PlainProvider):
                 system_command.run(["ip", "link", "add", "name", name, "type", "bridge"])
                 link = {}
             elif link.get("addr_info") and not _has_address(link, gateway):
-                raise OperationError(f"link {name} is there with another address than {gateway}; run: fab recover")
+                raise OperationError(f"link {name} has another address than {gateway}; run: fab recover")
             if not _has_address(link, gateway):
                 system_command.run(["ip", "address", "add", gateway, "dev", name])
             system_command.run(["ip", "link", "set", name, "alias", alias(stack), "up"])

@@ -71,17 +71,13 @@ def _limit(node: Machine, props: dict[str, Any]) -> None:
     cgroup.limit(node.stack, node.name, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
 
 
-def _spec(props: dict[str, Any]) -> dict[str, Any]:
-    return {key: props[key] for key in FIXED}
-
-
 def _adopt(node: Machine, props: dict[str, Any]) -> bool:
     """Whether the wanted node already runs. Raises OperationError if a live one differs from it."""
     if not node.is_alive():
         return False
     path = node.directory / "spec.json"
     known = json.loads(path.read_text()) if path.exists() else None
-    if known != _spec(props):
+    if known != {key: props[key] for key in FIXED}:
         raise OperationError(
             f"{node.name} of stack {node.stack} runs with other settings and is not in the state; run: fab recover"
         )
@@ -95,13 +91,9 @@ def _boot(node: Machine, props: dict[str, Any]) -> None:
         node.mount(image.layers(props["image"]))
         _personalise(node, props)
         # Written before the boot, so that a live machine always has it.
-        (node.directory / "spec.json").write_text(json.dumps(_spec(props)))
-        options = [
-            f"--network-bridge={props['bridge']}",
-            f"--hostname={node.name}",
-            "--resolv-conf=off",
-            "--timezone=off",
-        ]
+        (node.directory / "spec.json").write_text(json.dumps({key: props[key] for key in FIXED}))
+        names = [f"--network-bridge={props['bridge']}", f"--hostname={node.name}"]
+        options = [*names, "--resolv-conf=off", "--timezone=off"]
         node.start(options, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
     except BaseException:
         node.clear()
@@ -139,31 +131,7 @@ class Node(Resource, module="local", name="Node"):
     host_key: pulumi.Output[str]
     console: pulumi.Output[str]
 
-    def __init__(
-        self,
-        resource_name: str,
-        *,
-        stack: str,
-        name: str,
-        address: str,
-        bridge: pulumi.Input[str],
-        image: pulumi.Input[str],
-        user_data: str,
-        cpus: int,
-        memory_mb: int,
-        opts: pulumi.ResourceOptions,
-    ) -> None:
-        """`address`: with its prefix length, such as 10.77.0.10/24."""
-        inputs = {
-            "stack": stack,
-            "name": name,
-            "address": address,
-            "bridge": bridge,
-            "image": image,
-            "user_data": user_data,
-            "cpus": cpus,
-            "memory_mb": memory_mb,
-            "host_key": None,
-            "console": None,
-        }
-        super().__init__(NodeProvider(), resource_name, inputs, opts)
+    def __init__(self, resource_name: str, opts: pulumi.ResourceOptions, **inputs: pulumi.Input[str | int]) -> None:
+        """`inputs`: FIXED and LIMITS; `address` with its prefix length, such as 10.77.0.10/24."""
+        outputs = {"host_key": None, "console": None}
+        super().__init__(NodeProvider(), resource_name, {**inputs, **outputs}, opts)

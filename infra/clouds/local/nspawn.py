@@ -70,6 +70,7 @@ class Machine:
 
     @property
     def group(self) -> Path:
+        """Its control group in the unified tree."""
         return cgroup.unified(self.stack, self.name)
 
     def mount(self, layers: Sequence[Path]) -> None:
@@ -112,16 +113,8 @@ class Machine:
         argv = system_command.in_groups(self._apart(["sh", "-euc", KEEP, "keep.sh", str(self.group), *nspawn]), joins)
         with self.console.open("wb") as console:
             process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd="/",
+                argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True, cwd="/"
             )
-        self._wait_for_init(process)
-
-    def _wait_for_init(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         # Wait for both: systemd-nspawn joins its own group a moment after init, and until then looks dead.
         while not self._has_booted():
@@ -161,16 +154,17 @@ class Machine:
     def unmount(self) -> None:
         """Unmount its root. An unmounted one is no error."""
         while os.path.ismount(self.root):
-            lock = _lock_file(self.root)
+            # systemd-nspawn keeps a lock file for a root, named by its inode; a killed one leaves it behind.
+            status = self.root.stat()
             system_command.run(["umount", str(self.root)])
-            lock.unlink(missing_ok=True)
+            (NSPAWN_RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}").unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Stop it and remove everything but its directory, which others may be waiting to lock."""
         self.stop()
         cgroup.remove(self.stack, self.name)
         self.unmount()
-        for path in self.directory.iterdir() if self.directory.is_dir() else ():
+        for path in self.directory.glob("*"):
             if path.is_dir():
                 shutil.rmtree(path)
             else:
@@ -190,12 +184,5 @@ class Machine:
                 text = file.read(_TAIL_BYTES).decode(errors="replace")
         except FileNotFoundError:
             return ""
-        lined = ["".join(c if c.isprintable() else " " for c in line).strip()[:300] for line in text.splitlines()]
-        said = [line for line in lined if line]
-        return " / ".join(said[-lines:])
-
-
-def _lock_file(root: Path) -> Path:
-    """The lock file that systemd-nspawn keeps for a root, named by its inode; a killed one leaves it behind."""
-    status = root.stat()
-    return NSPAWN_RUN / "locks" / f"inode-{status.st_dev}:{status.st_ino}"
+        shown = ["".join(c if c.isprintable() else " " for c in line).strip()[:300] for line in text.splitlines()]
+        return " / ".join([line for line in shown if line][-lines:])

@@ -35,17 +35,14 @@ def _all(stack: str) -> list[LiveResource]:
         live_resources.append(LiveResource("link", link, NETWORK))
     if firewall.is_open(link):
         live_resources.append(LiveResource("firewall rule", f"iptables FORWARD {link}", NETWORK))
-    if (said := owner.read(stack)) is not None:
-        live_resources.append(LiveResource("name", f"{stack}, taken by {said.said()}", STACK_ID))
+    if (of := owner.read(stack)) is not None:
+        live_resources.append(LiveResource("name", f"{stack}, taken by {of.in_words()}", STACK_ID))
     return live_resources
 
 
 def _machines(stack: str) -> list[LiveResource]:
-    live_resources = []
-    for group in cgroup.groups(stack):
-        for path in sorted(group.iterdir()):
-            if path.is_dir():
-                live_resources.append(LiveResource("cgroup", str(path), path.name))
+    groups = [path for group in cgroup.groups(stack) for path in sorted(group.iterdir()) if path.is_dir()]
+    live_resources = [LiveResource("cgroup", str(path), path.name) for path in groups]
     for name in sorted({live.owner for live in live_resources}):
         live_resources += [LiveResource("process", _describe(pid), name) for pid in cgroup.processes(stack, name)]
     return live_resources
@@ -100,9 +97,10 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
                 machine.remove()
         if NETWORK in {live.owner for live in swept}:
             network.remove(stack)
-        _remove_empty_groups(stack)
-        if STACK_ID in {live.owner for live in swept} and (said := owner.read(stack)) is not None:
-            owner.release(stack, said.stack_id)
+        if not cgroup.processes(stack):
+            cgroup.remove(stack)
+        if STACK_ID in {live.owner for live in swept} and (of := owner.read(stack)) is not None:
+            owner.release(stack, of.stack_id)
     paths.tidy(stack)
     return swept
 
@@ -113,8 +111,3 @@ def _all_of(stack: str, name: str) -> list[Machine]:
         return [Machine(stack, name, paths.node(stack, name))]
     builds = sorted((paths.stack(stack) / "build").glob("*"))
     return [Machine(stack, name, path) for path in builds] or [Machine(stack, name, paths.build(stack, "none"))]
-
-
-def _remove_empty_groups(stack: str) -> None:
-    if not cgroup.processes(stack):
-        cgroup.remove(stack)

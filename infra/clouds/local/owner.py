@@ -31,7 +31,7 @@ class Owner:
     since: str
     """When the stack was made, in UTC."""
 
-    def said(self) -> str:
+    def in_words(self) -> str:
         return f"{self.user} (home {self.home}, since {self.since}), stack id {self.stack_id}"
 
 
@@ -49,7 +49,7 @@ def read(stack: str) -> Owner | None:
 def stranger(stack: str, ids: Collection[str]) -> str:
     """Who else owns the stack, in words; empty if one of these ids owns it, or the name is free."""
     owner = read(stack)
-    return owner.said() if owner is not None and owner.stack_id not in ids else ""
+    return owner.in_words() if owner is not None and owner.stack_id not in ids else ""
 
 
 def check(stack: str, ids: Collection[str]) -> None:
@@ -60,17 +60,14 @@ def check(stack: str, ids: Collection[str]) -> None:
 
 def taken(stack: str, whose: str) -> str:
     """The message that refuses a name."""
-    return (
-        f"stack {stack}: on this machine it is the stack of {whose}; take another name: copy the file "
-        f"stacks/Pulumi.{stack}.yaml, with another cidr in it, and use --stack"
-    )
+    remedy = f"take another name: copy the file stacks/Pulumi.{stack}.yaml, with another cidr in it, and use --stack"
+    return f"stack {stack}: on this machine it is the stack of {whose}; {remedy}"
 
 
 def claim(stack: str, stack_id: str) -> None:
     """Take the name. Raises OperationError if another user has it."""
     with operation.lock(paths.stack(stack)):
-        whose = stranger(stack, [stack_id])
-        if whose:
+        if whose := stranger(stack, [stack_id]):
             raise OperationError(taken(stack, whose))
         if read(stack) is None:
             now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

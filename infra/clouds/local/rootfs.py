@@ -18,7 +18,6 @@ from pathlib import Path, PurePosixPath
 from infra.clouds.local import ids
 from infra.errors import OperationError
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 MOST = 16 * 1024 * 1024
 """Most bytes read of a file; those that we read are far smaller."""
 
@@ -27,12 +26,7 @@ def read(root: Path, name: str) -> str:
     """The text of a file. Raises FileNotFoundError, or OperationError for a link, a device or too large a file."""
     parts = PurePosixPath(name).parts
     with _folder(root, parts[:-1]) as folder:
-        try:
-            handle = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise OperationError(f"{root / name}: not a plain file: {error.strerror}") from None
+        handle = _open(parts[-1], os.O_NONBLOCK, folder, str((root / name).parent), "a plain file")
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST:
             os.close(handle)
@@ -103,13 +97,18 @@ def _folder(root: Path, parts: Sequence[str], *, make: bool = False) -> Iterator
 
 @contextmanager
 def _opened(folder: int, name: str, where: str) -> Iterator[int]:
-    try:
-        handle = os.open(name, _FOLDER, dir_fd=folder)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise OperationError(f"{where}/{name}: not a folder: {error.strerror}") from None
+    handle = _open(name, os.O_DIRECTORY, folder, where, "a folder")
     try:
         yield handle
     finally:
         os.close(handle)
+
+
+def _open(name: str, flags: int, folder: int, where: str, kind: str) -> int:
+    """A descriptor for reading. Raises FileNotFoundError, or OperationError for a link or another kind of file."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=folder)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OperationError(f"{where}/{name}: not {kind}: {error.strerror}") from None

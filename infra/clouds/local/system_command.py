@@ -24,9 +24,7 @@ def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
     Raises CommandError if the command is missing, fails, or takes longer than `timeout` seconds.
     """
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
     except FileNotFoundError:
         raise CommandError(f"{argv[0]}: command not found") from None
     except subprocess.TimeoutExpired:
