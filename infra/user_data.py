@@ -42,12 +42,12 @@ def for_bake(settings: Settings, image: str, *, last_resort: str = "", bootstrap
 
     `last_resort`: a bash script that limits the builder's life; cloud-init runs it first, at each boot.
     """
-    return _compose(settings, image, "bake", "builder", "builder", bootstrap, scripts=True, last_resort=last_resort)
+    return _compose(settings, image, "bake", ("builder", "builder"), bootstrap, last_resort)
 
 
 def for_node(settings: Settings, image: str, name: str, role: str, *, baked: bool, bootstrap: Path = BOOTSTRAP) -> str:
     """User data of a node. `baked`: its image already has the scripts and the software."""
-    return _compose(settings, image, "node" if baked else "both", name, role, bootstrap, scripts=not baked)
+    return _compose(settings, image, "node" if baked else "both", (name, role), bootstrap)
 
 
 def packed(text: str) -> str:
@@ -56,44 +56,25 @@ def packed(text: str) -> str:
 
 
 def _compose(
-    settings: Settings,
-    image: str,
-    mode: str,
-    name: str,
-    role: str,
-    bootstrap: Path,
-    *,
-    scripts: bool,
-    last_resort: str = "",
+    settings: Settings, image: str, mode: str, node: tuple[str, str], bootstrap: Path, last_resort: str = ""
 ) -> str:
+    """`mode`: that of bootstrap.sh; `node`: its name and role."""
     config = cloud_config.read(bootstrap)
     if last_resort:
         config["bootcmd"] = [["bash", "-c", last_resort], *config.get("bootcmd", [])]
-    user = config["users"][0]
     if mode != "bake":
-        user["ssh_authorized_keys"] = [settings.public_key]
-    values = {
-        "TRAINYARD_MODE": mode,
-        "TRAINYARD_STACK": settings.stack,
-        "TRAINYARD_NODE": name,
-        "TRAINYARD_ROLE": role,
-        "TRAINYARD_PROFILE": settings.profile,
-        "TRAINYARD_COLLECTIVES": settings.collectives,
-        "TRAINYARD_IMAGE": image,
-        "TRAINYARD_CLUSTER": settings.cluster,
-        "TRAINYARD_MAX_HOURS": str(settings.max_hours),
-        "TRAINYARD_IDLE_MINUTES": str(settings.idle_minutes),
-    }
+        config["users"][0]["ssh_authorized_keys"] = [settings.public_key]
+    values: dict[str, object] = {"MODE": mode, "STACK": settings.stack, "NODE": node[0], "ROLE": node[1]}
+    values |= {"PROFILE": settings.profile, "COLLECTIVES": settings.collectives, "IMAGE": image}
+    values |= {"CLUSTER": settings.cluster, "MAX_HOURS": settings.max_hours, "IDLE_MINUTES": settings.idle_minutes}
     # AWS only (Azure measures machines by itself): a cluster has monitor.py if its nodes send metrics.
     if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.cluster / "monitor.py").exists():
-        values["TRAINYARD_MONITORING"] = "true"
-    if settings.cloud.region:
-        values["TRAINYARD_REGION"] = (
-            settings.cloud.region
-        )  # for training/store/bucket.py: no library finds the region by itself
-    env = "".join(f"{key}={value}\n" for key, value in values.items())
+        values["MONITORING"] = "true"
+    if settings.cloud.region:  # for training/store/bucket.py: no library finds the region by itself
+        values["REGION"] = settings.cloud.region
+    env = "".join(f"TRAINYARD_{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]
-    if scripts:
+    if mode != "node":
         files += [_file(*script) for script in _scripts(bootstrap, settings.cluster)]
     config["write_files"] = [*config.get("write_files", []), *files]
     return "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
@@ -128,17 +109,16 @@ def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
     A folder named after a kind of cluster is for that kind only. Comments and docstrings are removed, as user data has
     a size limit.
     """
-    others = {kind for kind in CLUSTERS if kind != cluster}
+    left_out = {*CLUSTERS, cloud_config.NAME, "__pycache__"} - {cluster}
     found = []
     for path in sorted(bootstrap.rglob("*")):
-        if path.relative_to(bootstrap).parts[0] in others:
-            continue
-        if path.is_file() and path.name != cloud_config.NAME and "__pycache__" not in path.parts:
-            name, content = str(path.relative_to(bootstrap)), _COMMENT.sub(b"", path.read_bytes())
+        name = path.relative_to(bootstrap)
+        if path.is_file() and not left_out.intersection(name.parts):
+            content = _COMMENT.sub(b"", path.read_bytes())
             if path.suffix == ".py":
-                content = _without_docstrings(name, content)
+                content = _without_docstrings(str(name), content)
             # Mode from the content: a checkout's umask or a zip file must not change an image's name.
-            found.append((name, content, "0755" if content.startswith(b"#!") else "0644"))
+            found.append((str(name), content, "0755" if content.startswith(b"#!") else "0644"))
     return found
 
 

@@ -30,11 +30,8 @@ def check(settings: Settings) -> None:
     check_key_type(settings.public_key, "AWS")
     image.check(settings)
     if settings.cloud.spot and settings.cloud.capacity_reservation.startswith("cr-"):
-        raise SettingsError(
-            "capacityReservation",
-            settings.cloud.capacity_reservation,
-            "empty with spot: Spot nodes cannot be put into one",
-        )
+        allowed = "empty with spot: Spot nodes cannot be put into one"
+        raise SettingsError("capacityReservation", settings.cloud.capacity_reservation, allowed)
     nodes.check_user_data(image.builder_data(settings), "the builder")
     bill(settings)
 
@@ -85,14 +82,10 @@ def bill(settings: Settings) -> list[table.Line]:
 
 def _inventory(settings: Settings, facts: list[list[str]], bucket: str) -> str:
     """The inventory as JSON, from each node's [public address, host key]."""
-    each = [
-        {
-            "private_ip": network.address(settings, index),
-            "ssh_host": public_ip if network.is_public(settings, index) else "",
-            "host_key": host_key,
-        }
-        for index, (public_ip, host_key) in enumerate(facts)
-    ]
+    each = []
+    for index, (public_ip, host_key) in enumerate(facts):
+        ssh_host = public_ip if network.is_public(settings, index) else ""
+        each.append({"private_ip": network.address(settings, index), "ssh_host": ssh_host, "host_key": host_key})
     found = members.of(machine_types.of(settings), each)
     cluster = inventory.SshCluster(
         name=settings.stack,

@@ -31,11 +31,8 @@ def check(settings: Settings) -> None:
     if cloud.zone and cloud.zone not in ZONES:
         raise SettingsError("zone", cloud.zone, f"one of {', '.join(ZONES)}, or empty: Azure chooses")
     if not machine_types.BUILDER_DISK_GB <= cloud.disk_gb <= machine_types.MOST_DISK_GB:
-        raise SettingsError(
-            "diskGb",
-            cloud.disk_gb,
-            f"from {machine_types.BUILDER_DISK_GB}, the image's own size, to {machine_types.MOST_DISK_GB} on Azure",
-        )
+        least, most = machine_types.BUILDER_DISK_GB, machine_types.MOST_DISK_GB
+        raise SettingsError("diskGb", cloud.disk_gb, f"from {least}, the image's own size, to {most} on Azure")
     if cloud.capacity_reservation:
         raise SettingsError("capacityReservation", cloud.capacity_reservation, "empty on Azure: it is AWS's own")
     check_key_type(settings.public_key, "Azure")

@@ -74,15 +74,11 @@ def build(settings: Settings) -> pulumi.Output[str]:
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
     """The inventory as JSON, from each node's [host_key, console]."""
-    each = [
-        {
-            "private_ip": settings.address(index),
-            "host_key": host_key,
-            "console": console,
-            "control_group": str(cgroup.unified(settings.stack, naming.node(index))),
-        }
-        for index, (host_key, console) in enumerate(facts)
-    ]
+    each = []
+    for index, (host_key, console) in enumerate(facts):
+        group = str(cgroup.unified(settings.stack, naming.node(index)))
+        own = {"private_ip": settings.address(index), "host_key": host_key}
+        each.append({**own, "console": console, "control_group": group})
     cluster = inventory.SshCluster(
         name=settings.stack,
         nodes=members.of(host.machine(settings), each),

@@ -1,4 +1,4 @@
-"""The nodes of an inventory: facts of the machine type, the same for all, and each node's own fields."""
+"""A cluster's inventory: facts of the machine type, the same for all nodes, and each node's own fields."""
 
 from __future__ import annotations
 

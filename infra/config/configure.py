@@ -59,13 +59,12 @@ def edited(text: str, key: str, value: str) -> str:
             lines[number] = f"{match[1]} {shown}{match[2] or ''}"
             return "\n".join([*lines, ""])
     new = f"  {stack_file.PROJECT}:{key}: {shown}"
-    of_keys = [number for number, line in enumerate(lines) if re.match(rf"\s+{stack_file.PROJECT}:", line)]
+    keys = [number for number, line in enumerate(lines) if re.match(rf"\s+{stack_file.PROJECT}:", line)]
     heads = [number for number, line in enumerate(lines) if line.startswith("config:")]
-    if of_keys:
-        lines.insert(of_keys[-1] + 1, new)
+    if keys:
+        lines.insert(keys[-1] + 1, new)
     elif heads:
-        lines[heads[0]] = "config:"
-        lines.insert(heads[0] + 1, new)
+        lines[heads[0] : heads[0] + 1] = ["config:", new]
     else:
         lines += ["config:", new]
     return "\n".join([*lines, ""])

@@ -3,14 +3,12 @@
 It comes from the first of these that has it:
 
 1. the state's resource `stack-id`. It is made first, and everything that can be found or removed later depends on it,
-   so once anything exists, everybody who shares the state has the same id, on any machine.
+   so everybody who shares the state has the same id, on any machine.
 2. the user's record (stack_record.py), if the state is empty: written with a new random id before anything is made. So
    a preview shows the id that `up` will use, and a killed first `up` has one too.
-3. none, if the state has resources but no id: a version of Trainyard without ids made it. Such a stack keeps its names
-   until it is destroyed.
+3. none, if the state has resources but no id: an early version of Trainyard made it. Such a stack keeps its names.
 
-openshift-install's infraID works the same way: recorded first, part of every name and tag, and used to destroy.
-A random resource of Pulumi would not do: it is unknown at the first preview, and so would be all names and tags.
+Not a random resource of Pulumi: it is unknown at the first preview, and so would be all names and tags.
 """
 
 from __future__ import annotations
@@ -36,8 +34,7 @@ NAME = "stack-id"
 READ_STATE = "pulumi:pulumi:readStackResourceOutputs"
 """Pulumi's own function: the outputs of every resource in a stack's state, available before anything is declared."""
 _BEING_WRITTEN = "failed to load checkpoint"
-"""Part of the error when Pulumi writes the state while we read it: it records the program's start at that moment, and
-its file backend writes in place, so the file may be empty or incomplete."""
+"""Part of the error when Pulumi writes the state while we read it: its file backend writes in place."""
 _WRITTEN_S = 5.0
 _PAUSE_S = 0.1
 _OF_PULUMI = ("pulumi:pulumi:", "pulumi:providers:")
@@ -99,19 +96,12 @@ class StackIdProvider(PlainProvider):
             owner.release(props["stack"], id_)
 
     def _outs(self, props: dict[str, Any], before: list[dict[str, Any]]) -> dict[str, Any]:
-        here = [asdict(entry) for entry in _here(props)]
-        locations = [*before, *(entry for entry in here if entry not in before)]
+        locations = list(before)
+        if props["cloud"]:  # where this `up` makes the stack; the cloud tells the account
+            here = asdict(sdk.load(f"infra.clouds.{props['cloud']}.credentials").location(props["region"]))
+            locations += [here] if here not in before else []
         stack_record.remember(props["stack"], props["stack_id"], [Location.read(entry) for entry in locations])
         return {**props, "locations": locations}
-
-
-def _here(props: Mapping[str, Any]) -> list[Location]:
-    """Where this `up` makes the stack; empty for a local one. Asks the cloud for the account."""
-    cloud, region = props["cloud"], props["region"]
-    if not cloud:
-        return []
-    here: Location = sdk.load(f"infra.clouds.{cloud}.credentials").location(region)
-    return [here]
 
 
 class StackId(Resource, module="trainyard", name="StackId"):

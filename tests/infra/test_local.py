@@ -1,37 +1,24 @@
-"""infra.clouds.local without root: what the providers decide, and what a machine must be."""
+"""infra.clouds.local without root: what the providers decide, and the cache of images."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import platform
-import shutil
-import time
-from collections import namedtuple
-from collections.abc import Callable
-from dataclasses import replace
-from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Any
 
 import pytest
+from baked_image import IMAGE, bake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.clouds.local import base_image, cgroup, host, ids, image, image_cache, network, nspawn, paths, system_command
+from infra.clouds.local import image, image_cache, network, paths
 from infra.clouds.local.image import ImageProvider
 from infra.clouds.local.network import NetworkProvider
 from infra.clouds.local.nodes import NodeProvider
 from infra.clouds.local.nspawn import Machine
-from infra.clusters import local
-from infra.config.settings import Settings, load
-from infra.errors import OperationError, UsageError
+from infra.errors import OperationError
 from infra.state import operation
 
-IMAGE = "0123456789abcdef"
 STACKS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
-Disk = namedtuple("Disk", "free")
 
 NODE = {
     "stack": "local",
@@ -47,25 +34,6 @@ NODE = {
     "alive": None,
 }
 MADE = {**NODE, "host_key": "ssh-ed25519 AAAA", "console": "/console.log", "alive": True}
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of everything."""
-    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
-    return tmp_path
-
-
-def bake(home: Path, name: str, base_key: str = "base1") -> None:
-    """An image in the cache, as a bake leaves it."""
-    (home / "images" / name / "layer").mkdir(parents=True)
-    (home / "base" / base_key / "rootfs").mkdir(parents=True, exist_ok=True)
-    known = {"base": base_key, "profile": "native", "collectives": "gloo", "versions": {"torch": "2.13.0"}}
-    known["ids"] = ids.RANGE
-    (home / "images" / name / "image.json").write_text(json.dumps(known))
-
-
-# --- names ---
 
 
 @given(stack=STACKS, other=STACKS)
@@ -199,288 +167,3 @@ def test_prune_does_not_take_the_base_from_under_a_bake(home: Path) -> None:
     with operation.lock(paths.images(), alone=True), pytest.raises(operation.Busy):
         image_cache.prune()
     assert (home / "base/base1/rootfs").is_dir()
-
-
-# --- what the machine must be ---
-
-Check = Callable[..., str]
-
-
-@pytest.fixture
-def wanted(good: dict[str, str]) -> Settings:
-    return load("local", good)
-
-
-@pytest.fixture
-def check(home: Path, monkeypatch: pytest.MonkeyPatch, wanted: Settings) -> Check:
-    """What the check says about a machine that is as it should be but for what the arguments say; "" is nothing."""
-
-    def machine(
-        *,
-        system: str = "Linux",
-        uid: int = 0,
-        missing: tuple[str, ...] = (),
-        cgroups: bool = True,
-        controllers: tuple[str, ...] = ("cpu", "memory", "pids"),
-        namespaces: str = "",
-        routes: tuple[dict[str, Any], ...] = (),
-        sources: bool = True,
-        free_gb: float = 100,
-        **keys: Any,
-    ) -> str:
-        (home / "cgroup" / "unified").mkdir(parents=True, exist_ok=True)
-        if cgroups:
-            for tree in ("unified", *controllers):
-                (home / "cgroup" / tree).mkdir(exist_ok=True)
-                (home / "cgroup" / tree / "cgroup.procs").touch()
-        with monkeypatch.context() as patch:
-            patch.setattr(platform, "system", lambda: system)
-            patch.setattr(os, "geteuid", lambda: uid)
-            patch.setattr(os, "cpu_count", lambda: 4)
-            patch.setattr(shutil, "which", lambda tool: None if tool in missing else f"/bin/{tool}")
-            patch.setattr(cgroup, "ROOT", home / "cgroup")
-            patch.setattr(ids, "why_unavailable", lambda: namespaces)
-            patch.setattr(system_command, "run", lambda argv: json.dumps(routes))
-            patch.setattr(base_image, "sources", lambda: [Path("/etc/apt/sources.list")] if sources else [])
-            patch.setattr(shutil, "disk_usage", lambda path: Disk(free_gb * 2**30))
-            try:
-                local.check(replace(wanted, **keys))
-            except UsageError as error:
-                return str(error)
-        return ""
-
-    return machine
-
-
-def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
-    assert check() == ""
-    assert sorted(path.name for path in home.iterdir()) == ["cgroup"], "a check makes nothing"
-
-
-@pytest.mark.parametrize(
-    "machine, said",
-    [
-        ({"system": "Darwin"}, "needs a Linux machine, and this is Darwin"),
-        ({"uid": 1000}, "only root"),
-        ({"missing": ("apt-get",)}, "no apt-get"),
-        ({"cgroups": False}, "control groups v2"),
-        ({"controllers": ("memory",)}, "this machine lacks cpu, pids"),
-        ({"namespaces": "user namespaces are switched off"}, "cluster = 'local': user namespaces are switched off"),
-        ({"missing": ("systemd-nspawn",)}, "apt-get install systemd-container"),
-        ({"missing": ("mmdebstrap", "ip")}, "apt-get install iproute2 mmdebstrap"),
-        ({"sources": False}, "no archive"),
-        (
-            {"free_gb": host.BAKE_GB["native"] + 1},
-            f".0 GiB free, and {host.BAKE_GB['native'] + 1.5:.1f} GiB are needed",
-        ),
-        ({"image": IMAGE}, f"image = '{IMAGE}': must be 'bake' or a baked image; there are: none"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_the_machine_lacks_is_one_line(machine: dict[str, Any], said: str, check: Check) -> None:
-    line = check(**machine)
-    assert said in line and len(line.splitlines()) == 1
-
-
-def test_another_system_is_told_so_before_anything_of_linux_is_read(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def release() -> dict[str, str]:
-        raise FileNotFoundError("/etc/os-release")
-
-    monkeypatch.setattr(base_image, "release", release)
-    assert "this is Darwin" in check(system="Darwin")
-
-
-@pytest.mark.parametrize("offered, missing", [("cpuset cpu io memory pids", []), ("", ["cpu", "memory", "pids"])])
-def test_controllers_of_a_host_with_version_2_alone(
-    offered: str, missing: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cgroup.controllers").write_text(f"{offered}\n")
-    monkeypatch.setattr(cgroup, "ROOT", tmp_path)
-    assert cgroup.missing() == missing
-
-
-SOURCES = {
-    "sources.list": "# deb cdrom:[Debian]/ trixie main\n\ndeb [trusted=yes] http://deb.debian.org/debian trixie main\n",
-    "sources.list.d/0000trixie.list": "deb http://deb.debian.org/debian trixie main non-free-firmware # ours\n",
-    "sources.list.d/debian.sources": "Types: deb\n# a copy\nURIs: http://deb.debian.org/debian\n"
-    "Suites: trixie trixie-updates\nComponents:\n main\n",
-    "sources.list.d/security.sources": "Types: deb deb-src\nURIs: http://deb.debian.org/debian-security\n"
-    "Suites: trixie-security\nComponents: main\n",
-}
-NO_SOURCES = {
-    "sources.list": "# deb http://deb.debian.org/debian trixie main\n",
-    "sources.list.d/source.list": "deb-src http://deb.debian.org/debian trixie main\n",
-    "sources.list.d/docker.list": "deb [arch=amd64] https://download.docker.com/linux/debian trixie stable\n",
-    "sources.list.d/sdk.list": "deb https://packages.cloud.google.com/apt cloud-sdk-trixie main\n",
-    "sources.list.d/node.sources": "Types: deb\nURIs: https://deb.nodesource.com/node\nSuites: nodistro\n"
-    "Components: main\n\nTypes: deb-src\nSuites: trixie\nComponents: main\n",
-    "sources.list.d/debian.sources.bak": SOURCES["sources.list.d/debian.sources"],
-}
-
-
-@pytest.mark.parametrize("files, found", [(SOURCES, sorted(SOURCES)), (NO_SOURCES, [])], ids=["own", "others"])
-def test_the_archive_is_found_whatever_its_file_is_called(
-    files: dict[str, str], found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sources.list.d").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    monkeypatch.setattr(base_image, "APT", tmp_path)
-    monkeypatch.setattr(base_image, "release", lambda: {"VERSION_CODENAME": "trixie"})
-    assert [str(path.relative_to(tmp_path)) for path in base_image.sources()] == found
-
-
-def test_a_baked_image_needs_neither_the_tools_nor_the_room_of_a_bake(check: Check, home: Path) -> None:
-    bake(home, IMAGE)
-    assert check(image=IMAGE, missing=("mmdebstrap",), sources=False, free_gb=1.5) == ""
-    assert "1.4 GiB free, and 1.5 GiB are needed" in check(image=IMAGE, free_gb=1.4)
-
-
-def test_more_cpus_than_there_are_name_the_key(check: Check, wanted: Settings) -> None:
-    assert check(local=replace(wanted.local, cpus=4)) == ""
-    assert check(local=replace(wanted.local, cpus=5)).startswith("cpus = 5: must be a whole number from 1 to 4")
-
-
-@pytest.mark.parametrize("dst", ["10.77.0.0/24", "10.77.0.0/16", "10.0.0.0/8", "10.77.0.128/25", "10.77.0.9"])
-def test_a_network_that_the_machine_has_a_route_to_is_refused(dst: str, check: Check) -> None:
-    line = check(routes=({"dst": "default", "dev": "eth0"}, {"dst": dst, "dev": "docker0"}))
-    assert line.startswith("cidr = '10.77.0.0/24': must be a network that") and f"{dst} on docker0" in line
-    assert "a route without device" in check(routes=({"dst": dst, "type": "blackhole"},))
-
-
-@pytest.mark.parametrize(
-    "route",
-    [
-        {"dst": "default", "dev": "eth0"},
-        {"dst": "0.0.0.0/1", "dev": "tun0"},
-        {"dst": "128.0.0.0/1", "dev": "tun0"},
-        {"dst": "10.78.0.0/24", "dev": "docker0"},
-        {"dst": "10.77.0.0/24", "dev": network.bridge_name("local")},
-    ],
-    ids=str,
-)
-def test_other_networks_and_its_own_bridge_are_not_in_the_way(route: dict[str, str], check: Check) -> None:
-    assert check(routes=(route,)) == ""
-
-
-@given(
-    ours=st.tuples(st.integers(0, 255), st.integers(8, 28)),
-    other=st.tuples(st.integers(0, 255), st.integers(8, 32)),
-)
-def test_any_overlap_is_found(ours: tuple[int, int], other: tuple[int, int], good: dict[str, str]) -> None:
-    one, two = (IPv4Network((10 << 24 | part << 16, length), strict=False) for part, length in (ours, other))
-    wanted = load("local", {**good, "nodes": "1", "cidr": str(one)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(system_command, "run", lambda argv: json.dumps([{"dst": str(two), "dev": "x"}]))
-        overlap = two[0] in one or one[0] in two
-        try:
-            host._check_routes(wanted)
-        except UsageError:
-            assert overlap
-        else:
-            assert not overlap
-
-
-@pytest.mark.parametrize("value", ["relative/path", "/a:b", "/a,b", "/etc/passwd", ""])
-def test_a_home_that_cannot_be_one_is_refused(value: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRAINYARD_HOME", value)
-    assert check().startswith("TRAINYARD_HOME = ")
-
-
-def test_the_disk_is_that_of_the_nearest_directory_there_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path] = []
-
-    def usage(path: Path) -> Disk:
-        asked.append(path)
-        return Disk(0)
-
-    monkeypatch.setenv("TRAINYARD_HOME", str(home / "not" / "yet"))
-    monkeypatch.setattr(shutil, "disk_usage", usage)
-    with pytest.raises(UsageError, match=r"0\.0 GiB free, and 0\.5 GiB are needed"):
-        host._check_disk(0, 1)
-    assert asked == [home]
-
-
-# --- commands and locks ---
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        (["no-such-command"], "no-such-command: command not found"),
-        (["sh", "-c", "echo 1; echo 2; echo 3; echo 4 >&2; exit 3"], "exit code 3: 4"),
-        (["false"], "exit code 1: it printed nothing"),
-        (["sleep", "60"], "sleep 60: no end within 0 s"),
-    ],
-)
-def test_a_failing_command_says_which_and_why(argv: list[str], said: str) -> None:
-    with pytest.raises(system_command.CommandError) as caught:
-        system_command.run(argv, timeout=0.3 if argv[0] == "sleep" else 30)
-    assert said in str(caught.value)
-
-
-def test_a_watched_command_ends_when_nobody_wants_it(tmp_path: Path) -> None:
-    def check() -> None:
-        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
-            raise operation.Cancelled("interrupted")
-
-    with pytest.raises(operation.Cancelled):
-        system_command.run_watched(
-            ["sh", "-c", f"sleep 60 & echo $! > {tmp_path}/pid; wait"], [], tmp_path, timeout=60, check=check
-        )
-    child = Path("/proc") / (tmp_path / "pid").read_text().strip()
-    deadline = time.monotonic() + 5  # it has its signal, and a busy machine may take a moment to end it
-    while child.exists() and "Z" not in (child / "stat").read_text():
-        assert time.monotonic() < deadline, "nor do its children go on"
-        time.sleep(0.01)
-
-
-def _hold(directory: Path, alone: bool, held: Any, done: Any) -> None:
-    with operation.lock(directory, alone=alone):
-        held.set()
-        done.wait(60)
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_lock_keeps_others_out_and_dies_with_its_holder(alone: bool, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    held, done = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(tmp_path / "lock", alone, held, done))
-    process.start()
-    try:
-        assert held.wait(30)
-        with pytest.raises(operation.Busy) as caught, operation.lock(tmp_path / "lock", alone=not alone, timeout=0.1):
-            pass
-        assert caught.value.holder == process.pid
-        if not alone:
-            with operation.lock(tmp_path / "lock", timeout=5):
-                pass
-    finally:
-        process.kill()
-        process.join(30)
-    with operation.lock(tmp_path / "lock", alone=True, timeout=5):
-        pass
-
-
-def test_a_lock_of_a_directory_that_was_removed_is_taken_on_the_new_one(tmp_path: Path) -> None:
-    with operation.lock(tmp_path / "lock", alone=True):
-        (tmp_path / "lock").rmdir()
-        with operation.lock(tmp_path / "lock", alone=True, timeout=5):
-            assert (tmp_path / "lock").is_dir()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
-def test_what_a_killed_nspawn_has_mounted_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """systemd 257 exports a machine's sockets in a read-only mount of its own: to remove the folder was an OSError."""
-    monkeypatch.setattr(nspawn, "NSPAWN_RUN", tmp_path)
-    export = tmp_path / "unix-export" / "lab-node1"
-    export.mkdir(parents=True)
-    system_command.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "none", str(export)])
-    try:
-        nspawn.Machine("lab", "node1", tmp_path / "nodes" / "node1").stop()
-        assert not export.exists()
-    finally:
-        if os.path.ismount(export):
-            system_command.run(["umount", str(export)])

@@ -1,34 +1,25 @@
-"""infra.user_data: what a machine is told, byte for byte, and what an image's name depends on."""
+"""infra.user_data: what a machine gets, byte for byte."""
 
 from __future__ import annotations
 
 import ast
 import gzip
-import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sample_inputs import public_key
+from user_data_parts import AWS_LIMIT, IMAGE, env, parts, scripts, sent, written
 
 from infra import user_data
-from infra.clouds.local import paths
 from infra.config.settings import Settings, load
 from infra.errors import UsageError
-
-IMAGE = "0123456789abcdef"
-CLOUDS = ("aws-xeon", "azure-xeon")
-"""Folders of what only one kind of cluster gets."""
-AWS_LIMIT = 16 * 1024
-"""What AWS takes of user data, compressed (TRAPS.md 16)."""
 
 
 @pytest.fixture
@@ -40,45 +31,6 @@ def wanted(good: dict[str, str]) -> Settings:
 def bootstrap(tmp_path: Path) -> Path:
     """A copy of bootstrap/ to change."""
     return Path(shutil.copytree(user_data.BOOTSTRAP, tmp_path / "bootstrap"))
-
-
-def parts(settings: Settings) -> dict[str, str]:
-    """Every user data that there is."""
-    return {
-        "bake": user_data.for_bake(settings, IMAGE),
-        "baked": user_data.for_node(settings, IMAGE, "node1", "head", baked=True),
-        "bare": user_data.for_node(settings, IMAGE, "node2", "worker", baked=False),
-    }
-
-
-def written(text: str) -> dict[str, dict[str, Any]]:
-    """The files of user data, by path."""
-    return {file["path"]: file for file in yaml.safe_load(text)["write_files"]}
-
-
-def env(text: str) -> dict[str, str]:
-    lines = written(text)["/etc/trainyard.env"]["content"].splitlines()
-    return dict(line.split("=", 1) for line in lines)
-
-
-def scripts(*, every: bool = False) -> Iterator[Path]:
-    """Those of the local stack, or of every kind of cluster."""
-    for path in user_data.BOOTSTRAP.rglob("*"):
-        other = not every and path.relative_to(user_data.BOOTSTRAP).parts[0] in CLOUDS
-        if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
-            yield path
-
-
-def sent(path: Path, bootstrap: Path = user_data.BOOTSTRAP) -> bytes:
-    """What a machine gets of a script: all but the lines that are only a comment or a docstring."""
-    name = str(path.relative_to(bootstrap))
-    (content,) = [
-        content
-        for cluster in ("local", *CLOUDS)
-        for script, content, _ in user_data._scripts(bootstrap, cluster)
-        if script == name
-    ][:1]
-    return content
 
 
 def without_docstrings(program: bytes) -> str:
@@ -201,57 +153,6 @@ def test_a_checkout_s_modes_and_times_do_not_matter(wanted: Settings, bootstrap:
     assert user_data.for_bake(wanted, IMAGE, bootstrap=bootstrap) == user_data.for_bake(wanted, IMAGE)
 
 
-# --- the image's name ---
-
-
-@settings(max_examples=40)
-@given(data=st.data())
-def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap_but_its_comments(
-    data: st.DataObject, good: dict[str, str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    wanted = load("local", good)
-    root = tmp_path_factory.getbasetemp() / "any-byte"
-    shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(user_data.BOOTSTRAP, root)
-    files = (p for p in root.rglob("*") if p.is_file() and p.suffix != ".pyc" and p.parts[-2] not in CLOUDS)
-    path = data.draw(st.sampled_from(sorted(files)))
-    content = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    content[at] ^= data.draw(st.integers(1, 255))
-    before = b"" if path.name == "cloud-config.yaml" else sent(path, root)
-    path.write_bytes(content)
-    try:
-        assume(path.name == "cloud-config.yaml" or sent(path, root) != before)
-    except UsageError:
-        return  # a program that is none any more makes no image at all
-    assert user_data.image_key(wanted, bootstrap=root) != user_data.image_key(wanted)
-
-
-def test_an_image_s_name_changes_with_files_that_come_go_or_move(wanted: Settings, bootstrap: Path) -> None:
-    keys = [user_data.image_key(wanted, bootstrap=bootstrap)]
-    (bootstrap / "steps" / "image" / "99-more").write_text("")
-    keys.append(user_data.image_key(wanted, bootstrap=bootstrap))
-    (bootstrap / "steps" / "image" / "99-more").rename(bootstrap / "steps" / "node" / "99-more")
-    keys.append(user_data.image_key(wanted, bootstrap=bootstrap))
-    (bootstrap / "lib.sh").unlink()
-    keys.append(user_data.image_key(wanted, bootstrap=bootstrap))
-    assert len(set(keys)) == 4
-
-
-def test_an_image_s_name_is_over_the_software_alone(wanted: Settings) -> None:
-    own = user_data.image_key(wanted, "base")
-    assert len(own) == 16 and set(own) <= set("0123456789abcdef")
-    other_key = {"public_key": public_key(body=bytes(32)), "public_key_file": Path("/x.pub")}
-    for changes in ({"stack": "other"}, {"nodes": 64}, {"image": IMAGE}, other_key):
-        assert user_data.image_key(replace(wanted, **changes), "base") == own, changes
-    different = {
-        user_data.image_key(wanted, "another base"),
-        user_data.image_key(replace(wanted, profile="ipex"), "base"),
-        user_data.image_key(replace(wanted, profile="ipex", collectives="ccl"), "base"),
-    }
-    assert len(different | {own}) == 4
-
-
 def test_a_script_that_is_not_text_is_named(wanted: Settings, bootstrap: Path) -> None:
     (bootstrap / "steps" / "blob").write_bytes(b"\xff\0")
     with pytest.raises(UsageError, match=r"^bootstrap/steps/blob: must be text"):
@@ -266,9 +167,6 @@ def test_any_text_travels_byte_for_byte(content: str, good: dict[str, str], key_
     (root / "file").write_bytes(content.encode())
     text = user_data.for_bake(load("local", good), IMAGE, bootstrap=root)
     assert written(text)["/opt/trainyard/bootstrap/file"]["content"] == content
-
-
-# --- a cloud-config.yaml that somebody has changed ---
 
 
 @pytest.mark.parametrize(
@@ -298,41 +196,3 @@ def test_files_of_the_cloud_config_s_own_are_kept(wanted: Settings, bootstrap: P
         file.write("write_files:\n- {path: /etc/motd, content: hello}\n")
     text = user_data.for_node(wanted, IMAGE, "node1", "head", baked=True, bootstrap=bootstrap)
     assert list(written(text)) == ["/etc/motd", "/etc/trainyard.env"]
-
-
-# --- cloud-init itself ---
-
-
-def in_base(script: str, told: str) -> str:
-    """What a command says that runs in a base, in a mount namespace of its own: /tmp and /opt are gone afterwards."""
-    bases = sorted(paths.home().glob("base/*/rootfs/usr/bin/cloud-init"))
-    if os.geteuid() != 0 or not bases:
-        pytest.skip("needs root, and a base that `fab up` has made; a bake asks cloud-init as well")
-    mounted = (
-        'for d in tmp opt; do mount -t tmpfs none "$1/$d"; done; cat > "$1/tmp/data"; exec chroot "$1" sh -euc "$2"'
-    )
-    argv = ["unshare", "--mount", "sh", "-euc", mounted, "sh", bases[0].parents[2], script]
-    done = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("name", ["bake", "baked", "bare"])
-def test_cloud_init_accepts_it(name: str, wanted: Settings) -> None:
-    in_base("cloud-init schema --config-file /tmp/data", parts(wanted)[name])
-
-
-WRITE = """
-import sys, yaml
-from cloudinit.config.cc_write_files import write_files
-files = yaml.safe_load(open("/tmp/data"))["write_files"]
-write_files("test", [file for file in files if file["path"].startswith("/opt/")], "root:root")
-"""
-
-
-def test_cloud_init_writes_the_scripts_as_they_are(wanted: Settings) -> None:
-    listing = f"python3 -c '{WRITE}' && cd /opt/trainyard/bootstrap && find . -type f -exec sha256sum {{}} +"
-    said = dict(reversed(line.split("  ./")) for line in in_base(listing, parts(wanted)["bare"]).splitlines())
-    assert said == {
-        str(path.relative_to(user_data.BOOTSTRAP)): hashlib.sha256(sent(path)).hexdigest() for path in scripts()
-    }
