@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from user_data_parts import parts, scripts, sent
@@ -19,12 +17,6 @@ from infra.config.settings import Settings, load
 @pytest.fixture
 def wanted(good: dict[str, str]) -> Settings:
     return load("local", good)
-
-
-@pytest.fixture
-def bootstrap(tmp_path: Path) -> Path:
-    """A copy of bootstrap/ to change."""
-    return Path(shutil.copytree(user_data.BOOTSTRAP, tmp_path / "bootstrap"))
 
 
 def in_base(script: str, told: str) -> str:

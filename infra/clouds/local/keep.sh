@@ -1,20 +1,20 @@
 # shellcheck shell=sh
-# Keeps one machine running, whoever started it may be gone: boots it, boots it again when it reboots itself, and ends
-# when it powers off or crashes, or when its control group is killed. Its output is the machine's console.
+# Keeps one machine running independently of the process that started it: boots it, boots it again when it reboots, and
+# ends when it powers off or crashes, or when its control group is killed. Its output is the machine's console.
 #   GROUP  the machine's control group in the unified tree; this shell is in its subgroup `keeper`
 #   then the systemd-nspawn that boots it
-# It is handed to sh as text, not as a file: a checkout that changes meanwhile must not change what runs.
+# sh gets it as text, not as a file: a checkout that changes must not change a running script.
 group=$1
 shift
 REBOOT=133  # how systemd-nspawn --keep-unit says that the machine wants to boot again
-HEALTHY=30  # seconds after which a boot counts as a good one
-LONGEST=60  # seconds between the boots of a machine that reboots again and again
+HEALTHY=30  # seconds after which a boot counts as successful
+LONGEST=60  # most seconds between two boots of a machine that reboots repeatedly
 
-# When the machine is out of memory, what keeps it, its init and its job's keeper are not the ones to end. Its init
-# hands that to a service only on request (DefaultOOMScoreAdjust=0). A container may not ask for it: then it goes without.
+# When the machine runs out of memory, the kernel should kill neither this script nor the machine's init or its job's
+# keeper. Init passes that on to a service only on request (DefaultOOMScoreAdjust=0). A container may not set it.
 echo -900 2>/dev/null >/proc/self/oom_score_adj || true
 
-# What a boot before this one has left: its groups, and controllers that only an empty group may have switched on.
+# Removes what an earlier boot has left: its groups, and controllers that only an empty group may enable.
 clear_groups() {
     for part in payload supervisor; do
         tries=50 # a group stays busy for a moment after its last process
@@ -34,7 +34,7 @@ while :; do
     began=$(cut -d. -f1 /proc/uptime)
     code=0
     (echo 0 >"$group/cgroup.procs" && exec "$@") || code=$?
-    # A systemd-nspawn that was killed leaves the machine's init behind.
+    # A killed systemd-nspawn leaves the machine's init running.
     [ ! -e "$group/payload/cgroup.kill" ] || echo 1 >"$group/payload/cgroup.kill"
     [ "$code" = $REBOOT ] || exit "$code"
     took=$(($(cut -d. -f1 /proc/uptime) - began))
