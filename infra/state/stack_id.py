@@ -99,7 +99,8 @@ class StackIdProvider(PlainProvider):
         locations = list(before)
         if props["cloud"]:  # where this `up` makes the stack; the cloud tells the account
             here = asdict(sdk.load(f"infra.clouds.{props['cloud']}.credentials").location(props["region"]))
-            locations += [here] if here not in before else []
+            if here not in locations:
+                locations.append(here)
         stack_record.remember(props["stack"], props["stack_id"], [Location.read(entry) for entry in locations])
         return {**props, "locations": locations}
 

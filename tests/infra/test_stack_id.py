@@ -114,7 +114,8 @@ def test_a_broken_record_is_one_line_that_names_it(text: str) -> None:
 
 def test_every_place_is_remembered_in_the_state_and_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [Location("aws", "us-east-1", "1"), Location("aws", "eu-central-1", "1")]
-    monkeypatch.setattr(stack_id, "_here", lambda props: [one for one in here if one.region == props["region"]])
+    credentials = SimpleNamespace(location=lambda region: next(place for place in here if place.region == region))
+    monkeypatch.setattr(stack_id.sdk, "load", lambda module: credentials)
     provider, first = StackIdProvider(), props(cloud="aws", region="us-east-1")
     outs = provider.create(first).outs or {}
     moved = {**first, "region": "eu-central-1"}
