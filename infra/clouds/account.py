@@ -7,7 +7,6 @@ that offer the stack's machine type. Changes nothing. Exit code 2 and one line f
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import ipaddress
 import os
 import sys
@@ -78,7 +77,7 @@ def main() -> object:
     parser.add_argument("--offers", action="store_true", help="where the stack's machine type can be had")
     args = parser.parse_args()
     settings, record = stack_file.settings(args.stack), stack_record.read(args.stack)
-    settings = dataclasses.replace(settings, stack_id=record.id if record else "")
+    settings = replace(settings, stack_id=record.id if record else "")
     return of(settings).offers(settings) if args.offers else [vars(finding) for finding in check(settings)]
 
 

@@ -42,7 +42,7 @@ def test_the_program_takes_the_stacks_id_from_the_users_record(make: Make, monke
     checked: list[str] = []
     monkeypatch.setattr("sys.argv", ["account", "aws-xeon"])
     settings = make("aws-xeon")
-    monkeypatch.setattr(account, "load", lambda _stack, _raw: settings)
+    monkeypatch.setattr(account.stack_file, "settings", lambda _stack: settings)
     monkeypatch.setattr(account, "check", lambda settings: checked.append(settings.stack_id) or [])
     for record in (stack_record.Record("aaaa1111"), None):
         monkeypatch.setattr(stack_record, "read", lambda _stack, record=record: record)
