@@ -11,6 +11,7 @@ import ipaddress
 import os
 import sys
 import urllib.request
+from dataclasses import replace
 from types import ModuleType
 
 from infra.clouds import sdk
