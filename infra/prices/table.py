@@ -70,10 +70,12 @@ def _read() -> dict[str, Any]:
 @functools.cache
 def _table() -> dict[tuple[str, str, str], Row]:
     """(cloud, region, sku) -> its row, with the sizes of a family beside its `.large`, and with guesses."""
-    rows, sizes = _read()["list"]["price"], _read()["sizes"]["aws"]
-    families = [row for row in rows if row["sku"].endswith(".large")]
+    rows = _read()["list"]["price"]
     larger = [
-        _times(row, times, sku=row["sku"].replace("large", size)) for row in families for size, times in sizes.items()
+        _times(row, times, sku=row["sku"].replace("large", size))
+        for row in rows
+        if row["sku"].endswith(".large")
+        for size, times in _read()["sizes"][row["cloud"]].items()
     ]
     return {(row["cloud"], row["region"], row["sku"]): row for row in (*larger, *guesses(_read()), *rows)}
 
