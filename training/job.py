@@ -107,8 +107,8 @@ class Train:
     """Seed of the initial weights, the order of the data and the dropout."""
     precision: str = one_of("auto", "fp32", "bf16", "fp16")
     """Precision of the matmuls; auto: whichever is faster in a short measurement on the nodes."""
-    compile: bool = key(False, "true | false", lambda value: True)
-    """Compile the model with torch.compile."""
+    compile: str = one_of("false", "auto", "true")
+    """Compile the model with torch.compile; auto: if that is faster in a short measurement on the nodes."""
     threads: int = at_least(0, 0)
     """Threads of each rank (OMP_NUM_THREADS); 0: a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)

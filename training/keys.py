@@ -87,6 +87,8 @@ def section(section: str, cls: type[_Section], table: Any) -> _Section:
         value = table.get(item.name, item.default)
         if types[item.name] is float and type(value) is int:
             value = float(value)
+        if types[item.name] is str and isinstance(value, bool) and "true" in item.metadata["allowed"].split(" | "):
+            value = json.dumps(value)
         if type(value) is not types[item.name] or not item.metadata["ok"](value):
             kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}[types[item.name]]
             shown = "not given" if value == "" else json.dumps(value, default=str)

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from training import compilation, manifest, metrics, precision
 from training import job as jobs
-from training import manifest, metrics, precision
 from training import optimizer as optimizers
 from training import parallel as parallelism
 from training.checkpoint import files as checkpoint
@@ -60,6 +60,9 @@ class Loop:
         self.state.precision = self.choice.name
         self.parallel = parallelism.choose(ranks)
         self.stepper = Stepper(job.train, self.state, self.parallel, self.choice.mixed)
+        self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
+        self.compilation = self._choose_compilation()
+        self.state.compile = self.compilation.name
         states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
         self.mirror = None
         if ranks.is_first and self.mirror_url:
@@ -67,7 +70,6 @@ class Loop:
             self.mirror = Mirror(self.mirror_url, run, job.checkpoint.keep, resume=going_on, say=_say)
         self.saver = Saver(run, job.checkpoint.keep, self.mirror)
         self.clock = metrics.Clock()
-        self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
         if self.writes:
             manifest.publish(run / "job.toml", job.to_toml())
             self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
@@ -103,6 +105,19 @@ class Loop:
         )
         if wrong:
             raise Failed(wrong)
+
+    def _choose_compilation(self) -> compilation.Choice:
+        """Compile the model or not, as the job says or as a measurement shows; a resumed run does as before."""
+        train, rows = self.job.train, self.last - self.first
+        sizes = dict.fromkeys([min(train.micro_batch, rows), rows % train.micro_batch or min(train.micro_batch, rows)])
+        shapes = [torch.zeros(size, self.job.model.block_size + 1, dtype=torch.int64) for size in sizes]
+        batches = [self._batch(windows, 0, 0) for windows in shapes]
+        left = (train.steps - self.state.step) * math.ceil(rows / train.micro_batch)
+        wanted, why = train.compile, "as the job says"
+        if wanted == "auto":
+            wanted, why = self.state.compile, "as in the checkpoint"
+        with self.heart.kept(self.state.step, "load"):
+            return compilation.choose(wanted, why, self.stepper, batches, left, self.ranks.maximum)
 
     def _step(self) -> bool:
         """One optimizer step, with the validation and the checkpoint that are due; True if a stop was requested."""
@@ -177,7 +192,8 @@ class Loop:
         first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
         model.eval()
         total = torch.zeros(1, dtype=torch.float64)
-        with self.clock.time("eval"):
+        # Eager: a validation is too short to win back compiling it.
+        with self.clock.time("eval"), torch.compiler.set_stance("force_eager"):
             for start in range(first, last, self.job.train.micro_batch):
                 self._beat(self.state.step, "eval")
                 some = starts[start : min(last, start + self.job.train.micro_batch)]
@@ -268,6 +284,8 @@ class Loop:
             flush=True,
         )
         print(self.choice, flush=True)
+        if self.job.train.compile != "false":
+            print(self.compilation, flush=True)
         if self.state.step:
             print(f"going on from step {self.state.step}, verified on disk", flush=True)
 

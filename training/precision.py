@@ -94,20 +94,23 @@ def matmul_peak(name: str, model: Model, device: torch.device) -> float:
     def once() -> None:
         torch.mm(a, b.t(), out=out)
 
-    return 2 * rows * inputs * outputs / best_time(once, device, seconds=0.3)
+    return 2 * rows * inputs * outputs / best_time(once, device, seconds=0.5)
 
 
 def best_time(once: Callable[[], None], device: torch.device, *, seconds: float) -> float:
-    """Seconds of the fastest of as many runs as fit into `seconds`, at least 3."""
+    """Seconds of the fastest run, once no run has been 1 % faster for `seconds`; of at least 3, in 10 * `seconds`."""
     once()  # the first run sets up kernels and memory
-    best, end = float("inf"), time.perf_counter() + seconds
-    runs = 0
-    while runs < 3 or time.perf_counter() < end:
+    best, runs = float("inf"), 0
+    begin = improved = time.perf_counter()
+    while runs < 3 or time.perf_counter() < min(improved, begin + 9 * seconds) + seconds:
         _wait(device)
         start = time.perf_counter()
         once()
         _wait(device)
-        best = min(best, time.perf_counter() - start)
+        took = time.perf_counter() - start
+        if took < 0.99 * best:
+            improved = time.perf_counter()
+        best = min(best, took)
         runs += 1
     return best
 

@@ -6,11 +6,13 @@ means that the rank hangs, a low step that it is behind.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -89,3 +91,20 @@ class Heartbeat:
         """Write step, phase and time, atomically; not synced, as nobody reads a heartbeat after a machine's crash."""
         self._temporary.write_text(json.dumps({"step": step, "time": time.time(), "phase": phase, **self._rest}))
         self._temporary.replace(self.path)
+
+    @contextlib.contextmanager
+    def kept(self, step: int, phase: Phase) -> Iterator[None]:
+        """Beat every second from a thread while the block runs, which has no place to do so, such as a compiler."""
+        ended = threading.Event()
+
+        def keep() -> None:
+            while not ended.wait(1.0):
+                self.beat(step, phase)
+
+        thread = threading.Thread(target=keep, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()

@@ -17,16 +17,14 @@ from training.parallel import Parallelism
 
 
 class Stepper:
-    """Sets up IPEX if it is installed, compilation, precision and the parallelism, in that order; then trains."""
+    """Sets up IPEX if it is installed, precision and the parallelism, in that order; then trains."""
 
     def __init__(self, train: Train, state: State, parallel: Parallelism, mixed: str) -> None:
         """`mixed` is accelerate's name of the precision: no, bf16, fp16."""
-        self.parallel = parallel
+        self.parallel, self.model = parallel, state.model
         self.accelerator = parallel.accelerator(mixed)
         if self.uses_ipex:
             _apply_ipex(state)
-        if train.compile:
-            state.model.compile()
         self.module: nn.Module = parallel.wrap(state, self.accelerator)
         self.optimizer = self.accelerator.prepare_optimizer(state.optimizer, device_placement=False)
         optimizer.check_fused(state.optimizer)
@@ -37,6 +35,11 @@ class Stepper:
     @property
     def uses_ipex(self) -> bool:
         return self.accelerator.device.type == "cpu" and bool(importlib.util.find_spec("intel_extension_for_pytorch"))
+
+    def compile(self) -> None:
+        """Compile the model, once for each shape of a batch: one graph for several shapes would compute other digits
+        than the graph of the first, and when it is made depends on the steps that this process has seen."""
+        self.model.compile(dynamic=False)
 
     def micro_step(self, batch: tuple[Tensor, ...], scale: float, *, last: bool) -> Tensor:
         """Add a micro batch's gradients; the last one of a step also averages them over the ranks. Returns the loss

@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import gpt2
+
 ROOT = Path(__file__).parents[2]
 KINDS = {"5 KB documents, as OpenWebText's": 5000, "whole files, 17 KB": 1 << 30}  # characters of a document at most
 CORES = len(os.sched_getaffinity(0))
@@ -102,14 +104,6 @@ def corpus(path: Path, megabytes: int, longest: int) -> int:
     raise AssertionError("the library has no end")
 
 
-def features() -> str:
-    """The processor and what it has for vectors, as Linux says it."""
-    facts = dict(line.split("\t", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t" in line)
-    known = {name: value.lstrip("\t: ") for name, value in facts.items()}
-    flags = [flag for flag in known["flags"].split() if flag in ("avx2", "avx512bw", "avx512_vbmi2", "amx_tile")]
-    return f"{known['model name']}, {' '.join(flags)}"
-
-
 def child(script: str, *arguments: object) -> tuple[float, float, float]:
     """Seconds that it says it took, the processors' seconds, peak memory in MB (of the first process)."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
@@ -156,7 +150,7 @@ def main() -> None:
         child(OURS, "--out", home / "v", *learn, home / "1x.jsonl")
         ranks = home / "v" / "vocab.tiktoken"
         print(f"prepare, {options.megabytes} MB of Python source, {CORES} cores, best of {options.rounds}, in turns")
-        print(f"  {features()}")
+        print(f"  {gpt2.features()}")
         print(f"  {'':34} {'prepare':>13} {'usual':>13} {'ratio':>8} {'of CPU time':>12}   goal >= 15")
         for kind, longest in KINDS.items():
             speed(home, kind, longest, ranks, options)

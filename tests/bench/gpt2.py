@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+JOB = ROOT / "training" / "jobs" / "gpt2-124m-openwebtext.toml"
 VOCABULARY = 50257
 
 
@@ -40,9 +41,16 @@ def environment() -> dict[str, str]:
     return values
 
 
-def train(run: Path, data: Path, overrides: Sequence[str]) -> str:
-    """One rank of the published model; returns what it printed."""
-    job = ROOT / "training" / "jobs" / "gpt2-124m-openwebtext.toml"
+def features() -> str:
+    """The processor and the vector instructions that it has, as Linux names them."""
+    facts = dict(line.split("\t", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if "\t" in line)
+    known = {name: value.lstrip("\t: ") for name, value in facts.items()}
+    wanted = ("avx2", "avx512bw", "avx512_vbmi2", "avx512_bf16", "amx_tile", "amx_bf16")
+    return f"{known['model name']}, {' '.join(flag for flag in wanted if flag in known['flags'].split())}"
+
+
+def train(run: Path, data: Path, overrides: Sequence[str], job: Path = JOB) -> str:
+    """One rank of a job, by default the published one; returns what it printed."""
     places = [f"data.path={data}", f"run.directory={run}"]
     command = [sys.executable, "-m", "training.train", str(job), *places, *overrides]
     done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True, check=False)

@@ -138,7 +138,8 @@ def test_a_checkpoint_without_an_architecture_goes_on_bit_for_bit(job: Path, tmp
     start(job, run, 3, ["checkpoint.keep=4"]).done()
     folder = back_to(run, 4, again)
     state = checkpoint.read_state(folder)
-    assert [state.pop(name) for name in ("architecture", "optimizer")] == ["gpt2", "adamw"]
+    added = [state.pop(name) for name in ("architecture", "optimizer", "compile")]
+    assert added == ["gpt2", "adamw", "false"]
     assert state.keys() == checkpoint.read_state(FORMAT_1 / "checkpoints" / "step-000004").keys()
     content = manifest.parse(folder / "manifest.json")
     assert content.keys() == manifest.parse(FORMAT_1 / "checkpoints" / "step-000004" / "manifest.json").keys()

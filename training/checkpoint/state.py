@@ -30,6 +30,7 @@ class State:
     optimizer: torch.optim.Optimizer
     step: int = 0  # optimizer steps that are done
     precision: str = "auto"  # the chosen precision; a resumed run keeps it
+    compile: str = "auto"  # true or false once it is chosen whether to compile; a resumed run keeps it
     best: float = float("inf")  # lowest validation loss
     scaler: dict[str, Any] | None = None  # state of fp16's loss scaling, loaded when the scaler exists
     rng: dict[str, Tensor] | None = None
@@ -96,6 +97,7 @@ def _load(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: 
     optimizers.restore(state.model, state.optimizer, tensors)
     state.step, state.scaler, state.precision = saved["step"], saved["scaler"], saved["precision"]
     state.best = saved["best"] if saved["best"] is not None else float("inf")
+    state.compile = saved.get("compile", "auto")
     generators = safetensors.torch.load(rng)
     own = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
     state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
@@ -154,6 +156,7 @@ def capture(
         "best": state.best if state.best < float("inf") else None,
         "scaler": state.scaler,
         "precision": state.precision,
+        "compile": state.compile,
         "optimizer": optimizers.name_of(state.optimizer),
         "encoding": data.encoding,
         "data": identity(data),
