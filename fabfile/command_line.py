@@ -51,7 +51,7 @@ class Form:
     text: str
 
 
-class UsageError(Exit):
+class CommandLineError(Exit):
     """A command line that is not valid: one line, exit code 2."""
 
     def __init__(self, line: str) -> None:
@@ -138,8 +138,8 @@ class Verb:
         return parser.format_help().rstrip()
 
     def read(self, words: Sequence[str], verbs: Iterable[str] = ()) -> dict[str, Any]:
-        """The keyword arguments for its function; UsageError for words that it does not take. `verbs` are the other
-        verbs' names."""
+        """The keyword arguments for its function; CommandLineError for words that it does not take. `verbs` are the
+        other verbs' names."""
         end = words.index("--") if "--" in words else len(words)
         found, rest = self._parser().parse_known_args(list(words[:end]))
         for word in rest:
@@ -196,15 +196,15 @@ class Verb:
         options.add_argument("-h", "--help", action="store_true", default=None, help="show this, and do nothing else")
         return parser
 
-    def _error(self, line: str) -> UsageError:
-        return UsageError(f"fab {self.name}: {line}")
+    def _error(self, line: str) -> CommandLineError:
+        return CommandLineError(f"fab {self.name}: {line}")
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         line = re.sub(r"^argument (?:-\w/)?", "", message)
         line = line.replace("expected one argument", "needs a value (one that begins with a dash: --option=-value)")
-        raise UsageError(f"{self.prog}: {line}")
+        raise CommandLineError(f"{self.prog}: {line}")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

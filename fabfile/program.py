@@ -26,7 +26,7 @@ from invoke.tasks import Task
 
 from fabfile import output
 from fabfile import verbs as package
-from fabfile.command_line import UsageError, Verb, meant
+from fabfile.command_line import CommandLineError, Verb, meant
 from fabfile.output import say
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT, default_stack
@@ -73,7 +73,7 @@ def main() -> None:
     """The commands `trainyard` and `python -m fabfile`."""
     if not (ROOT / "Pulumi.yaml").is_file():
         why = f"{ROOT} is no checkout of trainyard: clone it, and there: pip install --editable ."
-        sys.exit(_ended(UsageError(why)))
+        sys.exit(_ended(CommandLineError(why)))
     sys.exit(run(sys.argv[1:]))
 
 
@@ -123,7 +123,7 @@ def run(words: Sequence[str]) -> int:
 def _run(words: list[str], known: Mapping[str, Verb]) -> None:
     for word in words:
         if re.search("[\ud800-\udfff]", word):
-            raise UsageError(f"not UTF-8: {os.fsencode(word)!r}")
+            raise CommandLineError(f"not UTF-8: {os.fsencode(word)!r}")
     own = words[: words.index("--")] if "--" in words else words
     first = own[0] if own else ""
     if not own:
@@ -155,14 +155,16 @@ def _verb(word: str, known: Mapping[str, Verb]) -> Verb:
     if word in known:
         return known[word]
     if not word.startswith("-"):
-        raise UsageError(f"fab: there is no verb {word!r}{meant(word, known)} (all of them: fab --list)")
+        raise CommandLineError(f"fab: there is no verb {word!r}{meant(word, known)} (all of them: fab --list)")
     flag = word.partition("=")[0]
     if any(flag in verb.options for verb in known.values()):
-        raise UsageError(f"fab: {flag} stands after a verb: fab VERB {flag} ...")
+        raise CommandLineError(f"fab: {flag} stands after a verb: fab VERB {flag} ...")
     fabrics = fabric.main.make_program().initial_context.flags
     if flag in fabrics or (not flag.startswith("--") and flag[:2] in fabrics):
-        raise UsageError(f"fab: {flag} is an option of Fabric's that no verb here honours (all verbs: fab --list)")
-    raise UsageError(f"fab: there is no option {flag}, and options stand after a verb: fab VERB --help")
+        raise CommandLineError(
+            f"fab: {flag} is an option of Fabric's that no verb here honours (all verbs: fab --list)"
+        )
+    raise CommandLineError(f"fab: there is no option {flag}, and options stand after a verb: fab VERB --help")
 
 
 def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> None:

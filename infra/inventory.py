@@ -29,7 +29,7 @@ class InventoryError(ValueError):
 
 
 @dataclass(frozen=True)
-class Form:
+class TextForm:
     """The allowed form of a text; a field whose default is empty may also be empty.
 
     Texts end up in shell commands, SSH configurations and paths, maybe on a colleague's machine, so no form allows line
@@ -88,29 +88,33 @@ def _is_local_path(text: str) -> bool:
     return not any(unicodedata.category(character)[0] == "C" or character in "\u2028\u2029" for character in text)
 
 
-Address = Annotated[str, Form("an IP address", r"[0-9A-Fa-f.:]+", _is_address)]
+Address = Annotated[str, TextForm("an IP address", r"[0-9A-Fa-f.:]+", _is_address)]
 _BUCKET = rf"(s3|abfs)://[A-Za-z0-9][A-Za-z0-9._@-]*({_PLAIN_PATH})?/?|file://{_PLAIN_PATH}"
 _BUCKET_FORM = "s3://BUCKET, abfs://CONTAINER@ACCOUNT or file:///FOLDER, with folders of letters, digits and '._@=+-'"
-Bucket = Annotated[str, Form(_BUCKET_FORM, _BUCKET)]
-ClusterName = Annotated[str, Form("at most 63 letters, digits and '._-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")]
+Bucket = Annotated[str, TextForm(_BUCKET_FORM, _BUCKET)]
+ClusterName = Annotated[str, TextForm("at most 63 letters, digits and '._-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")]
 Count = Annotated[int, Span(1, 1024)]
 Devices = Annotated[int, Span(0, 64)]
 HostKey = Annotated[
-    str, Form("'TYPE BASE64', the public half of a host key", r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}")
+    str,
+    TextForm("'TYPE BASE64', the public half of a host key", r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}"),
 ]
-HostName = Annotated[str, Form("a host name (a-z, 0-9 and '-')", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")]
+HostName = Annotated[str, TextForm("a host name (a-z, 0-9 and '-')", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")]
 HostOrAddress = Annotated[
-    str, Form("a host name or an IP address without zone", rf"{_HOST}|{_SIX}", lambda t: ":" not in t or _is_address(t))
+    str,
+    TextForm("a host name or an IP address without zone", rf"{_HOST}|{_SIX}", lambda t: ":" not in t or _is_address(t)),
 ]
-Image = Annotated[str, Form("an image's name: letters, digits and '._/:@-'", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")]
-Interface = Annotated[str, Form("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}")]
+Image = Annotated[
+    str, TextForm("an image's name: letters, digits and '._/:@-'", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+]
+Interface = Annotated[str, TextForm("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}")]
 _JUMP_FORM = "[user@]host[:port], an IPv6 address with a port in brackets"
-JumpHost = Annotated[str, Form(_JUMP_FORM, ".+", lambda text: split_jump_host(text) is not None)]
+JumpHost = Annotated[str, TextForm(_JUMP_FORM, ".+", lambda text: split_jump_host(text) is not None)]
 _PATH_FORM = "a path of at most 1024 characters that can be seen, without '\"', '`', '$' and backslashes"
-LocalPath = Annotated[str, Form(_PATH_FORM, r"[^\"`\\$-][^\"`\\$]{0,1023}", _is_local_path)]
+LocalPath = Annotated[str, TextForm(_PATH_FORM, r"[^\"`\\$-][^\"`\\$]{0,1023}", _is_local_path)]
 Amount = Annotated[float, Span(0, 10**6)]
-SharedPath = Annotated[str, Form("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH)]
-UserName = Annotated[str, Form("a user's name: letters, digits and '._@+-'", _USER)]
+SharedPath = Annotated[str, TextForm("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH)]
+UserName = Annotated[str, TextForm("a user's name: letters, digits and '._@+-'", _USER)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,18 +287,18 @@ def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
 
 
 def _mismatch(value: object, hint: Any) -> str:
-    """What the value must be, if it is not; else "". TypeError (a bug here) for a field without Form, Span or words."""
+    """What the value must be, if it is not; else "". TypeError (a bug here): its field lacks TextForm, Span, words."""
     if get_origin(hint) is Literal:
         words = get_args(hint)
         return "" if value in words else " or ".join(map(repr, words))
     if hint == tuple[Node, ...]:
         return ""  # made from values that are already checked
     if get_origin(hint) is not Annotated:
-        raise TypeError(f"{hint}: a field of the inventory needs a Form or a Span")
+        raise TypeError(f"{hint}: a field of the inventory needs a TextForm or a Span")
     kind, rule = get_args(hint)
     if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
         return {str: "text", int: "a whole number", float: "a number"}[kind]
-    if isinstance(rule, Form):
+    if isinstance(rule, TextForm):
         return "" if rule.fits(str(value)) else rule.allowed
     assert isinstance(rule, Span) and isinstance(value, (int, float))
     return "" if rule.least <= value <= rule.most else f"from {rule.least} to {rule.most}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class MachineType:
     """A type of machine."""
 
     name: str

@@ -220,7 +220,7 @@ PROVIDER = """
 import os, sys, time
 from infra.state import operation
 operation.end_with_engine()
-watch = operation.Watch()
+watch = operation.CancellationWatch()
 print(os.getpid(), flush=True)
 try:
     while True:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from infra.inventory import ClusterName, Form, InventoryError, Node, SshCluster
+from infra.inventory import ClusterName, InventoryError, Node, SshCluster, TextForm
 
 _FILES = ("known_hosts", "ssh_config")
 
@@ -35,7 +35,7 @@ class HostKeyUnknown(HostKeyError):
 
 def directory(name: str) -> Path:
     """The operator's folder of one cluster. InventoryError for a name that cannot be a folder's."""
-    form: Form = get_args(ClusterName)[1]
+    form: TextForm = get_args(ClusterName)[1]
     if not form.fits(name):
         raise InventoryError(f"name = {name!r}: must be {form.allowed}")
     return Path.home() / ".trainyard" / name

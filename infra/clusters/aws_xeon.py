@@ -53,12 +53,12 @@ def build(settings: Settings) -> pulumi.Output[str]:
     return pulumi.Output.all(facts, under.bucket.bucket).apply(lambda known: _inventory(settings, known[0], known[1]))
 
 
-def bill(settings: Settings) -> list[table.Line]:
+def bill(settings: Settings) -> list[table.PriceLine]:
     """All costs but traffic, requests and the builder's half hour."""
     cloud, region = settings.cloud, names.region(settings)
     public = sum(network.is_public(settings, index) for index in range(settings.nodes))
 
-    def line(sku: str, count: float, what: str) -> table.Line:
+    def line(sku: str, count: float, what: str) -> table.PriceLine:
         return table.line("aws", region, sku, count, what=what)
 
     name = machine_types.of(settings).name

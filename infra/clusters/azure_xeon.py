@@ -10,7 +10,7 @@ from infra.clusters import members
 from infra.config.settings import Settings
 from infra.config.values import SettingsError, check_key_type
 from infra.prices import table
-from infra.prices.table import Line
+from infra.prices.table import PriceLine
 from infra.state import stack_id
 
 ZONES = ("1", "2", "3")
@@ -79,7 +79,7 @@ def _inventory(settings: Settings, made: list[nodes.Node], keys: list[str], publ
     return inventory.to_json(cluster)
 
 
-def bill(settings: Settings) -> list[Line]:
+def bill(settings: Settings) -> list[PriceLine]:
     """The hourly costs of a running cluster, at list prices. The builder, which runs for minutes, is not included."""
     cloud, size, count = settings.cloud, machine_types.of(settings), settings.nodes
     public = count if cloud.public_nodes == "all" else 1
@@ -96,7 +96,7 @@ def bill(settings: Settings) -> list[Line]:
     return [*lines, _line(settings, "blob-gb-month", DATA_GB, f"blobs, as if {DATA_GB} GB with old versions")]
 
 
-def _bill_of_image(settings: Settings) -> list[Line]:
+def _bill_of_image(settings: Settings) -> list[PriceLine]:
     """What remains of a bake; an upper bound, as if the disk were full."""
     gb = machine_types.BUILDER_DISK_GB
     tier = machine_types.tier("StandardSSD_LRS", gb)
@@ -110,5 +110,5 @@ def _bill_of_image(settings: Settings) -> list[Line]:
     return lines
 
 
-def _line(settings: Settings, sku: str, count: float, what: str) -> Line:
+def _line(settings: Settings, sku: str, count: float, what: str) -> PriceLine:
     return table.line("azure", names.region(settings), sku, count, what=what)

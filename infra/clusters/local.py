@@ -31,7 +31,7 @@ def check(settings: Settings) -> None:
     host.check(settings, image_id(settings))
 
 
-def bill(settings: Settings) -> list[table.Line]:
+def bill(settings: Settings) -> list[table.PriceLine]:
     """Empty: local machines cost nothing."""
     return []
 

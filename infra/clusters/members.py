@@ -7,10 +7,10 @@ from typing import Any
 
 from infra import inventory
 from infra.clouds import naming
-from infra.machine import Machine
+from infra.machine import MachineType
 
 
-def of(machine: Machine, each: Iterable[Mapping[str, Any]]) -> tuple[inventory.Node, ...]:
+def of(machine: MachineType, each: Iterable[Mapping[str, Any]]) -> tuple[inventory.Node, ...]:
     """One inventory.Node for each mapping of a node's own fields (private_ip, host_key, ...), the head first."""
     facts = {"slots": machine.slots, "cores_per_slot": machine.cores_per_slot, "gpus": machine.gpus}
     memory = float(machine.memory_gb)

@@ -31,7 +31,7 @@ _KEY_TYPES = (
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalSettings:
     """Settings that only the `local` cluster has."""
 
     cpus: int
@@ -60,7 +60,7 @@ class Settings:
     """A node ends itself after so many hours; 0: never."""
     idle_minutes: int
     """A node ends itself after so many minutes without a job or a login; 0: never."""
-    local: Local
+    local: LocalSettings
     cloud: cloud_settings.Cloud
     stack_id: str = ""
     """Distinguishes stacks of the same name (infra.state.stack_id). Not a key: the program fills it in."""
@@ -113,7 +113,7 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
         image=raw["image"],
         max_hours=value(raw, "maxHours", in_cloud=in_cloud),
         idle_minutes=value(raw, "idleMinutes"),
-        local=Local(cpus=value(raw, "cpus"), memory_mb=value(raw, "memoryMb")),
+        local=LocalSettings(cpus=value(raw, "cpus"), memory_mb=value(raw, "memoryMb")),
         cloud=cloud_settings.read(raw, stack, in_cloud=in_cloud),
     )
 

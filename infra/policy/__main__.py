@@ -34,10 +34,10 @@ from pulumi_policy.proxy import UnknownValueError  # noqa: E402
 
 from infra.config import stack_file  # noqa: E402
 from infra.policy import pack  # noqa: E402
-from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule  # noqa: E402
+from infra.policy.rule import DeclaredResource, PolicyFinding, PolicyRule, Stack, StackRule  # noqa: E402
 from infra.policy.unknown import UNKNOWN  # noqa: E402
 
-undecided: list[Finding] = []
+undecided: list[PolicyFinding] = []
 """Rules that could not be decided in this run; the last policy reports them."""
 inputs: dict[str, Mapping[str, Any]] = {}
 """The inputs of each resource, by URN. Stack rules check inputs too, but the engine passes them outputs, in which the
@@ -60,9 +60,9 @@ def _at(container: Any, key: Any) -> Any:
         return UNKNOWN
 
 
-def resource_of(args: ResourceValidationArgs | PolicyResource) -> Resource:
+def resource_of(args: ResourceValidationArgs | PolicyResource) -> DeclaredResource:
     links = args.property_dependencies if isinstance(args, PolicyResource) else {}
-    return Resource(
+    return DeclaredResource(
         type=args.resource_type,
         name=args.name,
         props=plain(args.props),
@@ -73,7 +73,7 @@ def resource_of(args: ResourceValidationArgs | PolicyResource) -> Resource:
     )
 
 
-def _report(findings: Iterable[Finding], report: ReportViolation) -> None:
+def _report(findings: Iterable[PolicyFinding], report: ReportViolation) -> None:
     for finding in findings:
         if finding.decided:
             report(f"{finding.resource.name}: {finding.what}", finding.resource.urn)
@@ -81,7 +81,7 @@ def _report(findings: Iterable[Finding], report: ReportViolation) -> None:
             undecided.append(finding)
 
 
-def _policy(rule: Rule | StackRule) -> Policy:
+def _policy(rule: PolicyRule | StackRule) -> Policy:
     if isinstance(rule, StackRule):
         return StackValidationPolicy(
             rule.name, rule.description, lambda args, report: _report(rule.judge(_stack(args)), report)

@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.policy.conditions import at, matches, must, several, values
 from infra.policy.resource_types import ASSIGNMENT, ATTACHMENT, BUCKET_POLICY, DEFINITION, POLICY, ROLE, ROLE_POLICY
-from infra.policy.rule import Parts, Problem, Rule
+from infra.policy.rule import Parts, PolicyRule, Problem
 from infra.policy.unknown import known
 
 TAKES_NO_RESOURCE = (
@@ -165,7 +165,7 @@ _TRUST = {ROLE: _allowed_by("assumeRolePolicy")}
 _MANAGED = {ATTACHMENT: at("policyArn"), ROLE: at("managedPolicyArns[]")}
 
 RULES = (
-    Rule(
+    PolicyRule(
         "iam-no-stars",
         "An IAM policy names the actions and the resources that it allows "
         "(CKV_AWS_62, CKV_AWS_63, CKV_AWS_286, CKV_AWS_287, CKV_AWS_288, CKV_AWS_289, CKV_AWS_290, CKV_AWS_355, "
@@ -173,44 +173,44 @@ RULES = (
         {**_POLICIES, ROLE: _allowed_by("inlinePolicies[].policy")},
         _stars,
     ),
-    Rule(
+    PolicyRule(
         "bucket-policy-not-public",
         "No bucket's policy allows anything to everybody (CKV_AWS_70).",
         {BUCKET_POLICY: _allowed_by("policy")},
         _public,
     ),
-    Rule(
+    PolicyRule(
         "roles-for-services",
         "A role can be taken by a service of AWS that is named, and by nobody else (CKV_AWS_60, CKV_AWS_61).",
         _TRUST,
         _trusts_a_service,
     ),
-    Rule(
+    PolicyRule(
         "roles-for-this-account",
         "A service that works for every account may take a role for this account's resources only "
         "(CKV_AWS_61, CIS AWS 5.0 1.15).",
         _TRUST,
         _for_this_account,
     ),
-    Rule(
+    PolicyRule(
         "no-parameters-of-the-account",
         "No role reads every parameter, document or secret of the account (CKV_AWS_288, CIS AWS 5.0 1.15).",
         _MANAGED,
         _never(READS_PARAMETERS.__contains__, "{} lets a node read every parameter, document or secret of the account"),
     ),
-    Rule(
+    PolicyRule(
         "no-administrators",
         "No role has an administrator's policy (CKV_AWS_274, CKV2_AWS_56, CIS AWS 5.0 1.15).",
         _MANAGED,
         _never(lambda name: name in TOO_MUCH or name.endswith("FullAccess"), f"the policy {MORE}"),
     ),
-    Rule(
+    PolicyRule(
         "no-privileged-roles",
         "No identity has a privileged role of Azure's (CIS Azure 4.0 6.3.3).",
         {ASSIGNMENT: at("roleDefinitionId")},
         _never(lambda name: PRIVILEGED.get(name.lower(), ""), f"the role {MORE}"),
     ),
-    Rule(
+    PolicyRule(
         "role-definitions-no-stars",
         "A role of our own names the actions that it allows (CKV_AZURE_39, CIS Azure 3.0 2.23).",
         {DEFINITION: at("permissions[].actions[]", "permissions[].dataActions[]")},

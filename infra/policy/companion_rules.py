@@ -20,7 +20,7 @@ from infra.policy.conditions import (
     one_beside,
     same,
 )
-from infra.policy.rule import Resource, Stack, StackRule, beside
+from infra.policy.rule import DeclaredResource, Stack, StackRule, beside
 
 SWITCHES = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 KEPT_DAYS = 7
@@ -33,7 +33,7 @@ FLOW_LOG_MUST = {
 }
 
 
-def _tls_only(policies: Sequence[Resource]) -> str | None:
+def _tls_only(policies: Sequence[DeclaredResource]) -> str | None:
     if any(denies_without_tls(one) for policy in policies for one in statements(policy.props.get("policy"))):
         return None
     return (
@@ -42,21 +42,21 @@ def _tls_only(policies: Sequence[Resource]) -> str | None:
     )
 
 
-def _logs(stack: Stack) -> Iterator[tuple[Resource, list[Resource]]]:
+def _logs(stack: Stack) -> Iterator[tuple[DeclaredResource, list[DeclaredResource]]]:
     """(network, its flow logs), if the settings ask for flow logs."""
     if stack.flow_logs:
         yield from beside(types.VPC, types.FLOW_LOG, "vpcId")(stack)
         yield from beside(types.VNET, types.VNET_FLOW_LOG, "targetResourceId")(stack)
 
 
-def _logged(logs: Sequence[Resource]) -> str | None:
+def _logged(logs: Sequence[DeclaredResource]) -> str | None:
     if not logs:
         return "flowLogs is on: the network must have a flow log"
     wrong = next(filter(None, (FLOW_LOG_MUST[log.type](log.props) for log in logs)), None)
     return f"flowLogs is on, and in the network's flow log {wrong}" if wrong else None
 
 
-def _templates(stack: Stack) -> Iterator[tuple[Resource, bool]]:
+def _templates(stack: Stack) -> Iterator[tuple[DeclaredResource, bool]]:
     """(instance with a launch template, whether this stack declares the template)."""
     own = {template.urn for template in stack.of(types.TEMPLATE)}
     for instance in stack.of(types.INSTANCE):
@@ -68,7 +68,7 @@ def _own_template(own: bool) -> str | None:
     return None if own else "launchTemplate must be one that this stack declares: no rule checks another one"
 
 
-def _machine_images(stack: Stack) -> Iterator[tuple[Resource, tuple[Any, bool, tuple[str, ...]]]]:
+def _machine_images(stack: Stack) -> Iterator[tuple[DeclaredResource, tuple[Any, bool, tuple[str, ...]]]]:
     """(machine, (its image, whether that will be the same at the next `up`, the images that settings name))."""
     own = {resource.urn for resource in stack.resources}
     for machine in stack.of(types.INSTANCE, types.TEMPLATE):

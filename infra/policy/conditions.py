@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.rule import Parts, Problem, Resource
+from infra.policy.rule import DeclaredResource, Parts, Problem
 
 
 def values(value: Any, path: str) -> Iterator[Any]:
@@ -72,7 +72,7 @@ def first(*problems: Problem) -> Problem:
 def each_beside(missing: str, *problems: Problem) -> Problem:
     """A check that at least one resource is beside it, and that none of those has one of the problems."""
 
-    def problem(beside: Sequence[Resource]) -> str | None:
+    def problem(beside: Sequence[DeclaredResource]) -> str | None:
         found = (f"{other.name}: {what}" for other in beside if (what := first(*problems)(other.props)))
         return next(found, None) if beside else missing
 
@@ -82,7 +82,7 @@ def each_beside(missing: str, *problems: Problem) -> Problem:
 def one_beside(inside: str, wanted: Mapping[str, Condition], missing: str) -> Problem:
     """A check that some resource beside it has, at the path `inside`, a value with all the wanted properties."""
 
-    def problem(beside: Sequence[Resource]) -> str | None:
+    def problem(beside: Sequence[DeclaredResource]) -> str | None:
         found = (item for other in beside for item in values(other.props, inside))
         fits = any(all(one.allows(next(values(item, path))) for path, one in wanted.items()) for item in found)
         return None if fits else missing

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from infra.policy.rule import Resource, Rule
+from infra.policy.rule import DeclaredResource, PolicyRule
 from infra.policy.unknown import UndecidedError, Unknown
 
 LARGEST = 8 * 1024 * 1024
@@ -66,7 +66,7 @@ def strings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from strings(item, f"{path}[{number}]")
 
 
-def _inputs(resource: Resource) -> Iterator[tuple[str, Any]]:
+def _inputs(resource: DeclaredResource) -> Iterator[tuple[str, Any]]:
     """Every known text; unknown values only in user data and commands, as an unknown id cannot be a secret."""
     for path, value in strings(resource.props, ""):
         if not isinstance(value, Unknown) or re.search(r"(?i)user_?data|custom_?data|script|command", path):
@@ -145,7 +145,7 @@ def _cloud_config(text: str) -> Any:
 
 
 RULES = (
-    Rule(
+    PolicyRule(
         "no-secret-in-user-data",
         "No secret is in user data, a script or any other plain input, however it is packed "
         "(CKV_AWS_46, CKV_AZURE_45, CKV_SECRET_2, CKV_SECRET_3, CKV_SECRET_9, CKV_SECRET_13).",

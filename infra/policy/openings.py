@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.policy.conditions import same, several, values
 from infra.policy.resource_types import GROUP, GROUP_RULE, INGRESS, NSG, NSG_RULE
-from infra.policy.rule import Parts, Resource, Rule
+from infra.policy.rule import DeclaredResource, Parts, PolicyRule
 from infra.policy.unknown import UndecidedError, Unknown
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -42,7 +42,7 @@ class Opening:
 def _aws(path: str, *keys: str) -> Parts:
     """The openings of the rules at a path of an AWS resource; `keys` hold a rule's sources."""
 
-    def openings(resource: Resource) -> Iterator[Opening]:
+    def openings(resource: DeclaredResource) -> Iterator[Opening]:
         for rule in values(resource.props, path):
             ports = (rule.get("fromPort"), rule.get("toPort"))
             for key in (*keys, "prefixListId", "prefixListIds"):
@@ -52,14 +52,14 @@ def _aws(path: str, *keys: str) -> Parts:
     return openings
 
 
-def _of_group_rule(resource: Resource) -> Iterable[Opening]:
+def _of_group_rule(resource: DeclaredResource) -> Iterable[Opening]:
     return _aws("", "cidrBlocks", "ipv6CidrBlocks")(resource) if resource.props.get("type") == "ingress" else ()
 
 
 def _azure(path: str) -> Parts:
     """The openings of the rules at a path of an Azure resource."""
 
-    def openings(resource: Resource) -> Iterator[Opening]:
+    def openings(resource: DeclaredResource) -> Iterator[Opening]:
         for rule in values(resource.props, path):
             if isinstance(rule, Unknown):
                 yield Opening(rule, rule, [rule])
@@ -157,14 +157,14 @@ PARTS: dict[str, Parts] = {
     NSG_RULE: _azure(""),
 }
 RULES = (
-    Rule(
+    PolicyRule(
         "no-ssh-from-anywhere",
         "SSH is let in only from networks of a known owner, in IPv4 and IPv6 "
         "(CKV_AWS_24, CKV_AZURE_10, CIS AWS 5.0 5.3, CIS AWS 5.0 5.4, CIS Azure 3.0 7.2).",
         PARTS,
         _ssh,
     ),
-    Rule(
+    PolicyRule(
         "nothing-from-anywhere",
         "Nothing else is let in from networks that have no one owner "
         "(CKV_AWS_25, CKV_AWS_260, CKV_AWS_277, CKV_AZURE_9, CKV_AZURE_77, CKV_AZURE_160, CIS AWS 5.0 5.3, CIS AWS "

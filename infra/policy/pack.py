@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from infra.policy import access, companion_rules, leaks, openings, property_rules, tags
-from infra.policy.rule import Finding, Resource, Rule, Stack, StackRule
+from infra.policy.rule import DeclaredResource, PolicyFinding, PolicyRule, Stack, StackRule
 
 NAME = "trainyard"
-RULES: tuple[Rule, ...] = (*property_rules.RULES, *openings.RULES, *access.RULES, *leaks.RULES, *tags.RULES)
+RULES: tuple[PolicyRule, ...] = (*property_rules.RULES, *openings.RULES, *access.RULES, *leaks.RULES, *tags.RULES)
 STACK_RULES: tuple[StackRule, ...] = companion_rules.STACK_RULES
 NOT_APPLIED = {
     "CKV_AWS_88, CKV_AWS_130, CKV_AZURE_119": "the head has a public address: that is how one logs in",
@@ -21,13 +21,13 @@ NOT_APPLIED = {
 """Checkov checks that our resources fail on purpose, and why."""
 
 
-def stack(resources: Sequence[Resource], settings: Mapping[str, str]) -> Stack:
+def stack(resources: Sequence[DeclaredResource], settings: Mapping[str, str]) -> Stack:
     """The declared resources, with the settings (keys of Pulumi.yaml, as text) that rules depend on."""
     named = tuple(settings[key] for key in ("image", "baseImage") if settings.get(key))
     return Stack(resources, flow_logs=settings.get("flowLogs") == "true", images=named)
 
 
-def judge(stack: Stack) -> Iterator[Finding]:
+def judge(stack: Stack) -> Iterator[PolicyFinding]:
     """The findings of all rules about all resources."""
     for resource in stack.resources:
         yield from of_resource(resource)
@@ -35,6 +35,6 @@ def judge(stack: Stack) -> Iterator[Finding]:
         yield from rule.judge(stack)
 
 
-def of_resource(resource: Resource) -> Iterator[Finding]:
+def of_resource(resource: DeclaredResource) -> Iterator[PolicyFinding]:
     """The findings of the rules that look at one resource."""
     return (finding for rule in RULES for finding in rule.judge(resource))

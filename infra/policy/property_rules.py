@@ -26,7 +26,7 @@ from infra.policy.conditions import (
     same,
     values,
 )
-from infra.policy.rule import Parts, Resource, Rule
+from infra.policy.rule import DeclaredResource, Parts, PolicyRule
 
 
 def _settles(block: str) -> Parts:
@@ -38,12 +38,12 @@ def _settles(block: str) -> Parts:
     )
 
 
-def _instance_volumes(resource: Resource) -> Iterator[Any]:
+def _instance_volumes(resource: DeclaredResource) -> Iterator[Any]:
     yield from (props.get("rootBlockDevice") for props in _settles("rootBlockDevice")(resource))
     yield from values(resource.props, "ebsBlockDevices[]")
 
 
-def _template_volumes(resource: Resource) -> Iterator[Any]:
+def _template_volumes(resource: DeclaredResource) -> Iterator[Any]:
     mappings = list(values(resource.props, "blockDeviceMappings[]"))
     if not mappings:
         yield None  # the image's own mapping applies, which is not declared here
@@ -76,21 +76,21 @@ described = Condition("must say what it is for", lambda text: text is not None a
 PRIVATE = must("publicAccess", absent_or(same("None")))  # not given: private
 
 RULES = (
-    Rule(
+    PolicyRule(
         "imdsv2-only",
         "The metadata service answers only those who hold a session token: else all that can fetch a URL has the role "
         "(CKV_AWS_79, CIS AWS 5.0 5.7).",
         METADATA,
         must("metadataOptions.httpTokens", equals("required")),
     ),
-    Rule(
+    PolicyRule(
         "metadata-one-hop",
         "The metadata service's answers do not leave the node: no container or proxy on it gets them (CKV_AWS_341).",
         METADATA,
         # Must be explicit: the default is the image's, and some images have 2.
         must("metadataOptions.httpPutResponseHopLimit", equals(1)),
     ),
-    Rule(
+    PolicyRule(
         "no-passwords",
         "A virtual machine is opened by SSH keys alone (CKV_AZURE_1, CKV_AZURE_149, CKV_AZURE_178).",
         # Without osProfile the image is a specialised one, with its own logins.
@@ -101,7 +101,7 @@ RULES = (
             must(f"{LINUX}.ssh.publicKeys", holds_some),
         ),
     ),
-    Rule(
+    PolicyRule(
         "trusted-launch",
         "A virtual machine boots what its firmware has verified (CIS Azure 3.0 8.11).",
         VM,
@@ -111,89 +111,89 @@ RULES = (
             must(f"{FIRMWARE}.vTpmEnabled", is_on),
         ),
     ),
-    Rule(
+    PolicyRule(
         "volumes-encrypted",
         "What is on a node's volumes is encrypted at rest (CKV_AWS_3, CKV_AWS_8, CIS AWS 5.0 5.1.1).",
         {**VOLUMES, types.VOLUME: itself},
         must("encrypted", is_on, "every volume must say encrypted: true"),
     ),
-    Rule(
+    PolicyRule(
         "volumes-die-with-node",
         "A node that ends leaves no volume behind, which would be billed on (AWS Config ec2-volume-inuse-check).",
         VOLUMES,
         # Must be explicit: in a launch template the default is the image's.
         must("deleteOnTermination", is_on, "every volume must say deleteOnTermination: true"),
     ),
-    Rule(
+    PolicyRule(
         "disks-managed",
         "What is on a virtual machine's disks is encrypted at rest, as all managed disks are "
         "(CKV_AZURE_92, CIS Azure 3.0 8.2).",
         DISKS,
         first(must("vhd", is_absent, MANAGED), must("managedDisk", is_given, MANAGED)),
     ),
-    Rule(
+    PolicyRule(
         "disks-die-with-node",
         "A virtual machine that is deleted leaves no disk behind, which would be billed on "
         "(no CKV or CIS number: leftovers are a cost).",
         DISKS,
         must("deleteOption", same("Delete"), "every disk must say deleteOption: Delete"),
     ),
-    Rule(
+    PolicyRule(
         "image-version-pinned",
         "A virtual machine's image is one version, named "
         "(no CKV or CIS number: OE:05 of the Azure Well-Architected Framework).",
         {types.VM: at("storageProfile.imageReference?")},
         _pinned_version,
     ),
-    Rule(
+    PolicyRule(
         "ami-pinned",
         "An instance's image is one image, named: what a parameter names is another one tomorrow "
         "(no CKV or CIS number; CKV_AWS_386 is its sibling for look-ups by name).",
         {types.INSTANCE: IMAGES, types.TEMPLATE: IMAGES},
         must("", matches(r"ami-[0-9a-f]{8,17}"), "the image must be given as ami-..., not as {value}"),
     ),
-    Rule(
+    PolicyRule(
         "security-group-descriptions",
         "Every security group and every rule in it says what it is for (CKV_AWS_23).",
         {types.GROUP: at("", "ingress[]", "egress[]"), **GROUP_RULES},
         must("description", described),
     ),
-    Rule(
+    PolicyRule(
         "subnets-behind-a-firewall",
         "Every subnet has a network security group (CKV2_AZURE_31).",
         {types.SUBNET: itself, types.VNET: at("subnets[]")},
         must("networkSecurityGroup.id", is_given, "a subnet must have a networkSecurityGroup"),
     ),
-    Rule(
+    PolicyRule(
         "storage-https-only",
         "A storage account answers over TLS only (CKV_AZURE_3, CIS Azure 3.0 4.1).",
         ACCOUNT,
         must("enableHttpsTrafficOnly", is_on),
     ),
-    Rule(
+    PolicyRule(
         "storage-tls-1.2",
         "A storage account speaks TLS 1.2 or newer (CKV_AZURE_44, CIS Azure 3.0 4.15).",
         ACCOUNT,
         must("minimumTlsVersion", same("TLS1_2", "TLS1_3")),
     ),
-    Rule(
+    PolicyRule(
         "storage-no-public-blobs",
         "No blob of a storage account can be made public (CKV_AZURE_190, CKV2_AZURE_47, CIS Azure 3.0 4.17).",
         ACCOUNT,
         must("allowBlobPublicAccess", is_off),
     ),
-    Rule(
+    PolicyRule(
         "storage-no-shared-key",
         "A storage account knows identities only, no key that whoever has it may use "
         "(CKV2_AZURE_40, CIS Azure 4.0 10.3.1.3).",
         ACCOUNT,
         must("allowSharedKeyAccess", is_off),
     ),
-    Rule(
+    PolicyRule(
         "storage-closed-by-default",
         "A storage account lets in only the networks that it names (CKV_AZURE_35).",
         ACCOUNT,
         must("networkRuleSet.defaultAction", same("Deny")),
     ),
-    Rule("containers-private", "No container is public (CKV_AZURE_34).", {types.CONTAINER: itself}, PRIVATE),
+    PolicyRule("containers-private", "No container is public (CKV_AZURE_34).", {types.CONTAINER: itself}, PRIVATE),
 )

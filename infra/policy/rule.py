@@ -12,7 +12,7 @@ Props = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Resource:
+class DeclaredResource:
     """A declared resource: its inputs under the engine's camelCase names."""
 
     type: str
@@ -28,17 +28,17 @@ class Resource:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PolicyFinding:
     """A violation, or a rule that cannot be decided yet."""
 
     rule: str
-    resource: Resource
+    resource: DeclaredResource
     what: str
     decided: bool
     """False: the rule depends on an unknown value."""
 
 
-Parts = Callable[[Resource], Iterable[Any]]
+Parts = Callable[[DeclaredResource], Iterable[Any]]
 Problem = Callable[[Any], str | None]
 """What is wrong with a part, or None. Raises UndecidedError if that depends on an unknown value."""
 
@@ -47,20 +47,22 @@ Problem = Callable[[Any], str | None]
 class Stack:
     """All declared resources, and the settings that rules depend on."""
 
-    resources: Sequence[Resource]
+    resources: Sequence[DeclaredResource]
     flow_logs: bool = False
     images: tuple[str, ...] = ()
     """Images named in the settings."""
 
-    def of(self, *types: str) -> list[Resource]:
+    def of(self, *types: str) -> list[DeclaredResource]:
         return [resource for resource in self.resources if resource.type in types]
 
 
-def beside(type_: str, other_type: str, key: str) -> Callable[[Stack], Iterable[tuple[Resource, list[Resource]]]]:
+def beside(
+    type_: str, other_type: str, key: str
+) -> Callable[[Stack], Iterable[tuple[DeclaredResource, list[DeclaredResource]]]]:
     """The parts of a StackRule: each resource of `type_`, with those of the other type whose property `key` refers to
     it or has its name."""
 
-    def refers(other: Resource, resource: Resource) -> bool:
+    def refers(other: DeclaredResource, resource: DeclaredResource) -> bool:
         if resource.urn in other.links.get(key, frozenset()):
             return True
         # The value may be the name given to the resource, written out instead of a reference.
@@ -81,14 +83,14 @@ class _Named:
 
 
 @dataclass(frozen=True)
-class Rule(_Named):
+class PolicyRule(_Named):
     """A rule about one resource, independent of the others."""
 
     parts: Mapping[str, Parts]
     """Type -> the parts of such a resource to check, each separately. Type "*" is every resource."""
     problem: Problem
 
-    def judge(self, resource: Resource) -> Iterator[Finding]:
+    def judge(self, resource: DeclaredResource) -> Iterator[PolicyFinding]:
         found = self.parts.get(resource.type, self.parts.get("*"))
         if found is not None:
             yield from _judge(self, ((resource, part) for part in found(resource)), resource)
@@ -98,15 +100,17 @@ class Rule(_Named):
 class StackRule(_Named):
     """A rule that relates resources, such as what must exist beside one."""
 
-    parts: Callable[[Stack], Iterable[tuple[Resource, Any]]]
+    parts: Callable[[Stack], Iterable[tuple[DeclaredResource, Any]]]
     """(resource for the finding, what to check about it)."""
     problem: Problem
 
-    def judge(self, stack: Stack) -> Iterator[Finding]:
+    def judge(self, stack: Stack) -> Iterator[PolicyFinding]:
         yield from _judge(self, self.parts(stack), None)
 
 
-def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], of: Resource | None) -> Iterator[Finding]:
+def _judge(
+    rule: PolicyRule | StackRule, parts: Iterable[tuple[DeclaredResource, Any]], of: DeclaredResource | None
+) -> Iterator[PolicyFinding]:
     """Check each part separately, so that an unknown value in one does not hide a violation in the next."""
     waiting = iter(parts)
     while True:
@@ -117,12 +121,12 @@ def _judge(rule: Rule | StackRule, parts: Iterable[tuple[Resource, Any]], of: Re
         except UndecidedError:
             if of is None:
                 raise  # computing the parts of a StackRule must not read values: a bug in the rule
-            yield Finding(rule.name, of, "which parts it has is not known yet", decided=False)
+            yield PolicyFinding(rule.name, of, "which parts it has is not known yet", decided=False)
             return
         try:
             what = rule.problem(part)
         except UndecidedError:
-            yield Finding(rule.name, resource, "a value that decides it is not known yet", decided=False)
+            yield PolicyFinding(rule.name, resource, "a value that decides it is not known yet", decided=False)
         else:
             if what is not None:
-                yield Finding(rule.name, resource, what, decided=True)
+                yield PolicyFinding(rule.name, resource, what, decided=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from infra.clouds.naming import MAX_HOURS_TAG, TAGS
 from infra.policy.resource_types import INSTANCE
-from infra.policy.rule import Props, Resource, Rule
+from infra.policy.rule import DeclaredResource, PolicyRule, Props
 from infra.policy.unknown import Unknown
 
 _AWS_WITHOUT = """
@@ -37,7 +37,7 @@ def _required(tags: Any) -> Iterator[tuple[str, Any]]:
     yield from ((key, tags.get(key)) for key in TAGS)
 
 
-def _of_resource(resource: Resource) -> Iterable[tuple[str, Any]]:
+def _of_resource(resource: DeclaredResource) -> Iterable[tuple[str, Any]]:
     own = resource.props.get("tags") or {}
     if resource.type.startswith("aws:") and resource.type not in AWS_WITHOUT:
         # Under the engine, the provider has put its default tags and the resource's own into tagsAll (pulumi-aws,
@@ -57,7 +57,7 @@ def default_tags(provider: Props) -> Mapping[str, Any]:
     return dict(given.get("tags") or {})
 
 
-def _of_volumes(resource: Resource) -> Iterator[tuple[str, Any]]:
+def _of_volumes(resource: DeclaredResource) -> Iterator[tuple[str, Any]]:
     """The tags of an instance's volumes: its volumeTags, or else the root volume's own over the default tags.
 
     Default tags apply to a root volume that is declared, but not to what a launch template makes.
@@ -81,14 +81,14 @@ def _tagged(part: tuple[str, Any], volumes: str = "") -> str | None:
 
 
 RULES = (
-    Rule(
+    PolicyRule(
         "tagged",
         "Everything that takes tags names its stack, its owner and its longest life "
         "(AWS Config required-tags, Azure Policy 871b6d14-10aa-478d-b590-94f262ecfa99).",
         {"*": _of_resource},
         _tagged,
     ),
-    Rule(
+    PolicyRule(
         "volumes-tagged",
         "A node's volumes have these tags too: they do not get an instance's (AWS Config required-tags).",
         {INSTANCE: _of_volumes},

@@ -23,7 +23,7 @@ from infra.prices import refresh, table
 
 def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
     """The bill for a stack as if it were up, with the table's age. Raises UsageError for what has no price."""
-    lines: list[table.Line] = clusters.of(settings).bill(settings)
+    lines: list[table.PriceLine] = clusters.of(settings).bill(settings)
     hourly = table.total(lines)
     oldest = min((line.as_of for line in lines), default="")
     return {

@@ -22,7 +22,7 @@ SPOT = "/spot"
 
 
 @dataclass(frozen=True)
-class Line:
+class PriceLine:
     """One line of a bill."""
 
     what: str
@@ -36,7 +36,7 @@ class Line:
     """The price was derived from another one: it is not a list price."""
 
 
-def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> Line:
+def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> PriceLine:
     """The cost of `count` items for an hour. A spot instance without a price of its own costs a share of on-demand.
 
     Raises UsageError for what has no price in this region.
@@ -54,10 +54,10 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
     hourly = found["usd_per_month"] / HOURS_A_MONTH if "usd_per_month" in found else found["usd_per_hour"]
     as_of = min(found["as_of"], share.get("as_of", found["as_of"]))
     estimate = bool(share) or found.get("estimate", False)
-    return Line(what or sku, count, found["unit"], hourly * count * share.get("share", 1.0), as_of, estimate)
+    return PriceLine(what or sku, count, found["unit"], hourly * count * share.get("share", 1.0), as_of, estimate)
 
 
-def total(lines: list[Line]) -> float:
+def total(lines: list[PriceLine]) -> float:
     """The sum of all lines, in USD per hour."""
     return sum(entry.usd_per_hour for entry in lines)
 

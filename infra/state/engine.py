@@ -36,17 +36,17 @@ from pulumi.runtime.stack import run_in_stack
 from infra.config import stack_file
 from infra.errors import OperationError, UsageError, say, show_error, visible
 from infra.state import operation, stack_id, stack_record
-from infra.state.engine_state import Resource, State
+from infra.state.engine_state import EngineState, StoredResource
 
 PROVIDER = "__provider"
 BACKEND = "embedded"
 """Name of this engine's state in the user's record of a stack's id."""
 
 
-class Engine(Mocks):
+class EmbeddedEngine(Mocks):
     """Handles each resource that the program declares: nothing, create, update or replace."""
 
-    def __init__(self, state: State, *, preview: bool) -> None:
+    def __init__(self, state: EngineState, *, preview: bool) -> None:
         self.state = state
         self.preview = preview
         self.declared: set[str] = set()
@@ -98,20 +98,20 @@ class Engine(Mocks):
             say(f"  {name}: {what}{why}")
             return "", inputs
         began = time.monotonic()
-        self.state.put(Resource(name, "", inputs, pending=True))
+        self.state.put(StoredResource(name, "", inputs, pending=True))
         made = provider.create(inputs)
         outputs = {**made.outs, PROVIDER: inputs[PROVIDER]}
-        self.state.put(Resource(name, made.id, outputs))
+        self.state.put(StoredResource(name, made.id, outputs))
         say(f"  {name}: {what}d ({time.monotonic() - began:.1f} s)")
         return made.id, outputs
 
-    def _update(self, known: Resource, provider: Any, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _update(self, known: StoredResource, provider: Any, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         self.changed.append(known.name)
         if self.preview:
             say(f"  {known.name}: ~ update")
             return known.id, {**known.outputs, **inputs}
         outputs = {**provider.update(known.id, known.outputs, inputs).outs, PROVIDER: inputs[PROVIDER]}
-        self.state.put(Resource(known.name, known.id, outputs))
+        self.state.put(StoredResource(known.name, known.id, outputs))
         say(f"  {known.name}: ~ updated")
         return known.id, outputs
 
@@ -119,7 +119,7 @@ class Engine(Mocks):
 class Monitor(MockMonitor):
     """The program's resource monitor; stores the stack's outputs."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EmbeddedEngine) -> None:
         super().__init__(engine)
         self.outputs: dict[str, Any] = {}
 
@@ -134,11 +134,13 @@ def load_provider(properties: dict[str, Any]) -> Any:
     return dill.loads(base64.b64decode(properties[PROVIDER]))
 
 
-def run_program(state: State, stack: str, *, preview: bool) -> tuple[Engine, dict[str, Any], list[Resource]]:
+def run_program(
+    state: EngineState, stack: str, *, preview: bool
+) -> tuple[EmbeddedEngine, dict[str, Any], list[StoredResource]]:
     """Run infra/__main__.py against the engine. Returns the engine, the stack's outputs, and what is to be deleted: the
     resources that the program no longer declares, the newest first."""
     config = stack_file.read(stack)
-    engine = Engine(state, preview=preview)
+    engine = EmbeddedEngine(state, preview=preview)
     monitor = Monitor(engine)
     set_all_config({f"{stack_file.PROJECT}:{key}": value for key, value in config.items()})
     _attach(monitor, stack, preview)
@@ -180,7 +182,7 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
-def up(state: State, stack: str) -> None:
+def up(state: EngineState, stack: str) -> None:
     """Refresh, run the program, and delete what it no longer declares."""
     refresh(state, stack)
     engine, outputs, undeclared = run_program(state, stack, preview=False)
@@ -189,7 +191,7 @@ def up(state: State, stack: str) -> None:
     say(f"  {len(engine.changed) + len(undeclared) or 'no'} changes")
 
 
-def preview(state: State, stack: str) -> None:
+def preview(state: EngineState, stack: str) -> None:
     """Show what `up` would do, which refreshes first. Records nothing."""
     state = state.scratch()
     _read_resources(state)
@@ -199,7 +201,7 @@ def preview(state: State, stack: str) -> None:
     say(f"  {len(engine.changed) + len(undeclared) or 'no'} changes")
 
 
-def refresh(state: State, stack: str) -> None:
+def refresh(state: EngineState, stack: str) -> None:
     """Record what really exists. Delete a resource whose creation was interrupted, as it may be half made."""
     for resource in state.reversed():
         if resource.pending:
@@ -207,7 +209,7 @@ def refresh(state: State, stack: str) -> None:
     _read_resources(state)
 
 
-def _read_resources(state: State) -> None:
+def _read_resources(state: EngineState) -> None:
     """Update the state to what really exists."""
     for resource in state.reversed():
         if resource.pending:
@@ -219,23 +221,23 @@ def _read_resources(state: State) -> None:
         elif found.outs != resource.outputs:
             changed = {key: value for key, value in found.outs.items() if resource.outputs.get(key) != value}
             say(f"  {resource.name}: changed outside: {changed}")
-            state.put(Resource(resource.name, found.id, found.outs))
+            state.put(StoredResource(resource.name, found.id, found.outs))
 
 
-def destroy(state: State, stack: str) -> None:
+def destroy(state: EngineState, stack: str) -> None:
     """Delete all resources, in reverse order of creation, and the state."""
     delete_all(state, state.reversed())
     state.forget()
 
 
-def delete_all(state: State, resources: list[Resource]) -> None:
+def delete_all(state: EngineState, resources: list[StoredResource]) -> None:
     """Delete in the given order, but those of one kind at the same time: only different kinds depend on each other."""
     for _, alike in itertools.groupby(resources, key=lambda resource: str(resource.outputs[PROVIDER])):
         with ThreadPoolExecutor() as pool:
             list(pool.map(functools.partial(delete, state), alike))
 
 
-def delete(state: State, resource: Resource) -> None:
+def delete(state: EngineState, resource: StoredResource) -> None:
     """Delete one resource and drop it from the state. Raises Cancelled after an interruption."""
     if operation.interrupted.is_set():
         raise operation.Cancelled("interrupted; run the same verb again: it goes on where this stopped")
@@ -245,14 +247,14 @@ def delete(state: State, resource: Resource) -> None:
     say(f"  {resource.name}: - deleted ({time.monotonic() - began:.1f} s)")
 
 
-def output(state: State, stack: str) -> None:
+def output(state: EngineState, stack: str) -> None:
     """Print the inventory. Raises UsageError if the stack is not up."""
     if "inventory" not in state.outputs:
         raise UsageError(f"stack {stack} is not up; run: fab up")
     say(state.outputs["inventory"])
 
 
-def export(state: State, stack: str) -> None:
+def export(state: EngineState, stack: str) -> None:
     """Print the state as JSON."""
     say(state.text())
 
@@ -275,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signum, _interrupt)
     os.environ[stack_record.BACKEND] = BACKEND
     try:
-        with State.opened(args.stack, shared=args.verb in ("output", "export")) as state:
+        with EngineState.opened(args.stack, shared=args.verb in ("output", "export")) as state:
             VERBS[args.verb](state, args.stack)
     except operation.Cancelled as error:
         show_error(error)

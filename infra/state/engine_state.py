@@ -18,7 +18,7 @@ from infra.state import operation, stack_record
 
 
 @dataclass(frozen=True)
-class Resource:
+class StoredResource:
     """One resource. `pending` while it is being made: after a crash it may or may not exist."""
 
     name: str
@@ -27,7 +27,7 @@ class Resource:
     pending: bool = False
 
 
-class State:
+class EngineState:
     """All resources of a stack in the order of creation. Thread-safe."""
 
     def __init__(self, directory: Path, *, saved: bool = True) -> None:
@@ -35,7 +35,7 @@ class State:
         self._path = directory / "state.json"
         self._temporary = directory / "state.tmp"
         self._lock = threading.Lock()
-        self._resources: dict[str, Resource] = {}
+        self._resources: dict[str, StoredResource] = {}
         self.outputs: dict[str, Any] = {}
         if self._path.exists():
             self._read()
@@ -43,7 +43,7 @@ class State:
     def _read(self) -> None:
         try:
             loaded = json.loads(self._path.read_text())
-            self._resources = {entry["name"]: Resource(**entry) for entry in loaded["resources"]}
+            self._resources = {entry["name"]: StoredResource(**entry) for entry in loaded["resources"]}
             self.outputs = loaded["outputs"]
         except (ValueError, KeyError, TypeError) as error:
             remedy = "put a copy back, or move it away and run: fab recover"
@@ -51,29 +51,29 @@ class State:
 
     @staticmethod
     @contextmanager
-    def opened(stack: str, *, shared: bool) -> Iterator[State]:
+    def opened(stack: str, *, shared: bool) -> Iterator[EngineState]:
         """The stack's state, locked. The lock ends with its process, so a killed one leaves none behind."""
         check_stack(stack)
         directory = stack_record.own_folder("engine", stack)
         with ExitStack() as held:
             try:
                 held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
-            except operation.Busy as busy:
+            except operation.LockBusy as busy:
                 who = f"process {busy.holder}" if busy.holder else "another process"
                 raise UsageError(f"stack {stack}: {who} is at work on it; wait for it, or stop it") from None
             held.callback(_remove_if_empty, directory)
-            yield State(directory)
+            yield EngineState(directory)
 
-    def scratch(self) -> State:
+    def scratch(self) -> EngineState:
         """A copy in memory that is never written."""
-        copy = State(self._path.parent, saved=False)
+        copy = EngineState(self._path.parent, saved=False)
         copy._resources, copy.outputs = dict(self._resources), self.outputs
         return copy
 
-    def get(self, name: str) -> Resource | None:
+    def get(self, name: str) -> StoredResource | None:
         return self._resources.get(name)
 
-    def put(self, resource: Resource) -> None:
+    def put(self, resource: StoredResource) -> None:
         with self._lock:
             if resource.pending:
                 self._resources.pop(resource.name, None)  # made again: moves to the end of the order
@@ -90,7 +90,7 @@ class State:
             self.outputs = outputs
             self._write()
 
-    def reversed(self) -> list[Resource]:
+    def reversed(self) -> list[StoredResource]:
         return list(reversed(self._resources.values()))
 
     def by_urn(self) -> dict[str, dict[str, Any]]:

@@ -34,7 +34,7 @@ class Cancelled(OperationError):
     """The update of this operation was interrupted."""
 
 
-class Busy(OperationError):
+class LockBusy(OperationError):
     """Another operation holds the stack's lock. `holder`: its process id, or 0 if unknown."""
 
     def __init__(self, message: str, holder: int) -> None:
@@ -52,7 +52,7 @@ _under_way: set[int] = set()
 def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iterator[None]:
     """Lock a directory, made if it is missing. The directory itself is locked, so no lock file is left behind.
 
-    `alone`: exclusively. Raises Busy if the lock is not free within `timeout` seconds.
+    `alone`: exclusively. Raises LockBusy if the lock is not free within `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -68,7 +68,7 @@ def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iter
         if time.monotonic() > deadline:
             holder = _holder(directory)
             who = f"process {holder}" if holder else "another process"
-            raise Busy(f"{directory}: {who} has been at work on it for {timeout:.0f} s", holder)
+            raise LockBusy(f"{directory}: {who} has been at work on it for {timeout:.0f} s", holder)
         time.sleep(0.05)
 
 
@@ -109,7 +109,7 @@ def _is_still(directory: Path, handle: int) -> bool:
         return False
 
 
-class Watch:
+class CancellationWatch:
     """Stops a long operation whose result is no longer wanted."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from on_host import until, why_not
 from program_recorder import Kind, Ran, run
 
 from infra.clouds.local import bake, cgroup, image, paths
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 from infra.config import stack_file
 
 pytestmark = pytest.mark.timeout(900)
@@ -47,7 +47,7 @@ class SameBytes(bake.Bake):
     timers = ""
     """What the builder's systemd says of its timers while the bootstrap is done and it is not sealed."""
 
-    def _wait(self, builder: Machine) -> dict[str, Any]:
+    def _wait(self, builder: NspawnMachine) -> dict[str, Any]:
         record = super()._wait(builder)
         self.timers = inside(builder, "systemctl list-timers --all --no-pager; ls /run/trainyard* || true")
         return record
@@ -72,7 +72,7 @@ def ran(request: pytest.FixtureRequest, good: dict[str, str]) -> Ran:
 def stack() -> Iterator[str]:
     name = f"c{os.getpid()}"
     yield name
-    Machine(name, "node1", paths.node(name, "node1")).remove()
+    NspawnMachine(name, "node1", paths.node(name, "node1")).remove()
     paths.tidy(name)
 
 
@@ -85,14 +85,14 @@ def test_the_same_bytes_make_an_image_and_a_ready_node(ran: Ran, stack: str) -> 
         made.run()
         ready = booted(stack, name, node)
     finally:
-        Machine(stack, "node1", paths.node(stack, "node1")).remove()
+        NspawnMachine(stack, "node1", paths.node(stack, "node1")).remove()
         shutil.rmtree(paths.images() / name, ignore_errors=True)
     assert (ready["node"], ready["mode"], ready["profile"]) == ("node1", "node", "native")
     assert ready["versions"]["torch"].startswith("2.13")
     assert re.search(r"\b2h \d+min.* trainyard-builder-end\.timer", made.timers), made.timers
 
 
-def inside(machine: Machine, script: str) -> str:
+def inside(machine: NspawnMachine, script: str) -> str:
     """What a script prints in a running machine, as root."""
     for pid in cgroup.processes(machine.stack, machine.name):
         with suppress(OSError):  # it has ended
@@ -106,7 +106,7 @@ def inside(machine: Machine, script: str) -> str:
 
 def booted(stack: str, name: str, node: bytes) -> dict[str, Any]:
     """A machine of that image, told that; its ready record."""
-    machine = Machine(stack, "node1", paths.node(stack, "node1"))
+    machine = NspawnMachine(stack, "node1", paths.node(stack, "node1"))
     machine.mount(image.layers(name))
     told = json.loads((machine.root / "opt/trainyard/image.json").read_text())
     assert f"TRAINYARD_IMAGE={told['image']}" in gzip.decompress(node).decode(), (

@@ -13,7 +13,7 @@ import sshd
 from project import Project
 
 from infra.clouds.local import bake, base_image, cgroup, paths, rootfs
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # it installs torch, as a bake does
 NAME = "own1"
@@ -31,9 +31,9 @@ touch /etc/cloud/cloud-init.disabled
 
 
 @contextmanager
-def plain_debian(project: Project, port: int) -> Iterator[Machine]:
+def plain_debian(project: Project, port: int) -> Iterator[NspawnMachine]:
     """Booted from the base of all images, on this machine's network: it needs the package index."""
-    machine = Machine(project.stack, NAME, paths.node(project.stack, NAME))
+    machine = NspawnMachine(project.stack, NAME, paths.node(project.stack, NAME))
     key = base_image.key()
     if not base_image.is_made(key):
         work = machine.directory / "base"

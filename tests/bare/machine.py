@@ -152,7 +152,9 @@ class BareMachine:
         while self._is_system_running() not in ("running", "degraded"):
             if time.monotonic() > deadline:
                 tail = (self.directory / "console.log").read_text(errors="replace").splitlines()[-5:]
-                raise system_command.CommandError(f"{self.name}: not booted within {BOOT_S:.0f} s: {' / '.join(tail)}")
+                raise system_command.SystemCommandError(
+                    f"{self.name}: not booted within {BOOT_S:.0f} s: {' / '.join(tail)}"
+                )
             time.sleep(0.2)
 
     def _init(self) -> int | None:
@@ -167,14 +169,14 @@ class BareMachine:
     def _is_system_running(self) -> str:
         try:
             return self._enter(["systemctl", "is-system-running"], check=False)
-        except system_command.CommandError:
+        except system_command.SystemCommandError:
             return ""
 
     def _enter(self, argv: Sequence[str], *, check: bool = True) -> str:
         """Run a command in its namespaces; its output."""
         init = self._init()
         if init is None:
-            raise system_command.CommandError(f"{self.name}: does not run")
+            raise system_command.SystemCommandError(f"{self.name}: does not run")
         whole = ["nsenter", f"--target={init}", "--all", *argv]
         if check:
             return system_command.run(whole).strip()
@@ -228,7 +230,7 @@ class BareMachine:
     def stop(self) -> None:
         """End it, whatever runs in it, and remove everything of it but the cache."""
         if not cgroup.kill(cgroup.unified(STACK, self.name), timeout=20):
-            raise system_command.CommandError(f"{self.name}: its processes do not die")
+            raise system_command.SystemCommandError(f"{self.name}: its processes do not die")
         cgroup.remove(STACK, self.name)
         subprocess.run(["nft", "delete", "table", "ip", self._table], capture_output=True, timeout=60, check=False)
         with suppress(FileNotFoundError):

@@ -10,7 +10,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from fabfile import program
-from fabfile.command_line import SHORT, AtLeast, UsageError, Verb
+from fabfile.command_line import SHORT, AtLeast, CommandLineError, Verb
 
 VERBS = program.verbs()
 
@@ -92,14 +92,14 @@ def test_an_argument_may_be_left_out(words: str, given: dict[str, Any]) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_line(words: str, line: str) -> None:
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(CommandLineError) as error:
         TOY.read(words.split(), ["toy", "pair"])
     assert error.value.code == 2
     assert str(error.value.message).startswith(f"fab toy: {line}") and "\n" not in str(error.value.message)
 
 
 def test_one_argument_too_many() -> None:
-    with pytest.raises(UsageError, match="one argument too many: 'c'"):
+    with pytest.raises(CommandLineError, match="one argument too many: 'c'"):
         PAIR.read(["a", "b", "c"])
 
 

@@ -21,8 +21,8 @@ from infra.prices import refresh as price_refresh
 
 TODAY = datetime.date(2027, 3, 1)
 LINES = [
-    table.Line("3 nodes, m7i.8xlarge", 3, "instance", 4.5, "2026-11-21"),
-    table.Line("NAT gateway", 1, "gateway", 0.045, "2026-09-01"),
+    table.PriceLine("3 nodes, m7i.8xlarge", 3, "instance", 4.5, "2026-11-21"),
+    table.PriceLine("NAT gateway", 1, "gateway", 0.045, "2026-09-01"),
 ]
 
 
@@ -31,7 +31,7 @@ def stack(good: dict[str, str]) -> Settings:
     return load("local", good)
 
 
-def billed(monkeypatch: pytest.MonkeyPatch, lines: list[table.Line]) -> None:
+def billed(monkeypatch: pytest.MonkeyPatch, lines: list[table.PriceLine]) -> None:
     monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=lambda _: lines))
 
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_billed_is_one_line(
     assert capsys.readouterr().err.startswith("stack = 'no-such-stack': must be one with a file")
     monkeypatch.setattr("infra.config.stack_file.read", lambda _: good)
 
-    def bill(_: Settings) -> list[table.Line]:
+    def bill(_: Settings) -> list[table.PriceLine]:
         return [table.line("aws", "mars-1", "m7i.8xlarge")]
 
     monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=bill))

@@ -20,7 +20,7 @@ from fabfile.stacks import capacity
 from infra.clouds.aws import account, api
 from infra.clouds.aws import capacity as room
 from infra.clouds.aws.kinds import KINDS
-from infra.clouds.aws.place import Place
+from infra.clouds.aws.place import AccountRegion
 from infra.config import stack_file
 from infra.config.settings import Settings, load
 from infra.errors import OperationError, UsageError
@@ -168,7 +168,7 @@ def test_a_reservation_of_somebody_elses_stack_of_the_same_name_is_neither_used_
     mine = {**PROPS, "tags": {**PROPS["tags"], "trainyard-id": "4567"}}
     assert room.ReservedProvider().create(mine).id == OWN
     assert ec2.held.pop(OWN)["State"] == ec2.held[OTHER]["State"] == "active"
-    place = Place(Claim("yard", "ada", frozenset({"4567"})), "us-east-1", "123456789012", "aws")
+    place = AccountRegion(Claim("yard", "ada", frozenset({"4567"})), "us-east-1", "123456789012", "aws")
     kind = KINDS["capacity reservation"]
     (found,) = (kind.live(place, each) for each in kind.listed(place))
     assert not found.ours, "a sweep ends only the user's own"
@@ -258,7 +258,7 @@ def test_one_that_is_not_there_is_refused(ec2: Ec2, settings: Settings) -> None:
 
 def test_the_audit_prices_what_is_reserved_and_not_used(ec2: Ec2) -> None:
     ec2.held = {OTHER: reservation(), OWN: reservation(CapacityReservationId=OWN, State="cancelled")}
-    place = Place(Claim("yard", "ada"), "us-east-1", "123456789012", "aws")
+    place = AccountRegion(Claim("yard", "ada"), "us-east-1", "123456789012", "aws")
     kind = KINDS["capacity reservation"]
     (found,) = (kind.live(place, each) for each in kind.listed(place))
     assert found.ours and found.owner == OTHER and "3 of 8 unused" in found.what

@@ -50,8 +50,8 @@ CHANGES: dict[str, dict[str, object]] = {
 Program = Callable[..., Ran]
 
 
-def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.Line:
-    return table.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
+def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.PriceLine:
+    return table.PriceLine(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
 
 
 @pytest.fixture(scope="module")

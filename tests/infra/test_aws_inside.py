@@ -17,7 +17,7 @@ from ssm_agent import REGION, Agent, amazon, answering, instance
 from infra.clouds.aws import api, builder, host_key, ssm
 from infra.clouds.aws.builder import BakedProvider, BakeError, SealedProvider
 from infra.clouds.aws.host_key import HostKeyProvider
-from infra.clouds.aws.ssm import CommandError, Machine
+from infra.clouds.aws.ssm import ManagedMachine, SsmCommandError
 from infra.state import operation
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
@@ -49,8 +49,8 @@ def agent(moto: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def machine(agent: Agent) -> Machine:
-    return Machine(REGION, instance(), "builder", lambda: None)
+def machine(agent: Agent) -> ManagedMachine:
+    return ManagedMachine(REGION, instance(), "builder", lambda: None)
 
 
 def state(instance_id: str) -> str:
@@ -70,42 +70,42 @@ def progress(agent: Agent, *steps: str) -> None:
     (agent.root / "var/lib/trainyard/progress.jsonl").write_text(text)
 
 
-def props(machine: Machine, **more: Any) -> dict[str, Any]:
+def props(machine: ManagedMachine, **more: Any) -> dict[str, Any]:
     return {"region": REGION, "instance": machine.instance, **more}
 
 
 # --- a command ---
 
 
-def test_a_command_says_what_it_printed(agent: Agent, machine: Machine) -> None:
+def test_a_command_says_what_it_printed(agent: Agent, machine: ManagedMachine) -> None:
     script = "echo one; echo two"
     agent.here.add(script)
     assert machine.run(script) == "one\ntwo\n"
 
 
-def test_a_command_is_waited_for_also_where_aws_does_not_know_it_yet(agent: Agent, machine: Machine) -> None:
+def test_a_command_is_waited_for_also_where_aws_does_not_know_it_yet(agent: Agent, machine: ManagedMachine) -> None:
     agent.unknown, agent.slow = 2, 3
     agent.here.add("echo late")
     assert machine.run("echo late") == "late\n"
 
 
-def test_a_command_that_fails_says_why(agent: Agent, machine: Machine) -> None:
+def test_a_command_that_fails_says_why(agent: Agent, machine: ManagedMachine) -> None:
     agent.here.add("echo no disk >&2; exit 3")
-    with pytest.raises(CommandError, match=rf"builder \({machine.instance}\): a command ended as Failed: no disk"):
+    with pytest.raises(SsmCommandError, match=rf"builder \({machine.instance}\): a command ended as Failed: no disk"):
         machine.run("echo no disk >&2; exit 3")
 
 
-def test_a_machine_that_never_registers_is_told_with_what_to_look_at(agent: Agent, machine: Machine) -> None:
+def test_a_machine_that_never_registers_is_told_with_what_to_look_at(agent: Agent, machine: ManagedMachine) -> None:
     agent.online = False
-    with pytest.raises(CommandError, match=r"did not register .*get-console-output") as caught:
+    with pytest.raises(SsmCommandError, match=r"did not register .*get-console-output") as caught:
         machine.await_agent(timeout=0.05)
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_machine_that_has_ended_is_not_waited_for(agent: Agent, machine: Machine) -> None:
+def test_a_machine_that_has_ended_is_not_waited_for(agent: Agent, machine: ManagedMachine) -> None:
     agent.online = False
     boto3.client("ec2", region_name=REGION).terminate_instances(InstanceIds=[machine.instance])
-    with pytest.raises(CommandError, match=f"builder \\({machine.instance}\\) is terminated"):
+    with pytest.raises(SsmCommandError, match=f"builder \\({machine.instance}\\) is terminated"):
         machine.await_agent()
 
 
@@ -115,11 +115,11 @@ def test_a_wait_ends_when_nobody_wants_it(agent: Agent) -> None:
 
     agent.online = False
     with pytest.raises(operation.Cancelled):
-        Machine(REGION, instance(), "node1", cancelled).await_agent()
+        ManagedMachine(REGION, instance(), "node1", cancelled).await_agent()
 
 
 @pytest.mark.parametrize("kind", ["InternalServerError", "ThrottlingException", "nothing"])
-def test_a_call_that_aws_does_not_answer_is_made_again(agent: Agent, machine: Machine, kind: str) -> None:
+def test_a_call_that_aws_does_not_answer_is_made_again(agent: Agent, machine: ManagedMachine, kind: str) -> None:
     agent.trouble = [kind] * 3
     machine.await_agent(timeout=30)
     agent.trouble = [kind] * 3
@@ -128,22 +128,22 @@ def test_a_call_that_aws_does_not_answer_is_made_again(agent: Agent, machine: Ma
     assert agent.trouble == []
 
 
-def test_trouble_that_does_not_pass_ends_with_the_deadline(agent: Agent, machine: Machine) -> None:
+def test_trouble_that_does_not_pass_ends_with_the_deadline(agent: Agent, machine: ManagedMachine) -> None:
     agent.trouble = ["InternalServerError"] * 10_000
-    with pytest.raises(CommandError, match=r"builder \(i-.*\): describe_instance_information: InternalServerError"):
+    with pytest.raises(SsmCommandError, match=r"builder \(i-.*\): describe_instance_information: InternalServerError"):
         machine.await_agent(timeout=0.2)
     assert len(agent.trouble) < 9_999, "asked more than once"
 
 
-def test_what_aws_refuses_is_told_at_once_and_in_one_line(agent: Agent, machine: Machine) -> None:
+def test_what_aws_refuses_is_told_at_once_and_in_one_line(agent: Agent, machine: ManagedMachine) -> None:
     agent.trouble = ["AccessDeniedException", "InternalServerError"]
-    with pytest.raises(CommandError, match="AccessDeniedException") as caught:
+    with pytest.raises(SsmCommandError, match="AccessDeniedException") as caught:
         machine.await_agent()
     assert len(str(caught.value).splitlines()) == 1 and agent.trouble == ["InternalServerError"]
 
 
 def test_a_machine_that_ec2_does_not_know_yet_is_pending(agent: Agent) -> None:
-    made = Machine(REGION, "i-0123456789abcdef0", "node1", lambda: None)
+    made = ManagedMachine(REGION, "i-0123456789abcdef0", "node1", lambda: None)
     assert made.state() == "pending"
     made.await_agent()  # its agent may be known first
 
@@ -152,7 +152,7 @@ def test_a_machine_that_ec2_does_not_know_yet_is_pending(agent: Agent) -> None:
 
 
 def test_the_gate_opens_by_the_bootstraps_own_record(
-    agent: Agent, machine: Machine, capsys: pytest.CaptureFixture[str]
+    agent: Agent, machine: ManagedMachine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress(agent, "packages", "torch")
     record(agent, "ready")
@@ -162,14 +162,14 @@ def test_the_gate_opens_by_the_bootstraps_own_record(
     assert state(machine.instance) == "running"  # the seal is next
 
 
-def test_a_finished_cloud_init_is_no_reason_to_open(agent: Agent, machine: Machine) -> None:
+def test_a_finished_cloud_init_is_no_reason_to_open(agent: Agent, machine: ManagedMachine) -> None:
     """Steps have run, no record: however long that is."""
     progress(agent, "packages")
     with pytest.raises(BakeError, match="no record after 0 s; the last was step packages"):
         builder.await_record(machine, timeout=0.05)
 
 
-def test_a_failed_bake_ends_with_its_log_and_a_stopped_builder(agent: Agent, machine: Machine) -> None:
+def test_a_failed_bake_ends_with_its_log_and_a_stopped_builder(agent: Agent, machine: ManagedMachine) -> None:
     record(agent, "failed", step="torch", reason="cannot install torch", log=["pip says", "no space left"])
     with pytest.raises(BakeError) as caught:
         BakedProvider().create(props(machine))
@@ -181,7 +181,7 @@ def test_a_failed_bake_ends_with_its_log_and_a_stopped_builder(agent: Agent, mac
     assert state(machine.instance) == "stopped"
 
 
-def test_the_builder_of_a_failed_bake_is_booted_and_asked_again(agent: Agent, machine: Machine) -> None:
+def test_the_builder_of_a_failed_bake_is_booted_and_asked_again(agent: Agent, machine: ManagedMachine) -> None:
     """Its old record is of an earlier boot, and the new boot has one of its own in the end."""
     record(agent, "failed", step="torch", reason="no network", log=[], time=1000.0)
     machine.stop()
@@ -190,45 +190,45 @@ def test_the_builder_of_a_failed_bake_is_booted_and_asked_again(agent: Agent, ma
     assert state(machine.instance) == "running"
 
 
-def test_a_builder_that_is_forgotten_ends_by_itself(agent: Agent, machine: Machine) -> None:
+def test_a_builder_that_is_forgotten_ends_by_itself(agent: Agent, machine: ManagedMachine) -> None:
     record(agent, "ready")
     BakedProvider().create(props(machine))
     assert agent.ran[0] == "systemctl is-active trainyard-builder-end.timer || shutdown -P +180"
 
 
 def test_a_builder_that_nobody_waits_for_any_more_is_stopped(
-    agent: Agent, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, machine: ManagedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cancelled(_watch: object) -> None:
         raise operation.Cancelled("the update was cancelled")
 
     agent.online = False
-    monkeypatch.setattr(operation.Watch, "check", cancelled)
+    monkeypatch.setattr(operation.CancellationWatch, "check", cancelled)
     with pytest.raises(operation.Cancelled):
         BakedProvider().create(props(machine))
     assert state(machine.instance) == "stopped"
 
 
 def test_a_builder_that_cannot_be_stopped_is_named(
-    agent: Agent, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    agent: Agent, machine: ManagedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(agent, "failed", step="torch", reason="x", log=[])
-    stop = Machine.stop
-    monkeypatch.setattr(Machine, "stop", lambda self: stop(replace(self, instance="i-0123456789abcdef0")))
+    stop = ManagedMachine.stop
+    monkeypatch.setattr(ManagedMachine, "stop", lambda self: stop(replace(self, instance="i-0123456789abcdef0")))
     with pytest.raises(
         BakeError, match=f"the builder {machine.instance} could not be stopped and costs money: builder"
     ):
         BakedProvider().create(props(machine))
 
 
-def test_the_seal_is_the_bootstraps_own_script(agent: Agent, machine: Machine) -> None:
+def test_the_seal_is_the_bootstraps_own_script(agent: Agent, machine: ManagedMachine) -> None:
     SealedProvider().create(props(machine))
     assert agent.ran == ["exec bash /opt/trainyard/bootstrap/seal.sh"]
 
 
-def test_a_seal_that_fails_stops_the_builder(agent: Agent, machine: Machine) -> None:
+def test_a_seal_that_fails_stops_the_builder(agent: Agent, machine: ManagedMachine) -> None:
     agent.refuse = "no /opt/trainyard/image.json"
-    with pytest.raises(CommandError, match=r"no /opt/trainyard/image\.json"):
+    with pytest.raises(SsmCommandError, match=r"no /opt/trainyard/image\.json"):
         SealedProvider().create(props(machine))
     assert state(machine.instance) == "stopped"
 
@@ -244,15 +244,15 @@ def test_another_machine_is_another_gate(provider: Any) -> None:
 # --- the host key ---
 
 
-def test_a_nodes_host_key_is_its_public_half(agent: Agent, machine: Machine) -> None:
+def test_a_nodes_host_key_is_its_public_half(agent: Agent, machine: ManagedMachine) -> None:
     (agent.root / "etc/ssh").mkdir(parents=True)
     (agent.root / "etc/ssh/ssh_host_ed25519_key.pub").write_text(f"{KEY} root@ip-10-0-0-10\n")
     made = HostKeyProvider().create(props(machine, node="node1", host_key=None))
     assert made.outs is not None and made.outs["host_key"] == KEY
 
 
-def test_what_is_no_host_key_is_not_taken_for_one(agent: Agent, machine: Machine) -> None:
+def test_what_is_no_host_key_is_not_taken_for_one(agent: Agent, machine: ManagedMachine) -> None:
     (agent.root / "etc/ssh").mkdir(parents=True)
     (agent.root / "etc/ssh/ssh_host_ed25519_key.pub").write_text("Welcome to Ubuntu\n")
-    with pytest.raises(CommandError, match=r"node1 \(i-.*\) has no ed25519 host key: 'Welcome to'"):
+    with pytest.raises(SsmCommandError, match=r"node1 \(i-.*\) has no ed25519 host key: 'Welcome to'"):
         HostKeyProvider().create(props(machine, node="node1", host_key=None))

@@ -14,7 +14,7 @@ from azure_arm import MACHINE, Machine, serve
 from infra.clouds.azure import arm, run_command, running_machine
 from infra.clouds.azure.budget import MonthProvider
 from infra.clouds.azure.builder_stop import StopError, StopProvider
-from infra.clouds.azure.run_command import CommandError, CommandProvider
+from infra.clouds.azure.run_command import CommandProvider, RunCommandError
 from infra.state import operation
 
 BUILDER = {"name": "builder-0123456789abcdef", "machine": MACHINE, "incarnation": "one"}
@@ -58,7 +58,7 @@ def test_a_command_ends_with_what_it_printed(vm: Machine) -> None:
 
 def test_a_command_that_failed_shows_what_it_said_last_and_its_machine_stays(vm: Machine) -> None:
     vm.view |= {"executionState": "Failed", "exitCode": 3, "output": "the log's tail", "error": "no such thing"}
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(RunCommandError) as caught:
         CommandProvider().create(props(name="host-key"))
     assert str(caught.value) == "host-key: Failed, exit code 3\nthe log's tail\nno such thing"
     assert vm.power == "running"
@@ -66,7 +66,7 @@ def test_a_command_that_failed_shows_what_it_said_last_and_its_machine_stays(vm:
 
 def test_a_bake_that_failed_leaves_no_builder_running_and_can_be_tried_again(vm: Machine) -> None:
     vm.view |= {"executionState": "Failed", "exitCode": 1, "output": "bake failed: no torch"}
-    with pytest.raises(CommandError) as caught:
+    with pytest.raises(RunCommandError) as caught:
         CommandProvider().create(props(builder=True))
     assert "bake failed: no torch" in str(caught.value) and "was stopped (deallocated)" in str(caught.value)
     assert vm.power == "deallocated"
@@ -78,7 +78,7 @@ def test_a_bake_that_failed_leaves_no_builder_running_and_can_be_tried_again(vm:
 
 def test_an_image_that_is_not_the_one_asked_for_is_no_success(vm: Machine) -> None:
     vm.view["output"] = ' "image": "ffffffffffffffff",'
-    with pytest.raises(CommandError, match="gate: no 0123456789abcdef in its output"):
+    with pytest.raises(RunCommandError, match="gate: no 0123456789abcdef in its output"):
         CommandProvider().create(props(builder=True, wanted="0123456789abcdef"))
     assert vm.power == "deallocated"
 
@@ -89,14 +89,14 @@ def test_a_builder_that_cannot_be_stopped_is_told_with_the_command(
     vm.view |= {"executionState": "Failed", "exitCode": 1}
     refused = arm.ArmError("POST: 403 AuthorizationFailed")
     monkeypatch.setattr(running_machine.RunningMachine, "deallocate", lambda self: (_ for _ in ()).throw(refused))
-    with pytest.raises(CommandError, match=re.escape(f"az vm deallocate --ids {MACHINE}")):
+    with pytest.raises(RunCommandError, match=re.escape(f"az vm deallocate --ids {MACHINE}")):
         CommandProvider().create(props(builder=True))
 
 
 def test_an_interrupted_bake_stops_its_builder(vm: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     vm.looks = 10**6
     monkeypatch.setattr(operation.interrupted, "is_set", lambda: len(vm.asked) > 5)
-    with pytest.raises(CommandError, match="interrupted"):
+    with pytest.raises(RunCommandError, match="interrupted"):
         CommandProvider().create(props(builder=True))
     assert vm.power == "deallocated"
 

@@ -16,7 +16,7 @@ from sample_inputs import without_stack
 
 from infra.errors import UsageError
 from infra.state import engine, operation
-from infra.state.engine_state import State
+from infra.state.engine_state import EngineState
 
 STACK = "local"
 
@@ -37,8 +37,8 @@ def run(verb: str, code: int = 0, stack: str = STACK) -> None:
     assert engine.main([verb, stack]) == code
 
 
-def state() -> State:
-    return State(Path.home() / ".trainyard" / "engine" / STACK)
+def state() -> EngineState:
+    return EngineState(Path.home() / ".trainyard" / "engine" / STACK)
 
 
 def names() -> list[str]:
@@ -259,17 +259,17 @@ def test_what_the_engine_has_no_provider_for_is_said(
 
 def test_a_second_verb_is_refused_and_the_first_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     shelf.want(a={})
-    with State.opened(STACK, shared=False):
+    with EngineState.opened(STACK, shared=False):
         run("up", code=2)
         assert len(capsys.readouterr().err.splitlines()) == 1
-        with State.opened("other", shared=False):
+        with EngineState.opened("other", shared=False):
             pass  # another stack is not in the way
         assert (Path.home() / ".trainyard/engine/local").is_dir(), "the refused one removed nothing"
     run("up")
 
 
 def test_readers_do_not_wait_for_each_other() -> None:
-    with State.opened(STACK, shared=True), State.opened(STACK, shared=True):
+    with EngineState.opened(STACK, shared=True), EngineState.opened(STACK, shared=True):
         pass
     assert not (Path.home() / ".trainyard/engine/local").exists()
 
@@ -280,7 +280,7 @@ def test_a_name_that_is_a_path_removes_nothing(verb: str, stack: str, library: P
     (library / "precious").write_text("mine")
     run(verb, code=2, stack=stack)
     assert (library / "precious").read_text() == "mine"
-    with pytest.raises(UsageError, match="stack = "), State.opened(stack, shared=False):
+    with pytest.raises(UsageError, match="stack = "), EngineState.opened(stack, shared=False):
         pass
 
 

@@ -16,12 +16,12 @@ from inventory_values import KUBE_CLUSTERS, ssh_clusters
 from infra.inventory import (
     SCHEMA,
     Cluster,
-    Form,
     InventoryError,
     KubeCluster,
     Node,
     Span,
     SshCluster,
+    TextForm,
     from_json,
     to_json,
 )
@@ -174,10 +174,10 @@ def test_every_field_says_what_it_may_be(cls: type) -> None:
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if name in ("kind", "nodes") or get_origin(hint) is Literal:
             continue
-        assert get_origin(hint) is Annotated, f"{cls.__name__}.{name} needs a Form or a Span"
+        assert get_origin(hint) is Annotated, f"{cls.__name__}.{name} needs a TextForm or a Span"
         kind, rule = get_args(hint)
-        assert isinstance(rule, Form if kind is str else Span), f"{cls.__name__}.{name}"
-        if isinstance(rule, Form):
+        assert isinstance(rule, TextForm if kind is str else Span), f"{cls.__name__}.{name}"
+        if isinstance(rule, TextForm):
             for bad in ("a\nb", "\n", "a\x1b[2J", "-oProxyCommand=id", "a`id`", "$(id)", "a;id\n", "a\0b", "\u202ea"):
                 assert not rule.fits(bad), f"{cls.__name__}.{name} lets {bad!r} through"
 

@@ -14,7 +14,7 @@ from infra.clouds.local import image, image_cache, network, paths
 from infra.clouds.local.image import ImageProvider
 from infra.clouds.local.network import NetworkProvider
 from infra.clouds.local.nodes import NodeProvider
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 from infra.state import operation
 
@@ -59,7 +59,7 @@ def test_everything_of_a_stack_is_below_its_own_directory(home: Path) -> None:
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every machine runs."""
-    monkeypatch.setattr(Machine, "is_alive", lambda self: True)
+    monkeypatch.setattr(NspawnMachine, "is_alive", lambda self: True)
 
 
 @pytest.mark.parametrize("key", ["stack", "name", "address", "bridge", "image", "user_data"])
@@ -164,6 +164,6 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
 
 def test_prune_does_not_take_the_base_from_under_a_bake(home: Path) -> None:
     (home / "base/base1/rootfs").mkdir(parents=True)
-    with operation.lock(paths.images(), alone=True), pytest.raises(operation.Busy):
+    with operation.lock(paths.images(), alone=True), pytest.raises(operation.LockBusy):
         image_cache.prune()
     assert (home / "base/base1/rootfs").is_dir()

@@ -24,7 +24,7 @@ from infra.state import operation
     ],
 )
 def test_a_failing_command_says_which_and_why(argv: list[str], said: str) -> None:
-    with pytest.raises(system_command.CommandError) as caught:
+    with pytest.raises(system_command.SystemCommandError) as caught:
         system_command.run(argv, timeout=0.3 if argv[0] == "sleep" else 30)
     assert said in str(caught.value)
 
@@ -59,7 +59,10 @@ def test_a_lock_keeps_others_out_and_dies_with_its_holder(alone: bool, tmp_path:
     process.start()
     try:
         assert held.wait(30)
-        with pytest.raises(operation.Busy) as caught, operation.lock(tmp_path / "lock", alone=not alone, timeout=0.1):
+        with (
+            pytest.raises(operation.LockBusy) as caught,
+            operation.lock(tmp_path / "lock", alone=not alone, timeout=0.1),
+        ):
             pass
         assert caught.value.holder == process.pid
         if not alone:
@@ -87,7 +90,7 @@ def test_what_a_killed_nspawn_has_mounted_is_no_obstacle(tmp_path: Path, monkeyp
     export.mkdir(parents=True)
     system_command.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "none", str(export)])
     try:
-        nspawn.Machine("lab", "node1", tmp_path / "nodes" / "node1").stop()
+        nspawn.NspawnMachine("lab", "node1", tmp_path / "nodes" / "node1").stop()
         assert not export.exists()
     finally:
         if os.path.ismount(export):

@@ -91,7 +91,7 @@ def test_every_kind_of_cluster_has_an_inventory_of_the_same_shape(
     program: Program, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
     """The verbs know no clouds: what `local` tells them of a node, every cluster does."""
-    monkeypatch.setattr(table, "line", lambda *_, **__: table.Line("thing", 1, "thing", 0.1, "2026-11-21"))
+    monkeypatch.setattr(table, "line", lambda *_, **__: table.PriceLine("thing", 1, "thing", 0.1, "2026-11-21"))
     raw = {**good, **stack_file.read(cluster), "publicKey": good["publicKey"], **OWN, "nodes": "3"}
     ran, model = run(raw, KINDS[cluster](), stack=cluster), program(nodes=3)
     assert ran.outputs.keys() == model.outputs.keys()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.clouds.local import ids, paths, rootfs
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to others needs root")
@@ -154,7 +154,7 @@ def test_nothing_is_removed_through_a_link(root: Path) -> None:
 
 
 def test_a_console_is_shown_without_its_control_characters(tmp_path: Path) -> None:
-    machine = Machine("stack", "node1", tmp_path)
+    machine = NspawnMachine("stack", "node1", tmp_path)
     assert machine.console_tail(5) == ""
     machine.console.write_bytes(b"x" * 200_000 + b"\n\x1b]0;owned\x07\x1b[2Jlast\x9b\xff line\r\n\n")
     tail = machine.console_tail(1)

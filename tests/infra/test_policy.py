@@ -23,7 +23,7 @@ from policy_cases import (
 
 from infra.policy import pack, tags
 from infra.policy import resource_types as types
-from infra.policy.rule import Resource, Stack
+from infra.policy.rule import DeclaredResource, Stack
 from infra.policy.unknown import UNKNOWN, UndecidedError
 
 ALL = {rule.name: rule for rule in (*pack.RULES, *pack.STACK_RULES)}
@@ -102,8 +102,8 @@ def test_what_the_provider_has_merged_decides() -> None:
 
 def test_a_type_that_nobody_has_thought_of_has_to_have_tags() -> None:
     assert violated(replace(declared("aws:new/thing:Thing", "x"), provider={})) == {"tagged"}
-    assert violated(Resource("azure-native:new:Thing", "x", {})) == {"tagged"}
-    assert violated(Resource("command:local:Command", "x", {})) == set()
+    assert violated(DeclaredResource("azure-native:new:Thing", "x", {})) == {"tagged"}
+    assert violated(DeclaredResource("command:local:Command", "x", {})) == set()
 
 
 @pytest.mark.parametrize("type_", sorted(tags.AWS_WITHOUT | tags.AZURE_WITHOUT))

@@ -16,7 +16,7 @@ from planted_violations import GONE, KINDS, Change, change, declared, each, foun
 from infra import user_data
 from infra.clouds.naming import MAX_HOURS_TAG, STACK_TAG
 from infra.policy import pack
-from infra.policy.rule import Resource
+from infra.policy.rule import DeclaredResource
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
 SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
@@ -43,14 +43,14 @@ def azure(rule: str, change: Change, **keys: str) -> Plant:
 def attached(policy: str) -> Change:
     """The nodes' role has one of AWS's own policies instead of ours."""
 
-    def edit(resource: Resource) -> Resource:
+    def edit(resource: DeclaredResource) -> DeclaredResource:
         props = {"role": resource.props["role"], "policyArn": f"arn:aws:iam::aws:policy/{policy}"}
         return replace(resource, type="aws:iam/rolePolicyAttachment:RolePolicyAttachment", props=props)
 
     return each("role-ssm", edit)
 
 
-def no_default_tags(resource: Resource) -> Resource:
+def no_default_tags(resource: DeclaredResource) -> DeclaredResource:
     return replace(resource, provider={k: v for k, v in resource.provider.items() if k != "defaultTags"})
 
 
@@ -194,14 +194,14 @@ def needs(cluster: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def program(key_file: Path) -> Callable[..., list[Resource]]:
+def program(key_file: Path) -> Callable[..., list[DeclaredResource]]:
     """What a cluster's program declares with some keys; run once for each."""
 
     @functools.cache
-    def ran(cluster: str, keys: tuple[tuple[str, str], ...]) -> list[Resource]:
+    def ran(cluster: str, keys: tuple[tuple[str, str], ...]) -> list[DeclaredResource]:
         return declared(cluster, {"publicKey": str(key_file), **dict(keys)})
 
-    def run(cluster: str, keys: dict[str, str]) -> list[Resource]:
+    def run(cluster: str, keys: dict[str, str]) -> list[DeclaredResource]:
         needs(cluster)
         return ran(cluster, tuple(keys.items()))
 
@@ -211,7 +211,9 @@ def program(key_file: Path) -> Callable[..., list[Resource]]:
 @pytest.mark.parametrize(
     "plant", [pytest.param(one, id=f"{one.cluster}-{one.rule}-{i}") for i, one in enumerate(PLANTS)]
 )
-def test_exactly_the_rule_of_a_planted_violation_finds_it(program: Callable[..., list[Resource]], plant: Plant) -> None:
+def test_exactly_the_rule_of_a_planted_violation_finds_it(
+    program: Callable[..., list[DeclaredResource]], plant: Plant
+) -> None:
     keys = {"nodes": "2", **plant.keys}
     findings = found(plant.cluster, keys, plant.change(program(plant.cluster, keys)))
     assert set(findings) == {plant.rule}, findings
@@ -220,7 +222,7 @@ def test_exactly_the_rule_of_a_planted_violation_finds_it(program: Callable[...,
 
 @pytest.mark.parametrize("cluster, keys", [(cluster, keys) for cluster in KINDS for keys in ways(cluster)])
 def test_the_program_as_it_stands_passes_every_rule(
-    program: Callable[..., list[Resource]], cluster: str, keys: dict[str, str]
+    program: Callable[..., list[DeclaredResource]], cluster: str, keys: dict[str, str]
 ) -> None:
     assert found(cluster, keys, program(cluster, keys)) == {}
 
@@ -230,7 +232,7 @@ def test_every_rule_has_a_plant() -> None:
 
 
 def test_a_plant_that_no_longer_applies_fails() -> None:
-    one = Resource("t", "node1", {"a": 1}, urn="node1")
+    one = DeclaredResource("t", "node1", {"a": 1}, urn="node1")
     for plant in (change("node2", {"a": 2}), change("node1", {"a": 1}), without("node2"), unlinked("node1", "a", 2)):
         with pytest.raises(AssertionError):
             plant([one])

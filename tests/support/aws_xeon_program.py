@@ -24,8 +24,8 @@ OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.o
 Program = Callable[..., Ran]
 
 
-def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.Line:
-    return table.Line(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
+def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.PriceLine:
+    return table.PriceLine(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
 
 
 def machines(ran: Ran) -> list[Declared]:

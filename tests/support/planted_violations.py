@@ -22,7 +22,7 @@ import program_recorder
 
 from infra.config import stack_file
 from infra.policy import pack
-from infra.policy.rule import Resource
+from infra.policy.rule import DeclaredResource
 
 KINDS = {"aws-xeon": ("aws_mocks", "Amazon"), "azure-xeon": ("azure_mocks", "Azure")}
 """What answers for a cluster's providers: module and class."""
@@ -30,19 +30,19 @@ OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.o
 GONE = object()
 """As a new value: the property or the item is taken out."""
 
-Resources = Sequence[Resource]
-Change = Callable[[Resources], list[Resource]]
+Resources = Sequence[DeclaredResource]
+Change = Callable[[Resources], list[DeclaredResource]]
 
 
 def settings(cluster: str, keys: Mapping[str, str]) -> dict[str, str]:
     return {**stack_file.read(cluster), **OWN, **keys}
 
 
-def declared(cluster: str, keys: Mapping[str, str]) -> list[Resource]:
+def declared(cluster: str, keys: Mapping[str, str]) -> list[DeclaredResource]:
     """What the program declares with these keys, as the pack takes it; logical names serve as URNs."""
     ran = program_recorder.run(settings(cluster, keys), _providers(cluster), stack=cluster).declared
     return [
-        Resource(
+        DeclaredResource(
             type=one.type,
             name=one.name,
             props=one.inputs,
@@ -83,10 +83,10 @@ def _providers(cluster: str) -> Any:
 # --- changes ---
 
 
-def each(name: str, edit: Callable[[Resource], Resource]) -> Change:
+def each(name: str, edit: Callable[[DeclaredResource], DeclaredResource]) -> Change:
     """Every resource whose name matches, edited; each of them must be another one then."""
 
-    def apply(resources: Resources) -> list[Resource]:
+    def apply(resources: Resources) -> list[DeclaredResource]:
         matched = {one.name: edit(one) for one in resources if re.fullmatch(name, one.name)}
         assert matched, f"no resource is called {name}"
         assert not any(one == matched.get(one.name) for one in resources), f"{name}: it is so already"
@@ -98,7 +98,7 @@ def each(name: str, edit: Callable[[Resource], Resource]) -> Change:
 def change(name: str, values: Mapping[str, Any]) -> Change:
     """Other values at paths of the properties: a value, GONE, or a function of what is there."""
 
-    def edit(resource: Resource) -> Resource:
+    def edit(resource: DeclaredResource) -> DeclaredResource:
         props: Any = copy.deepcopy(dict(resource.props))
         for path, value in values.items():
             props = put(props, path.split("."), value)
@@ -124,7 +124,7 @@ def put(at: Any, steps: Sequence[str], value: Any) -> Any:
 def without(name: str) -> Change:
     """The resource is not declared."""
 
-    def apply(resources: Resources) -> list[Resource]:
+    def apply(resources: Resources) -> list[DeclaredResource]:
         rest = [one for one in resources if one.name != name]
         assert len(rest) == len(resources) - 1, f"no resource is called {name}"
         return rest
@@ -135,7 +135,7 @@ def without(name: str) -> Change:
 def unlinked(name: str, key: str, value: Any) -> Change:
     """A property is a value of its own, and comes from no other resource."""
 
-    def edit(resource: Resource) -> Resource:
+    def edit(resource: DeclaredResource) -> DeclaredResource:
         links = {other: of for other, of in resource.links.items() if other != key}
         assert links != resource.links, f"{name}.{key} comes from no resource"
         return replace(resource, links=links, props={**resource.props, key: value})

@@ -11,16 +11,16 @@ from typing import Any
 from infra.policy import pack
 from infra.policy import resource_types as types
 from infra.policy.companion_rules import SWITCHES
-from infra.policy.rule import Finding, Resource, Stack
+from infra.policy.rule import DeclaredResource, PolicyFinding, Stack
 
 TAGS = {"trainyard-stack": "lab", "trainyard-owner": "me", "trainyard-max-hours": "24"}
 PROVIDER = {"region": "us-east-1", "defaultTags": json.dumps({"tags": TAGS})}
 
 
-def declared(type_: str, name: str, links: Mapping[str, str] | None = None, /, **props: Any) -> Resource:
+def declared(type_: str, name: str, links: Mapping[str, str] | None = None, /, **props: Any) -> DeclaredResource:
     """A resource with all tags; `links`: property -> name of the resource that it comes from."""
     on_aws = type_.startswith("aws:")
-    return Resource(
+    return DeclaredResource(
         type=type_,
         name=name,
         props=props if on_aws else {"tags": dict(TAGS), **props},
@@ -30,7 +30,7 @@ def declared(type_: str, name: str, links: Mapping[str, str] | None = None, /, *
     )
 
 
-def changed(resource: Resource, path: str, value: Any) -> Resource:
+def changed(resource: DeclaredResource, path: str, value: Any) -> DeclaredResource:
     """The resource with another value at a path such as `rules.0.cidr`; None takes it out. `@key`: where it is from."""
     if path.startswith("@"):
         return replace(resource, links={key: of for key, of in resource.links.items() if key != path[1:]})
@@ -279,14 +279,14 @@ CASES: dict[str, Case] = {
 """By the rule's name."""
 
 
-def found(stack: Stack) -> dict[str, list[Finding]]:
+def found(stack: Stack) -> dict[str, list[PolicyFinding]]:
     """By rule."""
-    all_: dict[str, list[Finding]] = {}
+    all_: dict[str, list[PolicyFinding]] = {}
     for finding in pack.judge(stack):
         all_.setdefault(finding.rule, []).append(finding)
     return all_
 
 
-def violated(*resources: Resource) -> set[str]:
+def violated(*resources: DeclaredResource) -> set[str]:
     """Rules over single resources that one of these breaks."""
     return {finding.rule for resource in resources for finding in pack.of_resource(resource) if finding.decided}

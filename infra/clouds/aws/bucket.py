@@ -8,13 +8,13 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.clouds.aws import api, removal
-from infra.clouds.aws.place import Found, Kind, Place
+from infra.clouds.aws.place import AccountRegion, FoundResource, ResourceKind
 
 COUNTED = 100_000
 """Counting stops after so many versions; the rest is reported as "more"."""
 
 
-def _buckets(place: Place) -> Iterator[Found]:
+def _buckets(place: AccountRegion) -> Iterator[FoundResource]:
     s3 = place.client("s3")
     for item in api.pages(s3, "list_buckets", "Buckets", Prefix=f"trainyard-{place.claim.stack}"):
         name = item["Name"]
@@ -23,7 +23,7 @@ def _buckets(place: Place) -> Iterator[Found]:
             # Do not measure another owner's bucket: we may lack the rights, and it is not ours to count.
             held, size = ("", 0) if place.claim.whose(tags) else _measure(s3, name)
             price = place.price("s3-gb-month", size / 1e9) if size else 0.0
-            yield Found(tags, name, name, usd_per_hour=price, holds=held)
+            yield FoundResource(tags, name, name, usd_per_hour=price, holds=held)
 
 
 def _tags(s3: Any, bucket: str) -> dict[str, str]:
@@ -58,7 +58,7 @@ def _in_units(size: int) -> str:
     return f"{size} B"
 
 
-def _remove(place: Place, name: str) -> None:
+def _remove(place: AccountRegion, name: str) -> None:
     s3 = place.client("s3")
     removal.until_free(lambda: _empty(s3, name))
     removal.call(s3, "delete_bucket", Bucket=name)
@@ -77,4 +77,4 @@ def _empty(s3: Any, bucket: str) -> None:
                 raise ClientError({"Error": error}, "DeleteObjects")
 
 
-BUCKET = Kind("bucket", "s3:bucket", _buckets, _remove, is_global=True)
+BUCKET = ResourceKind("bucket", "s3:bucket", _buckets, _remove, is_global=True)

@@ -54,9 +54,9 @@ class BakeError(OperationError):
 
 
 @contextmanager
-def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.Machine]:
+def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.ManagedMachine]:
     """The builder that a resource's inputs name. It is stopped on any error, so that none keeps running."""
-    machine = ssm.Machine(props["region"], props["instance"], "builder", operation.Watch().check)
+    machine = ssm.ManagedMachine(props["region"], props["instance"], "builder", operation.CancellationWatch().check)
     try:
         yield machine
     except BaseException as error:
@@ -68,7 +68,7 @@ def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.Machine]:
         raise
 
 
-def await_record(machine: ssm.Machine, timeout: float = BAKE) -> None:
+def await_record(machine: ssm.ManagedMachine, timeout: float = BAKE) -> None:
     """Follow the bootstrap until it has recorded success. Raises BakeError with the end of its log if it failed."""
     machine.start()
     machine.run(_ENSURE_END)

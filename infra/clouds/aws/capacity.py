@@ -146,7 +146,7 @@ def reserve(props: dict[str, Any]) -> str:
 
 def _active(where: str, name: str) -> str:
     """Wait until it is active, at most PENDING seconds. Raises OperationError if it failed."""
-    check, until = operation.Watch().check, time.monotonic() + PENDING
+    check, until = operation.CancellationWatch().check, time.monotonic() + PENDING
     while time.monotonic() < until:
         check()
         state = next((one["State"] for one in _by_id(where, name)), "pending")

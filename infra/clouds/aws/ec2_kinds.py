@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.clouds.aws import api, removal
-from infra.clouds.aws.place import Found, Item, Kind, Place
+from infra.clouds.aws.place import AccountRegion, FoundResource, Item, ResourceKind
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 _HELD_ADDRESS = (*removal.HELD, "AuthFailure")
@@ -26,29 +26,29 @@ def _kind(
     name: str,
     key: str,
     identifier: str,
-    remove: str | Callable[[Place, str], None],
+    remove: str | Callable[[AccountRegion, str], None],
     argument: str = "",
     *,
     types: str = "",
     what: Callable[[Item, str], str] = _named,
-    price: Callable[[Place, Item], float | None] = lambda _place, _item: 0.0,
+    price: Callable[[AccountRegion, Item], float | None] = lambda _place, _item: 0.0,
     exists: Callable[[Item], bool] = _exists,
-    prepare: Callable[[Place, list[str]], None] | None = None,
+    prepare: Callable[[AccountRegion, list[str]], None] | None = None,
     **more: Any,
-) -> Kind:
+) -> ResourceKind:
     """A kind that EC2 lists by tag, with the arguments `more`, its items under `key` and their ids under `identifier`.
 
     `remove` may be an operation of EC2, whose `argument` (by default `identifier`) takes one id or a list.
     """
     type_ = name.lower().replace(" ", "-")
 
-    def listed(place: Place) -> Iterator[Found]:
+    def listed(place: AccountRegion) -> Iterator[FoundResource]:
         for item in filter(exists, place.tagged(key, **more)):
             name = item[identifier]
-            yield Found(api.tags(item), what(item, name), name, usd_per_hour=price(place, item))
+            yield FoundResource(api.tags(item), what(item, name), name, usd_per_hour=price(place, item))
 
     arn = f"arn:{{place.partition}}:ec2:{{place.region}}:{{place.account}}:{type_}/{{name}}"
-    return Kind(
+    return ResourceKind(
         *(name, types or f"ec2:{type_}", listed),
         _call(remove, argument or identifier) if isinstance(remove, str) else remove,
         prepare,
@@ -56,25 +56,25 @@ def _kind(
     )
 
 
-def _call(operation: str, argument: str) -> Callable[[Place, str], None]:
-    def remove(place: Place, name: str) -> None:
+def _call(operation: str, argument: str) -> Callable[[AccountRegion, str], None]:
+    def remove(place: AccountRegion, name: str) -> None:
         value = [name] if argument.endswith("Ids") else name
         removal.call(place.client("ec2"), operation, **{argument: value})
 
     return remove
 
 
-def _instances(place: Place) -> Iterator[Found]:
+def _instances(place: AccountRegion) -> Iterator[FoundResource]:
     for item in api.instances(place.client("ec2"), api.where(f"tag:{STACK_TAG}", place.claim.stack)):
         state, type_ = item["State"]["Name"], item["InstanceType"]
         if state != "terminated" and place.is_of_stack(item):
             sku = f"{type_}/spot" if item.get("InstanceLifecycle") == "spot" else type_
             price = place.price(sku) if state in ("pending", "running") else 0.0
             what = f"{_named(item, item['InstanceId'])} {type_} {state}"
-            yield Found(api.tags(item), what, item["InstanceId"], usd_per_hour=price)
+            yield FoundResource(api.tags(item), what, item["InstanceId"], usd_per_hour=price)
 
 
-def _end_instances(place: Place, names: list[str]) -> None:
+def _end_instances(place: AccountRegion, names: list[str]) -> None:
     """Terminate all at once, and wait, because disks, addresses and security groups become free only then."""
     ec2 = place.client("ec2")
     for name in names:
@@ -87,19 +87,19 @@ def _unused(item: Item, name: str) -> str:
     return f"{name} {item['InstanceType']}, {item['AvailableInstanceCount']} of {item['TotalInstanceCount']} unused"
 
 
-def _unused_price(place: Place, item: Item) -> float | None:
+def _unused_price(place: AccountRegion, item: Item) -> float | None:
     """Unused reserved capacity costs as much as the machines would."""
     unused = item["AvailableInstanceCount"]
     return place.price(item["InstanceType"], unused) if unused else 0.0
 
 
-def _volumes(place: Place) -> Iterator[Found]:
+def _volumes(place: AccountRegion) -> Iterator[FoundResource]:
     for item in filter(_exists, place.tagged("Volumes")):
         name, size = item["VolumeId"], item["Size"]
         attached = [entry["InstanceId"] for entry in item.get("Attachments", []) if "InstanceId" in entry]
         price = place.price("gp3-gb-month", size) if item.get("VolumeType") == "gp3" else None
         what = f"{_named(item, name)} {size} GB {item['State']}"
-        yield Found(api.tags(item), what, attached[0] if attached else name, name, price)
+        yield FoundResource(api.tags(item), what, attached[0] if attached else name, name, price)
 
 
 def _snapshots_of(image: Item) -> list[str]:
@@ -107,7 +107,7 @@ def _snapshots_of(image: Item) -> list[str]:
     return [name for name in mapped if name]
 
 
-def _remove_image(place: Place, name: str) -> None:
+def _remove_image(place: AccountRegion, name: str) -> None:
     """Deregister an image. First copy its tags to its snapshots, so that a repeated sweep still finds them."""
     ec2 = place.client("ec2")
     for image in place.described("Images", Filters=api.where("image-id", name)):
@@ -117,7 +117,7 @@ def _remove_image(place: Place, name: str) -> None:
     removal.call(ec2, "deregister_image", ImageId=name)
 
 
-def _snapshots(place: Place) -> Iterator[Found]:
+def _snapshots(place: AccountRegion) -> Iterator[FoundResource]:
     """Those with the tag, and those of an image with the tag: EC2 makes them without tags."""
     of_image = {name: image for image in place.tagged("Images", Owners=["self"]) for name in _snapshots_of(image)}
     found = {item["SnapshotId"]: item for item in place.tagged("Snapshots", OwnerIds=["self"])}
@@ -129,17 +129,17 @@ def _snapshots(place: Place) -> Iterator[Found]:
         tags = api.tags(item if place.is_of_stack(item) or image is None else image)
         owner = image["ImageId"] if image else name
         price = place.price("ebs-snapshot-gb-month", size)
-        yield Found(tags, f"{_named(item, name)} of {size} GB", owner, name, price)
+        yield FoundResource(tags, f"{_named(item, name)} of {size} GB", owner, name, price)
 
 
-def _remove_nat_gateway(place: Place, name: str) -> None:
+def _remove_nat_gateway(place: AccountRegion, name: str) -> None:
     """Delete a NAT gateway and wait, because its address and its subnet become free only then."""
     ec2 = place.client("ec2")
     removal.call(ec2, "delete_nat_gateway", NatGatewayId=name)
     removal.wait(ec2, "nat_gateway_deleted", NatGatewayIds=[name])
 
 
-def _remove_address(place: Place, name: str) -> None:
+def _remove_address(place: AccountRegion, name: str) -> None:
     ec2 = place.client("ec2")
     for item in place.described("Addresses", Filters=api.where("allocation-id", name)):
         if association := item.get("AssociationId"):
@@ -147,7 +147,7 @@ def _remove_address(place: Place, name: str) -> None:
     removal.call(ec2, "release_address", _HELD_ADDRESS, AllocationId=name)
 
 
-def _interfaces(place: Place) -> Iterator[Found]:
+def _interfaces(place: AccountRegion) -> Iterator[FoundResource]:
     """Those with the tag, and unattached ones in the stack's VPC: they would block its deletion."""
     found = place.tagged("NetworkInterfaces")
     own = {item["VpcId"] for item in place.tagged("Vpcs") if not place.claim.whose(api.tags(item))}
@@ -158,12 +158,12 @@ def _interfaces(place: Place) -> Iterator[Found]:
         if is_nat or "InstanceId" in item.get("Attachment", {}):
             continue
         if place.is_of_stack(item):
-            yield Found(api.tags(item), name, name)
+            yield FoundResource(api.tags(item), name, name)
         elif item.get("VpcId") in own:
-            yield Found(None, f"{name}, in the stack's network without its tag", name)
+            yield FoundResource(None, f"{name}, in the stack's network without its tag", name)
 
 
-def _empty_groups(place: Place, names: list[str]) -> None:
+def _empty_groups(place: AccountRegion, names: list[str]) -> None:
     """Remove all rules from all groups: two groups that refer to each other could not be deleted otherwise."""
     ec2 = place.client("ec2")
     for group in place.described("SecurityGroups", Filters=api.where("group-id", *names)) if names else ():
@@ -173,7 +173,7 @@ def _empty_groups(place: Place, names: list[str]) -> None:
             ec2.revoke_security_group_egress(GroupId=group["GroupId"], IpPermissions=rules)
 
 
-def _remove_route_table(place: Place, name: str) -> None:
+def _remove_route_table(place: AccountRegion, name: str) -> None:
     ec2 = place.client("ec2")
     for table in place.described("RouteTables", Filters=api.where("route-table-id", name)):
         for entry in table.get("Associations", []):
@@ -183,7 +183,7 @@ def _remove_route_table(place: Place, name: str) -> None:
     removal.call(ec2, "delete_route_table", RouteTableId=name)
 
 
-def _remove_internet_gateway(place: Place, name: str) -> None:
+def _remove_internet_gateway(place: AccountRegion, name: str) -> None:
     ec2 = place.client("ec2")
     for gateway in place.described("InternetGateways", Filters=api.where("internet-gateway-id", name)):
         for entry in gateway.get("Attachments", []):
@@ -192,7 +192,7 @@ def _remove_internet_gateway(place: Place, name: str) -> None:
 
 
 EC2_KINDS = (
-    Kind("instance", "ec2:instance", _instances, lambda _place, _name: None, prepare=_end_instances),
+    ResourceKind("instance", "ec2:instance", _instances, lambda _place, _name: None, prepare=_end_instances),
     _kind(
         *("spot request", "SpotInstanceRequests", "SpotInstanceRequestId"),
         *("cancel_spot_instance_requests", "SpotInstanceRequestIds"),
@@ -211,8 +211,8 @@ EC2_KINDS = (
         what=lambda item, name: f"{name} ({item.get('Name', '')})",
         Owners=["self"],
     ),
-    Kind("snapshot", "ec2:snapshot", _snapshots, _call("delete_snapshot", "SnapshotId")),
-    Kind("volume", "ec2:volume", _volumes, _call("delete_volume", "VolumeId")),
+    ResourceKind("snapshot", "ec2:snapshot", _snapshots, _call("delete_snapshot", "SnapshotId")),
+    ResourceKind("volume", "ec2:volume", _volumes, _call("delete_volume", "VolumeId")),
     _kind(
         *("NAT gateway", "NatGateways", "NatGatewayId", _remove_nat_gateway),
         types="ec2:natgateway",
@@ -233,7 +233,7 @@ EC2_KINDS = (
         types="ec2:vpc-flow-log",
         filters="Filter",
     ),
-    Kind(
+    ResourceKind(
         *("network interface", "ec2:network-interface", _interfaces),
         _call("delete_network_interface", "NetworkInterfaceId"),
     ),

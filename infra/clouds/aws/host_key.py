@@ -22,12 +22,12 @@ cut -d ' ' -f 1,2 "$f"
 _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+")
 
 
-def read(machine: ssm.Machine) -> str:
-    """`ssh-ed25519 AAAA...`. Raises CommandError if the machine has no such key."""
+def read(machine: ssm.ManagedMachine) -> str:
+    """`ssh-ed25519 AAAA...`. Raises SsmCommandError if the machine has no such key."""
     machine.await_agent()
     said = machine.run(_READ).strip()
     if not _KEY.fullmatch(said):
-        raise ssm.CommandError(f"{machine} has no ed25519 host key: {said[:200]!r}")
+        raise ssm.SsmCommandError(f"{machine} has no ed25519 host key: {said[:200]!r}")
     return said
 
 
@@ -38,7 +38,8 @@ class HostKeyProvider(OnceProvider):
     delete_before_replace = True
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine = ssm.Machine(props["region"], props["instance"], props["node"], operation.Watch().check)
+        check = operation.CancellationWatch().check
+        machine = ssm.ManagedMachine(props["region"], props["instance"], props["node"], check)
         return CreateResult(id_=props["instance"], outs={**props, "host_key": read(machine)})
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
-from infra.machine import Machine
+from infra.machine import MachineType
 
 DEFAULT = "m7i.8xlarge"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceType(Machine):
+class InstanceType(MachineType):
     """Facts about an instance type."""
 
     cluster: bool

@@ -26,7 +26,7 @@ _KEPT = 1
 
 
 @dataclass(frozen=True)
-class Plan:
+class AddressPlan:
     """The subnets' address ranges."""
 
     public: IPv4Network
@@ -46,7 +46,7 @@ class Network:
     """The routes out of the network: a machine that boots before them reaches nothing."""
 
 
-def plan(settings: Settings) -> Plan:
+def plan(settings: Settings) -> AddressPlan:
     """Divide the network. Raises SettingsError if AWS does not accept its size, or the nodes do not fit."""
     cidr = settings.cidr
     if not 16 <= cidr.prefixlen <= 26:
@@ -60,7 +60,7 @@ def plan(settings: Settings) -> Plan:
             raise SettingsError(
                 "cidr", str(cidr), f"a network with room for {count} {what}; their subnet {subnet} has room for {most}"
             )
-    return Plan(public, private, edge)
+    return AddressPlan(public, private, edge)
 
 
 def _public_nodes(settings: Settings) -> int:

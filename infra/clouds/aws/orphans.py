@@ -12,7 +12,7 @@ from typing import Any
 from infra.clouds.aws import api
 from infra.clouds.aws.kinds import KINDS
 from infra.clouds.aws.names import region
-from infra.clouds.aws.place import Found, Kind, Place
+from infra.clouds.aws.place import AccountRegion, FoundResource, ResourceKind
 from infra.clouds.live_resource import LiveResource
 from infra.clouds.naming import STACK_TAG
 from infra.config.settings import Settings
@@ -20,18 +20,18 @@ from infra.errors import OperationError, UsageError
 from infra.state.ownership import Claim, Location
 
 
-def _place(claim: Claim, where: str, profile: str = "") -> Place:
+def _place(claim: Claim, where: str, profile: str = "") -> AccountRegion:
     """A region of the account of the credentials. Raises UsageError without working ones."""
     who = api.identity(where, profile)
-    return Place(claim, where, who["Account"], who["Arn"].split(":")[1], profile)
+    return AccountRegion(claim, where, who["Account"], who["Arn"].split(":")[1], profile)
 
 
-def place_of(settings: Settings, claim: Claim | None = None) -> Place:
+def place_of(settings: Settings, claim: Claim | None = None) -> AccountRegion:
     """The place that the stack's file names. Raises UsageError without working credentials."""
     return _place(claim or Claim(settings.stack, settings.cloud.owner), region(settings))
 
 
-def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Place], list[LiveResource]]:
+def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[AccountRegion], list[LiveResource]]:
     """(every place that the stack has used, the current one first; what these credentials cannot look at)."""
     here = place_of(settings, claim)
     places, blind = {(here.region, here.account): here}, []
@@ -40,7 +40,7 @@ def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Plac
         if location.cloud != "aws" or (location.region, account) in places:
             continue
         if account == here.account:
-            places[location.region, account] = Place(here.claim, location.region, account, here.partition)
+            places[location.region, account] = AccountRegion(here.claim, location.region, account, here.partition)
         elif (other := _with_profile(here.claim, location)) is not None:
             places[location.region, account] = other
         else:
@@ -48,7 +48,7 @@ def places_of(settings: Settings, claim: Claim | None = None) -> tuple[list[Plac
     return list(places.values()), blind
 
 
-def _with_profile(claim: Claim, location: Location) -> Place | None:
+def _with_profile(claim: Claim, location: Location) -> AccountRegion | None:
     """A place in another account, if the AWS profile that was used then still opens it; else None."""
     try:
         place = _place(claim, location.region, location.profile) if location.profile else None
@@ -75,7 +75,7 @@ def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
     return found
 
 
-def _kinds(places: list[Place]) -> Iterator[tuple[Place, list[Kind]]]:
+def _kinds(places: list[AccountRegion]) -> Iterator[tuple[AccountRegion, list[ResourceKind]]]:
     """The kinds to list in each place; account-wide kinds only in the first region of an account."""
     seen: set[str] = set()
     for place in places:
@@ -83,7 +83,7 @@ def _kinds(places: list[Place]) -> Iterator[tuple[Place, list[Kind]]]:
         seen.add(place.account)
 
 
-def _of_kind(place: Place, kind: Kind) -> list[LiveResource]:
+def _of_kind(place: AccountRegion, kind: ResourceKind) -> list[LiveResource]:
     try:
         return [kind.live(place, found) for found in kind.listed(place)]
     except api.FAILURES as error:
@@ -95,7 +95,7 @@ def unseen(kind: str, error: Exception) -> LiveResource:
     return LiveResource(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
 
 
-def _of_other_kinds(place: Place, blind: Collection[str]) -> Iterator[LiveResource]:
+def _of_other_kinds(place: AccountRegion, blind: Collection[str]) -> Iterator[LiveResource]:
     """The account's tag index, for kinds that are not listed or could not be (`blind`). Others are skipped: it keeps
     deleted resources for an hour or so."""
     covered = {type_ for kind in KINDS.values() if kind.name not in blind for type_ in kind.types.split()}
@@ -106,14 +106,14 @@ def _of_other_kinds(place: Place, blind: Collection[str]) -> Iterator[LiveResour
     except api.FAILURES as error:
         yield unseen("everything by tag", error)
         return
-    other = Kind("other", "", lambda _place: iter(()), lambda _place, _name: None)
+    other = ResourceKind("other", "", lambda _place: iter(()), lambda _place, _name: None)
     for item in listed:
         service, _, _, resource = item["ResourceARN"].replace("/", ":").split(":", 5)[2:]
         # `ec2:instance`, from the two ends of an ARN; a bucket's ARN has no type.
         type_ = "s3:bucket" if service == "s3" else f"{service}:{resource.partition(':')[0]}"
         if place.is_of_stack(item) and type_ not in covered:
             identifier = resource.rpartition(":")[2]
-            yield other.live(place, Found(api.tags(item), item["ResourceARN"], identifier, usd_per_hour=None))
+            yield other.live(place, FoundResource(api.tags(item), item["ResourceARN"], identifier, usd_per_hour=None))
 
 
 def sweep(

@@ -20,7 +20,7 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class AccountRegion:
     """A region of an account, and whose resources are looked for there."""
 
     claim: Claim
@@ -59,7 +59,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundResource:
     """A resource as its kind's lister found it; the fields of LiveResource."""
 
     tags: dict[str, str] | None
@@ -72,23 +72,23 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ResourceKind:
     """A kind of AWS resource: how it is listed, with its price and tags, and how one of it is removed."""
 
     name: str
     types: str
     """The ARN resource types that it covers, `service:type`, separated by blanks."""
-    listed: Callable[[Place], Iterator[Found]]
-    remove: Callable[[Place, str], None]
+    listed: Callable[[AccountRegion], Iterator[FoundResource]]
+    remove: Callable[[AccountRegion, str], None]
     """Removes the resource with this id. One that is already gone is no error."""
-    prepare: Callable[[Place, list[str]], None] | None = None
+    prepare: Callable[[AccountRegion, list[str]], None] | None = None
     """Runs before the removal, with the ids of all that are going to be removed."""
     is_global: bool = False
     """Whether any region lists all of the account's."""
     arn: str = ""
     """The form of its ARN, if its id in the state is a name, which two regions may both have."""
 
-    def live(self, place: Place, found: Found) -> LiveResource:
+    def live(self, place: AccountRegion, found: FoundResource) -> LiveResource:
         """Its tags say whether the user or another owner has it."""
         described = (self.name, found.what, found.owner, found.id, found.usd_per_hour, found.holds)
         whose, arn = place.claim.whose(found.tags or {}), self.arn.format(place=place, name=found.owner)

@@ -26,12 +26,12 @@ _NOT_YET = ("InvalidInstanceID.NotFound", "InvocationDoesNotExist")
 _UNDER_WAY = ("Pending", "InProgress", "Delayed", "Cancelling")
 
 
-class CommandError(OperationError):
+class SsmCommandError(OperationError):
     """Systems Manager does not reach a machine, or a command failed in it."""
 
 
 @dataclass(frozen=True)
-class Machine:
+class ManagedMachine:
     """A machine, reached through Systems Manager."""
 
     region: str
@@ -64,7 +64,7 @@ class Machine:
             heedless._ask("ec2", "stop_instances", InstanceIds=[self.instance])
 
     def await_agent(self, timeout: float = REGISTERED) -> None:
-        """Wait until its agent has registered. Raises CommandError at the timeout, or if the machine has ended."""
+        """Wait until its agent has registered. Raises SsmCommandError at the timeout, or if the machine has ended."""
         until = time.monotonic() + timeout
         filters = [{"Key": "InstanceIds", "Values": [self.instance]}]
         while True:
@@ -72,9 +72,9 @@ class Machine:
             if any(entry["PingStatus"] == "Online" for entry in known["InstanceInformationList"]):
                 return
             if (state := self.state()) not in ("pending", "running"):
-                raise CommandError(f"{self} is {state}, and was expected to run")
+                raise SsmCommandError(f"{self} is {state}, and was expected to run")
             if time.monotonic() > until:
-                raise CommandError(
+                raise SsmCommandError(
                     f"{self} did not register with Systems Manager within {timeout:.0f} s: is amazon-ssm-agent in its "
                     "image, and has it a way out? What it printed while it booted: "
                     f"aws ec2 get-console-output --latest --region {self.region} --instance-id {self.instance}"
@@ -82,7 +82,7 @@ class Machine:
             self._wait()
 
     def run(self, script: str, timeout: float = COMMAND) -> str:
-        """Run a script with /bin/sh as root; returns its output. Raises CommandError, with the output, on failure."""
+        """Run a script with /bin/sh as root; returns its output. On failure raises SsmCommandError with the output."""
         request: dict[str, Any] = {"DocumentName": "AWS-RunShellScript", "InstanceIds": [self.instance]}
         request["Parameters"] = {"commands": [script], "executionTimeout": [str(int(timeout))]}
         sent = self._ask("ssm", "send_command", **request, TimeoutSeconds=max(30, int(timeout)))
@@ -93,19 +93,19 @@ class Machine:
             if ended.get("Status", "Pending") not in _UNDER_WAY:
                 break
             if time.monotonic() > until:
-                raise CommandError(f"{self}: a command did not end within {timeout:.0f} s")
+                raise SsmCommandError(f"{self}: a command did not end within {timeout:.0f} s")
             self._wait()
         output = str(ended["StandardOutputContent"])
         if ended["Status"] != "Success":
             said = (ended["StandardErrorContent"] or output).strip()
-            raise CommandError(f"{self}: a command ended as {ended['StatusDetails']}: {said}")
+            raise SsmCommandError(f"{self}: a command ended as {ended['StatusDetails']}: {said}")
         return output
 
     def _ask(
         self, service: str, operation: str, *, until: float | None = None, unknown: tuple[str, ...] = (), **asked: Any
     ) -> dict[str, Any]:
         """AWS's response; {} for an error code in `unknown`. Repeats what may pass until the time `until` (default:
-        PATIENCE seconds from now); raises CommandError for all other failures."""
+        PATIENCE seconds from now); raises SsmCommandError for all other failures."""
         until = time.monotonic() + PATIENCE if until is None else until
         while True:
             try:
@@ -115,7 +115,7 @@ class Machine:
                 if api.code(error) in unknown:
                     return {}
                 if not api.passes(error) or time.monotonic() > until:
-                    raise CommandError(f"{self}: {operation}: {api.one_line(error)}") from error
+                    raise SsmCommandError(f"{self}: {operation}: {api.one_line(error)}") from error
             self._wait()
 
     def _wait(self) -> None:

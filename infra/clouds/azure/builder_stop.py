@@ -35,7 +35,7 @@ class StopProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        name, machine = props["name"], RunningMachine(props["machine"], operation.Watch().check)
+        name, machine = props["name"], RunningMachine(props["machine"], operation.CancellationWatch().check)
         again = f"bake again: pulumi up --replace '**::{name}'"
 
         def off() -> bool:

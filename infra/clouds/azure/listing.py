@@ -25,7 +25,7 @@ RESOURCES = "2021-04-01"
 GROUP, ACCOUNT = "resource group", "storage account"
 
 
-class Kind(NamedTuple):
+class ArmType(NamedTuple):
     """A type of resource (ARM's, in lower case, as ARM varies the case), its name in the audit, and the API version
     that pulumi-azure-native 3.29 uses."""
 
@@ -36,22 +36,22 @@ class Kind(NamedTuple):
 
 KINDS = (
     # Flow logs are in Azure's own NetworkWatcherRG; they go before their VNet and storage account.
-    Kind("microsoft.network/networkwatchers/flowlogs", "flow log", "2024-05-01"),
-    Kind("microsoft.compute/virtualmachines", "machine", "2024-11-01"),
-    Kind("microsoft.network/networkinterfaces", "network interface", "2024-05-01"),
-    Kind("microsoft.compute/disks", "disk", "2024-03-02"),
-    Kind("microsoft.compute/galleries/images/versions", "gallery version", "2024-03-03"),
-    Kind("microsoft.compute/galleries/images", "gallery definition", "2024-03-03"),
-    Kind("microsoft.compute/galleries", "gallery", "2024-03-03"),
-    Kind("microsoft.compute/snapshots", "snapshot", "2024-03-02"),
-    Kind("microsoft.network/virtualnetworks", "network", "2024-05-01"),
-    Kind("microsoft.network/natgateways", "NAT gateway", "2024-05-01"),
-    Kind("microsoft.network/networksecuritygroups", "security group", "2024-05-01"),
-    Kind("microsoft.network/publicipaddresses", "address", "2024-05-01"),
-    Kind("microsoft.compute/proximityplacementgroups", "proximity placement group", "2024-11-01"),
-    Kind("microsoft.compute/sshpublickeys", "SSH key", "2024-11-01"),
-    Kind("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
-    Kind("microsoft.storage/storageaccounts", ACCOUNT, "2024-01-01"),
+    ArmType("microsoft.network/networkwatchers/flowlogs", "flow log", "2024-05-01"),
+    ArmType("microsoft.compute/virtualmachines", "machine", "2024-11-01"),
+    ArmType("microsoft.network/networkinterfaces", "network interface", "2024-05-01"),
+    ArmType("microsoft.compute/disks", "disk", "2024-03-02"),
+    ArmType("microsoft.compute/galleries/images/versions", "gallery version", "2024-03-03"),
+    ArmType("microsoft.compute/galleries/images", "gallery definition", "2024-03-03"),
+    ArmType("microsoft.compute/galleries", "gallery", "2024-03-03"),
+    ArmType("microsoft.compute/snapshots", "snapshot", "2024-03-02"),
+    ArmType("microsoft.network/virtualnetworks", "network", "2024-05-01"),
+    ArmType("microsoft.network/natgateways", "NAT gateway", "2024-05-01"),
+    ArmType("microsoft.network/networksecuritygroups", "security group", "2024-05-01"),
+    ArmType("microsoft.network/publicipaddresses", "address", "2024-05-01"),
+    ArmType("microsoft.compute/proximityplacementgroups", "proximity placement group", "2024-11-01"),
+    ArmType("microsoft.compute/sshpublickeys", "SSH key", "2024-11-01"),
+    ArmType("microsoft.managedidentity/userassignedidentities", "identity", "2023-01-31"),
+    ArmType("microsoft.storage/storageaccounts", ACCOUNT, "2024-01-01"),
 )
 """In the order of removal; then come resources without tags (infra.clouds.azure.untagged), then the groups."""
 ORDER = (*(kind.name for kind in KINDS), *untagged.VERSIONS, "other", GROUP)

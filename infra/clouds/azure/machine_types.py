@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
-from infra.machine import Machine
+from infra.machine import MachineType
 
 DEFAULT = "Standard_D32s_v6"
 BUILDER_DISK_GB = 64
@@ -22,7 +22,7 @@ _TIERS = {32: 4, 64: 6, 128: 10, 256: 15, 512: 20, 1024: 30, 2048: 40, 4096: 50}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size(Machine):
+class Size(MachineType):
     """A machine size. Its vCPUs are hyperthreads, two to a core."""
 
     processor: str

@@ -26,14 +26,14 @@ _GRACE = 600.0
 """Seconds beyond a command's own timeout for the agent to start it and report its end."""
 
 
-class CommandError(OperationError):
+class RunCommandError(OperationError):
     """A command inside a machine failed. The message has the end of its output."""
 
 
 def run(machine: RunningMachine, name: str, location: str, script: str, seconds: int) -> str:
     """Run a script as root inside a machine. Returns its last 4 KB of output, which is all that Azure keeps.
 
-    Raises CommandError when it fails or takes longer than `seconds`.
+    Raises RunCommandError when it fails or takes longer than `seconds`.
     """
     # A new name each time: Azure does not run a command again under an existing name.
     path = f"{machine.id}/runCommands/{name}-{time.time_ns() // 1_000_000_000}"
@@ -46,14 +46,14 @@ def run(machine: RunningMachine, name: str, location: str, script: str, seconds:
         view.clear()
         view.update(found.get("instanceView") or {})
         if found.get("provisioningState") == "Failed" and view.get("executionState") not in _OVER:
-            raise CommandError(f"{name}: the machine's agent could not run it: {view.get('executionMessage', '')}")
+            raise RunCommandError(f"{name}: the machine's agent could not run it: {view.get('executionMessage', '')}")
         return view.get("executionState") in _OVER
 
     machine.until(f"{name} on {machine.id.rpartition('/')[2]}", seconds + _GRACE, over)
     output = str(view.get("output") or "").strip()
     if view["executionState"] != "Succeeded" or view.get("exitCode", 0) != 0:
         state = f"{name}: {view['executionState']}, exit code {view.get('exitCode', '?')}"
-        raise CommandError("\n".join(filter(None, (state, output, str(view.get("error") or "").strip()))))
+        raise RunCommandError("\n".join(filter(None, (state, output, str(view.get("error") or "").strip()))))
     return output
 
 
@@ -63,19 +63,19 @@ class CommandProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
-        machine = RunningMachine(props["machine"], operation.Watch().check)
+        machine = RunningMachine(props["machine"], operation.CancellationWatch().check)
         try:
             if props["builder"]:
                 machine.start()  # an earlier `up` may have stopped it; its bootstrap runs again
             output = run(machine, props["name"], props["location"], props["script"], int(props["seconds"]))
             found = re.search(props["wanted"], output)
             if found is None:
-                raise CommandError(f"{props['name']}: no {props['wanted']} in its output: {output[-400:]}")
+                raise RunCommandError(f"{props['name']}: no {props['wanted']} in its output: {output[-400:]}")
         except (OperationError, UsageError) as error:
             if not props["builder"]:
                 raise
             stopped = stop_after_failure(machine.id)
-            raise CommandError(f"{error}\n{stopped}; the next `up` starts it and tries again") from None
+            raise RunCommandError(f"{error}\n{stopped}; the next `up` starts it and tries again") from None
         return CreateResult(id_=f"{props['machine']}/{props['name']}", outs={**props, "output": found.group()})
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clouds.local import base_image, cgroup, ids, paths, rootfs, system_command
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 
 DEADLINE = 1800.0
@@ -59,7 +59,7 @@ class Bake:
     def run(self) -> None:
         """Bake, seal and put the image into the cache. The builder is removed, even after an error."""
         base_key = base_image.key()
-        builder = Machine(self.stack, BUILDER, paths.build(self.stack, self.image))
+        builder = NspawnMachine(self.stack, BUILDER, paths.build(self.stack, self.image))
         builder.remove()  # a killed bake may have left one
         try:
             self._make_base(base_key, builder.directory / "base")
@@ -94,15 +94,15 @@ class Bake:
         text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
         rootfs.write(root, HOST_ENV, text, mode=0o600)
 
-    def _check_schema(self, builder: Machine) -> None:
+    def _check_schema(self, builder: NspawnMachine) -> None:
         """Validate the user data with the builder's own cloud-init before booting."""
         rootfs.write(builder.root, "var/tmp/user-data", self.user_data)
         try:
             builder.run_inside(["/usr/bin/cloud-init", "schema", "--config-file", "/var/tmp/user-data"])
-        except system_command.CommandError as error:
+        except system_command.SystemCommandError as error:
             raise OperationError(f"bootstrap/cloud-config.yaml: cloud-init does not accept it: {error}") from None
 
-    def _wait(self, builder: Machine) -> dict[str, Any]:
+    def _wait(self, builder: NspawnMachine) -> dict[str, Any]:
         """Follow the bootstrap until it has recorded success; returns its image.json."""
         seen, began = 0, time.monotonic()
         while True:
@@ -122,7 +122,7 @@ class Bake:
             self._check_time(builder, events, time.monotonic() - began)
             time.sleep(0.2)
 
-    def _check_time(self, builder: Machine, events: list[dict[str, Any]], waited: float) -> None:
+    def _check_time(self, builder: NspawnMachine, events: list[dict[str, Any]], waited: float) -> None:
         last = f"step {events[-1]['step']}" if events else "nothing: cloud-init did not start the bootstrap"
         if not builder.is_alive():
             raise OperationError(f"{BUILDER}: died during {last}: {builder.console_tail(5)}")
@@ -131,7 +131,7 @@ class Bake:
                 f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}"
             )
 
-    def _keep(self, builder: Machine, base_key: str, record: dict[str, Any]) -> None:
+    def _keep(self, builder: NspawnMachine, base_key: str, record: dict[str, Any]) -> None:
         """Move the layer into the cache. image.json is written last: without it the folder is no image."""
         target = paths.images() / self.image
         if target.exists():

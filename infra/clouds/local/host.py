@@ -12,7 +12,7 @@ from infra.clouds.local import base_image, cgroup, ids, image, network, paths, s
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
 from infra.errors import UsageError
-from infra.machine import Machine
+from infra.machine import MachineType
 
 TOOLS = {
     **{"systemd-nspawn": "systemd-container", "ip": "iproute2", "ssh-keygen": "openssh-client"},
@@ -28,10 +28,10 @@ DEFAULTS = ("default", "0.0.0.0/1", "128.0.0.0/1")
 """Destinations of a default route; VPNs often use the two halves."""
 
 
-def machine(settings: Settings) -> Machine:
+def machine(settings: Settings) -> MachineType:
     """A node's machine: what the settings ask for, at most what this machine has."""
     cores = min(settings.local.cpus, os.cpu_count() or 1)
-    return Machine(name="a machine on this host", cores=cores, memory_gb=settings.local.memory_mb / 1024)
+    return MachineType(name="a machine on this host", cores=cores, memory_gb=settings.local.memory_mb / 1024)
 
 
 def check_machine() -> None:

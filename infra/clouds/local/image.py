@@ -74,7 +74,7 @@ def remove(image: str) -> None:
 
 
 @contextmanager
-def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
+def _one_bake_at_a_time(watch: operation.CancellationWatch) -> Iterator[None]:
     """Two stacks that want the same image bake it once: the second waits."""
     waiting = False
     with ExitStack() as held:
@@ -82,7 +82,7 @@ def _one_bake_at_a_time(watch: operation.Watch) -> Iterator[None]:
             try:
                 held.enter_context(operation.lock(paths.images(), alone=True, timeout=0.1))
                 break
-            except operation.Busy:
+            except operation.LockBusy:
                 if not waiting:
                     say("image: another stack is baking; waiting for it")
                 waiting = True
@@ -95,7 +95,7 @@ class ImageProvider(PlainProvider):
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         stack, image = props["stack"], props["image"]
-        watch = operation.Watch()
+        watch = operation.CancellationWatch()
         paths.close()
         with operation.lock(paths.stack(stack)):
             if record(image) is None:

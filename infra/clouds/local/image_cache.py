@@ -62,7 +62,7 @@ def unused() -> list[str]:
 
 
 def prune() -> list[str]:
-    """Remove what no stack uses; a base stays while an image needs it. Raises Busy while a stack is baking."""
+    """Remove what no stack uses; a base stays while an image needs it. Raises LockBusy while a stack is baking."""
     with operation.lock(paths.images(), alone=True, timeout=1.0):  # bakes hold it; theirs is a base without an image
         removed = unused()
         doomed, bases = _doomed()

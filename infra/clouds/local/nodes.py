@@ -12,7 +12,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 
 from infra.clouds.dynamic_provider import PlainProvider
 from infra.clouds.local import bake, cgroup, image, paths, rootfs, system_command
-from infra.clouds.local.nspawn import Machine
+from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 from infra.state import operation
 
@@ -22,8 +22,8 @@ FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
 LIMITS = ("cpus", "memory_mb")
 
 
-def machine(stack: str, name: str) -> Machine:
-    return Machine(stack, name, paths.node(stack, name))
+def machine(stack: str, name: str) -> NspawnMachine:
+    return NspawnMachine(stack, name, paths.node(stack, name))
 
 
 class NodeProvider(PlainProvider):
@@ -67,11 +67,11 @@ class NodeProvider(PlainProvider):
         paths.tidy(node.stack)
 
 
-def _limit(node: Machine, props: dict[str, Any]) -> None:
+def _limit(node: NspawnMachine, props: dict[str, Any]) -> None:
     cgroup.limit(node.stack, node.name, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
 
 
-def _adopt(node: Machine, props: dict[str, Any]) -> bool:
+def _adopt(node: NspawnMachine, props: dict[str, Any]) -> bool:
     """Whether the wanted node already runs. Raises OperationError if a live one differs from it."""
     if not node.is_alive():
         return False
@@ -84,7 +84,7 @@ def _adopt(node: Machine, props: dict[str, Any]) -> bool:
     return True
 
 
-def _boot(node: Machine, props: dict[str, Any]) -> None:
+def _boot(node: NspawnMachine, props: dict[str, Any]) -> None:
     """Boot a new node; on failure remove everything of it."""
     node.clear()
     try:
@@ -100,7 +100,7 @@ def _boot(node: Machine, props: dict[str, Any]) -> None:
         raise
 
 
-def _personalise(node: Machine, props: dict[str, Any]) -> None:
+def _personalise(node: NspawnMachine, props: dict[str, Any]) -> None:
     """Write what a cloud gives a machine before its boot: its identity, its address and its cloud-init seed.
 
     The host key is made here, so that the host knows the public half without asking the node over the network. The
@@ -120,7 +120,7 @@ def _personalise(node: Machine, props: dict[str, Any]) -> None:
     bake.seed(root, props["user_data"], instance=f"{name}-{time.time_ns()}", name=name)
 
 
-def _host_key(node: Machine) -> str:
+def _host_key(node: NspawnMachine) -> str:
     """The public host key, `TYPE BASE64`, from our own copy, as the node's root may have changed the node's."""
     return " ".join((node.directory / "host_key.pub").read_text().split()[:2])
 

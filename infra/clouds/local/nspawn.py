@@ -47,7 +47,7 @@ _TAIL_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Machine:
+class NspawnMachine:
     """A machine and its directory; `stack` and `name` determine its control group."""
 
     stack: str

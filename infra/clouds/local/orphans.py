@@ -11,7 +11,7 @@ from pathlib import Path
 
 from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import bake, cgroup, firewall, network, owner, paths
-from infra.clouds.local.nspawn import NSPAWN_RUN, Machine
+from infra.clouds.local.nspawn import NSPAWN_RUN, NspawnMachine
 from infra.state import operation
 
 NETWORK = "network"
@@ -105,9 +105,9 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
     return swept
 
 
-def _all_of(stack: str, name: str) -> list[Machine]:
+def _all_of(stack: str, name: str) -> list[NspawnMachine]:
     """The machine of that name; for the builder, one for each build directory."""
     if name != bake.BUILDER:
-        return [Machine(stack, name, paths.node(stack, name))]
+        return [NspawnMachine(stack, name, paths.node(stack, name))]
     builds = sorted((paths.stack(stack) / "build").glob("*"))
-    return [Machine(stack, name, path) for path in builds] or [Machine(stack, name, paths.build(stack, "none"))]
+    return [NspawnMachine(stack, name, path) for path in builds or [paths.build(stack, "none")]]

@@ -14,23 +14,23 @@ from pathlib import Path
 from infra.errors import OperationError
 
 
-class CommandError(OperationError):
+class SystemCommandError(OperationError):
     """A system command failed."""
 
 
 def run(argv: Sequence[str], *, timeout: float = 60.0) -> str:
     """Run `argv` to its end and return its standard output.
 
-    Raises CommandError if the command is missing, fails, or takes longer than `timeout` seconds.
+    Raises SystemCommandError if the command is missing, fails, or takes longer than `timeout` seconds.
     """
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
     except FileNotFoundError:
-        raise CommandError(f"{argv[0]}: command not found") from None
+        raise SystemCommandError(f"{argv[0]}: command not found") from None
     except subprocess.TimeoutExpired:
-        raise CommandError(f"{' '.join(argv)}: no end within {timeout:.0f} s") from None
+        raise SystemCommandError(f"{' '.join(argv)}: no end within {timeout:.0f} s") from None
     if done.returncode != 0:
-        raise CommandError(_failure(argv, done.returncode, done.stderr.strip() or done.stdout.strip()))
+        raise SystemCommandError(_failure(argv, done.returncode, done.stderr.strip() or done.stdout.strip()))
     return done.stdout
 
 
@@ -56,14 +56,14 @@ def run_watched(
             while process.poll() is None:
                 check()
                 if time.monotonic() > deadline:
-                    raise CommandError(f"{argv[0]}: no end within {timeout:.0f} s")
+                    raise SystemCommandError(f"{argv[0]}: no end within {timeout:.0f} s")
                 time.sleep(0.1)
         finally:
             if process.poll() is None:
                 _end(process)
         if process.returncode != 0:
             output.seek(0)
-            raise CommandError(_failure(argv[:1], process.returncode, output.read().strip()))
+            raise SystemCommandError(_failure(argv[:1], process.returncode, output.read().strip()))
 
 
 def in_groups(argv: Sequence[str], joins: Sequence[Path]) -> list[str]:
