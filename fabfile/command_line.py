@@ -45,7 +45,7 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
-class Form:
+class ArgumentForm:
     """For a parameter's annotation: the argument's form in the usage line, where its name says too little."""
 
     text: str
@@ -235,7 +235,7 @@ def _read_hint(hint: Any) -> tuple[type, float | None, str]:
     if typing.get_origin(hint) is typing.Annotated:
         hint, *extras = typing.get_args(hint)
     lowest = next((extra.lowest for extra in extras if isinstance(extra, AtLeast)), None)
-    form = next((extra.text for extra in extras if isinstance(extra, Form)), "")
+    form = next((extra.text for extra in extras if isinstance(extra, ArgumentForm)), "")
     return (hint if hint in (bool, int, float, str) else list), lowest, form
 
 

@@ -36,7 +36,7 @@ def download(backend: Backend, job: str, target: Path) -> None:
     temporary = Path(tempfile.mkdtemp(dir=beside, prefix=".fetch-"))
     try:
         limit = min(announced + _GROWTH, room)
-        taken = backend.fetch(job, sorted(wanted), temporary, limit, Progress(announced))
+        taken = backend.fetch(job, sorted(wanted), temporary, limit, DownloadProgress(announced))
         new = _put(temporary, target, taken)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -99,7 +99,7 @@ def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
     return new
 
 
-class Progress:
+class DownloadProgress:
     """Prints every few seconds how many of `total` bytes have arrived."""
 
     def __init__(self, total: int) -> None:

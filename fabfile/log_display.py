@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Backend, Job, LogRequest, Unreachable
+from fabfile.backends.base import Backend, JobRecord, LogRequest, Unreachable
 from fabfile.output import hint, is_terminal, prefixed, say, width, write
 from fabfile.remote.openssh import MEET, STRANGER
 
@@ -63,7 +63,7 @@ class Shown:
             write("", over=True)
 
 
-def show(backend: Backend, request: LogRequest, every: int | None = 1) -> Job:
+def show(backend: Backend, request: LogRequest, every: int | None = 1) -> JobRecord:
     """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
     After a lost connection it connects again, and no line is lost or printed twice. `every`: see Shown."""
     lost, now = 0.0, request

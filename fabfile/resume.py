@@ -14,7 +14,7 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import NO_MIRROR, Backend, Begun, State, find_job
+from fabfile.backends.base import NO_MIRROR, Backend, Begun, JobState, find_job
 from fabfile.job_file import Resolved, resolve
 from fabfile.output import say
 
@@ -29,7 +29,7 @@ def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> 
     own = backend.begun(found.id)
     if not own.text:
         raise Exit(f"{backend.host}: {own.id} has no job.toml: it cannot be gone on with", code=2)
-    return replace(own, succeeded=found.state == State.SUCCEEDED)
+    return replace(own, succeeded=found.state == JobState.SUCCEEDED)
 
 
 def _mirrored(backend: Backend, url: str, wanted: str, job: str) -> Begun:

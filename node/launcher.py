@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fabfile.launchers import Found, Launch, plans
+from fabfile.launchers import HeadValues, Launch, plans
 from node import scope
 
 
@@ -23,11 +23,11 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start the launcher and return its process; `output` is Popen's stdout, None: that of this process. On every node
     its processes run in the scope `unit` with these systemd properties, so that none outlives the scope. The hostfile
-    and the launcher's SSH command are written into `folder`. `began` as in Found."""
+    and the launcher's SSH command are written into `folder`. `began` as in HeadValues."""
     first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
     interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")
     port = str(scope.free_port(first))
-    found = Found(port=port, interface=interface, began=str(int(began)), folder=str(folder))
+    found = HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder))
     plan = plans.plan(launcher, launch, found)
     (folder / "hostfile").write_text(plan.hostfile)
     scope.ssh_in_scope(folder, unit, properties)

@@ -13,7 +13,7 @@ from program_recorder import run
 from fabfile import job_file, targets
 from fabfile.backends.base import Submission
 from fabfile.backends.ssh import start
-from fabfile.launchers import Found, mpirun
+from fabfile.launchers import HeadValues, mpirun
 from infra.clouds.local import host
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,4 +51,4 @@ def test_the_number_of_nodes_goes_from_the_stack_s_file_to_mpirun(
     nodes = len(cluster.nodes)
     launch = start.launch_of(cluster, Submission(job=job_file.resolve("demo", [], ranks=nodes), nodes=nodes))
     assert mpirun.hostfile(launch.nodes) == "node1:1\nnode2:1\nnode3:1\nnode4:1\n"
-    assert mpirun.argv(launch, Found())[:3] == ["mpirun", "-n", "4"]
+    assert mpirun.argv(launch, HeadValues())[:3] == ["mpirun", "-n", "4"]

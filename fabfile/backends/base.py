@@ -4,8 +4,8 @@ A verb calls only `Backend`. The verb handles options, messages, the job table, 
 the backend decides how a job is started and where its files are.
 
 Errors: a backend raises `Exit` with one line and the verb's exit code (1: it failed, 2: the user can mend it),
-`Unreachable` while a connection may come back, `Busy` if other jobs have the nodes, and `Refused` for files that it
-must not accept.
+`Unreachable` while a connection may come back, `CannotStart` if other jobs have the nodes, and `Refused` for files
+that it must not accept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Unreachable(Exception):
     """The connection failed or was lost; the same request may succeed later. One line."""
 
 
-class Busy(Exception):
+class CannotStart(Exception):
     """The job cannot start now, most often because other jobs have its nodes. One line."""
 
 
@@ -36,7 +36,7 @@ class Refused(Exception):
     """The sender's files are not what was asked for, or there is no room for them: one line that names the file."""
 
 
-class State(StrEnum):
+class JobState(StrEnum):
     """The states of a job. From PENDING to RUNNING to one of the last three, which are final."""
 
     PENDING = "PENDING"
@@ -47,15 +47,15 @@ class State(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        return self not in (State.PENDING, State.RUNNING)
+        return self not in (JobState.PENDING, JobState.RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobRecord:
     """A job's record. Times are seconds of Unix time."""
 
     id: str
-    state: State
+    state: JobState
     nodes: tuple[str, ...]  # names; empty where its record is damaged
     created: float  # when it was submitted, or resumed
     started: float | None = None  # when its first attempt began; a resumed job keeps it
@@ -70,11 +70,11 @@ class Job:
     first_step: float | None = None  # when the first step of the last attempt was done
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Job:
+    def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
         """A job from a mapping with these keys; others are ignored. ValueError for one that is missing or wrong."""
         known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         try:
-            return cls(**{**known, "state": State(record["state"]), "nodes": tuple(record["nodes"])})
+            return cls(**{**known, "state": JobState(record["state"]), "nodes": tuple(record["nodes"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job's record: {error}") from None
 
@@ -147,7 +147,7 @@ class LogPart:
 
     lines: tuple[LogLine, ...] = ()
     cursor: int | None = None  # where to begin after these; None: as before
-    job: Job | None = None  # in the last part: the job as it is then
+    job: JobRecord | None = None  # in the last part: the job as it is then
 
 
 @dataclass(frozen=True)
@@ -207,12 +207,12 @@ class Backend(Protocol):
 
     def prepare(self, submission: Submission) -> None:
         """Copy the training code to where it runs, and check the job against the data there. May be interrupted. Exit 2
-        if the data do not fit the job, Busy if another job has one of the nodes."""
+        if the data do not fit the job, CannotStart if another job has one of the nodes."""
 
     def submit(self, submission: Submission) -> Submitted:
-        """Start a prepared job. Quick, as Ctrl-C waits for it. Raises Busy."""
+        """Start a prepared job. Quick, as Ctrl-C waits for it. Raises CannotStart."""
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[JobRecord]:
         """All jobs, the oldest first; one whose launcher has died is FAILED."""
 
     def begun(self, job: str) -> Begun:
@@ -255,7 +255,7 @@ class Backend(Protocol):
         """Text from a job's best or newest model as it is made; last, how the program ended."""
 
 
-def find(jobs: Sequence[Job], wanted: str) -> Job | None:
+def find(jobs: Sequence[JobRecord], wanted: str) -> JobRecord | None:
     """The job with this id or number, or the `latest`, of jobs ordered by number; None if there is none."""
     if wanted == LATEST:
         return jobs[-1] if jobs else None
@@ -263,7 +263,7 @@ def find(jobs: Sequence[Job], wanted: str) -> Job | None:
     return next((job for job in jobs if job.id == wanted), numbered[-1] if numbered else None)
 
 
-def find_job(backend: Backend, wanted: str) -> Job:
+def find_job(backend: Backend, wanted: str) -> JobRecord:
     """A cluster's job by its id, its number or `latest`; Exit 2, with the list of jobs, if there is none."""
     jobs = backend.jobs()
     found = find(jobs, wanted)

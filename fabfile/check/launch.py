@@ -34,7 +34,7 @@ CLEAN_S = 10.0
 
 
 @dataclass
-class Run:
+class ProbeRun:
     """The outcome of one probe on all nodes."""
 
     events: list[Event] = field(default_factory=list)
@@ -53,22 +53,24 @@ class Run:
 Sessions = Mapping[str, Session]
 
 
-def hello(cluster: SshCluster, sessions: Sessions) -> Run:
+def hello(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
     """Every node prints its name: does mpirun reach all nodes?"""
     return _launch(cluster, sessions, probe=["sh", "-c", HELLO], seconds=HELLO_S)
 
 
-def network(cluster: SshCluster, sessions: Sessions) -> Run:
+def network(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
     """Measure every link, and an all-reduce over all nodes."""
     probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
     return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
 
 
-def _launch(cluster: SshCluster, sessions: Sessions, *, probe: list[str], seconds: int, beats: bool = False) -> Run:
+def _launch(
+    cluster: SshCluster, sessions: Sessions, *, probe: list[str], seconds: int, beats: bool = False
+) -> ProbeRun:
     """Run a probe on all nodes, see node/probes/launch.py. `beats`: its ranks regularly print that they are alive."""
     name = f"check-{secrets.token_hex(4)}"
     spec = {"id": name, "cluster": to_object(cluster), "seconds": seconds, "probe": probe}
-    run = Run()
+    run = ProbeRun()
     try:
         running = sessions[cluster.head.name].run("launch", spec, timeout=seconds + 10)
         running.quiet = QUIET_S
@@ -84,7 +86,7 @@ def _launch(cluster: SshCluster, sessions: Sessions, *, probe: list[str], second
     return run
 
 
-def _follow(running: Running, run: Run, *, ranks: int, beats: bool) -> None:
+def _follow(running: Running, run: ProbeRun, *, ranks: int, beats: bool) -> None:
     """Read the job's events to its end, or until a rank has failed or is silent."""
     seen: dict[int, float] = {}
     silent_at: dict[int, float] = {}

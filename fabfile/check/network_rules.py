@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fabfile.check.launch import ENOUGH, GLOO_S, Run
+from fabfile.check.launch import ENOUGH, GLOO_S, ProbeRun
 from fabfile.check.node_rules import AGAIN
 from fabfile.check.verdict import Fact, Problem, Verdict, judge, some
 from infra.inventory import SshCluster
@@ -38,7 +38,7 @@ def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdi
     return None
 
 
-def mpirun(cluster: SshCluster, run: Run) -> Verdict:
+def mpirun(cluster: SshCluster, run: ProbeRun) -> Verdict:
     """Whether every node printed its name."""
     names = [node.name for node in cluster.nodes]
     answered = {names[event["rank"]] for event in run.of("hello")}
@@ -57,7 +57,7 @@ def mpirun(cluster: SshCluster, run: Run) -> Verdict:
     return judge("mpirun", problems, f"{len(names)} of {len(names)} nodes answer, started over SSH from {names[0]}")
 
 
-def network(cluster: SshCluster, run: Run) -> Verdict:
+def network(cluster: SshCluster, run: ProbeRun) -> Verdict:
     """The verdict on the links and the all-reduce."""
     names = [node.name for node in cluster.nodes]
     results = run.of("result")
@@ -92,7 +92,7 @@ def slow_links(names: Sequence[str], links: Sequence[Sequence[float | None]]) ->
     return [Problem("fail" if worst < BAD * best else "warn", text, look)]
 
 
-def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
+def broken_off(cluster: SshCluster, names: Sequence[str], run: ProbeRun) -> Problem:
     """Why there is no result: a silent rank, else the link in use at the time."""
     phases = {int(event["rank"]): event["phase"] for event in run.events if "phase" in event}
     if run.silent:
@@ -114,7 +114,7 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: Run) -> Problem:
     return Problem("fail", text[:300], f"open all TCP ports between the nodes (gloo waits {GLOO_S} s), then fab check")
 
 
-def left_over(run: Run) -> list[Problem]:
+def left_over(run: ProbeRun) -> list[Problem]:
     """A warning for each node that could not be cleaned up."""
     text = "{} could not be cleaned up ({}): its systemd ends the rest by itself"
     return [Problem("warn", text.format(*item), f"fab ssh {item[0]}") for item in sorted(run.left_over.items())]

@@ -32,7 +32,7 @@ Problems = Iterable[Problem]
 
 
 @dataclass(frozen=True)
-class Rule:
+class NodeRule:
     """How one fact is judged."""
 
     check: str
@@ -247,15 +247,17 @@ def _good_ports(values: Values, where: str) -> str:
 
 
 RULES = {
-    "reach": Rule("reach", lambda _, where: f"SSH from here to {where}, host keys verified"),
-    "clock": Rule("clock", _good_clock, clock),
-    "record": Rule("versions", _good_versions, versions),
-    "disk": Rule("disk", _good_disk, disk),
-    "memory": Rule("memory", _good_memory, memory),
-    "tcmalloc": Rule("tcmalloc", lambda v, w: f"{_first(v)['library'].rpartition('/')[2]} is loaded on {w}", tcmalloc),
-    "cpu": Rule("bf16", lambda values, where: f"computed by {kind(_first(values))} on {where}", bf16),
-    "names": Rule("names", lambda _, where: f"names and addresses of all nodes agree on {where}", names),
-    "ports": Rule("ports", _good_ports, ports),
-    "ssh": Rule("ssh", _good_ssh, lambda _, values: pairs(values, JOIN)),
+    "reach": NodeRule("reach", lambda _, where: f"SSH from here to {where}, host keys verified"),
+    "clock": NodeRule("clock", _good_clock, clock),
+    "record": NodeRule("versions", _good_versions, versions),
+    "disk": NodeRule("disk", _good_disk, disk),
+    "memory": NodeRule("memory", _good_memory, memory),
+    "tcmalloc": NodeRule(
+        "tcmalloc", lambda v, w: f"{_first(v)['library'].rpartition('/')[2]} is loaded on {w}", tcmalloc
+    ),
+    "cpu": NodeRule("bf16", lambda values, where: f"computed by {kind(_first(values))} on {where}", bf16),
+    "names": NodeRule("names", lambda _, where: f"names and addresses of all nodes agree on {where}", names),
+    "ports": NodeRule("ports", _good_ports, ports),
+    "ssh": NodeRule("ssh", _good_ssh, lambda _, values: pairs(values, JOIN)),
 }
 """The facts that get a line of their own; the fact `launch` is judged with mpirun."""

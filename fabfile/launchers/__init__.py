@@ -56,7 +56,7 @@ class Launch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class HeadValues:
     """Values that only the head knows, at the job's start; the defaults are their variables in a dry run."""
 
     port: str = "$MASTER_PORT"  # a free port
@@ -65,12 +65,12 @@ class Found:
     folder: str = "$FOLDER"  # the folder of this attempt's hostfile and SSH command
 
 
-_VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(Found))
+_VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(HeadValues))
 _OPEN = re.compile(rf"({_VARIABLES})(?![A-Za-z0-9_])|~/")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LaunchPlan:
     """The command that runs on the head, its environment and its hostfile."""
 
     argv: list[str]
@@ -86,7 +86,7 @@ class Plan:
         return f"set -a; . {RUNTIME}; set +a; unset LD_PRELOAD; {exports}; exec {shlex.join(self.argv)}"
 
 
-def rank_environment(launch: Launch, found: Found) -> dict[str, str]:
+def rank_environment(launch: Launch, found: HeadValues) -> dict[str, str]:
     """The environment of every rank. Each node adds its own part: see node/job/rank_wrapper.py."""
     environment = {
         "TRAINYARD_JOB": launch.id,
@@ -131,7 +131,7 @@ def nodes_from_text(text: str) -> tuple[Node, ...]:
     return tuple(Node(**entry) for entry in json.loads(text))
 
 
-def shown(plan: Plan) -> str:
+def shown(plan: LaunchPlan) -> str:
     """A plan for a person to read."""
     lines = ["# the launcher's environment on the head, after " + RUNTIME]
     lines += [f"{key}={_quoted(value)}" for key, value in plan.environment.items()]
@@ -151,8 +151,8 @@ def _broken(argv: list[str]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a word for a shell that a person pastes it into. Variables of `Found` and a leading `~/` stay unquoted; all
-    else is quoted, other variables too. The head runs Plan.shell, in which these are already filled in."""
+    """Quote a word for a shell that a person pastes it into. Variables of `HeadValues` and a leading `~/` stay
+    unquoted; all else is quoted, other variables too. The head runs LaunchPlan.shell, in which these are filled in."""
     before = _OPEN.match(text)
     if before is None:
         return shlex.quote(text)

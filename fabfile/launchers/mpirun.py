@@ -9,15 +9,15 @@ does these, under torchrun too; it pins a rank to the cores of a NUMA node that 
 
 from __future__ import annotations
 
-from fabfile.launchers import VENV, Found, Launch, Plan, rank_argv, rank_environment
+from fabfile.launchers import VENV, HeadValues, Launch, LaunchPlan, rank_argv, rank_environment
 from infra.inventory import Node
 
 _TREE = 16  # mpirun's default number of nodes that one node starts; it starts more through other nodes
 
 
-def plan(launch: Launch, found: Found) -> Plan:
+def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
     """The plan for any number of nodes."""
-    return Plan(argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.nodes))
+    return LaunchPlan(argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.nodes))
 
 
 def hostfile(nodes: tuple[Node, ...]) -> str:
@@ -25,7 +25,7 @@ def hostfile(nodes: tuple[Node, ...]) -> str:
     return "".join(f"{node.name}:{node.slots}\n" for node in nodes)
 
 
-def environment(launch: Launch, found: Found) -> dict[str, str]:
+def environment(launch: Launch, found: HeadValues) -> dict[str, str]:
     """For mpirun itself and its helper on each node."""
     values = {
         "PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin",
@@ -40,7 +40,7 @@ def environment(launch: Launch, found: Found) -> dict[str, str]:
     return values
 
 
-def argv(launch: Launch, found: Found) -> list[str]:
+def argv(launch: Launch, found: HeadValues) -> list[str]:
     """mpirun's command line: its options, the ranks' environment, the program."""
     words = ["mpirun", "-n", str(launch.ranks)]
     slots = {node.slots for node in launch.nodes}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fabfile.launchers import Found, Launch, Plan, mpirun, torchrun
+from fabfile.launchers import HeadValues, Launch, LaunchPlan, mpirun, torchrun
 
 _PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan}
 
 
-def plan(launcher: str, launch: Launch, found: Found) -> Plan:
+def plan(launcher: str, launch: Launch, found: HeadValues) -> LaunchPlan:
     """The plan of the launcher of this name."""
     return _PLANS[launcher](launch, found)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fabfile.launchers import VENV, Found, Launch, LaunchError, Plan, rank_argv, rank_environment
+from fabfile.launchers import VENV, HeadValues, Launch, LaunchError, LaunchPlan, rank_argv, rank_environment
 
 
-def plan(launch: Launch, found: Found) -> Plan:
+def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
     """The plan for one node; LaunchError for more."""
     if len(launch.nodes) != 1:
         raise LaunchError(f"torchrun is for one node, not for {len(launch.nodes)}: add --nodes 1, or use mpirun")
@@ -14,4 +14,4 @@ def plan(launch: Launch, found: Found) -> Plan:
     argv = [f"{VENV}/python", "-m", "torch.distributed.run", *options, *rank_argv(launch)]
     # The ranks inherit torchrun's environment.
     environment = {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
-    return Plan(argv=argv, environment=environment)
+    return LaunchPlan(argv=argv, environment=environment)

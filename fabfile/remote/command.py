@@ -78,7 +78,7 @@ class TooMuch(Exception):
     """A command printed more than MOST characters of an output that is needed whole."""
 
 
-class Lines:
+class LineSplitter:
     """Split bytes into lines. With `on_line` keep only the last TAIL characters; without it all, up to MOST."""
 
     def __init__(self, on_line: Callable[[str], None] | None) -> None:
@@ -145,7 +145,7 @@ def follow(
     def each(stream: str) -> Callable[[str], None] | None:
         return (lambda line: on_line(node, stream, line)) if on_line else None
 
-    out, err = Lines(each("stdout")), Lines(each("stderr"))
+    out, err = LineSplitter(each("stdout")), LineSplitter(each("stderr"))
     reason = ""
     try:
         for out_data, err_data in parts(channel, timeout, quiet):
@@ -161,7 +161,7 @@ def follow(
 def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Result, None, None]:
     """Yield a started command's stdout as it comes, then its Result, which has the end of stderr. Give the command
     up after `quiet` seconds without a byte."""
-    out, err = Lines(None), Lines(lambda line: None)
+    out, err = LineSplitter(None), LineSplitter(lambda line: None)
     reason = ""
     try:
         for out_data, err_data in parts(channel, None, quiet):
@@ -173,7 +173,7 @@ def stream(node: str, channel: Channel, *, quiet: float) -> Generator[bytes | Re
     yield _result(node, channel, reason, out, err)
 
 
-def _result(node: str, channel: Channel, reason: str, out: Lines, err: Lines) -> Result:
+def _result(node: str, channel: Channel, reason: str, out: LineSplitter, err: LineSplitter) -> Result:
     """The result of a command whose output has ended, or that was given up for `reason`."""
     for lines in (out, err):
         lines.feed(b"", final=True)

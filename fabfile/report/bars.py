@@ -8,7 +8,7 @@ from statistics import median_high
 
 from fabfile.report import numbers
 from fabfile.report.curves import COLOURS
-from fabfile.report.run import PARTS, Run
+from fabfile.report.run import PARTS, JobRun
 
 NAMES = {
     "compute": ("computing", "forward, backward, update"),
@@ -35,7 +35,7 @@ class Piece:
     """Whether the text also fits on a narrow screen."""
 
 
-def parts(run: Run) -> dict[str, float]:
+def parts(run: JobRun) -> dict[str, float]:
     """Seconds of the job by part; time outside the measured parts of its steps is `other`."""
     found = {name: run.totals.get(name, 0.0) for name in PARTS}
     rest = sum(seconds for name, seconds in run.totals.items() if name not in PARTS)
@@ -44,7 +44,7 @@ def parts(run: Run) -> dict[str, float]:
     return {name: seconds for name, seconds in {**found, "other": rest}.items() if seconds > 0}
 
 
-def time_bars(runs: Sequence[Run]) -> list[tuple[Run, float, list[Piece]]]:
+def time_bars(runs: Sequence[JobRun]) -> list[tuple[JobRun, float, list[Piece]]]:
     """(run, width of its bar in per cent of the longest, its pieces); empty if no time is known."""
     found = [parts(run) for run in runs]
     longest = max((sum(one.values()) for one in found), default=0.0)
@@ -56,7 +56,7 @@ def time_bars(runs: Sequence[Run]) -> list[tuple[Run, float, list[Piece]]]:
     ]
 
 
-def time_rows(bars: Sequence[tuple[Run, float, list[Piece]]]) -> list[tuple[str, list[str]]]:
+def time_rows(bars: Sequence[tuple[JobRun, float, list[Piece]]]) -> list[tuple[str, list[str]]]:
     """(part, cells) of every part that a run spent time on: each run's time and share."""
     rows = []
     for part in NAMES:
@@ -74,7 +74,7 @@ def _piece(of_run: dict[str, float], part: str, longest: float) -> Piece:
     return Piece(part, of_run[part], share, text if fits else "", fits_phone)
 
 
-def node_bars(runs: Sequence[Run]) -> list[tuple[str, str, float, str]]:
+def node_bars(runs: Sequence[JobRun]) -> list[tuple[str, str, float, str]]:
     """(label, colour, width in per cent of the fastest, text) of each node's typical speed, on one scale."""
     speeds = [(run, name, typical(series)) for run in runs for name, series in run.node_speeds().items()]
     fastest = max((speed for _, _, speed in speeds), default=0.0)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from fabfile.report import numbers
-from fabfile.report.run import Run
+from fabfile.report.run import JobRun
 
 MOST_DOTS = 30
 """More dots than this are drawn as one bold line."""
@@ -27,7 +27,7 @@ _NAMED_MARKS = 4
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """A line of a chart."""
 
     name: str
@@ -70,7 +70,7 @@ class Chart:
 
     title: str
     unit: str
-    lines: Sequence[Line]
+    lines: Sequence[ChartLine]
     form: Callable[[float | None], str] = numbers.plain
     """Formats a value."""
     from_zero: bool = False
@@ -169,7 +169,7 @@ class Drawing:
             found.append((self.x(start), max(0.5, self.x(end) - self.x(start)), "\n".join(texts)))
         return found
 
-    def names(self) -> list[tuple[float, Line, str]]:
+    def names(self) -> list[tuple[float, ChartLine, str]]:
         """(top, line, last value): the lines' names at their ends, moved apart where two would overlap."""
         near = self._left + 0.98 * (self._right - self._left)
         lines = [
@@ -189,7 +189,7 @@ class Drawing:
         return [(top, line, self.chart.form(line.points[-1][1])) for top, line in zip(tops, lines, strict=True)]
 
 
-def _value_at(line: Line, x: float, start: float, end: float) -> float | None:
+def _value_at(line: ChartLine, x: float, start: float, end: float) -> float | None:
     """The value of the line's point nearest to x, if it is at x or between start and end."""
     xs = [place for place, _ in line.points]
     index = bisect_left(xs, x)
@@ -197,7 +197,7 @@ def _value_at(line: Line, x: float, start: float, end: float) -> float | None:
     return min(near, key=lambda point: abs(point[0] - x))[1] if near else None
 
 
-def chart_data(runs: Sequence[Run], charts: Sequence[Chart]) -> dict[str, Any]:
+def chart_data(runs: Sequence[JobRun], charts: Sequence[Chart]) -> dict[str, Any]:
     """{"x": unit, "units": [[unit, name], ...], "runs": [...], "charts": [...]}; a unit is step, time or tokens."""
     known = [_along(run) for run in runs]
     drawn = [
@@ -215,7 +215,7 @@ def chart_data(runs: Sequence[Run], charts: Sequence[Chart]) -> dict[str, Any]:
     return {"x": "step", "units": units, "runs": known, "charts": drawn}
 
 
-def _along(run: Run) -> dict[str, list[float]]:
+def _along(run: JobRun) -> dict[str, list[float]]:
     """For each known step the seconds of training until then (restarts and pauses left out) and the tokens."""
     found: dict[str, list[float]] = {"step": [], "time": [], "tokens": []}
     total, before = 0.0, 0.0
@@ -232,7 +232,7 @@ def _along(run: Run) -> dict[str, list[float]]:
     return found
 
 
-def _line(line: Line, steps: Sequence[float]) -> dict[str, Any]:
+def _line(line: ChartLine, steps: Sequence[float]) -> dict[str, Any]:
     """Its points as "y" alone where they are at all of its run's steps, which the page has once."""
     points = [(_short(x), _short(y)) for x, y in (line.steps or line.points)]
     at_steps = [x for x, _ in points] == list(steps)

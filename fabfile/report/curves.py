@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from fabfile.report import numbers
-from fabfile.report.chart import Chart, Line, Mark
-from fabfile.report.run import Point, Run
+from fabfile.report.chart import Chart, ChartLine, Mark
+from fabfile.report.run import JobRun, Point
 from node.run_data import number
 
 COLOURS = "abcdef"
@@ -28,24 +28,24 @@ Points = Sequence[tuple[float, float]]
 class Axis:
     """The x axis: steps, or tokens if the runs' steps differ in size."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[JobRun]) -> None:
         self.runs = runs
         batches = {run.batch for run in runs}
         self.in_tokens = len(batches) > 1 and None not in batches
         self.name = "tokens" if self.in_tokens else "step"
 
-    def of(self, run: Run, step: float) -> float:
+    def of(self, run: JobRun, step: float) -> float:
         """The place of a run's step on this axis."""
         return step * run.batch if self.in_tokens and run.batch else step
 
-    def line(self, index: int, points: Points, name: str = "", **more: Any) -> Line:
+    def line(self, index: int, points: Points, name: str = "", **more: Any) -> ChartLine:
         """A line from (step, value) of the run with this index; named after its run if there are several."""
         run = self.runs[index]
         placed = [(self.of(run, step), value) for step, value in points]
         of = run.id if len(self.runs) > 1 else ""
-        return Line(name, placed, **{"colour": COLOURS[index]} | more, of=of, run=index, steps=points)
+        return ChartLine(name, placed, **{"colour": COLOURS[index]} | more, of=of, run=index, steps=points)
 
-    def lines(self, value: Callable[[Point], float | None], name: str = "") -> list[Line]:
+    def lines(self, value: Callable[[Point], float | None], name: str = "") -> list[ChartLine]:
         """A line for each run, of its points that have the value."""
         every = [
             [(point.step, found) for point in run.points if (found := value(point)) is not None] for run in self.runs
@@ -59,13 +59,13 @@ class Axis:
         return Mark(self.of(run, step), named, kind, COLOURS[index], run=index, step=step)
 
 
-def charts_of(runs: Sequence[Run]) -> list[Chart]:
+def charts_of(runs: Sequence[JobRun]) -> list[Chart]:
     """The charts that have at least one point, in the page's order."""
     every = [loss(runs), speed(runs), *_small_charts(runs), *(node_use(runs[0]) if len(runs) == 1 else [])]
     return [chart for chart in every if any(line.points for line in chart.lines)]
 
 
-def loss(runs: Sequence[Run]) -> Chart:
+def loss(runs: Sequence[JobRun]) -> Chart:
     """The training loss as lines, the validation loss as dots; ticks where checkpoints were made."""
     axis = Axis(runs)
     lines = []
@@ -85,7 +85,7 @@ def loss(runs: Sequence[Run]) -> Chart:
     return Chart(title="Loss", unit="nats per token", lines=lines, form=numbers.fixed, **also)
 
 
-def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, float] | None]:
+def _without_steep_start(lines: list[ChartLine]) -> tuple[list[ChartLine], tuple[float, float] | None]:
     """The lines without a long run's steep start, which would make the rest of the loss look flat, and (its end, its
     highest value); None if nothing was left out."""
     start = max((line.points[-1][0] for line in lines if line.points), default=0.0) * _STEEP
@@ -99,11 +99,11 @@ def _without_steep_start(lines: list[Line]) -> tuple[list[Line], tuple[float, fl
     return kept, (start, max(early))
 
 
-def speed(runs: Sequence[Run]) -> Chart:
+def speed(runs: Sequence[JobRun]) -> Chart:
     """Tokens per second of each run; of a single run also of each node."""
     axis = Axis(runs)
     nodes = runs[0].node_speeds() if len(runs) == 1 else {}
-    own = [Line(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES) for name, series in nodes.items()]
+    own = [ChartLine(name, series, "quiet", labelled=len(nodes) <= _NAMED_NODES) for name, series in nodes.items()]
     own = own if len(own) > 1 else []
     note = "A node's own speed is that of its computing alone, without waiting for the others." if own else ""
     name = "all nodes" if len(runs) == 1 and len(runs[0].all_nodes) > 1 else ""
@@ -112,7 +112,7 @@ def speed(runs: Sequence[Run]) -> Chart:
     return Chart(title="Speed", unit="tokens per second", lines=lines, form=numbers.count, note=note, **also)
 
 
-def _small_charts(runs: Sequence[Run]) -> list[Chart]:
+def _small_charts(runs: Sequence[JobRun]) -> list[Chart]:
     axis = Axis(runs)
     also: dict[str, Any] = {"from_zero": True, "marks": _restarts(axis), "x_name": axis.name, "height": 150}
     norm, rate = axis.lines(lambda point: point.grad_norm), axis.lines(lambda point: point.lr)
@@ -122,7 +122,7 @@ def _small_charts(runs: Sequence[Run]) -> list[Chart]:
     ]
 
 
-def node_use(run: Run) -> list[Chart]:
+def node_use(run: JobRun) -> list[Chart]:
     """Processor, memory and network use of each node over the time of the run."""
     first = min((rows[0][0] for rows in run.usage.values() if rows), default=0.0)
     start = first if run.started is None else run.started
@@ -135,12 +135,12 @@ def node_use(run: Run) -> list[Chart]:
             seconds = [(row[0] - start, value) for row in rows if (value := row[column]) is not None]
             minutes = [(second / 60, value) for second, value in seconds]
             colour = COLOURS[index] if len(run.usage) <= len(COLOURS) else "quiet"
-            lines.append(Line(node, minutes, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
+            lines.append(ChartLine(node, minutes, colour, labelled=len(run.usage) <= _NAMED_NODES, steps=seconds))
         charts.append(Chart(title=title, unit=unit, lines=lines, **also))
     return charts
 
 
-def saved_steps(run: Run) -> list[float]:
+def saved_steps(run: JobRun) -> list[float]:
     """The steps with a checkpoint: at the job's interval, after its last step, and those on the disk."""
     every = number(run.config.get("checkpoint.every"))
     last = run.last.step
@@ -152,7 +152,7 @@ def saved_steps(run: Run) -> list[float]:
     return sorted(steps)
 
 
-def _has_ticks(runs: Sequence[Run]) -> bool:
+def _has_ticks(runs: Sequence[JobRun]) -> bool:
     """Whether the checkpoints are few enough for separate ticks."""
     return 0 < max(len(saved_steps(run)) for run in runs) <= _MOST_TICKS
 

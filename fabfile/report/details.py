@@ -11,14 +11,14 @@ from fabfile.output import gigabytes
 from fabfile.report import numbers
 from fabfile.report.curves import saved_steps
 from fabfile.report.load import dict_of
-from fabfile.report.run import Machine, Run
+from fabfile.report.run import JobRun, NodeFacts
 from node.run_data import number
 
 _FEATURES = ("amx", "avx512_bf16", "avx512")
 _SOFTWARE_FIRST = ("torch", "ipex", "accelerate", "oneccl_bind_pt", "impi", "tcmalloc", "python")
 _SYSTEM_LAST = ("os", "kernel", "cloud-init")
 _UNIMPORTANT = ("run.name", "run.directory")
-_RESULTS: tuple[tuple[str, Callable[[Run], float | None], Callable[[float | None], str]], ...] = (
+_RESULTS: tuple[tuple[str, Callable[[JobRun], float | None], Callable[[float | None], str]], ...] = (
     ("duration", lambda run: run.duration, numbers.span),
     ("steps", lambda run: run.last.step if run.points else None, numbers.plain),
     ("tokens", lambda run: run.tokens if run.points else None, numbers.count),
@@ -32,14 +32,14 @@ _RESULTS: tuple[tuple[str, Callable[[Run], float | None], Callable[[float | None
 )
 
 
-def origin(run: Run) -> list[str]:
+def origin(run: JobRun) -> list[str]:
     """The run's nodes, time and precision, as far as known."""
     begun = numbers.moment(run.started) if run.started is not None else ""
     going = f", still under way at {numbers.moment(run.now)}" if begun and run.ended is None else ""
     return [part for part in (_nodes(run), begun + going, f"in {run.precision}" if run.precision else "") if part]
 
 
-def _nodes(run: Run) -> str:
+def _nodes(run: JobRun) -> str:
     """3 nodes (node1, node2, node3), 3 ranks, at the end without node3"""
     every = run.all_nodes
     if not every:
@@ -51,7 +51,7 @@ def _nodes(run: Run) -> str:
     return f"{len(every)} {'node' if len(every) == 1 else 'nodes'} ({names}){ranks}{lost}"
 
 
-def tiles(run: Run) -> list[tuple[str, str, str]]:
+def tiles(run: JobRun) -> list[tuple[str, str, str]]:
     """(name, figure, detail) of the main figures."""
     share, best = run.peak_share, ""
     if run.best is not None:
@@ -71,12 +71,12 @@ def tiles(run: Run) -> list[tuple[str, str, str]]:
     ]
 
 
-def job_file_link(run: Run) -> str:
+def job_file_link(run: JobRun) -> str:
     """A data: link with the job file in it, so that the page is self-contained."""
     return "data:application/toml;charset=utf-8," + quote(run.job_toml.encode("utf-8", "replace"), safe="")
 
 
-def checkpoints(run: Run) -> str:
+def checkpoints(run: JobRun) -> str:
     """How many checkpoints were made, and which are still there."""
     made, every = saved_steps(run), run.config.get("checkpoint.every")
     if not made:
@@ -90,9 +90,9 @@ def checkpoints(run: Run) -> str:
     return " ".join(sentences)
 
 
-def machines(run: Run) -> tuple[list[str], list[list[str]]]:
+def machines(run: JobRun) -> tuple[list[str], list[list[str]]]:
     """(names, rows of a property and its values): a column for each node; equal nodes share one."""
-    groups: dict[str, list[Machine]] = {}
+    groups: dict[str, list[NodeFacts]] = {}
     for machine in run.machines:
         if not machine.reason:
             groups.setdefault(repr(_properties(machine)), []).append(machine)
@@ -103,7 +103,7 @@ def machines(run: Run) -> tuple[list[str], list[list[str]]]:
     return [", ".join(n) if len(n) <= 3 else f"{n[0]} … {n[-1]} ({len(n)} alike)" for n in names], rows
 
 
-def _properties(machine: Machine) -> dict[str, str]:
+def _properties(machine: NodeFacts) -> dict[str, str]:
     ready, cpu = machine.ready, dict_of(machine.ready, "cpu")
     features = " ".join(name for name in _FEATURES if cpu.get(name) is True)
     cores = f"{cpu['cores']} cores" if cpu.get("cores") else ""
@@ -119,7 +119,7 @@ def _properties(machine: Machine) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value}
 
 
-def _versions(machine: Machine) -> dict[str, str]:
+def _versions(machine: NodeFacts) -> dict[str, str]:
     """The software of a node: name -> version."""
     return {str(name): str(value) for name, value in dict_of(machine.ready, "versions").items()}
 
@@ -131,7 +131,7 @@ def _order(name: str) -> tuple[int, str]:
     return 50 + _SYSTEM_LAST.index(name) if name in _SYSTEM_LAST else 20, name
 
 
-def log(run: Run) -> list[tuple[str, str, str]]:
+def log(run: JobRun) -> list[tuple[str, str, str]]:
     """(time since the start, who, text) of the log's important lines; a gap is a row with the number left out."""
     start = run.started if run.started is not None else run.notes[0][0] if run.notes else 0.0
     rows = [(_clock(when - start), who, text) for when, who, text in run.notes]
@@ -145,7 +145,7 @@ def _clock(seconds: float) -> str:
     return str(datetime.timedelta(seconds=int(seconds))) if 0 <= seconds < 1e9 else ""
 
 
-def results(runs: Sequence[Run]) -> list[list[str]]:
+def results(runs: Sequence[JobRun]) -> list[list[str]]:
     """Rows of a name and each run's value; for two runs also the change from the first to the second."""
     pair = len(runs) == 2
     rows = [["state", *(run.state.lower() for run in runs), *([""] if pair else [])]]
@@ -156,7 +156,7 @@ def results(runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def differences(runs: Sequence[Run]) -> tuple[list[list[str]], int]:
+def differences(runs: Sequence[JobRun]) -> tuple[list[list[str]], int]:
     """(rows of a key and each run's value, for the keys that differ; the number of keys equal in all runs)."""
     settings = [_settings(run) for run in runs]
     keys = dict.fromkeys(key for one in settings for key in one)
@@ -165,7 +165,7 @@ def differences(runs: Sequence[Run]) -> tuple[list[list[str]], int]:
     return different, len(rows) - len(different)
 
 
-def _settings(run: Run) -> dict[str, str]:
+def _settings(run: JobRun) -> dict[str, str]:
     found = {key: _as_toml(value) for key, value in run.config.items() if key not in _UNIMPORTANT}
     found |= {"nodes": ", ".join(run.all_nodes), "ranks": numbers.plain(run.ranks), "precision taken": run.precision}
     for name in sorted({name for machine in run.machines for name in _versions(machine)}):

@@ -1,4 +1,4 @@
-"""Read runs for a report, from a cluster or from a fetched folder: makes a Run from the output of node/run_data.py.
+"""Read runs for a report, from a cluster or from a fetched folder: makes a JobRun from the output of node/run_data.py.
 Values that are missing or of a wrong type are left out."""
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import Backend
-from fabfile.report.run import Attempt, Machine, Point, Run, Usage, Validation
+from fabfile.report.run import JobRun, JobStart, NodeFacts, Point, Usage, Validation
 from node import run_data
 from node.job.files import OVER
 from node.run_data import number
 
 
-def from_folder(folder: Path) -> Run:
+def from_folder(folder: Path) -> JobRun:
     """The run in a run directory on this machine; Exit 2 if it is none. Only its cluster knows its price."""
     if not (folder / "metrics.jsonl").exists() and not (folder / "job.toml").exists():
         raise Exit(f"{folder}: neither metrics.jsonl nor job.toml is there: this is no run directory", code=2)
     return run_of(run_data.collect(folder.absolute()))
 
 
-def from_cluster(backend: Backend, ids: Sequence[str]) -> list[Run]:
+def from_cluster(backend: Backend, ids: Sequence[str]) -> list[JobRun]:
     """Runs of a cluster by their ids. Exit 2 for an unknown run, 1 if the cluster does not answer."""
     with backend:
         runs, records = backend.run_data(ids), backend.ready_records()
@@ -36,18 +36,18 @@ def from_cluster(backend: Backend, ids: Sequence[str]) -> list[Run]:
     return [run_of(run, machines, {node.name: node.ranks for node in nodes}, nodes[0].usd_per_hour) for run in runs]
 
 
-def _machine(name: str, record: object) -> Machine:
+def _machine(name: str, record: object) -> NodeFacts:
     if isinstance(record, Exception):
-        return Machine(name, {}, str(record))
-    return Machine(name, record if isinstance(record, dict) else {})
+        return NodeFacts(name, {}, str(record))
+    return NodeFacts(name, record if isinstance(record, dict) else {})
 
 
 def run_of(
     answer: Mapping[str, Any],
-    machines: Sequence[Machine] = (),
+    machines: Sequence[NodeFacts] = (),
     slots: Mapping[str, int] | None = None,
     node_usd: float | None = None,
-) -> Run:
+) -> JobRun:
     """The run in the output `answer`. `slots`: ranks by node, if known; `node_usd`: a node's price per hour."""
     state, spec, log = dict_of(answer, "state"), dict_of(answer, "spec"), dict_of(answer, "log")
     metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
@@ -60,7 +60,7 @@ def run_of(
     last = first_number(log.get("last"), points[-1].time if points else None)
     samples = [one for one in _dicts(answer.get("samples")) if one.get("text")]
     job_toml = str(answer.get("job_toml") or "")
-    return Run(
+    return JobRun(
         id=str(answer.get("id")),
         state=name,
         reason=str(state.get("reason") or ""),
@@ -123,16 +123,16 @@ def _validations(entries: object) -> tuple[Validation, ...]:
     )
 
 
-def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[Attempt, ...]:
+def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[JobStart, ...]:
     """From lines such as `attempt 2: 2 ranks on node1, node3`. A restart continued from the last earlier step in the
     metrics: steps done again have replaced their old lines."""
-    found: list[Attempt] = []
+    found: list[JobStart] = []
     for row in _rows(log.get("attempts")):
         when, text = number(row[0]) or 0.0, row[3]
         before = [point.step for point in points if point.time is not None and point.time < when]
         after = any(point.time is not None and point.time >= when for point in points)
         nodes = tuple(name for name in re.split(r",\s*", text.rpartition(" on ")[2]) if name)
-        found.append(Attempt(when, nodes, before[-1] if found and before and after else None))
+        found.append(JobStart(when, nodes, before[-1] if found and before and after else None))
     return tuple(found)
 
 

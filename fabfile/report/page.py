@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fabfile.report import bars, curves, details, numbers
 from fabfile.report.chart import Drawing, chart_data
-from fabfile.report.run import Run
+from fabfile.report.run import JobRun
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -43,7 +43,7 @@ def _environment() -> Environment:
     return environment
 
 
-def render(runs: Sequence[Run], *, refresh: int = 0) -> str:
+def render(runs: Sequence[JobRun], *, refresh: int = 0) -> str:
     """The HTML text. If `refresh` is above 0, the browser reloads it every `refresh` seconds."""
     style, scripts = ([(_FOLDER / name).read_text(encoding="utf-8") for name in files] for files in (_STYLES, _SCRIPTS))
     charts = curves.charts_of(runs)

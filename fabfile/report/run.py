@@ -40,7 +40,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class JobStart:
     """A start of the job: the first, or a restart."""
 
     time: float
@@ -50,7 +50,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Machine:
+class NodeFacts:
     """A node with its ready.json; `reason` says why that is missing."""
 
     name: str
@@ -59,7 +59,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class JobRun:
     """A run of a job. Times are in Unix seconds; None means not known."""
 
     id: str
@@ -90,7 +90,7 @@ class Run:
     """Steps per point."""
     skipped: int = 0
     """Lines of metrics that could not be read."""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[JobStart, ...] = ()
     notes: tuple[tuple[float, str, str], ...] = ()
     """(time, who, text) of the log's important lines."""
     notes_left_out: int = 0
@@ -103,7 +103,7 @@ class Run:
     """(model, text) of its samples, the newest last."""
     command: str = ""
     """The command line that runs the job again."""
-    machines: tuple[Machine, ...] = ()
+    machines: tuple[NodeFacts, ...] = ()
 
     @property
     def duration(self) -> float | None:

@@ -153,7 +153,7 @@ def _relay(source: IO[bytes], target: TextIO) -> None:
 
 
 @dataclass(frozen=True)
-class State:
+class RecordedStack:
     """A stack's record in Pulumi's backend or the embedded engine."""
 
     exists: bool  # whether the stack is recorded, even without resources
@@ -163,18 +163,18 @@ class State:
 
 
 @functools.cache
-def _state(stack: str) -> State:
+def _state(stack: str) -> RecordedStack:
     """Cached until `follow` runs a command that may change it: each read starts a process."""
     if not has_pulumi():
         found = answer("state.engine", "export", stack)
-        return State(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
+        return RecordedStack(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
     names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
     if stack not in [name.rsplit("/", 1)[-1] for name in names]:
-        return State(False)
+        return RecordedStack(False)
     deployment = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"]
     resources = tuple(deployment.get("resources") or ())
     outputs = [entry.get("outputs") or {} for entry in resources if entry["type"] == "pulumi:pulumi:Stack"]
-    return State(True, resources, _inventory_in(outputs[0] if outputs else {}))
+    return RecordedStack(True, resources, _inventory_in(outputs[0] if outputs else {}))
 
 
 def _inventory_in(outputs: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from invoke.exceptions import Exit
 
 from fabfile import backends, targets
-from fabfile.backends.base import Backend, Job
+from fabfile.backends.base import Backend, JobRecord
 from fabfile.output import hint, say
 from fabfile.stacks import pulumi_cli
 
@@ -59,10 +59,10 @@ def nodes_that_go(stack: str, cloud: str) -> list[str]:
     return sorted({name for name, op in steps if _NODE.fullmatch(name) and ("delete" in op or "replace" in op)})
 
 
-def jobs_of(backend: Backend) -> list[Job] | None:
+def jobs_of(backend: Backend) -> list[JobRecord] | None:
     """The jobs of a cluster; None, after a message, if it does not answer in time."""
     reached = threading.Event()
-    answer: list[list[Job]] = []
+    answer: list[list[JobRecord]] = []
     wrong: list[str] = []
 
     def ask() -> None:
@@ -110,7 +110,7 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:200]
 
 
-def _say(jobs: Sequence[Job], gone: Collection[str], *, runs_go: bool) -> None:
+def _say(jobs: Sequence[JobRecord], gone: Collection[str], *, runs_go: bool) -> None:
     """Print the jobs that end when these nodes go; with `runs_go` also the run directories on the head's disk."""
     for job in jobs:
         if not job.state.is_final and set(job.nodes) & set(gone):

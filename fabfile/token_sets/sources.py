@@ -35,7 +35,7 @@ _END_S = 600.0
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalFiles:
     """The files of this machine that one word of data.source names."""
 
     word: str
@@ -94,20 +94,20 @@ def _placed(fleet: Fleet, word: str, *, yes: bool) -> str:
     raise Exit(f"data.source {word}: neither on this machine ({path.absolute()}) nor on {head.name}", code=2)
 
 
-def found_here(word: str) -> Local | None:
+def found_here(word: str) -> LocalFiles | None:
     """The files of this machine that a path or a glob names; None: none. Links inside a folder are not followed."""
     path = Path(word).expanduser().absolute()
     if path.is_dir():
         files = tuple(sorted(_below(path)))
         if not files:
             raise Exit(f"data.source {word}: a folder of this machine without a file", code=2)
-        return Local(word, path, files)
+        return LocalFiles(word, path, files)
     if path.is_file():
-        return Local(word, path.parent, (path,))
+        return LocalFiles(word, path.parent, (path,))
     names = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(word) else []  # noqa: PTH207
     files = tuple(Path(name) for name in names if Path(name).is_file())
     root = next(folder for folder in (path, *path.parents) if not glob.has_magic(str(folder)))
-    return Local(word, root, files) if files else None
+    return LocalFiles(word, root, files) if files else None
 
 
 def _below(folder: Path) -> Iterator[Path]:
@@ -131,7 +131,7 @@ def _is_on_head(fleet: Fleet, word: str) -> bool:
     return result.ok
 
 
-def _confirm(local: Local, head: str, *, yes: bool) -> None:
+def _confirm(local: LocalFiles, head: str, *, yes: bool) -> None:
     size = gigabytes(local.bytes / 2**30)
     say(f"data.source {local.word}: {len(local.files)} files of this machine, {size}, are brought to {head}")
     if local.bytes <= ASK_BYTES or yes:
@@ -141,7 +141,7 @@ def _confirm(local: Local, head: str, *, yes: bool) -> None:
         raise Exit("nothing was sent", code=1)
 
 
-def _send(fleet: Fleet, local: Local) -> None:
+def _send(fleet: Fleet, local: LocalFiles) -> None:
     """Send the files as a tar over one SSH session; on the head they have another name until they are complete."""
     head, target = fleet.cluster.head, f"{FOLDER}/{local.key}"
     if fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name].ok:
@@ -161,7 +161,7 @@ def _send(fleet: Fleet, local: Local) -> None:
         raise Exit(f"{head.name}: {local.word} was not brought there: {error}", code=1) from None
 
 
-def _packed(channel: paramiko.Channel, local: Local) -> Generator[int, None, None]:
+def _packed(channel: paramiko.Channel, local: LocalFiles) -> Generator[int, None, None]:
     """Send the files; every few seconds yield how many bytes have been sent."""
     done, shown = 0, time.monotonic()
 

@@ -10,7 +10,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile.command_line import Form
+from fabfile.command_line import ArgumentForm
 from fabfile.output import next_command, say, table
 from fabfile.stacks import pulumi_cli
 
@@ -18,7 +18,7 @@ _FORM = "fab config set KEY VALUE; fab config alone shows all keys"
 
 
 @task(positional=["words"], help={"words": "the key to set and its new value; without them all keys are shown"})
-def config(_c: Context, words: Annotated[Sequence[str], Form("set KEY VALUE")] = (), stack: str = "") -> None:
+def config(_c: Context, words: Annotated[Sequence[str], ArgumentForm("set KEY VALUE")] = (), stack: str = "") -> None:
     """Show a stack's keys with their values and defaults, or set one: fab config set nodes 4."""
     given = list(words)
     if not given:

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import Job, JobNode, LogRequest, find_job
+from fabfile.backends.base import JobNode, JobRecord, LogRequest, find_job
 from fabfile.command_line import AtLeast
 from fabfile.log_display import show
 from fabfile.output import duration, next_command, say, table
@@ -38,7 +38,7 @@ def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) 
     say(next_command(f"fab logs {running[-1]} --follow" if running else "fab train JOB.toml"))
 
 
-def age(job: Job, now: float) -> str:
+def age(job: JobRecord, now: float) -> str:
     """Time since the job's first start; `2d (resumed 5m)` for a resumed one."""
     last = max(0.0, now - job.created)
     if not job.started or job.started >= job.created:
@@ -46,7 +46,7 @@ def age(job: Job, now: float) -> str:
     return f"{duration(now - job.started)} (resumed {duration(last)})"
 
 
-def row(job: Job, now: float) -> list[str]:
+def row(job: JobRecord, now: float) -> list[str]:
     """A job's line of the table."""
     seconds = max(0.0, (job.ended or now) - job.started - job.paused) if job.started else 0.0
     return [
@@ -91,7 +91,7 @@ def logs(
     say(next_command(f"fab fetch {now.id}" if now.state.is_final else running))
 
 
-def check_rank(rank: str, nodes: Sequence[JobNode], job: Job) -> None:
+def check_rank(rank: str, nodes: Sequence[JobNode], job: JobRecord) -> None:
     """Exit 2, with the list of the job's ranks, for a rank that it does not have."""
     ranks = sum(node.ranks for node in nodes if node.name in job.nodes)
     if rank.isdigit() and ranks and int(rank) >= ranks:

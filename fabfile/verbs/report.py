@@ -14,7 +14,7 @@ from invoke.tasks import task
 from fabfile import backends
 from fabfile.output import say
 from fabfile.report import load, page
-from fabfile.report.run import Run
+from fabfile.report.run import JobRun
 
 MOST = 6  # most runs on one page: that many colours can be told apart
 REFRESH = 15  # seconds between two writes of the page with --watch; the browser reloads it as often
@@ -64,7 +64,7 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
         time.sleep(REFRESH)
 
 
-def _runs(wanted: list[str], stack: str, inventory: str) -> list[Run]:
+def _runs(wanted: list[str], stack: str, inventory: str) -> list[JobRun]:
     """The runs in the order asked for. A name with a slash is a folder here; the others are jobs on the cluster."""
     found = {name: load.from_folder(Path(name).expanduser()) for name in wanted if os.sep in name}
     remote = [name for name in dict.fromkeys(wanted) if name not in found]

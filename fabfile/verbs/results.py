@@ -12,7 +12,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import Ended, Job, Refused, SampleOptions, Unreachable, find_job
+from fabfile.backends.base import Ended, JobRecord, Refused, SampleOptions, Unreachable, find_job
 from fabfile.command_line import AtLeast
 from fabfile.download import download
 from fabfile.output import next_command, say, write
@@ -44,7 +44,7 @@ def _check_target(target: Path) -> None:
             return
 
 
-def _check_same(target: Path, job: Job) -> None:
+def _check_same(target: Path, job: JobRecord) -> None:
     """Refuse a folder with files of another run: two clusters may both have a job of this name."""
     if not target.exists() or not any(target.iterdir()):
         return

@@ -14,7 +14,7 @@ from invoke.tasks import task
 
 from fabfile import backends
 from fabfile import resume as resuming
-from fabfile.backends.base import Backend, Busy, Job, JobNode, LogRequest, State, Submission, Submitted
+from fabfile.backends.base import Backend, CannotStart, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve
 from fabfile.log_display import show
@@ -114,7 +114,7 @@ def _start(backend: Backend, submission: Submission, started: list[Submitted]) -
             chosen = backend.nodes()[: submission.nodes]
             names, ranks = ", ".join(node.name for node in chosen), _ranks(chosen)
             say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {names}")
-    except Busy as busy:
+    except CannotStart as busy:
         raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: fab train ... --queue)", code=1) from None
 
 
@@ -131,9 +131,9 @@ def _ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
         raise Exit(f"\n{line}", code=INTERRUPTED) from None
 
 
-def end(job: Job) -> None:
+def end(job: JobRecord) -> None:
     """Print the next command and exit with the job's exit code."""
-    if job.state == State.SUCCEEDED:
+    if job.state == JobState.SUCCEEDED:
         say(next_command(f"fab sample {job.id} --prompt ...   (files: fab fetch {job.id})"))
         return
     raise Exit(f"next: fab logs {job.id}   (go on: fab train --resume {job.id})", code=job.exit_code or 1)

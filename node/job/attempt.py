@@ -16,7 +16,7 @@ from typing import Any
 from fabfile.launchers import Launch
 from node import launcher
 from node.job import files
-from node.job.diagnosis import Verdict, Watch
+from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
 from node.job.keeper_connection import Link, NodeEvent
 from node.job.log import Log
@@ -42,7 +42,7 @@ class Attempt:
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         placement = [node.name for node in launch.nodes for _ in range(node.slots)]
-        self._watch = Watch(placement, timeout, time.monotonic())
+        self._watch = Diagnosis(placement, timeout, time.monotonic())
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
         self.expiry = Expiry()
@@ -56,7 +56,7 @@ class Attempt:
         self.unknown: list[str] = []
         """Nodes that have not reported whether all processes are gone."""
 
-    def run(self) -> Verdict:
+    def run(self) -> Outcome:
         """Run the attempt and end its processes on every node, also when an exception ends it."""
         try:
             with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
@@ -68,7 +68,7 @@ class Attempt:
             self._end()
         return verdict
 
-    def _keepers(self) -> Verdict | None:
+    def _keepers(self) -> Outcome | None:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
@@ -81,13 +81,13 @@ class Attempt:
         while missing:
             if time.monotonic() > deadline:
                 first = min(missing)
-                return Verdict(1, f"{first} does not answer: {self._why(first)}")
+                return Outcome(1, f"{first} does not answer: {self._why(first)}")
             if self._asked() == "now":
                 return self._stopped()
             self._tick()
             for name, event in self._heard():
                 if event is None or event["event"] == "refused":
-                    return Verdict(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
+                    return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 missing.discard(name)
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
@@ -101,7 +101,7 @@ class Attempt:
         self._mpirun = launcher.start(self._launcher, launch, folder, self._unit, properties, began=self._began)
         threading.Thread(target=self._hear_mpirun, args=(self._mpirun,), daemon=True).start()
 
-    def _follow(self) -> Verdict:
+    def _follow(self) -> Outcome:
         while True:
             self._tick()
             for node, event in self._heard():
@@ -147,9 +147,9 @@ class Attempt:
                 self.first_step = self.first_step or time.time()
         self._watch.update(node, event, now)
 
-    def _stopped(self) -> Verdict:
+    def _stopped(self) -> Outcome:
         self.stopping = self.stopping or "now"
-        return Verdict(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
+        return Outcome(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
 
     def _end(self) -> None:
         """End this attempt on every node that can be reached; sets `remaining` and `unknown`."""

@@ -23,7 +23,7 @@ MPIRUN = 10.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """How an attempt ended."""
 
     code: int
@@ -33,7 +33,7 @@ class Verdict:
 
 
 @dataclass
-class Rank:
+class RankStatus:
     """What is known of one rank."""
 
     node: str
@@ -54,7 +54,7 @@ class Rank:
 
 
 @dataclass
-class Watch:
+class Diagnosis:
     """What is known of one attempt, updated by events, and the verdict that follows from it."""
 
     placement: list[str]
@@ -62,7 +62,7 @@ class Watch:
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     began: float
-    ranks: list[Rank] = field(default_factory=list)
+    ranks: list[RankStatus] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     """Node -> when its keeper last sent an event."""
     gone: dict[str, str] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Watch:
     _mpirun_ended: float = 0.0
 
     def __post_init__(self) -> None:
-        self.ranks = [Rank(node) for node in self.placement]
+        self.ranks = [RankStatus(node) for node in self.placement]
         self.heard = dict.fromkeys(self.placement, self.began)
 
     def update(self, node: str, event: Mapping[str, Any], now: float) -> None:
@@ -101,7 +101,7 @@ class Watch:
         if code != 0:
             self._sign(now)
 
-    def verdict(self, now: float) -> Verdict | None:
+    def verdict(self, now: float) -> Outcome | None:
         """The verdict at this time; None while the attempt goes on."""
         for node, heard in self.heard.items():
             if now - heard > LEASE and node not in self.gone:
@@ -112,9 +112,9 @@ class Watch:
             if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
                 return None
             # If mpirun does not end by itself, it is killed with its scope.
-            return Verdict(0, self.ranks[0].last)
+            return Outcome(0, self.ranks[0].last)
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
-            return Verdict(1, "mpirun ended before the ranks did")
+            return Outcome(1, "mpirun ended before the ranks did")
         return self._silent(now)
 
     def all_beat(self) -> bool:
@@ -125,7 +125,7 @@ class Watch:
         """`rank 1 on node2`."""
         return f"rank {number} on {self.ranks[number].node}"
 
-    def _rank(self, rank: Rank, event: Mapping[str, Any], now: float) -> None:
+    def _rank(self, rank: RankStatus, event: Mapping[str, Any], now: float) -> None:
         if event["state"] == "running":
             rank.started = rank.beat = now
             return
@@ -138,7 +138,7 @@ class Watch:
     def _sign(self, now: float) -> None:
         self._first_sign = self._first_sign or now
 
-    def _silent(self, now: float) -> Verdict | None:
+    def _silent(self, now: float) -> Outcome | None:
         """The verdict if a rank's heartbeat has stopped. The others soon wait for a rank that hangs, so the one at the
         lowest step is blamed, and of several the one that fell silent first."""
         late = [
@@ -151,45 +151,45 @@ class Watch:
             return None
         step, beat, number = min(late)
         where = f"after step {step} ({self.ranks[number].phase})" if step >= 0 else "before its first step"
-        return Verdict(1, f"{self.name(number)} is silent for {now - beat:.0f} s, {where}")
+        return Outcome(1, f"{self.name(number)} is silent for {now - beat:.0f} s, {where}")
 
-    def _blame(self) -> Verdict:
+    def _blame(self) -> Outcome:
         """The verdict on a failure. Ranks that were stopped, cut off or killed are blamed before ranks that exited with
         an error, which may have failed because of them."""
         for number, rank in enumerate(self.ranks):
             if rank.stopped:
-                return Verdict(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")
+                return Outcome(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")
         if self.gone:
             node, why = next(iter(self.gone.items()))
             numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
-            return Verdict(1, f"{node} (rank {', '.join(numbers)}) is cut off: {why}")
+            return Outcome(1, f"{node} (rank {', '.join(numbers)}) is cut off: {why}")
         ended = sorted((rank.ended, number) for number, rank in enumerate(self.ranks) if rank.code)
         failed = [(number, self.ranks[number]) for _, number in ended]
         starved = [number for number, rank in failed if rank.memory]
         # A lost rank may have been killed by mpirun after another one failed.
         killed = [number for number, rank in failed if (rank.code or 0) < 0 and not rank.lost]
         if self.mpirun is not None and self.mpirun < 0 and not killed and not starved:
-            return Verdict(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
+            return Outcome(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
         if not failed:
-            return Verdict(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'no output'}")
+            return Outcome(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'no output'}")
         refused = [number for number, rank in failed if rank.code == 2]
         known = [number for number, rank in failed if not rank.lost]
         return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])
 
-    def _blame_rank(self, number: int) -> Verdict:
+    def _blame_rank(self, number: int) -> Outcome:
         rank, name = self.ranks[number], self.name(number)
         code = rank.code or 0
         if rank.memory:
             its = "memory" if rank.memory == "unknown" else f"its {rank.memory} of memory"
             killed = "was killed for it" if code < 0 else f"ended with exit code {code}"
-            return Verdict(1, f"{rank.node} ran out of {its}: rank {number} {killed}")
+            return Outcome(1, f"{rank.node} ran out of {its}: rank {number} {killed}")
         if rank.lost:
-            return Verdict(1, f"{name} is gone, with the program that watched it")
+            return Outcome(1, f"{name} is gone, with the program that watched it")
         if code < 0:
-            return Verdict(1, f"{name} was killed by {signal_name(-code)}")
+            return Outcome(1, f"{name} was killed by {signal_name(-code)}")
         if rank.last.startswith("rank "):
-            return Verdict(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
-        return Verdict(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'no output'}")
+            return Outcome(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
+        return Outcome(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'no output'}")
 
 
 def signal_name(number: int) -> str:

@@ -161,7 +161,7 @@ class Rank:
 
     def __init__(self, number: int, path: Path, run_dir: Path) -> None:
         self.number, self.path = number, path
-        self._lines = Lines(path.with_suffix(".log"))
+        self._lines = LogReader(path.with_suffix(".log"))
         self._heartbeat = run_dir / "heartbeat" / f"rank-{number}.json"
         self._record: Event = {}
         self._stopped_since: float | None = None
@@ -217,8 +217,8 @@ class Rank:
         return True
 
 
-class Lines:
-    """Reads a rank's log file as it grows, across its rotation (see rank_wrapper.Log)."""
+class LogReader:
+    """Reads a rank's log file as it grows, across its rotation (see rank_wrapper.RankLog)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

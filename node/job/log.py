@@ -37,7 +37,7 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Part:
+class LogFile:
     """One file of the log."""
 
     path: Path
@@ -46,16 +46,16 @@ class Part:
     size: int
 
 
-def parts(path: Path) -> list[Part]:
+def parts(path: Path) -> list[LogFile]:
     """The files of a log, oldest first. The last is `path` itself, the one that is being written."""
     rotated = []
     for file in path.parent.glob(f"{path.name}.*"):
         if (number := file.suffix[1:]).isdigit():
             with suppress(FileNotFoundError):  # deleted meanwhile by a rotation
-                rotated.append(Part(file, int(number), file.stat().st_size))
+                rotated.append(LogFile(file, int(number), file.stat().st_size))
     rotated.sort(key=lambda part: part.start)
     start = rotated[-1].start + rotated[-1].size if rotated else 0
-    return [*rotated, Part(path, start, path.stat().st_size if path.exists() else 0)]
+    return [*rotated, LogFile(path, start, path.stat().st_size if path.exists() else 0)]
 
 
 class Log:

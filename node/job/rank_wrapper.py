@@ -32,7 +32,7 @@ then the head has received their error messages and has ended them itself."""
 _PR_SET_PDEATHSIG = 1
 
 
-class Place:
+class RankPlacement:
     """This rank's number and node, from the environment that the launcher sets: PMI_RANK or RANK, TRAINYARD_NODES."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -46,11 +46,11 @@ class Place:
 
 def main(argv: list[str]) -> int:
     """`rank -- COMMAND ...`: run a rank to its end; returns its exit code, or 128 + the signal that killed it."""
-    place = Place(os.environ)
+    place = RankPlacement(os.environ)
     folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"rank-{place.rank}.json"
-    log = Log(path.with_suffix(".log"))
+    log = RankLog(path.with_suffix(".log"))
     environment = {**os.environ, **from_node(place, log.line)}
     # A launcher's SIGTERM goes to the whole process group; the wrapper must live on to record how the rank ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -86,11 +86,11 @@ def _prepare() -> None:
 def probe(argv: list[str]) -> None:
     """`probe-rank -- COMMAND ...`: become a probe of `fab check`, in a rank's environment and on its cores. Its output
     goes to stdout."""
-    environment = {**os.environ, **from_node(Place(os.environ), lambda _line: None)}
+    environment = {**os.environ, **from_node(RankPlacement(os.environ), lambda _line: None)}
     os.execvpe(argv[1], argv[1:], environment)
 
 
-def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
+def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str]:
     """The part of a rank's environment that depends on its node. Also pins this process to the rank's cores and reports
     threads, cores and interface through `say`."""
     lines = files.text(Path(RUNTIME)).splitlines()
@@ -121,7 +121,7 @@ def from_node(place: Place, say: Callable[[str], None]) -> dict[str, str]:
     return environment
 
 
-def secrets(place: Place, environment: Mapping[str, str]) -> dict[str, str]:
+def secrets(place: RankPlacement, environment: Mapping[str, str]) -> dict[str, str]:
     """The job's secrets, for rank 0 only: it runs on the head, where they are kept."""
     return files.read(files.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
@@ -140,7 +140,7 @@ def ccl(every: list[list[int]]) -> dict[str, str]:
     return environment
 
 
-class Log:
+class RankLog:
     """Writes a rank's lines with their times to a file; if the disk is full, to stdout, which mpirun forwards."""
 
     def __init__(self, path: Path, *, file_bytes: int = FILE_BYTES) -> None:

@@ -16,7 +16,7 @@ from subprocess import TimeoutExpired, run
 from fabfile.launchers import SYSTEM_PYTHON, Launch
 from node.job import files, job_table
 from node.job.attempt import Attempt
-from node.job.diagnosis import Verdict, signal_name
+from node.job.diagnosis import Outcome, signal_name
 from node.job.files import Record
 from node.job.log import Log
 from node.job.spec import of_job
@@ -76,7 +76,7 @@ class Supervisor:
         else:
             self._over("SUCCEEDED", "", 0)
 
-    def _may_go_on(self, verdict: Verdict, attempt: Attempt) -> bool:
+    def _may_go_on(self, verdict: Outcome, attempt: Attempt) -> bool:
         """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back."""
         if not attempt.stopping:
             return verdict.code == 1
@@ -120,7 +120,7 @@ class Supervisor:
             ended_before=None,
         )
 
-    def _record(self, verdict: Verdict, attempt: Attempt) -> set[str]:
+    def _record(self, verdict: Outcome, attempt: Attempt) -> set[str]:
         """Record how the attempt ended; returns the nodes that the next attempt cannot use."""
         if verdict.code:
             self.log.say(f"error: {verdict.reason}")

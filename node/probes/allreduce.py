@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 
-from node.job.rank_wrapper import Place
+from node.job.rank_wrapper import RankPlacement
 
 BEAT_S = 1.5
 _END = "end"
@@ -52,7 +52,7 @@ class Beat:
 def main(argv: list[str]) -> None:
     """Measure with the other ranks; print the result on rank 0."""
     timeout, budget, enough = map(float, argv)
-    place = Place(os.environ)
+    place = RankPlacement(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes; idle threads would only disturb the timing
     beat = Beat(place.rank)
     # Imported here because it takes seconds on a busy node, and the rank must already print its `alive` lines.

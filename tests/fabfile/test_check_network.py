@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from small_cluster import cluster
 
 from fabfile.check import network_rules
-from fabfile.check.launch import Run
+from fabfile.check.launch import ProbeRun
 from fabfile.check.network_rules import BAD, SLOW, blame, rate, slow
 from fabfile.check.preflight import NODE_FACTS
 from fabfile.check.verdict import Fact
@@ -117,28 +117,28 @@ def result(**change: Any) -> dict[str, Any]:
 
 
 def test_every_node_that_does_not_say_its_name_is_named() -> None:
-    run = Run(events=[{"event": "hello", "rank": 0, "hostname": "node1"}], failed="not ready in time")
+    run = ProbeRun(events=[{"event": "hello", "rank": 0, "hostname": "node1"}], failed="not ready in time")
     one = network_rules.mpirun(cluster(), run)
     assert (one.level, one.found) == ("fail", "node2, node3 did not answer to mpirun (not ready in time)")
 
 
 def test_a_good_network_passes() -> None:
-    one = network_rules.network(cluster(), Run(events=[result()]))
+    one = network_rules.network(cluster(), ProbeRun(events=[result()]))
     assert one.level == "pass"
     assert one.found == "6 links 1.0 GB/s to 1.0 GB/s; all-reduce of 16 MiB 300 MB/s (bus 400 MB/s), values right"
 
 
 def test_wrong_sums_fail() -> None:
-    assert network_rules.network(cluster(), Run(events=[result(wrong=3)])).level == "fail"
+    assert network_rules.network(cluster(), ProbeRun(events=[result(wrong=3)])).level == "fail"
 
 
 def test_links_left_out_are_counted() -> None:
     links = [[None, 1e9, None], [1e9, None, None], [None, None, None]]
-    assert "2 of 6 links measured" in network_rules.network(cluster(), Run(events=[result(links=links)])).found
+    assert "2 of 6 links measured" in network_rules.network(cluster(), ProbeRun(events=[result(links=links)])).found
 
 
 def test_one_node_has_no_links() -> None:
-    one = network_rules.network(cluster(1), Run(events=[result(links=[[None]])]))
+    one = network_rules.network(cluster(1), ProbeRun(events=[result(links=[[None]])]))
     assert one.level == "pass"
     assert "no links to measure" in one.found
 
@@ -149,7 +149,7 @@ def test_a_silent_rank_is_named_and_not_the_ones_that_complain() -> None:
         {"event": "alive", "rank": 0, "phase": "link node1 -> node2"},
         {"event": "error", "rank": 2, "phase": "waiting for the next link", "error": "Connection closed by peer"},
     ]
-    one = network_rules.network(cluster(), Run(events=events, failed="a rank is silent", silent=[1]))
+    one = network_rules.network(cluster(), ProbeRun(events=events, failed="a rank is silent", silent=[1]))
     assert one.level == "fail"
     assert one.found.startswith("node2 stopped answering during: link node1 -> node2")
     assert "node3" not in one.found
@@ -160,12 +160,12 @@ def test_without_a_silent_rank_the_error_is_told_with_names_for_addresses() -> N
         {"event": "error", "rank": 2, "phase": "waiting for the next link", "error": "closed"},
         {"event": "error", "rank": 0, "phase": "link node1 -> node2", "error": "timed out: 10.0.0.2:4711"},
     ]
-    one = network_rules.network(cluster(), Run(events=errors, failed="a rank failed"))
+    one = network_rules.network(cluster(), ProbeRun(events=errors, failed="a rank failed"))
     assert one.found == "node1 in link node1 -> node2: timed out: node2:4711"
 
 
 def test_left_overs_are_a_warning() -> None:
-    one = network_rules.network(cluster(), Run(events=[result()], left_over={"node2": "no answer"}))
+    one = network_rules.network(cluster(), ProbeRun(events=[result()], left_over={"node2": "no answer"}))
     assert one.level == "warn"
     assert "node2 could not be cleaned up" in one.found
 
@@ -193,6 +193,6 @@ def test_nothing_is_launched_where_it_cannot_work() -> None:
 
 
 def test_a_node_that_is_cut_off_before_anything_started_is_named() -> None:
-    run = Run(failed="silent for 20 s", left_over={"node3": "no answer in 10 s"})
+    run = ProbeRun(failed="silent for 20 s", left_over={"node3": "no answer in 10 s"})
     assert network_rules.network(cluster(), run).found.startswith("node3 stopped answering before the start")
     assert network_rules.mpirun(cluster(), run).mend == "fab ssh node3"

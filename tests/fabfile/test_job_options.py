@@ -12,7 +12,7 @@ from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
 from fabfile import backends, log_display, program
-from fabfile.backends.base import Backend, Job, JobNode, LogRequest, State, Submission
+from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import refuse, shown
 from fabfile.job_file import resolve
@@ -50,9 +50,9 @@ def test_the_inventory_decides_who_runs_jobs() -> None:
 
 def test_a_record_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="nodes"):
-        Job.from_record({"id": "a-1", "state": "RUNNING", "created": 1.0})
+        JobRecord.from_record({"id": "a-1", "state": "RUNNING", "created": 1.0})
     with pytest.raises(ValueError, match="ZOMBIE"):
-        Job.from_record({"id": "a-1", "state": "ZOMBIE", "created": 1.0, "nodes": []})
+        JobRecord.from_record({"id": "a-1", "state": "ZOMBIE", "created": 1.0, "nodes": []})
 
 
 @pytest.mark.parametrize(("text", "value"), [("", 0), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400)])
@@ -114,7 +114,7 @@ def test_a_job_without_its_data_is_told_how_to_make_them() -> None:
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:
     nodes = SshBackend(CLUSTER).nodes()
-    job = Job(id="demo-1", state=State.RUNNING, nodes=("node1", "node2"), created=0.0)
+    job = JobRecord(id="demo-1", state=JobState.RUNNING, nodes=("node1", "node2"), created=0.0)
     for rank in ("", "-", "0", "1"):
         check_rank(rank, nodes, job)
     with pytest.raises(Exit) as error:
@@ -127,7 +127,7 @@ def test_a_reader_that_goes_away_is_no_lost_connection(backend: MemoryBackend, m
     """`fab logs demo-1 | head` went on for ever, with a new connection each second."""
     reading, writing = os.pipe()
     os.close(reading)
-    backend.table = [Job(id="demo-1", state=State.RUNNING, nodes=NODES, created=0.0)]
+    backend.table = [JobRecord(id="demo-1", state=JobState.RUNNING, nodes=NODES, created=0.0)]
     with os.fdopen(writing, "w") as closed, pytest.raises(OutputClosed):
         monkeypatch.setattr("sys.stdout", closed)
         show(backend, LogRequest("demo-1"))
@@ -149,7 +149,7 @@ def test_a_dry_run_shows_hostfile_environment_command_and_job() -> None:
 
 
 def test_a_job_in_the_table_says_what_it_took_and_what_it_cost() -> None:
-    state = Job.from_record(
+    state = JobRecord.from_record(
         {
             **{"id": "demo-3", "state": "FAILED", "reason": "r" * 80, "nodes": NODES, "attempt": 2},
             **{"created": 1000.0, "started": 1000.0, "ended": 4600.0, "price_per_hour": 1.5},

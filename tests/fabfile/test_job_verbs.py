@@ -11,7 +11,7 @@ import pytest
 from memory_backend import CREATED, NODES, MemoryBackend
 
 from fabfile import backends, log_display, program
-from fabfile.backends.base import Backend, State
+from fabfile.backends.base import Backend, JobState
 from fabfile.job_file import resolve
 from node import run_data
 
@@ -49,14 +49,14 @@ def test_a_dry_run_starts_nothing(backend: MemoryBackend, capsys: pytest.Capture
 def test_the_exit_code_of_a_failed_job_is_that_of_the_verb(
     code: int, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    backend.ends = (State.FAILED, code, "node2: out of memory")
+    backend.ends = (JobState.FAILED, code, "node2: out of memory")
     assert fab("train", "smoke") == code
     assert "next: fab logs smoke-1   (go on: fab train --resume smoke-1)" in capsys.readouterr().err
 
 
 def test_a_detached_job_goes_on(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
     assert fab("train", "smoke", "--detach") == 0
-    assert backend.table[0].state == State.RUNNING
+    assert backend.table[0].state == JobState.RUNNING
     assert "next: fab logs smoke-1 --follow   (stop: fab stop smoke-1)" in capsys.readouterr().out
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sshd
 
-from fabfile.remote.command import Lines
+from fabfile.remote.command import LineSplitter
 from fabfile.remote.fleet import Fleet
 from infra.inventory import Node, to_json
 
@@ -135,7 +135,7 @@ def test_lines_are_whole_whatever_the_pieces() -> None:
     text = "grün\r\nzwei\n\nohne Ende"
     for size in (1, 2, 3, 100):
         got: list[str] = []
-        lines = Lines(got.append)
+        lines = LineSplitter(got.append)
         data = text.encode()
         for start in range(0, len(data), size):
             lines.feed(data[start : start + size])

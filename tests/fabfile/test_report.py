@@ -18,18 +18,18 @@ from report_page import Page, read, said
 from fabfile.report import bars, curves, page
 from fabfile.report.chart import chart_data
 from fabfile.report.load import run_of
-from fabfile.report.run import Run
+from fabfile.report.run import JobRun
 from node import run_data
 from node.job import job_table
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> JobRun:
     return read(run_folder.write(tmp_path / "demo-1", run_folder.metrics(200), restart_at=100))
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> Run:
+def other(tmp_path: Path) -> JobRun:
     return read(run_folder.write(tmp_path / "demo-2", run_folder.metrics(120, lr=1e-3), lr=1e-3))
 
 
@@ -41,7 +41,7 @@ def assert_only_own_scripts(text: str, found: Page) -> None:
     assert set(json.loads(data)) == {"x", "units", "runs", "charts"} and "<" not in data
 
 
-def test_a_run(run: Run) -> None:
+def test_a_run(run: JobRun) -> None:
     text = page.render([run])
     found, words = Page(text), said(text)
     for part in (
@@ -64,7 +64,7 @@ def test_a_run(run: Run) -> None:
     assert_only_own_scripts(text, found)
 
 
-def test_two_runs(run: Run, other: Run) -> None:
+def test_two_runs(run: JobRun, other: JobRun) -> None:
     words = said(page.render([run, other]))
     assert "train.lr 0.0006 0.001" in words
     assert "train.steps 200 120" in words
@@ -74,14 +74,14 @@ def test_two_runs(run: Run, other: Run) -> None:
     assert "Nothing: configuration, nodes and versions are the same." in said(page.render([run, run]))
 
 
-def test_two_runs_of_different_batches_are_drawn_over_tokens(tmp_path: Path, run: Run) -> None:
+def test_two_runs_of_different_batches_are_drawn_over_tokens(tmp_path: Path, run: JobRun) -> None:
     half = read(run_folder.write(tmp_path / "half", run_folder.metrics(50, batch=6144), batch=6144))
     words = said(page.render([run, half]))
     assert "tokens 0 " in words
     assert "step 0" not in words
 
 
-def test_where_the_time_went_adds_up(run: Run) -> None:
+def test_where_the_time_went_adds_up(run: JobRun) -> None:
     found = bars.parts(run)
     assert list(found) == ["compute", "communication", "data", "eval", "checkpoint", "other"]
     assert sum(found.values()) == pytest.approx(run.duration)
@@ -104,7 +104,7 @@ def test_time_between_an_end_and_going_on_is_not_the_jobs(tmp_path: Path) -> Non
     assert after.duration == pytest.approx(before + 9, abs=0.1)
 
 
-def test_a_nodes_speed_is_its_share_over_its_computing(run: Run) -> None:
+def test_a_nodes_speed_is_its_share_over_its_computing(run: JobRun) -> None:
     found = {name: bars.typical(series) for name, series in run.node_speeds().items()}
     assert found["node1"] / found["node2"] == pytest.approx(1.12, rel=0.03)
     assert run.node_speeds()["node3"][-1][0] == 100  # lost after that step
@@ -120,7 +120,7 @@ def test_several_ranks_of_a_node_are_one_speed(tmp_path: Path) -> None:
     assert read(folder).node_speeds() == {}
 
 
-def test_the_data_of_the_charts_hold_every_point(run: Run, other: Run) -> None:
+def test_the_data_of_the_charts_hold_every_point(run: JobRun, other: JobRun) -> None:
     data = chart_data([run, other], curves.charts_of([run, other]))
     assert [unit for unit, _ in data["units"]] == ["step", "time", "tokens"]
     first = data["runs"][0]

@@ -16,7 +16,7 @@ import pytest
 import run_folder
 
 from fabfile.report import load, page
-from fabfile.report.run import Run
+from fabfile.report.run import JobRun
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 pytestmark = [
@@ -69,7 +69,7 @@ def read(folder: Path, text: str) -> dict[str, Any]:
     return seen
 
 
-def run_of(folder: Path, lines: list[Any]) -> Run:
+def run_of(folder: Path, lines: list[Any]) -> JobRun:
     """A run with the use of its nodes."""
     run_folder.write(folder, lines)
     rows = [

@@ -60,7 +60,7 @@ def test_an_axis_is_in_one_unit() -> None:
 
 
 def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
-    lines = [chart.Line(f"line{i}", [(0, 1.0), (10, 2.0 + i / 1000)], "a") for i in range(5)]
+    lines = [chart.ChartLine(f"line{i}", [(0, 1.0), (10, 2.0 + i / 1000)], "a") for i in range(5)]
     tops = [top for top, _, _ in chart.Drawing(chart.Chart(title="t", unit="u", lines=lines)).names()]
     assert len(tops) == 5
     assert all(below - above > 14 for above, below in pairwise(tops))

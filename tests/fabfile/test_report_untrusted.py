@@ -15,7 +15,7 @@ from report_page import Page, read
 
 from fabfile.report import page
 from fabfile.report.load import run_of
-from fabfile.report.run import Machine, Run
+from fabfile.report.run import JobRun, NodeFacts
 from node import run_data
 
 HOSTILE = (
@@ -24,7 +24,7 @@ HOSTILE = (
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> JobRun:
     return read(run_folder.write(tmp_path / "demo-1", run_folder.metrics(200), restart_at=100))
 
 
@@ -45,7 +45,7 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
     hostile = {HOSTILE: HOSTILE, "torch": HOSTILE}
     ready = {"profile": HOSTILE, "versions": hostile, "cpu": {"model": HOSTILE, "cores": HOSTILE}, "image": HOSTILE}
     told = {**run_data.collect(folder), "id": HOSTILE}
-    bad = run_of(told, [Machine(HOSTILE, ready), Machine("node2", {}, HOSTILE)])
+    bad = run_of(told, [NodeFacts(HOSTILE, ready), NodeFacts("node2", {}, HOSTILE)])
     good = run_of(run_data.collect(folder))
     honest = [Page(page.render([good])), Page(page.render([good, good]))]
     for runs in ([bad], [bad, good], [good, bad]):
@@ -60,7 +60,7 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
         assert not set("\u202e\x00") & set(text)
 
 
-def test_hidden_characters_are_shown(run: Run) -> None:
+def test_hidden_characters_are_shown(run: JobRun) -> None:
     text = page.render([replace(run, state="FAILED", reason="\x1b[31m\u202e & <b>")])
     assert '<p class="reason">\ufffd[31m\ufffd &amp; &lt;b&gt;</p>' in text
 
@@ -75,7 +75,7 @@ INNER = [
     *("points", "validations", "best", "totals", "width", "skipped", "steps", "newest", "first", "last", "attempts"),
     *("notes", "left_out", "ends", "state", "nodes", "cluster", "started", "ended", "reason", "price_per_hour"),
 ]
-POINT = [*Run.__dataclass_fields__, "step", "loss", "lr", "val_loss", "rank_seconds", "time", "name", "slots"]
+POINT = [*JobRun.__dataclass_fields__, "step", "loss", "lr", "val_loss", "rank_seconds", "time", "name", "slots"]
 
 
 @given(

@@ -10,18 +10,18 @@ from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
 from fabfile import resume
-from fabfile.backends.base import Begun, Job, State, find
+from fabfile.backends.base import Begun, JobRecord, JobState, find
 from fabfile.job_file import resolve
 
 
-def job(name: str, state: State = State.SUCCEEDED) -> Job:
-    return Job(id=name, state=state, nodes=("node1", "node2"), created=0.0)
+def job(name: str, state: JobState = JobState.SUCCEEDED) -> JobRecord:
+    return JobRecord(id=name, state=state, nodes=("node1", "node2"), created=0.0)
 
 
 JOBS = [job(name) for name in ("demo-2", "smoke-9", "demo-12")]
 
 
-def cluster(*overrides: str, state: State = State.FAILED) -> MemoryBackend:
+def cluster(*overrides: str, state: JobState = JobState.FAILED) -> MemoryBackend:
     """One that knows the job smoke-1, begun with these settings."""
     text = resolve("smoke", overrides, 1).text
     return MemoryBackend(table=[job("smoke-1", state)], texts={"smoke-1": text})
@@ -54,7 +54,7 @@ def test_overrides_are_applied_to_its_own_settings_and_each_change_is_said(capsy
 
 
 def test_a_run_that_is_done_wants_more_steps() -> None:
-    done = cluster("train.steps=60", state=State.SUCCEEDED)
+    done = cluster("train.steps=60", state=JobState.SUCCEEDED)
     with pytest.raises(Exit, match=r"has done its 60 steps.*fab train --resume smoke-1 train\.steps=120") as caught:
         resumed(done)
     assert caught.value.code == 2

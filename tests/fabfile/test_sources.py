@@ -120,7 +120,7 @@ def test_much_text_is_asked_about(head: Head, monkeypatch: pytest.MonkeyPatch) -
 def test_half_of_it_is_never_taken_for_the_whole(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     texts(head.here / "texts", 5)
 
-    def broken(channel: Any, local: sources.Local) -> Iterator[int]:
+    def broken(channel: Any, local: sources.LocalFiles) -> Iterator[int]:
         channel.close()
         yield 0
         raise OSError("the connection broke")

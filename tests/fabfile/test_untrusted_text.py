@@ -16,7 +16,7 @@ from invoke.exceptions import Exit
 
 from fabfile import output
 from fabfile.remote import command
-from fabfile.remote.command import Lines
+from fabfile.remote.command import LineSplitter
 from fabfile.verbs import shell
 from infra import errors
 from infra.inventory import to_json
@@ -100,7 +100,7 @@ def test_an_error_has_no_control_characters_whoever_shows_it() -> None:
 
 def test_a_progress_bar_is_its_last_state() -> None:
     got: list[str] = []
-    lines = Lines(got.append)
+    lines = LineSplitter(got.append)
     for state in range(50_000):
         lines.feed(b"%d of 50000\r" % state)
         assert len(lines._rest) < 100
@@ -116,7 +116,7 @@ def test_lines_that_are_passed_on_are_not_kept() -> None:
         nonlocal count
         count += 1
 
-    lines = Lines(hear)
+    lines = LineSplitter(hear)
     for number in range(40_000):
         lines.feed(b"%063d\n" % number)
         assert sum(map(len, lines._parts)) <= 2 * command.TAIL + 64
@@ -126,7 +126,7 @@ def test_lines_that_are_passed_on_are_not_kept() -> None:
 
 def test_a_line_without_end_is_cut() -> None:
     got: list[str] = []
-    lines = Lines(got.append)
+    lines = LineSplitter(got.append)
     for _ in range(100):
         lines.feed(b"x" * 10_000)
     lines.feed(b"", final=True)

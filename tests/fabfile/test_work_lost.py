@@ -12,7 +12,7 @@ import pytest
 from invoke.exceptions import Exit
 
 from fabfile import targets
-from fabfile.backends.base import Job
+from fabfile.backends.base import JobRecord
 from fabfile.backends.ssh import head
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.remote.fleet import Fleet
@@ -23,7 +23,7 @@ RECORDS = [
     {"id": "demo-1", "state": "SUCCEEDED", "nodes": ["node1", "node2", "node3"], "created": 1.0},
     {"id": "demo-2", "state": "RUNNING", "nodes": ["node1", "node2"], "created": 2.0},
 ]
-JOBS = [Job.from_record(record) for record in RECORDS]
+JOBS = [JobRecord.from_record(record) for record in RECORDS]
 
 
 def inventory_of(count: int) -> str:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from inventory_values import ssh_clusters
 
 from fabfile import launchers
-from fabfile.launchers import Found, Launch, plans
+from fabfile.launchers import HeadValues, Launch, plans
 from fabfile.remote.known_hosts import known_hosts
 from fabfile.remote.openssh import jump_node, options, user_of
 from fabfile.verbs.shell import config_text
@@ -104,7 +104,7 @@ def test_what_the_head_runs_has_the_words_of_its_plan(cluster: SshCluster, name:
     nodes = cluster.nodes[:1] if name == "torchrun" else cluster.nodes
     folder = f"{cluster.shared_dir or '/home/u'}/runs/demo-1"
     launch = Launch(id="demo-1", nodes=nodes, run_dir=folder, code="/srv/u/code", interface=cluster.interface)
-    found = Found(port="20001", interface="eth0", began="1", folder="/tmp/f")
+    found = HeadValues(port="20001", interface="eth0", began="1", folder="/tmp/f")
     plan = plans.plan(name, launch, found)
     exports, _, command = plan.shell.partition("; exec ")
     assert words(command) == plan.argv
@@ -139,14 +139,16 @@ def test_only_the_known_variables_are_left_to_the_shell(value: str, tmp_path: Pa
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, cwd=tmp_path, env=env, check=True)
         return done.stdout.split("\0")[:-1]
 
-    plan = plans.plan("mpirun", launch, Found())
+    plan = plans.plan("mpirun", launch, HeadValues())
     shown = made(launchers.shown(plan).split("# what runs\n")[1])
     expected = value
     for known, replaced in (("$MASTER_PORT", "20001"), ("~/", "/srv/u/")):
         expected = replaced + expected[len(known) :] if expected.startswith(known) else expected
     assert shown[shown.index("TRAINYARD_INTERFACE") + 1] == expected
     assert "/srv/u/runs/demo-1/job.toml" in shown and shown[shown.index("-hostfile") + 1] == "/tmp/f/hostfile"
-    running = made(plans.plan("mpirun", replace(launch, run_dir="/r"), Found(folder="/f")).shell.split("; exec ")[1])
+    running = made(
+        plans.plan("mpirun", replace(launch, run_dir="/r"), HeadValues(folder="/f")).shell.split("; exec ")[1]
+    )
     assert running[running.index("TRAINYARD_INTERFACE") + 1] == value
     assert not list(tmp_path.iterdir())
 

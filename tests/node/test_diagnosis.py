@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.job.diagnosis import GRACE, START, Verdict, Watch
+from node.job.diagnosis import GRACE, START, Diagnosis, Outcome
 from node.job.expiry import Expiry
 
 NODES = ["node1", "node2", "node3"]
@@ -20,7 +20,7 @@ class Story:
     """An attempt of three ranks, told second by second."""
 
     def __init__(self) -> None:
-        self.watch = Watch(list(NODES), TIMEOUT, 100.0)
+        self.watch = Diagnosis(list(NODES), TIMEOUT, 100.0)
         self.now = 100.0
         for number, node in enumerate(NODES):
             self.tell(node, event="rank", rank=number, state="running")
@@ -39,7 +39,7 @@ class Story:
         for node in nodes or NODES:
             self.tell(node, event="beat")
 
-    def until_verdict(self, seconds: float, beats: Callable[[], None] | None = None) -> Verdict | None:
+    def until_verdict(self, seconds: float, beats: Callable[[], None] | None = None) -> Outcome | None:
         end = self.now + seconds
         while self.now <= end:
             verdict = self.watch.verdict(self.now)
@@ -55,12 +55,12 @@ def test_all_ranks_done_is_a_good_end_also_when_mpirun_does_not_go() -> None:
     for number in range(3):
         story.ended(number, 0, "done")
     assert story.watch.verdict(story.now) is None  # mpirun has a moment
-    assert story.until_verdict(15) == Verdict(0, "done")
+    assert story.until_verdict(15) == Outcome(0, "done")
     story = Story()
     for number in range(3):
         story.ended(number, 0, "done")
     story.watch.mpirun_ended(0, story.now)
-    assert story.watch.verdict(story.now) == Verdict(0, "done")
+    assert story.watch.verdict(story.now) == Outcome(0, "done")
 
 
 def test_the_killed_rank_is_to_blame_and_not_those_that_complain_first() -> None:
@@ -70,20 +70,20 @@ def test_the_killed_rank_is_to_blame_and_not_those_that_complain_first() -> None
     story.ended(2, 1, "rank 1 (node2) does not answer")
     story.now += 1
     story.ended(1, -signal.SIGKILL)
-    assert story.until_verdict(GRACE + 1) == Verdict(1, "rank 1 on node2 was killed by SIGKILL")
+    assert story.until_verdict(GRACE + 1) == Outcome(1, "rank 1 on node2 was killed by SIGKILL")
 
 
 def test_what_mpirun_kills_because_of_a_rank_is_not_to_blame() -> None:
     story = Story()
     story.tell("node1", event="rank", rank=0, state="lost")
     story.ended(2, -signal.SIGSEGV)
-    assert story.until_verdict(2) == Verdict(1, "rank 2 on node3 was killed by SIGSEGV")
+    assert story.until_verdict(2) == Outcome(1, "rank 2 on node3 was killed by SIGSEGV")
 
 
 def test_a_rank_that_fails_is_named_with_its_last_word() -> None:
     story = Story()
     story.ended(2, 1, "the disk is full (0.00 GB left)")
-    expected = Verdict(1, "rank 2 on node3 ended with exit code 1: the disk is full (0.00 GB left)")
+    expected = Outcome(1, "rank 2 on node3 ended with exit code 1: the disk is full (0.00 GB left)")
     assert story.until_verdict(2) == expected
 
 
@@ -91,7 +91,7 @@ def test_what_all_ranks_have_agreed_on_is_the_reason() -> None:
     story = Story()
     for number in range(3):
         story.ended(number, 1, "rank 1 (node2): checkpoints/step-000040: the disk is full")
-    assert story.watch.verdict(story.now) == Verdict(1, "rank 1 (node2): checkpoints/step-000040: the disk is full")
+    assert story.watch.verdict(story.now) == Outcome(1, "rank 1 (node2): checkpoints/step-000040: the disk is full")
 
 
 def test_bad_input_is_exit_code_2() -> None:
@@ -105,7 +105,7 @@ def test_bad_input_is_exit_code_2() -> None:
 def test_a_stopped_rank_is_named() -> None:
     story = Story()
     story.tell("node2", event="stopped", rank=1)
-    assert story.until_verdict(2) == Verdict(1, "rank 1 on node2 is stopped (SIGSTOP, or a debugger)")
+    assert story.until_verdict(2) == Outcome(1, "rank 1 on node2 is stopped (SIGSTOP, or a debugger)")
 
 
 def test_a_node_without_a_word_is_cut_off_and_the_complaints_of_others_do_not_count() -> None:
@@ -118,17 +118,17 @@ def test_a_node_without_a_word_is_cut_off_and_the_complaints_of_others_do_not_co
     assert verdict and verdict.reason.startswith("rank 0 on node1")  # it said so before the silence was long enough
     story = Story()
     verdict = story.until_verdict(10, lambda: story.beat("node1", "node2"))
-    assert verdict == Verdict(1, "node3 (rank 2) is cut off: no word for 6 s")
+    assert verdict == Outcome(1, "node3 (rank 2) is cut off: no word for 6 s")
 
 
 def test_mpirun_killed_or_failed_is_named() -> None:
     story = Story()
     story.watch.mpirun_ended(-signal.SIGKILL, story.now)
-    assert story.until_verdict(2) == Verdict(1, "mpirun was killed by SIGKILL")
+    assert story.until_verdict(2) == Outcome(1, "mpirun was killed by SIGKILL")
     story = Story()
     story.watch.noise = "node2: unknown host"
     story.watch.mpirun_ended(1, story.now)
-    assert story.until_verdict(2) == Verdict(1, "mpirun ended with exit code 1: node2: unknown host")
+    assert story.until_verdict(2) == Outcome(1, "mpirun ended with exit code 1: node2: unknown host")
 
 
 def test_the_rank_that_is_furthest_behind_is_the_silent_one() -> None:

@@ -45,9 +45,9 @@ def asked(folder: Path) -> JobSpec:
     return JobSpec(name="demo", job="", launcher="mpirun", cluster=cluster, timeout=60.0, runs=runs, code="/code")
 
 
-def place(number: int) -> rank_wrapper.Place:
+def place(number: int) -> rank_wrapper.RankPlacement:
     nodes = [Node(name="node1", private_ip="10.0.0.1", slots=2), Node(name="node2", private_ip="10.0.0.2")]
-    return rank_wrapper.Place({"TRAINYARD_NODES": nodes_to_text(nodes), "PMI_RANK": str(number)})
+    return rank_wrapper.RankPlacement({"TRAINYARD_NODES": nodes_to_text(nodes), "PMI_RANK": str(number)})
 
 
 def test_they_are_in_memory_and_for_their_owner() -> None:

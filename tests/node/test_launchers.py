@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fabfile import launchers
-from fabfile.launchers import Found, Launch, LaunchError, mpirun, nodes_to_text, plans, torchrun
+from fabfile.launchers import HeadValues, Launch, LaunchError, mpirun, nodes_to_text, plans, torchrun
 from fabfile.remote import wheel
 from infra.inventory import Node
 from node import scope
 from node.job import cores, rank_wrapper
 
 ROOT = Path(__file__).resolve().parents[2]
-FOUND = Found(port="20001", interface="eth7", folder="/tmp/f")
+FOUND = HeadValues(port="20001", interface="eth7", folder="/tmp/f")
 
 
 def nodes(count: int, **settings: Any) -> tuple[Node, ...]:
@@ -71,7 +71,7 @@ def test_a_price_is_told_to_the_ranks_with_the_time_that_it_counts_from() -> Non
     priced = replace(launch(2), usd_per_hour=3.2256)
     told = genv(mpirun.plan(priced, replace(FOUND, began="1763700000")).argv)
     assert (told["TRAINYARD_USD_PER_HOUR"], told["TRAINYARD_BEGAN"]) == ("3.2256", "1763700000")
-    assert genv(mpirun.plan(priced, Found()).argv)["TRAINYARD_BEGAN"] == "$BEGAN", "a dry run does not know it"
+    assert genv(mpirun.plan(priced, HeadValues()).argv)["TRAINYARD_BEGAN"] == "$BEGAN", "a dry run does not know it"
     assert not {"TRAINYARD_USD_PER_HOUR", "TRAINYARD_BEGAN"} & set(genv(mpirun.plan(launch(2), FOUND).argv))
 
 
@@ -97,7 +97,7 @@ def test_torchrun_is_for_one_node() -> None:
 @pytest.mark.parametrize("name", launchers.NAMES)
 def test_what_is_shown_is_what_runs(name: str) -> None:
     """Pasted into a shell, with the variables set, the printed command has the very words that the head starts."""
-    plan = plans.plan(name, launch(1), Found())
+    plan = plans.plan(name, launch(1), HeadValues())
     shown = launchers.shown(plan).split("# what runs\n")[1]
     env = {"MASTER_PORT": "20001", "FOLDER": "/tmp/f", "INTERFACE": "eth7", "PATH": os.environ["PATH"]}
     script = f"set -- {shown}\nprintf '%s\\n' \"$@\""
@@ -127,7 +127,7 @@ def test_every_rank_finds_its_node_and_its_place_there(slots: list[int]) -> None
     nodes = [Node(name=f"n{i}", private_ip=f"10.0.0.{i}", slots=count) for i, count in enumerate(slots)]
     described = nodes_to_text(nodes)
     expected = [(f"n{i}", local) for i, count in enumerate(slots) for local in range(count)]
-    places = [rank_wrapper.Place({"TRAINYARD_NODES": described, "PMI_RANK": str(n)}) for n in range(sum(slots))]
+    places = [rank_wrapper.RankPlacement({"TRAINYARD_NODES": described, "PMI_RANK": str(n)}) for n in range(sum(slots))]
     assert [(place.node, place.local_rank) for place in places] == expected
     assert all(len(place.others) == len(slots) - 1 for place in places)
 

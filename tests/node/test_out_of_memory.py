@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from node import memory
-from node.job.diagnosis import Verdict, Watch
+from node.job.diagnosis import Diagnosis, Outcome
 
 UNIFIED, FIRST = "sys/fs/cgroup", "sys/fs/cgroup/memory"
 EVENTS = {f"{UNIFIED}/memory.events": "oom 5\noom_kill 2\n"}
@@ -72,8 +72,8 @@ def test_only_what_was_killed_lately_counts(tmp_path: Path) -> None:
     assert not starved.lately(101.0 + memory.LATELY)
 
 
-def watch() -> Watch:
-    made = Watch(["node1", "node2"], 10.0, 100.0)
+def watch() -> Diagnosis:
+    made = Diagnosis(["node1", "node2"], 10.0, 100.0)
     for number in range(2):
         made.update(f"node{number + 1}", {"event": "rank", "rank": number, "state": "running"}, 100.0)
     return made
@@ -98,4 +98,4 @@ def test_the_node_that_ran_out_is_named_whoever_else_complains(of: dict[str, obj
     )
     made.update("node2", {"event": "rank", "rank": 1, **of}, 101.5)
     made.mpirun_ended(-signal.SIGKILL, 101.6)
-    assert made.verdict(101.7) == Verdict(1, f"node2 ran out of {said}")
+    assert made.verdict(101.7) == Outcome(1, f"node2 ran out of {said}")

@@ -15,7 +15,7 @@ import pytest
 from small_cluster import cluster
 
 from fabfile.check.preflight import NODE_FACTS
-from fabfile.launchers import Found, Launch, mpirun, nodes_to_text
+from fabfile.launchers import HeadValues, Launch, mpirun, nodes_to_text
 from infra.inventory import Node, to_object
 from node import scope
 from node.probes import launch, peers
@@ -132,7 +132,7 @@ def test_a_check_is_launched_as_training_is() -> None:
     given = {"id": "check-1", "cluster": to_object(machines), "seconds": 20, "probe": ["sh", "{program}"]}
     checked = launch.launch_of(given, "/h/node.pyz")
     trained = Launch(id="check-1", nodes=machines.nodes, interface="eth7", run_dir="/h/runs/a-1", code="/h/code")
-    found = Found(port="20001", interface="eth8", folder="/tmp/f")
+    found = HeadValues(port="20001", interface="eth8", folder="/tmp/f")
     check, training = mpirun.plan(checked, found), mpirun.plan(trained, found)
     assert (check.environment, check.hostfile) == (training.environment, training.hostfile)
     assert check.environment["I_MPI_PIN"] == "0" and "unset LD_PRELOAD" in check.shell

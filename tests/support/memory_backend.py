@@ -9,16 +9,16 @@ from typing import Any
 
 from fabfile.backends.base import (
     Begun,
-    Busy,
+    CannotStart,
     Ended,
     File,
-    Job,
     JobNode,
+    JobRecord,
+    JobState,
     LogLine,
     LogPart,
     LogRequest,
     SampleOptions,
-    State,
     Submission,
     Submitted,
     Unreachable,
@@ -35,7 +35,7 @@ class MemoryBackend:
     name: str = "memory"
     host: str = "here"
     mirror: str = ""
-    ends: tuple[State, int, str] = (State.SUCCEEDED, 0, "")
+    ends: tuple[JobState, int, str] = (JobState.SUCCEEDED, 0, "")
     """State, exit code and reason."""
     lines: tuple[str, ...] = ("step 1/2 loss 2.0", "step 2/2 loss 1.0")
     lost_at: int = -1
@@ -45,7 +45,7 @@ class MemoryBackend:
     left: dict[str, str] = field(default_factory=dict)
     content: dict[str, bytes] = field(default_factory=dict)
     """What each job's folder has."""
-    table: list[Job] = field(default_factory=list)
+    table: list[JobRecord] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     bucket: dict[str, str] = field(default_factory=dict)
     """job.toml of the jobs that the mirror alone knows."""
@@ -71,7 +71,7 @@ class MemoryBackend:
     def prepare(self, submission: Submission) -> None:
         self.on("prepare")
         if any(not job.state.is_final for job in self.table) and not submission.queue:
-            raise Busy("node1: busy with another")
+            raise CannotStart("node1: busy with another")
 
     def submit(self, submission: Submission) -> Submitted:
         self.on("submit")
@@ -80,12 +80,12 @@ class MemoryBackend:
         self.table = [job for job in self.table if job.id != id_]
         nodes = NODES[: submission.nodes]
         self.table.append(
-            Job(id=id_, state=State.RUNNING, nodes=nodes, created=CREATED, started=CREATED, price_per_hour=3.0)
+            JobRecord(id=id_, state=JobState.RUNNING, nodes=nodes, created=CREATED, started=CREATED, price_per_hour=3.0)
         )
         self.texts[id_] = submission.job.text
         return Submitted(id_)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[JobRecord]:
         assert self.is_open, "a verb asks inside of the backend's `with` block"
         return list(self.table)
 
@@ -120,7 +120,7 @@ class MemoryBackend:
         yield LogPart(job=self._job(request.job))
 
     def stop(self, job: str, *, now: bool) -> None:
-        self.end(job, State.CANCELLED, 1, "stopped at once" if now else "stopped")
+        self.end(job, JobState.CANCELLED, 1, "stopped at once" if now else "stopped")
 
     def leftovers(self, job: str) -> dict[str, str]:
         return self.left
@@ -141,10 +141,10 @@ class MemoryBackend:
         yield from (f"{options.prompt}{number} ".encode() for number in range(options.tokens))
         yield Ended(0 if options.seed else 3, "" if options.seed else "no model\n")
 
-    def end(self, job: str, state: State, code: int, reason: str) -> None:
+    def end(self, job: str, state: JobState, code: int, reason: str) -> None:
         """Let a job end."""
         ended = replace(self._job(job), state=state, exit_code=code, reason=reason, ended=CREATED + 3600)
         self.table = [ended if each.id == job else each for each in self.table]
 
-    def _job(self, job: str) -> Job:
+    def _job(self, job: str) -> JobRecord:
         return next(each for each in self.table if each.id == job)

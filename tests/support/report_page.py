@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.report.load import run_of
-from fabfile.report.run import Machine, Run
+from fabfile.report.run import JobRun, NodeFacts
 from node import run_data
 
 READY = {
@@ -19,9 +19,9 @@ READY = {
 }
 
 
-def read(folder: Path, **more: Any) -> Run:
-    machines = [Machine(name, READY) for name in ("node1", "node2")] + [
-        Machine("node3", {}, "not known now: no answer")
+def read(folder: Path, **more: Any) -> JobRun:
+    machines = [NodeFacts(name, READY) for name in ("node1", "node2")] + [
+        NodeFacts("node3", {}, "not known now: no answer")
     ]
     return run_of(run_data.collect(folder), machines, {}, 1.0, **more)
 

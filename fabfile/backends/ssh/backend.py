@@ -16,8 +16,8 @@ from fabfile.backends.base import (
     Begun,
     Ended,
     File,
-    Job,
     JobNode,
+    JobRecord,
     LogPart,
     LogRequest,
     SampleOptions,
@@ -93,9 +93,9 @@ class SshBackend:
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken)
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[JobRecord]:
         try:
-            return [Job.from_record(record) for record in self._head.ask("jobs", runs(self.cluster))]
+            return [JobRecord.from_record(record) for record in self._head.ask("jobs", runs(self.cluster))]
         except ValueError as error:
             raise Exit(f"{self.host}: jobs: its answer cannot be read: {error}", code=1) from None
 

@@ -11,7 +11,7 @@ from typing import Any
 import paramiko
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Job, LogLine, LogPart, LogRequest, Unreachable
+from fabfile.backends.base import JobRecord, LogLine, LogPart, LogRequest, Unreachable
 from fabfile.remote.command import Result, follow, guarded, last_words, stream
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet, apart, in_parallel
@@ -101,7 +101,7 @@ def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]
             yield LogPart(
                 tuple(LogLine(node, rank, text) for _, node, rank, text in event.get("lines", ())),
                 event.get("offset"),
-                Job.from_record(event["state"]) if "state" in event else None,
+                JobRecord.from_record(event["state"]) if "state" in event else None,
             )
         if channel.recv_exit_status() != 0:
             raise Exit(f"{head.node.name}: {last_words(channel)}", code=1)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from invoke.exceptions import Exit
 
 from fabfile import launchers
-from fabfile.backends.base import Busy, Submission, Submitted
+from fabfile.backends.base import CannotStart, Submission, Submitted
 from fabfile.backends.ssh.head import Head, runs
-from fabfile.launchers import Found, Launch, LaunchError, plans
+from fabfile.launchers import HeadValues, Launch, LaunchError, plans
 from fabfile.remote.deploy import Deployed, package
 from infra.inventory import SshCluster
 from node.job.spec import JobSpec
@@ -49,26 +49,26 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
     if launcher not in launchers.NAMES:
         raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
     try:
-        plan = plans.plan(launcher, launch, Found())
+        plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
     return f"{launchers.shown(plan)}\n{_VARIABLES}\n# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
-    """Exit 2 if the data on the nodes do not fit the job, Busy if another job has one of the nodes. `prepare` is the
-    command that makes the data. With `queue` busy nodes are no error: the job waits for them."""
+    """Exit 2 if the data on the nodes do not fit the job, CannotStart if another job has one of the nodes. `prepare` is
+    the command that makes the data. With `queue` busy nodes are no error: the job waits for them."""
     for name, answer in answers.items():
         if answer.problem:
             mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""
             raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}{mend}", code=2)
     busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
     if busy and not queue:
-        raise Busy(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
+        raise CannotStart(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
 
 
 def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
-    """Create the job's number, directory and service on the head; it must not get an id in `taken`. Raises Busy."""
+    """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
     job, begun, cluster = submission.job, submission.begun, head.cluster
     launch = launch_of(cluster, submission)
     spec = JobSpec(
@@ -90,5 +90,5 @@ def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitte
     secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
     answer = head.ask("create", stdin={**spec.to_record(), "secrets": secrets})
     if "refused" in answer:
-        raise Busy(answer["refused"])
+        raise CannotStart(answer["refused"])
     return Submitted(answer["id"], answer["log"])
