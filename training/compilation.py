@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
 
+from training.keys import JobError
 from training.parallel.peers import plain
 from training.stepper import Stepper
 
@@ -25,7 +27,7 @@ COST = 60.0
 
 
 @dataclass(frozen=True)
-class Choice:
+class CompileChoice:
     name: str
     """`true` or `false`, as train.compile has it."""
     why: str
@@ -39,26 +41,30 @@ def choose(
     why: str,
     stepper: Stepper,
     batches: Sequence[tuple[Tensor, ...]],
-    left: int,
+    remaining: int,
     maximum: Callable[[Tensor], Tensor],
-) -> Choice:
-    """Choose, and compile the model if that is the choice.
+) -> CompileChoice:
+    """Choose, and compile the model if that is the choice. JobError if it must be compiled and cannot be here.
 
     `wanted` is auto, or what to do and `why`; `batches` are of each shape that this rank trains on, the usual one
-    first; `left` is the number of micro batches that remain; `maximum` is the elementwise one over all ranks.
+    first; `remaining` is the number of micro batches that remain; `maximum` is the elementwise one over all ranks.
     Collective.
     """
     if wanted == "false":
-        return Choice(wanted, why)
+        return CompileChoice(wanted, why)
     if wanted == "true":
         stepper.compile()
-        for batch in batches:  # now, not in the first step, which must not take longer than a heartbeat may be late
-            _seconds(stepper, batch)
-        return Choice(wanted, why)
+        try:
+            for batch in batches:  # now, not in the first step, which must not take longer than a heartbeat may be late
+                _seconds(stepper, batch)
+        except BackendCompilerFailed as error:
+            wrong = f"train.compile = true ({why}): this rank cannot compile the model: {plain(error)}"
+            raise JobError(f"{wrong}; allowed here: false") from error
+        return CompileChoice(wanted, why)
     _seconds(stepper, batches[0])  # the first run sets up kernels and memory
     eager = float(maximum(torch.tensor([_seconds(stepper, batches[0])])))
-    if eager * left * GAIN < COST:
-        return Choice("false", f"{eager * left:.0f} s of micro batches remain, too few to win back a trial")
+    if eager * remaining * GAIN < COST:
+        return CompileChoice("false", f"{eager * remaining:.0f} s of micro batches remain, too few to win back a trial")
     try:
         stepper.compile()
         began = time.perf_counter()
@@ -71,11 +77,11 @@ def choose(
         times, took = [eager, float("inf")], 0.0
     eager, compiled, took = maximum(torch.tensor([*times, took], dtype=torch.float64)).tolist()
     if eager > compiled * WORTH:
-        return Choice("true", f"measured on the slowest rank: {_both(eager, compiled)}, {took:.0f} s to compile")
+        return CompileChoice("true", f"measured on the slowest rank: {_both(eager, compiled)}, {took:.0f} s to compile")
     torch.compiler.set_stance("force_eager")
     if compiled == float("inf"):
-        return Choice("false", "the log of the rank that cannot compile it says why")
-    return Choice("false", f"measured on the slowest rank: {_both(eager, compiled)}")
+        return CompileChoice("false", "the log of the rank that cannot compile it says why")
+    return CompileChoice("false", f"measured on the slowest rank: {_both(eager, compiled)}")
 
 
 def _both(eager: float, compiled: float) -> str:

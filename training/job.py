@@ -34,7 +34,7 @@ _NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class DataSection:
     path: str = key("", "the folder of a token set, see training.data.prepare", bool)
     """The token set's folder, at the same path on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
@@ -52,7 +52,7 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelSection:
     architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
     """Which model is trained."""
     n_layer: int = at_least(1, 12)
@@ -74,7 +74,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class TrainSection:
     steps: int = at_least(1, 1000)
     """Optimizer steps in all."""
     global_batch_tokens: int = at_least(1, 98_304)
@@ -116,7 +116,7 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class CheckpointSection:
     every: int = at_least(1, 50)
     """Steps between checkpoints; the last step always has one."""
     keep: int = at_least(2, 2)
@@ -127,7 +127,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunSection:
     name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: bool(_NAME.fullmatch(value)))
     """Start of the job's id: `demo` becomes demo-1, demo-2, ..."""
     directory: str = text("")
@@ -136,11 +136,11 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    data: Data
-    model: Model = Model()
-    train: Train = Train()
-    checkpoint: Checkpoint = Checkpoint()
-    run: Run = Run()
+    data: DataSection
+    model: ModelSection = ModelSection()
+    train: TrainSection = TrainSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    run: RunSection = RunSection()
 
     def mirror(self, run: str) -> str:
         """The address of this run's mirror; empty: none."""
@@ -160,7 +160,13 @@ class Job:
         return "\n".join(lines)
 
 
-_SECTIONS: dict[str, Any] = {"data": Data, "model": Model, "train": Train, "checkpoint": Checkpoint, "run": Run}
+_SECTIONS: dict[str, Any] = {
+    "data": DataSection,
+    "model": ModelSection,
+    "train": TrainSection,
+    "checkpoint": CheckpointSection,
+    "run": RunSection,
+}
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Job:

@@ -106,18 +106,18 @@ class Loop:
         if wrong:
             raise Failed(wrong)
 
-    def _choose_compilation(self) -> compilation.Choice:
+    def _choose_compilation(self) -> compilation.CompileChoice:
         """Compile the model or not, as the job says or as a measurement shows; a resumed run does as before."""
         train, rows = self.job.train, self.last - self.first
         sizes = dict.fromkeys([min(train.micro_batch, rows), rows % train.micro_batch or min(train.micro_batch, rows)])
         shapes = [torch.zeros(size, self.job.model.block_size + 1, dtype=torch.int64) for size in sizes]
         batches = [self._batch(windows, 0, 0) for windows in shapes]
-        left = (train.steps - self.state.step) * math.ceil(rows / train.micro_batch)
+        remaining = (train.steps - self.state.step) * math.ceil(rows / train.micro_batch)
         wanted, why = train.compile, "as the job says"
         if wanted == "auto":
             wanted, why = self.state.compile, "as in the checkpoint"
         with self.heart.kept(self.state.step, "load"):
-            return compilation.choose(wanted, why, self.stepper, batches, left, self.ranks.maximum)
+            return compilation.choose(wanted, why, self.stepper, batches, remaining, self.ranks.maximum)
 
     def _step(self) -> bool:
         """One optimizer step, with the validation and the checkpoint that are due; True if a stop was requested."""

@@ -38,9 +38,9 @@ class Clock:
         try:
             yield
         finally:
-            whole = time.perf_counter() - start
-            self.seconds[what] = self.seconds.get(what, 0.0) + whole - self._inner
-            self._inner = outer + whole
+            total = time.perf_counter() - start
+            self.seconds[what] = self.seconds.get(what, 0.0) + total - self._inner
+            self._inner = outer + total
 
     def move(self, seconds: float, source: str, target: str) -> None:
         """Count seconds as `target` that were measured as `source`."""

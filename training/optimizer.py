@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.job import Train
+from training.job import TrainSection
 from training.models.base import Model
 
 
-def learning_rate(train: Train, step: int) -> float:
+def learning_rate(train: TrainSection, step: int) -> float:
     """The learning rate of a step (the first is 1): a linear warm-up, then a cosine that ends at min_lr with the last
-    step. A function of the step alone, so a resumed run has the same."""
+    step. A function of only the step, so a resumed run has the same."""
     if step <= train.warmup:
         return train.lr * step / (train.warmup + 1)
     progress = (step - train.warmup) / max(1, train.steps - train.warmup)
@@ -31,7 +31,7 @@ class MuonAndAdamW(torch.optim.Optimizer):
     matrices, and sends the new values to the others. So they agree even if their matmuls differ in the last digits.
     """
 
-    def __init__(self, matrices: list[Tensor], train: Train, adamw: torch.optim.AdamW) -> None:
+    def __init__(self, matrices: list[Tensor], train: TrainSection, adamw: torch.optim.AdamW) -> None:
         self.adamw = adamw
         self.muon = torch.optim.Muon(matrices, lr=train.muon_lr, weight_decay=train.weight_decay)
         for group in self.muon.param_groups:
@@ -82,7 +82,7 @@ def _operations(matrix: Tensor) -> float:
     return 4.0 * larger * smaller**2 + 2.0 * smaller**3
 
 
-def build(model: Model, train: Train) -> torch.optim.Optimizer:
+def build(model: Model, train: TrainSection) -> torch.optim.Optimizer:
     """The job's optimizer, with weight decay on the parameters that the model names."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = []

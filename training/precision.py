@@ -26,7 +26,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Choice:
+class PrecisionChoice:
     name: str
     times: dict[str, float]
     """Seconds of one block, forward and backward, on the slowest rank; empty if the job names the precision."""
@@ -51,7 +51,7 @@ def candidates(device: torch.device) -> list[str]:
     return ["fp32", "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else "fp16"]
 
 
-def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> Choice:
+def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[Tensor], Tensor]) -> PrecisionChoice:
     """Choose a precision: `wanted`, or for auto the measured one. `slowest` returns the maximum of each value over all
     ranks, so that every rank makes the same choice. JobError for a precision that the device does not have."""
     if wanted == "fp16" and device.type != "cuda":
@@ -64,7 +64,7 @@ def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[T
         measured = slowest(torch.tensor([time_block(name, model, device) for name in names], dtype=torch.float64))
         times = dict(zip(names, measured.tolist(), strict=True))
         wanted = names[1] if times[names[1]] * WORTH < times["fp32"] else "fp32"
-    return Choice(wanted, times, matmul_peak(wanted, model, device))
+    return PrecisionChoice(wanted, times, matmul_peak(wanted, model, device))
 
 
 def time_block(name: str, model: Model, device: torch.device) -> float:

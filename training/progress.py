@@ -97,11 +97,11 @@ class Heartbeat:
         """Beat every second from a thread while the block runs, which has no place to do so, such as a compiler."""
         ended = threading.Event()
 
-        def keep() -> None:
+        def beat_every_second() -> None:
             while not ended.wait(1.0):
                 self.beat(step, phase)
 
-        thread = threading.Thread(target=keep, name="heartbeat", daemon=True)
+        thread = threading.Thread(target=beat_every_second, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield

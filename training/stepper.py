@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from training import optimizer
-from training.checkpoint.state import State
-from training.job import Train
+from training.checkpoint.state import TrainingState
+from training.job import TrainSection
 from training.parallel import Parallelism
 
 
 class Stepper:
     """Sets up IPEX if it is installed, precision and the parallelism, in that order; then trains."""
 
-    def __init__(self, train: Train, state: State, parallel: Parallelism, mixed: str) -> None:
+    def __init__(self, train: TrainSection, state: TrainingState, parallel: Parallelism, mixed: str) -> None:
         """`mixed` is accelerate's name of the precision: no, bf16, fp16."""
         self.parallel, self.model = parallel, state.model
         self.accelerator = parallel.accelerator(mixed)
@@ -62,7 +62,7 @@ class Stepper:
         return None if scaler is None else dict(scaler.state_dict())
 
 
-def _apply_ipex(state: State) -> None:
+def _apply_ipex(state: TrainingState) -> None:
     """Use IPEX's kernels without packing the weights, which would make checkpoints and hashes machine-dependent."""
     import intel_extension_for_pytorch as ipex
 

@@ -71,7 +71,7 @@ def _run(job: Job, resume: bool) -> int:
         print(f"error: {error}", file=sys.stderr, flush=True)
         ranks.leave()
         return 1
-    except Exception as error:  # noqa: BLE001 (the other ranks must be told of any error)
+    except Exception as error:  # noqa: BLE001 (the other ranks must get any error)
         _report(error, ranks.explain(error))
         return 1
     if ranks.is_first:

@@ -84,7 +84,7 @@ def nodes(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
 def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return bucket.place(f"{server.url}/sets/tiny")
+    return bucket.open_folder(f"{server.url}/sets/tiny")
 
 
 def test_it_is_made_once_and_brought_to_every_node(
@@ -185,7 +185,7 @@ def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
     nodes: Nodes, there: bucket.Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_backend, "VENV", token_set.VENV)
-    runs = bucket.place(f"{there.url.removesuffix('/sets/tiny')}/runs")
+    runs = bucket.open_folder(f"{there.url.removesuffix('/sets/tiny')}/runs")
     runs.at("demo-7").write("run.json", b"{}")
     runs.at("demo-7").write("job.toml", resolve("smoke", [], 1).text.encode())
     with SshBackend(nodes.cluster) as backend:

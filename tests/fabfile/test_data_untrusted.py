@@ -29,7 +29,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return bucket.place(f"{server.url}/sets/tiny")
+    return bucket.open_folder(f"{server.url}/sets/tiny")
 
 
 @pytest.mark.parametrize("spoil", ["nothing", "no val", "no manifest", "not JSON"])

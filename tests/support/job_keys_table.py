@@ -12,9 +12,9 @@ import json
 from typing import Any
 
 from training import job
-from training.job import Checkpoint, Data, Model, Run, Train
+from training.job import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
 
-SECTIONS: tuple[type[Any], ...] = (Data, Model, Train, Checkpoint, Run)
+SECTIONS: tuple[type[Any], ...] = (DataSection, ModelSection, TrainSection, CheckpointSection, RunSection)
 
 
 def table() -> str:
@@ -24,7 +24,8 @@ def table() -> str:
     for section in SECTIONS:
         for field in dataclasses.fields(section):
             default = json.dumps(field.default) if field.default != "" else "none"
-            cells = (f"`{section.__name__.lower()}.{field.name}`", default, field.metadata["allowed"])
+            table_name = section.__name__.removesuffix("Section").lower()
+            cells = (f"`{table_name}.{field.name}`", default, field.metadata["allowed"])
             meaning = " ".join(meanings[section.__name__, field.name].split())
             rows.append("| " + " | ".join(_cell(cell) for cell in (*cells, meaning)) + " |")
     return "\n".join(rows)

@@ -52,10 +52,10 @@ def done(process: subprocess.Popen[str], code: int = 0) -> str:
     return out + err
 
 
-def place(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
+def place(server: Server, url: str, monkeypatch: pytest.MonkeyPatch) -> bucket.BucketFolder:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    return bucket.place(url)
+    return bucket.open_folder(url)
 
 
 def same(one: Path, other: Path) -> bool:

@@ -74,6 +74,23 @@ def test_what_does_not_pay_is_not_tried(job: Path, tmp_path: Path) -> None:
     assert state(tmp_path / "run", 8)["compile"] == "false"
 
 
+def missing_compiler(_: int) -> None:
+    """As CXX=no-such-c++, which torch reads when it is imported: before these ranks are forked."""
+    from torch._inductor import config
+
+    config.cpp.cxx = (None, "no-such-c++")
+
+
+def test_true_without_a_compiler_is_refused_in_one_line(job: Path, tmp_path: Path) -> None:
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    keys = [*SMALL, "train.compile=true"]
+    group = start(job, tmp_path / "run", 1, keys, environment=cache, before=missing_compiler)
+    assert group.wait(280) == [2]
+    (error,) = [line for line in group.output().splitlines() if line.startswith("error: ")]
+    assert "train.compile = true (as the job says): this rank cannot compile the model: " in error
+    assert "allowed here: false" in error and "Traceback" not in group.output()
+
+
 def no_compiler(_: object) -> None:
     raise RuntimeError("g++ is not here")
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from training import optimizer as optim
-from training.job import Train
+from training.job import TrainSection
 from training.models import cross_entropy as loss
 from training.models import hugging_face
 from training.models.gpt2 import GPT, Cache, Shape
@@ -149,7 +149,7 @@ def test_sampling_does_not_depend_on_the_cache_past_the_end_of_the_context(tempe
 
 def test_the_optimizer_is_fused_and_decays_matrices_only() -> None:
     ours = model()
-    optimizer = optim.build(ours, Train())
+    optimizer = optim.build(ours, TrainSection())
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
     assert {p.dim() for p in optimizer.param_groups[0]["params"]} == {2}
     assert {p.dim() for p in optimizer.param_groups[1]["params"]} == {1}
@@ -168,10 +168,10 @@ def test_a_restored_optimizer_goes_on_to_the_same_bits() -> None:
         optimizer.zero_grad()
 
     first, second = model(), model()
-    optimizer = optim.build(first, Train())
+    optimizer = optim.build(first, TrainSection())
     step(first, optimizer)
     second.load_state_dict(first.state_dict())
-    other = optim.build(second, Train())
+    other = optim.build(second, TrainSection())
     optim.restore(second, other, {name: t.clone() for name, t in optim.tensors(first, optimizer).items()})
     step(first, optimizer)
     step(second, other)
@@ -179,12 +179,12 @@ def test_a_restored_optimizer_goes_on_to_the_same_bits() -> None:
 
 
 def test_the_learning_rate_warms_up_and_ends_at_its_least() -> None:
-    train = Train(steps=10, lr=6e-4, min_lr=6e-5, warmup=2)
+    train = TrainSection(steps=10, lr=6e-4, min_lr=6e-5, warmup=2)
     rates = [optim.learning_rate(train, step) for step in range(1, 11)]
     assert rates[:2] == pytest.approx([2e-4, 4e-4])
     assert rates[-1] == pytest.approx(6e-5)
     assert all(a > b for a, b in itertools.pairwise(rates[2:]))
-    assert optim.learning_rate(Train(steps=1), 1) == pytest.approx(6e-5)
+    assert optim.learning_rate(TrainSection(steps=1), 1) == pytest.approx(6e-5)
 
 
 def test_the_first_loss_is_that_of_a_guess() -> None:

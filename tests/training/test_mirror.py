@@ -28,11 +28,11 @@ KINDS = {"s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
 
 
 @pytest.fixture
-def shelf(request: pytest.FixtureRequest, s3: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
+def shelf(request: pytest.FixtureRequest, s3: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.BucketFolder:
     """This test's own folder of the bucket, as this process sees it."""
     s3.wire.reset()
     use(s3.environment, monkeypatch)
-    return bucket.place(f"{s3.url}/{request.node.name}")
+    return bucket.open_folder(f"{s3.url}/{request.node.name}")
 
 
 def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv(name, value)
 
 
-def train(job: Path, run: Path, shelf: bucket.Place, size: int = 1, *more: str, each: bool = False) -> Group:
+def train(job: Path, run: Path, shelf: bucket.BucketFolder, size: int = 1, *more: str, each: bool = False) -> Group:
     """`each`: no checkpoint overtakes another one on its way to the bucket, as steps of a millisecond would."""
     overrides = [f"checkpoint.mirror={shelf.url}", *more]
     return start(job, run, size, overrides, environment=_environment(), before=one_by_one if each else None)
@@ -65,7 +65,7 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_"))}
 
 
-def steps(shelf: bucket.Place, kind: str = "checkpoints") -> list[str]:
+def steps(shelf: bucket.BucketFolder, kind: str = "checkpoints") -> list[str]:
     """Those that are whole in the mirror of `run`."""
     there = shelf.at("run").at(kind)
     return [name for name in there.folders() if transfer.complete_manifest(there.at(name))]
@@ -81,7 +81,7 @@ def test_a_lost_disk_is_gone_on_after_bit_for_bit(
 ) -> None:
     with KINDS[kind](tmp_path / "server") as server:
         use(server.environment, monkeypatch)
-        shelf = bucket.place(f"{server.url}/runs")
+        shelf = bucket.open_folder(f"{server.url}/runs")
         start(job, tmp_path / "whole", 2).done()
         train(job, tmp_path / "a" / "run", shelf, 2, each=True).done()
         assert steps(shelf) == ["step-000006", "step-000008"]
@@ -99,7 +99,7 @@ def test_a_lost_disk_is_gone_on_after_bit_for_bit(
         checkpoint.verify(tmp_path / "b" / "run" / "best")
 
 
-def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, shelf: bucket.BucketFolder) -> None:
     run = tmp_path / "run"
     train(job, run, shelf, 2, "checkpoint.every=1", each=True).done()
     assert steps(shelf) == ["step-000007", "step-000008"]
@@ -115,7 +115,7 @@ def test_what_is_in_the_bucket_is_what_is_on_disk(job: Path, tmp_path: Path, she
     assert not (run / mirror_process.STAGING / "to").exists()
 
 
-def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
+def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server) -> None:
     """The training goes on at its speed, says what is wrong, and the next checkpoint is there."""
     run = tmp_path / "run"
     overrides = ["train.steps=100000", "checkpoint.every=50", "train.eval_every=1000"]
@@ -137,7 +137,9 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     assert sorted(waits)[-3] < 2, "a checkpoint waited for the bucket"
 
 
-def test_an_end_without_a_server_is_soon_and_good(job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server) -> None:
+def test_an_end_without_a_server_is_soon_and_good(
+    job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server
+) -> None:
     s3.wire.cut()
     run = tmp_path / "run"
     began = time.monotonic()
@@ -150,7 +152,7 @@ def test_an_end_without_a_server_is_soon_and_good(job: Path, tmp_path: Path, she
 
 
 def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
-    job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server
+    job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server
 ) -> None:
     """SIGKILL of the trainer, at moments of the sending; then its disk is lost as well."""
     start(job, tmp_path / "whole").done()
@@ -177,7 +179,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         assert steps(place)[-1] == "step-000008"
 
 
-def test_its_own_process_may_be_killed(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+def test_its_own_process_may_be_killed(job: Path, tmp_path: Path, shelf: bucket.BucketFolder) -> None:
     run = tmp_path / "run"
     group = train(job, run, shelf, 1, "train.steps=100000", "checkpoint.every=20", "train.eval_every=1000")
     wait_for(lambda: len(steps(shelf)) >= 1)
@@ -193,7 +195,9 @@ def test_its_own_process_may_be_killed(job: Path, tmp_path: Path, shelf: bucket.
     assert steps(shelf)[-1] == f"step-{lines(run)[-1]['step']:06d}"
 
 
-def test_an_altered_one_is_skipped_and_the_one_before_is_taken(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+def test_an_altered_one_is_skipped_and_the_one_before_is_taken(
+    job: Path, tmp_path: Path, shelf: bucket.BucketFolder
+) -> None:
     train(job, tmp_path / "a" / "run", shelf, each=True).done()
     newest = shelf.at("run").at("checkpoints").at("step-000008")
     content = newest.read("model.safetensors")
@@ -206,7 +210,7 @@ def test_an_altered_one_is_skipped_and_the_one_before_is_taken(job: Path, tmp_pa
     assert steps(shelf) == ["step-000006", "step-000008"]
 
 
-def test_a_run_never_touches_another_one_s_of_its_name(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+def test_a_run_never_touches_another_one_s_of_its_name(job: Path, tmp_path: Path, shelf: bucket.BucketFolder) -> None:
     """A bucket that outlives its cluster has runs of the same names as the next cluster's."""
     train(job, tmp_path / "a" / "run", shelf).done()
     before = {name: shelf.at("run").at("checkpoints").at(name).read(manifest.NAME) for name in steps(shelf)}
@@ -217,7 +221,7 @@ def test_a_run_never_touches_another_one_s_of_its_name(job: Path, tmp_path: Path
     assert {name: shelf.at("run").at("checkpoints").at(name).read(manifest.NAME) for name in steps(shelf)} == before
 
 
-def test_what_is_here_comes_before_what_is_there(job: Path, tmp_path: Path, shelf: bucket.Place) -> None:
+def test_what_is_here_comes_before_what_is_there(job: Path, tmp_path: Path, shelf: bucket.BucketFolder) -> None:
     run = tmp_path / "run"
     train(job, run, shelf, 1, "train.steps=8").done()
     group = train(job, run, shelf, 1, "--resume", "train.steps=10")
@@ -227,7 +231,7 @@ def test_what_is_here_comes_before_what_is_there(job: Path, tmp_path: Path, shel
 
 
 def test_a_mirror_that_cannot_be_asked_is_no_beginning_from_nothing(
-    job: Path, tmp_path: Path, shelf: bucket.Place, s3: Server
+    job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server
 ) -> None:
     s3.wire.cut()
     group = train(job, tmp_path / "run", shelf, 2, "--resume", "train.timeout=5")

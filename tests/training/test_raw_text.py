@@ -17,7 +17,7 @@ from training import manifest
 from training.data.sources import Corpus, corpus
 from training.store import bucket, transfer
 from training.store import raw_text as raw
-from training.store.bucket import Place, StoreError
+from training.store.bucket import BucketFolder, StoreError
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 SERVERS = {"directory": bucket_servers.directory, "s3": bucket_servers.s3, "blobs": bucket_servers.blobs}
@@ -31,11 +31,11 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def place(server: Server, monkeypatch: pytest.MonkeyPatch) -> Place:
+def place(server: Server, monkeypatch: pytest.MonkeyPatch) -> BucketFolder:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(raw, "PIECE", 2000)
-    return bucket.place(f"{server.url}/{uuid.uuid4().hex}/raw")
+    return bucket.open_folder(f"{server.url}/{uuid.uuid4().hex}/raw")
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def lines(folder: Path) -> list[str]:
     return [json.loads(line)["text"] for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def test_all_of_the_text_comes_back_verified(place: Place, folder: Path, tmp_path: Path) -> None:
+def test_all_of_the_text_comes_back_verified(place: BucketFolder, folder: Path, tmp_path: Path) -> None:
     content = raw.push(found(folder), place)
     assert transfer.complete_manifest(place) and content["lines"] == COUNT and len(content["files"]) > 3
     transfer.pull(place, tmp_path / "back")
@@ -66,30 +66,30 @@ def test_all_of_the_text_comes_back_verified(place: Place, folder: Path, tmp_pat
 
 
 def test_a_killed_push_goes_on_behind_what_has_arrived(
-    place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch
+    place: BucketFolder, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    original = Place.write
+    original = BucketFolder.write
 
-    def write(self: Place, name: str, data: bytes) -> None:
+    def write(self: BucketFolder, name: str, data: bytes) -> None:
         if name.startswith("text-"):
             if len(sent) == 4:
                 raise StoreError("killed")
             sent.append(name)
         original(self, name, data)
 
-    monkeypatch.setattr(Place, "write", write)
+    monkeypatch.setattr(BucketFolder, "write", write)
     monkeypatch.setattr(raw, "AT_ONCE", 1)
     with pytest.raises(StoreError, match="killed"):
         raw.push(found(folder), place)
     assert not transfer.complete_manifest(place) and sent == [f"text-{n:05}.jsonl.gz" for n in range(4)]
     again: list[str] = []
 
-    def write_on(self: Place, name: str, data: bytes) -> None:
+    def write_on(self: BucketFolder, name: str, data: bytes) -> None:
         again.append(name)
         original(self, name, data)
 
-    monkeypatch.setattr(Place, "write", write_on)
+    monkeypatch.setattr(BucketFolder, "write", write_on)
     content = raw.push(found(folder), place)
     assert [name for name in again if name.startswith("text-")] == [
         f"text-{n:05}.jsonl.gz" for n in range(4, len(content["files"]))
@@ -97,7 +97,7 @@ def test_a_killed_push_goes_on_behind_what_has_arrived(
     assert transfer.complete_manifest(place) and content["lines"] == COUNT and place.read(transfer.SENDING) is None
 
 
-def test_another_text_begins_anew(place: Place, folder: Path) -> None:
+def test_another_text_begins_anew(place: BucketFolder, folder: Path) -> None:
     first = raw.push(found(folder), place)
     (folder / "more.txt").write_text("another")
     second = raw.push(found(folder), place)
@@ -106,9 +106,9 @@ def test_another_text_begins_anew(place: Place, folder: Path) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_it_must_be_the_text_that_the_tokens_were_made_from(
-    place: Place, folder: Path, same: bool, capsys: pytest.CaptureFixture[str]
+    place: BucketFolder, folder: Path, same: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens = bucket.place(place.url.removesuffix("/raw"))
+    tokens = bucket.open_folder(place.url.removesuffix("/raw"))
     source: dict[str, Any] = found(folder).describe() if same else {**found(folder).describe(), "bytes": 1}
     tokens.write(manifest.NAME, manifest.render({"source": source}).encode())
     code = raw.main([place.url, "--tokens", tokens.url, str(folder)])
@@ -119,7 +119,7 @@ def test_it_must_be_the_text_that_the_tokens_were_made_from(
 
 
 def test_a_source_that_is_not_there_is_one_line(
-    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    place: BucketFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert raw.main([place.url, "--tokens", place.url, str(tmp_path / "nothing/*.txt")]) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -60,7 +60,7 @@ def test_a_bucket_is_looked_for_in_the_machines_own_region(
     monkeypatch.setattr(bucket, "SETTINGS", tmp_path / "trainyard.env")
     if told is not None:
         bucket.SETTINGS.write_text(told)
-    files = bucket.place("s3://tokens/data")._fs
+    files = bucket.open_folder("s3://tokens/data")._fs
     files.connect()
     assert files.s3.meta.region_name == region
 

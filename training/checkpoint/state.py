@@ -24,7 +24,7 @@ from training.parallel.ranks import Ranks
 
 
 @dataclass
-class State:
+class TrainingState:
     architecture: str
     model: Model
     optimizer: torch.optim.Optimizer
@@ -37,7 +37,7 @@ class State:
     """States of this rank's random generators, loaded when everything else is set up."""
 
 
-def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
+def fresh(job: Job, data: TokenSet, device: torch.device) -> TrainingState:
     """The state before the first step. JobError for weights in model.init_from that cannot be used."""
     torch.manual_seed(job.train.seed)
     cls = architecture(job.model.architecture)
@@ -48,7 +48,7 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> State:
         except hugging_face.WeightsError as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     model.to(device)
-    return State(job.model.architecture, model, optimizers.build(model, job.train))
+    return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))
 
 
 def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
@@ -64,7 +64,7 @@ def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int
     return [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
 
 
-def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
+def resume(state: TrainingState, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
     """Load the newest step that any node has; ranks without it receive it from one that has it. JobError if the
     checkpoint is of another model or other data."""
     newest = max(have)
@@ -90,7 +90,7 @@ def resume(state: State, run: Path, ranks: Ranks, data: TokenSet, have: list[int
     _load(state, saved, tensors, rng, ranks.rank)
 
 
-def _load(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
+def _load(state: TrainingState, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
     with torch.no_grad():
         for name, parameter in state.model.named_parameters():
             parameter.copy_(tensors[f"model.{name}"])
@@ -103,7 +103,7 @@ def _load(state: State, saved: dict[str, Any], tensors: dict[str, Tensor], rng: 
     state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
 
 
-def _check_same(saved: dict[str, Any], state: State, data: TokenSet) -> None:
+def _check_same(saved: dict[str, Any], state: TrainingState, data: TokenSet) -> None:
     before = {"architecture": checkpoint.architecture_of(saved), **saved["shape"]}
     given, optimizer = optimizers.name_of(state.optimizer), saved.get("optimizer", "adamw")
     if given != optimizer:
@@ -137,7 +137,7 @@ def set_generators(saved: dict[str, Tensor] | None, device: torch.device, seed: 
 
 
 def capture(
-    state: State, parallel: Parallelism, ranks: Ranks, data: TokenSet, *, to_resume: bool
+    state: TrainingState, parallel: Parallelism, ranks: Ranks, data: TokenSet, *, to_resume: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Files and state.json of a checkpoint: with `to_resume` everything that resuming needs, else what sampling needs.
     Collective: all ranks call it together."""

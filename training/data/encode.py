@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.data.readers import Document
-from training.data.tokenizer import Engine, EngineError
+from training.data.tokenizer import EngineError, TokenizerEngine
 from training.streams import grouped
 
 BATCH = 1 << 18  # bytes of text: large enough to amortise handing it to a thread, small in memory
@@ -99,8 +99,8 @@ def batches(stream: Iterable[Unit]) -> Iterator[list[Unit]]:
 class Encoder:
     """Encodes batches, to tokens by split as numbers of `dtype`."""
 
-    engine: Engine
-    reference: Engine | None
+    engine: TokenizerEngine
+    reference: TokenizerEngine | None
     """The engine that a sample of the text is compared with; None if `engine` is the reference itself."""
     dtype: str
     seed: int

@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> int:
         if trained is None:
             report(options, f"training a vocabulary of {options.train_vocab:,} tokens")
             trained = vocabulary.train(sample(found, division, options), options.train_vocab)
-        work.keep_vocabulary(trained)
+        work.save_vocabulary(trained)
         tokenise(found, division, trained, work, options)
         if found.changed():
             raise TokenError(f"{options.out}: the source changed while it was read; nothing was finished")
@@ -174,7 +174,7 @@ def tokenise(
     except EngineError as error:
         report(options, f"{error}: starting over with {Tiktoken.name}")
         work.restart(str(error))
-        work.keep_vocabulary(known)
+        work.save_vocabulary(known)
         encode_all(found, division, known, work, options)
     for split, facts in work.splits().items():
         text, tokens = facts["bytes_of_text"], facts["tokens"]

@@ -132,7 +132,7 @@ class PrepareJournal:
         learned = self.journal["vocabulary"]
         return replace(read_ranks(self.work / RANKS), name=learned["name"]) if learned else None
 
-    def keep_vocabulary(self, vocabulary: Vocabulary) -> None:
+    def save_vocabulary(self, vocabulary: Vocabulary) -> None:
         manifest.publish(self.work / RANKS, vocabulary.text())
         self.journal["vocabulary"] = {"name": vocabulary.name, "sha256": vocabulary.digest()}
         self.write_journal()

@@ -96,7 +96,7 @@ class EngineError(Exception):
     """gigatoken cannot be used for this vocabulary or text, or differs from tiktoken; one line for the user."""
 
 
-class Engine:
+class TokenizerEngine:
     name: str
 
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
@@ -122,7 +122,7 @@ class Engine:
         raise NotImplementedError
 
 
-class Tiktoken(Engine):
+class Tiktoken(TokenizerEngine):
     name = f"tiktoken {tiktoken.__version__}"
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
@@ -132,7 +132,7 @@ class Tiktoken(Engine):
         return encode_part(self.encoding, text.decode(), {SEPARATOR} if joined else set())
 
 
-class Gigatoken(Engine):
+class Gigatoken(TokenizerEngine):
     """gigatoken, for `workers` threads at once. `ranks` is the vocabulary's rank file; it is read at every reload.
     EngineError if the package is missing or cannot handle the vocabulary."""
 

@@ -65,7 +65,7 @@ def save(model: type[Model], shape: Any, parameters: Mapping[str, Tensor], folde
 
 
 def _check_config(model: Model, path: Path) -> None:
-    """WeightsError if config.json differs from the model's shape. The weights alone do not show the number of heads:
+    """WeightsError if config.json differs from the model's shape. The weights do not show the number of heads:
     with a wrong one the model would train without an error."""
     if not path.is_file():
         return

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import Tensor, nn
 
-    from training.checkpoint.state import State
+    from training.checkpoint.state import TrainingState
     from training.parallel.ranks import Ranks
 
 
@@ -19,7 +19,7 @@ class Parallelism(Protocol):
     def accelerator(self, mixed: str) -> Accelerator:
         """accelerate's object, set up for this parallelism; `mixed` is its name of the precision: no, bf16, fp16."""
 
-    def wrap(self, state: State, accelerator: Accelerator) -> nn.Module:
+    def wrap(self, state: TrainingState, accelerator: Accelerator) -> nn.Module:
         """Wrap the state's model so that it trains with the other ranks, and return the module to call instead. If this
         replaces the model's parameters, it must also replace the state's optimizer."""
 

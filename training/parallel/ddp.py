@@ -12,7 +12,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from training import optimizer as optimizers
-from training.checkpoint.state import State
+from training.checkpoint.state import TrainingState
 from training.parallel import agreement
 from training.parallel.ranks import Ranks
 
@@ -30,7 +30,7 @@ class OneRank:
             kwargs_handlers=[DistributedDataParallelKwargs(gradient_as_bucket_view=True)],
         )
 
-    def wrap(self, state: State, accelerator: Accelerator) -> nn.Module:
+    def wrap(self, state: TrainingState, accelerator: Accelerator) -> nn.Module:
         self.state, self.accelerate = state, accelerator
         self.module: nn.Module = accelerator.prepare_model(state.model)
         return self.module
@@ -66,7 +66,7 @@ class DDP(OneRank):
     last_bucket = 0.0
     """When (perf_counter) this rank's last gradients were ready to be sent; 0: not since the last `waited`."""
 
-    def wrap(self, state: State, accelerator: Accelerator) -> nn.Module:
+    def wrap(self, state: TrainingState, accelerator: Accelerator) -> nn.Module:
         """Wrap the model in DDP last, after anything that may replace its parameters (IPEX does). A published trainer
         leaves DDP out where it uses IPEX, so its ranks train independently."""
         super().wrap(state, accelerator)

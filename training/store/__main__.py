@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> str:
     """Run the command; returns what to print."""
-    place = bucket.place(args.url)
+    place = bucket.open_folder(args.url)
     if args.command in ("push", "pull"):
         if args.command == "push":
             done = transfer.push(args.folder, place, overwrite=args.overwrite, progress=Progress(label="sent"))
@@ -57,7 +57,7 @@ def _run(args: argparse.Namespace) -> str:
         return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
 
 
-def listing(place: bucket.Place) -> str:
+def listing(place: bucket.BucketFolder) -> str:
     """A line for each folder: its name, and `whole` if it is complete. The place itself is `.`"""
     complete = {name: transfer.complete_manifest(place.at(name)) is not None for name in place.folders()}
     if transfer.complete_manifest(place):

@@ -43,14 +43,14 @@ class StoreError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketFolder:
     """A folder in a bucket. Nothing is cached. The methods raise the cloud library's errors: see `plain_errors`."""
 
     url: str
     _fs: Any
     _path: str
 
-    def at(self, name: str) -> Place:
+    def at(self, name: str) -> BucketFolder:
         """A folder in this one."""
         return replace(self, url=f"{self.url}/{name}", _path=f"{self._path}/{name}")
 
@@ -107,7 +107,7 @@ class Place:
         return [entry for entry in entries if entry["name"].rstrip("/").startswith(self._path.rstrip("/") + "/")]
 
 
-def place(url: str) -> Place:
+def open_folder(url: str) -> BucketFolder:
     """The folder at a URL. StoreError if the URL is invalid, or a library or the machine's identity is missing."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in SCHEMES or not rest.strip("/"):
@@ -122,7 +122,7 @@ def place(url: str) -> Place:
             fs, path = fsspec.core.url_to_fs(url, skip_instance_cache=True, **_options(scheme))
         except ImportError as error:
             raise StoreError(f"{url}: {error.name} is not installed here: this is no image of that cloud's") from None
-    return Place(url, fs, str(path))
+    return BucketFolder(url, fs, str(path))
 
 
 @contextmanager

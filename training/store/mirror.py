@@ -132,7 +132,7 @@ class Mirror:
 def fetch(url: str, run: Path) -> str:
     """Fetch the newest checkpoint and the best model into a run without any; returns why it failed, or empty."""
     try:
-        mirror_process.fetch(bucket.place(url), run)
+        mirror_process.fetch(bucket.open_folder(url), run)
     except bucket.StoreError as error:
         return str(error)
     return ""

@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from training import manifest
 from training.progress import Progress
 from training.store import bucket, transfer
-from training.store.bucket import Place, StoreError
+from training.store.bucket import BucketFolder, StoreError
 
 CLAIM = "run.json"  # in the bucket
 JOB = "job.toml"  # in the bucket and in the run directory
@@ -61,7 +61,7 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> NoReturn:
     while True:
         order = orders.get()
         try:
-            place = place or claim(bucket.place(url), run, resume)
+            place = place or claim(bucket.open_folder(url), run, resume)
             send(place, order["kind"], Path(order["folder"]), keep)
             problem = ""
         except StoreError as error:
@@ -76,7 +76,7 @@ def _read_orders(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-def send(place: Place, kind: str, folder: Path, keep: int) -> None:
+def send(place: BucketFolder, kind: str, folder: Path, keep: int) -> None:
     """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first."""
     transfer.push(folder, place.at(kind).at(folder.name), trusted=True, progress=_ReportBytes())
     kept = 0
@@ -92,7 +92,7 @@ def send(place: Place, kind: str, folder: Path, keep: int) -> None:
                 step.remove(file)
 
 
-def claim(place: Place, run: Path, resume: bool) -> Place:
+def claim(place: BucketFolder, run: Path, resume: bool) -> BucketFolder:
     """Mark the run's folder in the bucket as this run's; StoreError if it belongs to another run."""
     own = _token(transfer.read_if_exists(run / LOCAL_CLAIM))
     with bucket.plain_errors(place.url):
@@ -109,7 +109,7 @@ def claim(place: Place, run: Path, resume: bool) -> Place:
     return place
 
 
-def fetch(place: Place, run: Path) -> None:
+def fetch(place: BucketFolder, run: Path) -> None:
     """Fetch a run's newest checkpoint and best model from its mirror, if it has any. StoreError."""
     with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
@@ -122,7 +122,7 @@ def fetch(place: Place, run: Path) -> None:
         _fetch_newest(place.at("best"), run, run / "best")
 
 
-def _fetch_newest(place: Place, run: Path, target: Path | None) -> str:
+def _fetch_newest(place: BucketFolder, run: Path, target: Path | None) -> str:
     """Download the newest complete step as `target`, or as its own folder in the run's checkpoints. Returns its name,
     empty if there is none. If a step is altered, prints a warning and takes the one before."""
     with bucket.plain_errors(place.url):

@@ -26,7 +26,7 @@ from training.data.sources import Corpus, corpus
 from training.manifest import NAME
 from training.progress import Progress
 from training.store import bucket
-from training.store.bucket import Place, StoreError, plain_errors
+from training.store.bucket import BucketFolder, StoreError, plain_errors
 from training.store.transfer import SENDING, finish
 from training.streams import grouped, ordered_map
 
@@ -46,15 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid)
-        check(found, bucket.place(args.tokens))
-        print(summary(push(found, bucket.place(args.url)), args.url), flush=True)
+        check(found, bucket.open_folder(args.tokens))
+        print(summary(push(found, bucket.open_folder(args.url)), args.url), flush=True)
     except (StoreError, SourceError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.code if isinstance(error, StoreError) else 2
     return 0
 
 
-def check(found: Corpus, tokens: Place) -> None:
+def check(found: Corpus, tokens: BucketFolder) -> None:
     """StoreError if the token set in the bucket was, by its manifest, made from another text."""
     with plain_errors(tokens.url):
         text = tokens.read(NAME)
@@ -72,7 +72,7 @@ def summary(content: dict[str, Any], url: str) -> str:
     return f"{url}: complete; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"
 
 
-def push(found: Corpus, place: Place) -> dict[str, Any]:
+def push(found: Corpus, place: BucketFolder) -> dict[str, Any]:
     """Upload the pieces that are not in the bucket yet; returns the manifest. Raises StoreError, SourceError."""
     with plain_errors(place.url):
         place.check()
@@ -90,7 +90,7 @@ def push(found: Corpus, place: Place) -> dict[str, Any]:
     return manifest.parse_bytes(text, place.url)
 
 
-def _already_sent(place: Place, found: Corpus) -> Listed:
+def _already_sent(place: BucketFolder, found: Corpus) -> Listed:
     """The pieces that an earlier push of the same text has sent, up to the first missing one."""
     text = place.read(SENDING)
     place.remove(NAME)
@@ -109,7 +109,7 @@ def _record(done: Listed, found: Corpus) -> bytes:
     return manifest.render({"files": done, "source": found.describe(), **totals}).encode()
 
 
-def _send_rest(found: Corpus, place: Place, done: Listed) -> Generator[tuple[str, dict[str, Any]], None, None]:
+def _send_rest(found: Corpus, place: BucketFolder, done: Listed) -> Generator[tuple[str, dict[str, Any]], None, None]:
     """Upload the remaining pieces; yields the name and the manifest entry of each, in order, when it has arrived."""
 
     def send(piece: tuple[int, list[Document]]) -> tuple[str, dict[str, Any]]:

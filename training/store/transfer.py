@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from training import manifest
 from training.manifest import NAME, Listed
 from training.progress import Progress
-from training.store.bucket import Place, StoreError, plain_errors
+from training.store.bucket import BucketFolder, StoreError, plain_errors
 from training.streams import ordered_map
 
 SENDING = NAME + ".sending"
@@ -39,7 +39,7 @@ class Moved(NamedTuple):
     kept: int
 
 
-def read_manifest(place: Place) -> tuple[bytes, Listed] | None:
+def read_manifest(place: BucketFolder) -> tuple[bytes, Listed] | None:
     """The manifest of a folder in the bucket, and its files; None: there is none. AlteredError: they do not match."""
     text = place.read(NAME)
     if text is None:
@@ -56,7 +56,7 @@ def read_manifest(place: Place) -> tuple[bytes, Listed] | None:
     return text, {name: {**each, "bytes": sizes[name]} for name, each in listed.items()}
 
 
-def complete_manifest(place: Place) -> bytes | None:
+def complete_manifest(place: BucketFolder) -> bytes | None:
     """The manifest of a folder in the bucket if all its files are there with the right sizes, else None."""
     try:
         found = read_manifest(place)
@@ -66,7 +66,12 @@ def complete_manifest(place: Place) -> bytes | None:
 
 
 def push(
-    folder: Path, place: Place, *, overwrite: bool = False, trusted: bool = False, progress: Progress | None = None
+    folder: Path,
+    place: BucketFolder,
+    *,
+    overwrite: bool = False,
+    trusted: bool = False,
+    progress: Progress | None = None,
 ) -> Moved:
     """Upload a folder. `overwrite` also sends files that are in the bucket already; `trusted` skips verifying checksums
     before, for files that this job has just written. StoreError if it fails."""
@@ -94,7 +99,7 @@ def push(
     return Moved(total - kept, kept)
 
 
-def finish(place: Place, listed: Listed, text: bytes) -> None:
+def finish(place: BucketFolder, listed: Listed, text: bytes) -> None:
     """Write the manifest of an upload; StoreError if a file did not arrive."""
     if missing := missing_files(listed, place.files()):
         raise StoreError(f"{place.url}: {', '.join(missing)} did not arrive completely")
@@ -131,7 +136,7 @@ def _manifest_of_bare(folder: Path) -> dict[str, Any]:
     return {**content, "format": manifest.FORMAT}
 
 
-def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Moved:
+def pull(place: BucketFolder, folder: Path, *, progress: Progress | None = None) -> Moved:
     """Download a folder and verify it; existing files are replaced unless their checksums are right already. StoreError
     if it fails, AlteredError if the folder in the bucket does not match its manifest."""
     with plain_errors(place.url):
@@ -144,7 +149,7 @@ def pull(place: Place, folder: Path, *, progress: Progress | None = None) -> Mov
             return _pull(place, folder, *found, progress or Progress(quiet=True))
 
 
-def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Progress) -> Moved:
+def _pull(place: BucketFolder, folder: Path, text: bytes, listed: Listed, progress: Progress) -> Moved:
     work = folder / manifest.DOWNLOAD
     if work.exists() and read_if_exists(work / NAME) != text:
         shutil.rmtree(work)  # it belongs to another folder, or to another version of this one
@@ -175,7 +180,7 @@ def _pull(place: Place, folder: Path, text: bytes, listed: Listed, progress: Pro
     return Moved(total - present + again, present - again)
 
 
-def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
+def _fetch(place: BucketFolder, name: str, target: Path, listed: Mapping[str, Any], progress: Progress) -> int:
     """Download a file, continuing an earlier attempt; returns how many of its bytes were discarded. AlteredError."""
     discarded, size = 0, int(listed["bytes"])
     while True:
@@ -188,7 +193,7 @@ def _fetch(place: Place, name: str, target: Path, listed: Mapping[str, Any], pro
         discarded = min(had, size)  # they may be damaged: download all of the file again
 
 
-def _append(place: Place, name: str, target: Path, size: int, progress: Progress) -> str:
+def _append(place: BucketFolder, name: str, target: Path, size: int, progress: Progress) -> str:
     """Append the rest of a file of `size` bytes; returns the checksum of all of it."""
     digest = hashlib.sha256()
     if target.is_symlink():
@@ -206,7 +211,7 @@ def _append(place: Place, name: str, target: Path, size: int, progress: Progress
     return digest.hexdigest()
 
 
-def _pieces(place: Place, name: str, start: int, size: int) -> Generator[bytes, None, None]:
+def _pieces(place: BucketFolder, name: str, start: int, size: int) -> Generator[bytes, None, None]:
     """The bytes [start, size) of a file, with several requests at a time."""
 
     def read(begin: int) -> bytes:
