@@ -109,11 +109,11 @@ def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
     A folder named after a kind of cluster is for that kind only. Comments and docstrings are removed, as user data has
     a size limit.
     """
-    left_out = {*CLUSTERS, cloud_config.NAME, "__pycache__"} - {cluster}
+    excluded = {*CLUSTERS, cloud_config.NAME, "__pycache__"} - {cluster}
     found = []
     for path in sorted(bootstrap.rglob("*")):
         name = path.relative_to(bootstrap)
-        if path.is_file() and not left_out.intersection(name.parts):
+        if path.is_file() and not excluded.intersection(name.parts):
             content = _COMMENT.sub(b"", path.read_bytes())
             if path.suffix == ".py":
                 content = _without_docstrings(str(name), content)

@@ -68,7 +68,7 @@ def cheap(settings: Settings) -> None:
     except (OperationError, UsageError):
         return
     if wrong:
-        raise UsageError(f"{wrong[0].check}: {wrong[0].said}; mend: {wrong[0].mend}")
+        raise UsageError(f"{wrong[0].check}: {wrong[0].detail}; mend: {wrong[0].mend}")
 
 
 @prints_json
@@ -79,7 +79,7 @@ def main() -> object:
     args = parser.parse_args()
     settings, record = stack_file.settings(args.stack), stack_record.read(args.stack)
     settings = replace(settings, stack_id=record.id if record else "")
-    return of(settings).offers(settings) if args.offers else [vars(finding) for finding in check(settings)]
+    return of(settings).offers(settings) if args.offers else [finding.record() for finding in check(settings)]
 
 
 if __name__ == "__main__":

@@ -14,10 +14,14 @@ class Finding:
 
     check: str
     state: State
-    said: str
+    detail: str
     mend: str = ""
     """The command or link that repairs it; empty only for `ok`."""
 
     def __post_init__(self) -> None:
         if (self.state == "ok") != (not self.mend):
             raise ValueError(f"{self.check}: {self.state} with mend = {self.mend!r}")
+
+    def record(self) -> dict[str, str]:
+        """Its entry in the JSON that `fab check` reads."""
+        return {"check": self.check, "state": self.state, "said": self.detail, "mend": self.mend}

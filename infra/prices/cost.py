@@ -51,7 +51,7 @@ def main() -> int:
     try:
         if args.refresh:
             done = refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(refresh.CLOUDS))
-            print(json.dumps({"asked": done.asked, "found": done.found, "left": done.left}))
+            print(json.dumps({"asked": done.asked, "found": done.found, "left": done.unchanged}))
         else:
             settings = load(args.stack, stack_file.read(args.stack))
             print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))

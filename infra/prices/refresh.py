@@ -27,7 +27,7 @@ class Refreshed:
 
     asked: int = 0
     found: int = 0
-    left: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
     """Prices that were not changed, and why."""
 
 
@@ -74,4 +74,4 @@ def _refresh_cloud(cloud: str, rows: list[dict[str, Any]], today: str, done: Ref
                 row.pop("estimate", None)
             else:
                 why = f"{len(values)} different prices" if values else "no price"
-                done.left.append(f"{row['sku']} in {region}: {cloud} has {why} for it")
+                done.unchanged.append(f"{row['sku']} in {region}: {cloud} has {why} for it")

@@ -57,7 +57,7 @@ class EngineState:
         directory = stack_record.own_folder("engine", stack)
         with ExitStack() as held:
             try:
-                held.enter_context(operation.lock(directory, alone=not shared, timeout=10.0 if shared else 1.0))
+                held.enter_context(operation.lock(directory, exclusive=not shared, timeout=10.0 if shared else 1.0))
             except operation.LockBusy as busy:
                 who = f"process {busy.holder}" if busy.holder else "another process"
                 raise UsageError(f"stack {stack}: {who} is at work on it; wait for it, or stop it") from None

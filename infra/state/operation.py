@@ -49,16 +49,17 @@ _under_way: set[int] = set()
 
 
 @contextmanager
-def lock(directory: Path, *, alone: bool = False, timeout: float = 30.0) -> Iterator[None]:
+def lock(directory: Path, *, exclusive: bool = False, timeout: float = 30.0) -> Iterator[None]:
     """Lock a directory, made if it is missing. The directory itself is locked, so no lock file is left behind.
 
-    `alone`: exclusively. Raises LockBusy if the lock is not free within `timeout` seconds.
+    `exclusive`: no other operation may hold it, not even shared. Raises LockBusy if the lock is not free within
+    `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
         handle = _open(directory)
         try:
-            if _try_lock(handle, alone) and _is_still(directory, handle):
+            if _try_lock(handle, exclusive) and _is_still(directory, handle):
                 _under_way.add(handle)
                 yield
                 return
@@ -94,9 +95,9 @@ def _holder(directory: Path) -> int:
     return 0
 
 
-def _try_lock(handle: int, alone: bool) -> bool:
+def _try_lock(handle: int, exclusive: bool) -> bool:
     with suppress(BlockingIOError):
-        fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         return True
     return False
 

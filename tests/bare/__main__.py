@@ -46,7 +46,7 @@ def main(words: list[str]) -> int:
     steps = [step for step in STEPS if step in words] or list(STEPS)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     failed: list[str] = []
-    with operation.lock(HOME, alone=True, timeout=1.0), ExitStack() as cleanup:
+    with operation.lock(HOME, exclusive=True, timeout=1.0), ExitStack() as cleanup:
         for name in names:
             machine = BareMachine(name)
             cleanup.callback(machine.stop)
@@ -92,7 +92,7 @@ def last_line(log: Path) -> str:
 
 def clean() -> int:
     """Remove the cache and, of a run that was killed, its machines."""
-    with operation.lock(HOME, alone=True, timeout=1.0):
+    with operation.lock(HOME, exclusive=True, timeout=1.0):
         for name in RELEASES:
             BareMachine(name).stop()
         for directory in HOME.iterdir():

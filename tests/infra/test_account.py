@@ -30,7 +30,7 @@ def test_the_operators_address_is_compared(make: Make, monkeypatch: pytest.Monke
             assert found.mend == f"{SELECT} && pulumi config set adminCidr 198.51.100.4/32 --stack aws-xeon"
     monkeypatch.setenv("TRAINYARD_ADDRESS_ECHO", "http://127.0.0.1:1")
     found = account.address(make("aws-xeon"))
-    assert found.state == "undecided" and "cannot be reached" in found.said
+    assert found.state == "undecided" and "cannot be reached" in found.detail
 
 
 def test_a_local_stack_needs_no_account(good: dict[str, str]) -> None:
@@ -58,7 +58,7 @@ def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
         Finding("rights", "undecided", "not simulated", "look there"),
         Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
     ]
-    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps([vars(finding) for finding in told]))
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps([finding.record() for finding in told]))
     with pytest.raises(Exit) as failed:
         check(Context(), stack="yard", account=True)
     assert failed.value.code == 1

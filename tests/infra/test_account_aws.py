@@ -52,7 +52,7 @@ def test_an_account_that_is_fit(make: Make, moto: str, monkeypatch: pytest.Monke
         *("sign-in", "region", "type", "zone", "quota", "image", "launch")
     }
     said = "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
-    assert finding(found, "quota").said == said
+    assert finding(found, "quota").detail == said
     assert boto3.client("ec2").describe_instances()["Reservations"] == [], "nothing was launched"
 
 
@@ -65,7 +65,7 @@ def test_a_quota_counts_what_others_run_and_not_the_stacks_own(
     ec2.run_instances(**{**launch, "InstanceType": "m6i.4xlarge"})
     with quota(monkeypatch, 96):
         found = finding(aws.check(make("aws-xeon", baseImage=moto)), "quota")
-    assert found.state == "failed" and found.said.endswith("others use 16")
+    assert found.state == "failed" and found.detail.endswith("others use 16")
     assert "--quota-code L-1216C47A --desired-value 120 --region us-east-1" in found.mend
 
 
@@ -80,8 +80,8 @@ def test_a_quota_counts_another_users_stack_of_the_same_name(
     settings = make("aws-xeon", baseImage=moto)
     with quota(monkeypatch, 1000):
         found = finding(aws.check(replace(settings, stack_id="aaaa1111")), "quota")
-        assert found.said.endswith("others use 20"), "bob's, and ada's stack of another state"
-        assert finding(aws.check(settings), "quota").said.endswith("others use 16"), "without an id the owner decides"
+        assert found.detail.endswith("others use 20"), "bob's, and ada's stack of another state"
+        assert finding(aws.check(settings), "quota").detail.endswith("others use 16"), "without an id the owner decides"
 
 
 def test_the_builder_of_spot_nodes_is_judged_by_the_other_quota(
@@ -101,9 +101,9 @@ def test_the_builder_of_spot_nodes_is_judged_by_the_other_quota(
         api, "client", lambda name, *where: Quotas() if name == "service-quotas" else real(name, *where)
     )
     found = aws.check(make("aws-xeon", baseImage=moto, spot="true"))
-    assert finding(found, "quota").said == "3 nodes need 96 vCPUs; the Spot limit is 96, others use 0"
+    assert finding(found, "quota").detail == "3 nodes need 96 vCPUs; the Spot limit is 96, others use 0"
     builder = finding(found, "builder")
-    assert builder.state == "failed" and "(m7i.2xlarge) needs 8 vCPUs; the On-Demand limit is 5" in builder.said
+    assert builder.state == "failed" and "(m7i.2xlarge) needs 8 vCPUs; the On-Demand limit is 5" in builder.detail
     assert "--quota-code L-1216C47A --desired-value 8 " in builder.mend
     asked.clear()
     aws.check(make("aws-xeon", image=baked(moto), spot="true"))
@@ -126,9 +126,9 @@ def test_an_image_is_checked_as_up_will(make: Make, moto: str) -> None:
     ours = baked(moto, {"Key": "trainyard-image", "Value": "0123456789abcdef"})
     assert finding(aws.check(make("aws-xeon", image=ours)), "image").state == "ok"
     untagged = finding(aws.check(make("aws-xeon", image=baked(moto))), "image")
-    assert untagged.state == "failed" and "it has no tag trainyard-image" in untagged.said
+    assert untagged.state == "failed" and "it has no tag trainyard-image" in untagged.detail
     theirs = finding(aws.check(make("aws-xeon", image=moto)), "image")
-    assert theirs.state == "failed" and "this account has no such image in us-east-1" in theirs.said
+    assert theirs.state == "failed" and "this account has no such image in us-east-1" in theirs.detail
 
 
 def test_a_quota_that_cannot_be_asked_is_undecided(make: Make, moto: str) -> None:
@@ -139,7 +139,7 @@ def test_a_quota_that_cannot_be_asked_is_undecided(make: Make, moto: str) -> Non
 def test_a_zone_that_does_not_offer_the_type_names_those_that_do(make: Make, moto: str) -> None:
     settings = make("aws-xeon", zone="use1-az3", baseImage=moto)
     found = finding(aws.check(settings), "zone")
-    assert found.state == "failed" and found.said.startswith("use1-az3 does not offer m7i.8xlarge; these do: use1-az")
+    assert found.state == "failed" and found.detail.startswith("use1-az3 does not offer m7i.8xlarge; these do: use1-az")
     assert found.mend.startswith(f"{SELECT} && pulumi config set zone use1-az")
     with pytest.raises(
         UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: pulumi stack select"
@@ -151,14 +151,14 @@ def test_a_zone_that_does_not_offer_the_type_names_those_that_do(make: Make, mot
 
 def test_a_type_that_does_not_exist_ends_up_before_anything_is_made(make: Make, moto: str) -> None:
     settings = make("aws-xeon", instanceType="m7i.9xlarge")
-    assert finding(aws.check(settings), "type").said == "us-east-1 has no instance type m7i.9xlarge"
+    assert finding(aws.check(settings), "type").detail == "us-east-1 has no instance type m7i.9xlarge"
     with pytest.raises(UsageError, match=r"^type: us-east-1 has no instance type m7i\.9xlarge"):
         account.cheap(settings)
 
 
 def test_a_region_and_an_image_that_are_not(make: Make, moto: str) -> None:
     found = aws.check(make("aws-xeon", region="us-east-9", zone="use9-az1"))
-    assert found[-1].said == "AWS has no region us-east-9"
+    assert found[-1].detail == "AWS has no region us-east-9"
     image = finding(aws.check(make("aws-xeon", image="ami-0123456789abcdef0")), "image")
     assert image.state == "failed" and image.mend == f"{SELECT} && pulumi config set image bake --stack aws-xeon"
 

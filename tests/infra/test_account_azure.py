@@ -69,7 +69,7 @@ def test_a_subscription_that_is_fit(make: Make, place: tuple[Arm, Cloud]) -> Non
     found = azure.check(make("azure-xeon"), place[0])
     assert states(found) == dict.fromkeys(("sign-in", "providers", "region", "type", "quota", "image", "rights"), "ok")
     said = "3 nodes and the builder need 100 of standardDSv6Family (4 of 104 used), 100 of cores (4 of 350 used)"
-    assert finding(found, "quota").said == said
+    assert finding(found, "quota").detail == said
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_wrong_on_azure_comes_with_its_mend(
     check: str, changes: dict[str, str], said: str, mend: str, make: Make, place: tuple[Arm, Cloud]
 ) -> None:
     found = finding(azure.check(make("azure-xeon", **changes), place[0]), check)
-    assert found.state == "failed" and said in found.said and mend in found.mend, found
+    assert found.state == "failed" and said in found.detail and mend in found.mend, found
 
 
 def machine(cloud: Cloud, name: str, size: str, *, stack_id: str = "", owner: str = "ada", **more: Any) -> None:
@@ -114,7 +114,7 @@ def test_a_cluster_that_runs_has_the_cores_that_it_needs(make: Make, place: tupl
     usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
     usages[:] = [usage("cores", 104, 350), usage("lowPriorityCores", 0, 3), usage("standardDSv6Family", 104, 104)]
     found = finding(azure.check(settings, arm), "quota")
-    assert found.state == "ok" and "(104 of 104 used, 100 of them by this stack)" in found.said
+    assert found.state == "ok" and "(104 of 104 used, 100 of them by this stack)" in found.detail
     found = finding(azure.check(make("azure-xeon", nodes="4"), arm), "quota")
     assert found.state == "failed" and "request 136 of standardDSv6Family" in found.mend
 
@@ -131,7 +131,7 @@ def test_the_machines_of_another_users_stack_of_the_same_name_are_counted_as_use
     usages = cloud.lists[f"{COMPUTE}/locations/eastus/usages"]
     usages[:] = [usage("cores", 128, 350), usage("standardDSv6Family", 128, 195)]
     found = finding(azure.check(replace(make("azure-xeon"), stack_id=known), arm), "quota")
-    assert found.state == "failed" and "(128 of 195 used, 32 of them by this stack)" in found.said
+    assert found.state == "failed" and "(128 of 195 used, 32 of them by this stack)" in found.detail
     assert "request 196 of standardDSv6Family in eastus" in found.mend
 
 
@@ -162,9 +162,9 @@ def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Arm
     assert azure.offers(make("azure-xeon"), arm) == ["westus"]
     cloud.lists[f"{COMPUTE}/skus"].pop()
     (found,) = azure.cheap(make("azure-xeon"), arm)
-    assert found.said == "eastus does not offer Standard_D32s_v6 to this subscription: NotAvailableForSubscription"
+    assert found.detail == "eastus does not offer Standard_D32s_v6 to this subscription: NotAvailableForSubscription"
     (found,) = azure.cheap(make("azure-xeon", instanceType="Standard_D33s_v6"), arm)
-    assert found.said == "eastus has no size Standard_D33s_v6"
+    assert found.detail == "eastus has no size Standard_D33s_v6"
 
 
 def test_rights_and_providers_that_lack(make: Make, place: tuple[Arm, Cloud]) -> None:
@@ -173,7 +173,7 @@ def test_rights_and_providers_that_lack(make: Make, place: tuple[Arm, Cloud]) ->
     cloud.lists[f"{ROOT}/providers/Microsoft.Authorization/permissions"] = [contributor]
     cloud.things[f"{ROOT}/providers/microsoft.compute"]["registrationState"] = "NotRegistered"
     found = azure.check(make("azure-xeon"), arm)
-    assert finding(found, "rights").said.startswith("you may not Microsoft.Authorization/roleAssignments/write")
+    assert finding(found, "rights").detail.startswith("you may not Microsoft.Authorization/roleAssignments/write")
     assert finding(found, "providers").mend == "az provider register --wait --namespace Microsoft.Compute"
 
 
@@ -212,6 +212,6 @@ def test_one_image_by_id_in_another_region_is_told(make: Make, place: tuple[Arm,
     }
     settings = make("azure-xeon", image=image)
     found = finding(azure.check(settings, arm), "image")
-    assert found.state == "failed" and "in westus, not in eastus" in found.said
+    assert found.state == "failed" and "in westus, not in eastus" in found.detail
     elsewhere = replace(settings, image=image.replace("1.0.0", "2.0.0"))
-    assert "404 ResourceNotFound" in finding(azure.check(elsewhere, arm), "image").said
+    assert "404 ResourceNotFound" in finding(azure.check(elsewhere, arm), "image").detail

@@ -245,7 +245,7 @@ def test_one_that_the_nodes_do_not_fit_into_is_refused(
     with pytest.raises(UsageError, match=f"capacityReservation = '{OTHER}': {why}"):
         room.given(settings, "m7i.8xlarge", "use1-az6")
     found = account._reservation(settings)
-    assert found.state == "failed" and why in found.said and "capacityReservation" in found.mend
+    assert found.state == "failed" and why in found.detail and "capacityReservation" in found.mend
 
 
 def test_one_that_is_not_there_is_refused(ec2: Ec2, settings: Settings) -> None:

@@ -164,6 +164,6 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
 
 def test_prune_does_not_take_the_base_from_under_a_bake(home: Path) -> None:
     (home / "base/base1/rootfs").mkdir(parents=True)
-    with operation.lock(paths.images(), alone=True), pytest.raises(operation.LockBusy):
+    with operation.lock(paths.images(), exclusive=True), pytest.raises(operation.LockBusy):
         image_cache.prune()
     assert (home / "base/base1/rootfs").is_dir()

@@ -45,40 +45,40 @@ def test_a_watched_command_ends_when_nobody_wants_it(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def _hold(directory: Path, alone: bool, held: Any, done: Any) -> None:
-    with operation.lock(directory, alone=alone):
+def _hold(directory: Path, exclusive: bool, held: Any, done: Any) -> None:
+    with operation.lock(directory, exclusive=exclusive):
         held.set()
         done.wait(60)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_lock_keeps_others_out_and_dies_with_its_holder(alone: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_a_lock_keeps_others_out_and_dies_with_its_holder(exclusive: bool, tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     held, done = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(tmp_path / "lock", alone, held, done))
+    process = context.Process(target=_hold, args=(tmp_path / "lock", exclusive, held, done))
     process.start()
     try:
         assert held.wait(30)
         with (
             pytest.raises(operation.LockBusy) as caught,
-            operation.lock(tmp_path / "lock", alone=not alone, timeout=0.1),
+            operation.lock(tmp_path / "lock", exclusive=not exclusive, timeout=0.1),
         ):
             pass
         assert caught.value.holder == process.pid
-        if not alone:
+        if not exclusive:
             with operation.lock(tmp_path / "lock", timeout=5):
                 pass
     finally:
         process.kill()
         process.join(30)
-    with operation.lock(tmp_path / "lock", alone=True, timeout=5):
+    with operation.lock(tmp_path / "lock", exclusive=True, timeout=5):
         pass
 
 
 def test_a_lock_of_a_directory_that_was_removed_is_taken_on_the_new_one(tmp_path: Path) -> None:
-    with operation.lock(tmp_path / "lock", alone=True):
+    with operation.lock(tmp_path / "lock", exclusive=True):
         (tmp_path / "lock").rmdir()
-        with operation.lock(tmp_path / "lock", alone=True, timeout=5):
+        with operation.lock(tmp_path / "lock", exclusive=True, timeout=5):
             assert (tmp_path / "lock").is_dir()
 
 

@@ -76,9 +76,9 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
 
 def test_what_a_provider_does_not_say_clearly_is_left_and_told(providers: list[Asked], copy: Path) -> None:
     done = refresh.refresh(copy, ("aws",), today=TODAY)
-    assert "ebs-snapshot-gb-month in eu-west-1: aws has 2 different prices for it" in done.left
-    assert "m6i.large in us-east-1: aws has no price for it" in done.left
-    assert done.asked == done.found + len(done.left)
+    assert "ebs-snapshot-gb-month in eu-west-1: aws has 2 different prices for it" in done.unchanged
+    assert "m6i.large in us-east-1: aws has no price for it" in done.unchanged
+    assert done.asked == done.found + len(done.unchanged)
     old = next(line for line in table.TABLE.read_text().splitlines() if '"eu-west-1", sku = "ebs-snap' in line)
     assert old in copy.read_text()
 

@@ -103,8 +103,8 @@ def _zone(settings: Settings) -> str:
         mend = set_key("instanceType", machine_types.DEFAULT, settings.stack)
         raise Unfit(f"no zone of {region(settings)} offers {name}", mend)
     if zone not in offered:
-        said = f"{zone} does not offer {name}; these do: {', '.join(offered)}"
-        raise Unfit(said, set_key("zone", offered[0], settings.stack))
+        problem = f"{zone} does not offer {name}; these do: {', '.join(offered)}"
+        raise Unfit(problem, set_key("zone", offered[0], settings.stack))
     return f"{zone} offers {name} (of {', '.join(offered)})"
 
 

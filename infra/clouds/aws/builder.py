@@ -63,8 +63,8 @@ def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.ManagedMachine]:
         try:
             machine.stop()
         except (OperationError, UsageError) as failed:
-            left = f"the builder {machine.instance} could not be stopped and costs money: {failed}"
-            raise BakeError(f"{error}\n{left}") from error
+            still_running = f"the builder {machine.instance} could not be stopped and costs money: {failed}"
+            raise BakeError(f"{error}\n{still_running}") from error
         raise
 
 
@@ -72,14 +72,14 @@ def await_record(machine: ssm.ManagedMachine, timeout: float = BAKE) -> None:
     """Follow the bootstrap until it has recorded success. Raises BakeError with the end of its log if it failed."""
     machine.start()
     machine.run(_ENSURE_END)
-    began, told, last = time.monotonic(), 0, "nothing: cloud-init has not started the bootstrap"
+    began, printed, last = time.monotonic(), 0, "nothing: cloud-init has not started the bootstrap"
     while True:
         machine.check()
         boot, records, steps = _read(machine.run(_LOOK))
-        for step in steps[told:]:
+        for step in steps[printed:]:
             if step["state"] == "done":
                 print(visible(f"image: {step['step']} {step['seconds']:.0f} s"), flush=True)
-        told, last = len(steps), f"step {steps[-1]['step']}" if steps else last
+        printed, last = len(steps), f"step {steps[-1]['step']}" if steps else last
         # Allow 5 s: setting the clock during the boot may move it by a second or two.
         fresh = {kind: record for kind, record in records.items() if record["time"] > boot - 5}
         if "failed" in fresh:

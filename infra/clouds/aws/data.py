@@ -24,12 +24,12 @@ def name(settings: Settings, account: str) -> str:
 def declare(settings: Settings, provider: aws.Provider, opts: pulumi.ResourceOptions) -> aws.s3.Bucket:
     """A private, encrypted, versioned bucket, TLS only. With keepData it outlives the stack."""
     wanted = name(settings, aws.get_caller_identity(opts=asking(provider)).account_id)
-    keep = settings.cloud.keep_data
-    opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(retain_on_delete=keep))
+    retain = settings.cloud.keep_data
+    opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(retain_on_delete=retain))
     bucket = aws.s3.Bucket(
         "data",
         bucket=wanted,
-        force_destroy=not keep,
+        force_destroy=not retain,
         opts=pulumi.ResourceOptions.merge(opts, _kept(settings, wanted, provider)),
     )
     closed = aws.s3.BucketPublicAccessBlock(

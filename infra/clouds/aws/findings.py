@@ -15,8 +15,8 @@ from infra.errors import OperationError
 class Unfit(Exception):
     """A check has found something wrong, or cannot decide. `mend`: what repairs it, or where to look."""
 
-    def __init__(self, said: str, mend: str, state: State = "failed") -> None:
-        super().__init__(said)
+    def __init__(self, detail: str, mend: str, state: State = "failed") -> None:
+        super().__init__(detail)
         self.mend, self.state = mend, state
 
 

@@ -25,10 +25,10 @@ _KEY = re.compile(r"ssh-ed25519 [A-Za-z0-9+/=]+")
 def read(machine: ssm.ManagedMachine) -> str:
     """`ssh-ed25519 AAAA...`. Raises SsmCommandError if the machine has no such key."""
     machine.await_agent()
-    said = machine.run(_READ).strip()
-    if not _KEY.fullmatch(said):
-        raise ssm.SsmCommandError(f"{machine} has no ed25519 host key: {said[:200]!r}")
-    return said
+    output = machine.run(_READ).strip()
+    if not _KEY.fullmatch(output):
+        raise ssm.SsmCommandError(f"{machine} has no ed25519 host key: {output[:200]!r}")
+    return output
 
 
 class HostKeyProvider(OnceProvider):

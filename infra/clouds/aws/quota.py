@@ -51,14 +51,14 @@ def _quota(settings: Settings, spot: bool, who: str, machines: Counter[str]) -> 
         limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
         needed, used = _vcpus(ec2, machines), _vcpus(ec2, _others(ec2, settings, spot))
     market = "Spot" if spot else "On-Demand"
-    said = f"{who} {needed} vCPUs; the {market} limit is {limit:.0f}, others use {used}"
+    usage = f"{who} {needed} vCPUs; the {market} limit is {limit:.0f}, others use {used}"
     if needed + used > limit:
         raise Unfit(
-            said,
+            usage,
             f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
             f"--desired-value {needed + used} --region {where}",
         )
-    return said
+    return usage
 
 
 def _others(ec2: Any, settings: Settings, spot: bool) -> Counter[str]:

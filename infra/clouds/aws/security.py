@@ -28,7 +28,7 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
     )
     nodes, out = _group(settings, network, "nodes", f"Nodes of the Trainyard stack {settings.stack}", opts)
     # Rules are separate resources; with inline rules the group would delete these.
-    among = aws.vpc.SecurityGroupIngressRule(
+    between_nodes = aws.vpc.SecurityGroupIngressRule(
         "nodes-among-themselves",
         description="Everything from the other nodes",
         security_group_id=nodes.id,
@@ -49,11 +49,11 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
         opts=opts,
     )
     if not builder:
-        return Security(nodes, None, [among, ssh, out])
+        return Security(nodes, None, [between_nodes, ssh, out])
     # Nothing may connect to the builder: its commands come through Systems Manager, which it contacts itself.
     lets_nobody_in = f"Builder of the Trainyard stack {settings.stack}, which lets nobody in"
     baking, its_out = _group(settings, network, "builder", lets_nobody_in, opts)
-    return Security(nodes, baking, [among, ssh, out, its_out])
+    return Security(nodes, baking, [between_nodes, ssh, out, its_out])
 
 
 def _group(

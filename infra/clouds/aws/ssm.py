@@ -97,8 +97,8 @@ class ManagedMachine:
             self._wait()
         output = str(ended["StandardOutputContent"])
         if ended["Status"] != "Success":
-            said = (ended["StandardErrorContent"] or output).strip()
-            raise SsmCommandError(f"{self}: a command ended as {ended['StatusDetails']}: {said}")
+            reason = (ended["StandardErrorContent"] or output).strip()
+            raise SsmCommandError(f"{self}: a command ended as {ended['StatusDetails']}: {reason}")
         return output
 
     def _ask(

@@ -72,11 +72,11 @@ def declare(base: Base, net: Network) -> Data:
         public_access=storage.PublicAccess.NONE,
         opts=base.opts(retain_on_delete=base.kept),
     )
-    _keep_deleted(base, account)
+    _limit_retention(base, account)
     return Data(account, container)
 
 
-def _keep_deleted(base: Base, account: storage.StorageAccount) -> None:
+def _limit_retention(base: Base, account: storage.StorageAccount) -> None:
     """Keep old versions and deleted blobs for some days only: they are billed like other blobs."""
     service = storage.BlobServiceProperties(
         "blobs",

@@ -73,7 +73,7 @@ class Bake:
             builder.stop()
             seal(builder.root)
             builder.unmount()
-            self._keep(builder, base_key, record)
+            self._store(builder, base_key, record)
         finally:
             builder.remove()
 
@@ -131,7 +131,7 @@ class Bake:
                 f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}"
             )
 
-    def _keep(self, builder: NspawnMachine, base_key: str, record: dict[str, Any]) -> None:
+    def _store(self, builder: NspawnMachine, base_key: str, record: dict[str, Any]) -> None:
         """Move the layer into the cache. image.json is written last: without it the folder is no image."""
         target = paths.images() / self.image
         if target.exists():

@@ -80,7 +80,7 @@ def _one_bake_at_a_time(watch: operation.CancellationWatch) -> Iterator[None]:
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(operation.lock(paths.images(), alone=True, timeout=0.1))
+                held.enter_context(operation.lock(paths.images(), exclusive=True, timeout=0.1))
                 break
             except operation.LockBusy:
                 if not waiting:

@@ -63,7 +63,8 @@ def unused() -> list[str]:
 
 def prune() -> list[str]:
     """Remove what no stack uses; a base stays while an image needs it. Raises LockBusy while a stack is baking."""
-    with operation.lock(paths.images(), alone=True, timeout=1.0):  # bakes hold it; theirs is a base without an image
+    # Bakes hold this lock; a base without an image may be theirs.
+    with operation.lock(paths.images(), exclusive=True, timeout=1.0):
         removed = unused()
         doomed, bases = _doomed()
         for name in doomed:

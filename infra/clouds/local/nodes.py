@@ -32,7 +32,7 @@ class NodeProvider(PlainProvider):
     def create(self, props: dict[str, Any]) -> CreateResult:
         node = machine(props["stack"], props["name"])
         paths.close()
-        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
             if not _adopt(node, props):
                 _boot(node, props)
             _limit(node, props)
@@ -56,13 +56,13 @@ class NodeProvider(PlainProvider):
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
         node = machine(news["stack"], news["name"])
-        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
             _limit(node, news)
         return UpdateResult(outs={**olds, **{key: news[key] for key in LIMITS}})
 
     def delete(self, id_: str, props: dict[str, Any]) -> None:
         node = machine(props["stack"], props["name"])
-        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, alone=True):
+        with operation.lock(paths.stack(node.stack)), operation.lock(node.directory, exclusive=True):
             node.remove()
         paths.tidy(node.stack)
 

@@ -26,7 +26,7 @@ NSPAWN_RUN = Path("/run/systemd/nspawn")
 START_TIMEOUT = 10.0
 KEEPER = "keeper"
 """The part of a machine's control group in which keep.sh runs."""
-KEEP = (Path(__file__).parent / "keep.sh").read_text()
+KEEPER_SCRIPT = (Path(__file__).parent / "keep.sh").read_text()
 CONFINED = (
     *(f"--private-users={ids.RANGE}", "--private-users-ownership=off"),
     *("--drop-capability=CAP_MKNOD", "--register=no", "--keep-unit", "--quiet"),
@@ -110,7 +110,9 @@ class NspawnMachine:
             "--rlimit=RLIMIT_NICE=40",
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
-        argv = system_command.in_groups(self._apart(["sh", "-euc", KEEP, "keep.sh", str(self.group), *nspawn]), joins)
+        argv = system_command.in_groups(
+            self._apart(["sh", "-euc", KEEPER_SCRIPT, "keep.sh", str(self.group), *nspawn]), joins
+        )
         with self.console.open("wb") as console:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True, cwd="/"

@@ -90,7 +90,7 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
         return []
     if ids is not None and owner.stranger(stack, ids):
         return []
-    with operation.lock(paths.stack(stack), alone=True, timeout=60.0):
+    with operation.lock(paths.stack(stack), exclusive=True, timeout=60.0):
         swept = [live for live in find(stack) if live.owner not in known]
         for name in sorted({live.owner for live in swept} - {NETWORK, STACK_ID}):
             for machine in _all_of(stack, name):

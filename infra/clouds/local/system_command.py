@@ -82,6 +82,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             return
 
 
-def _failure(argv: Sequence[str], code: int, said: str) -> str:
-    lines = (said or "it printed nothing").splitlines()
+def _failure(argv: Sequence[str], code: int, output: str) -> str:
+    lines = (output or "it printed nothing").splitlines()
     return f"{' '.join(argv)}: exit code {code}: {' / '.join(lines[-3:])}"
