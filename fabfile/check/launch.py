@@ -42,7 +42,7 @@ class ProbeRun:
     """Why the probe failed; empty: it ended well."""
     silent: list[int] = field(default_factory=list)
     """Ranks that were silent when it ended."""
-    left_over: dict[str, str] = field(default_factory=dict)
+    uncleaned: dict[str, str] = field(default_factory=dict)
     """Nodes that could not be cleaned up, and why."""
 
     def of(self, kind: str) -> list[Event]:
@@ -82,7 +82,7 @@ def _launch(
     except TROUBLE as error:
         run.failed = run.failed or str(error)
     finally:
-        run.left_over = clean(sessions, f"trainyard-{name}")
+        run.uncleaned = clean(sessions, f"trainyard-{name}")
     return run
 
 

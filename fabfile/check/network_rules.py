@@ -45,15 +45,15 @@ def mpirun(cluster: SshCluster, run: ProbeRun) -> Verdict:
     silent = [name for name in names if name not in answered]
     again = f"fab ssh {silent[0] if silent else cluster.head.name}"
     problems = []
-    if len(silent) == len(names) and run.left_over:
+    if len(silent) == len(names) and run.uncleaned:
         # mpirun starts no rank before it has reached all nodes.
-        problems.append(Problem("fail", f"mpirun: {run.failed or 'nothing started'}", f"fab ssh {min(run.left_over)}"))
+        problems.append(Problem("fail", f"mpirun: {run.failed or 'nothing started'}", f"fab ssh {min(run.uncleaned)}"))
     elif silent:
         why = f" ({run.failed})" if run.failed else ""
         problems.append(Problem("fail", f"{some(silent, between=', ')} did not answer to mpirun{why}", again))
     elif run.failed:
         problems.append(Problem("fail", f"mpirun: {run.failed}", again))
-    problems += left_over(run)
+    problems += cleanup_warnings(run)
     return judge("mpirun", problems, f"{len(names)} of {len(names)} nodes answer, started over SSH from {names[0]}")
 
 
@@ -62,9 +62,9 @@ def network(cluster: SshCluster, run: ProbeRun) -> Verdict:
     names = [node.name for node in cluster.nodes]
     results = run.of("result")
     if not results:
-        return judge("all-reduce", [broken_off(cluster, names, run), *left_over(run)], "")
+        return judge("all-reduce", [broken_off(cluster, names, run), *cleanup_warnings(run)], "")
     result = results[-1]
-    problems = [*slow_links(names, result["links"]), *left_over(run)]
+    problems = [*slow_links(names, result["links"]), *cleanup_warnings(run)]
     if result["wrong"]:
         text = f"the sum over all nodes is wrong in {result['wrong']} places"
         mend = "fab run 'sudo dmesg | tail' (memory and network errors), then fab check"
@@ -100,8 +100,8 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: ProbeRun) -> Prob
         text = f"{quiet} stopped answering during: {phases.get(0) or 'the start'} (hung, or cut off)"
         return Problem("fail", text, f"fab ssh {names[run.silent[0]]}")
     errors = run.of("error")
-    if not phases and run.left_over:
-        cut = sorted(run.left_over)
+    if not phases and run.uncleaned:
+        cut = sorted(run.uncleaned)
         return Problem("fail", f"{some(cut, between=', ')} stopped answering before the start", f"fab ssh {cut[0]}")
     if not errors:
         return Problem("fail", run.failed or "no result", f"fab ssh {names[0]}")
@@ -114,10 +114,10 @@ def broken_off(cluster: SshCluster, names: Sequence[str], run: ProbeRun) -> Prob
     return Problem("fail", text[:300], f"open all TCP ports between the nodes (gloo waits {GLOO_S} s), then fab check")
 
 
-def left_over(run: ProbeRun) -> list[Problem]:
+def cleanup_warnings(run: ProbeRun) -> list[Problem]:
     """A warning for each node that could not be cleaned up."""
     text = "{} could not be cleaned up ({}): its systemd ends the rest by itself"
-    return [Problem("warn", text.format(*item), f"fab ssh {item[0]}") for item in sorted(run.left_over.items())]
+    return [Problem("warn", text.format(*item), f"fab ssh {item[0]}") for item in sorted(run.uncleaned.items())]
 
 
 def measured(links: Links) -> dict[Pair, float]:

@@ -195,9 +195,9 @@ def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Itera
     poller = select.poll()
     poller.register(channel.fileno(), select.POLLIN)
     while True:
-        left = max(0.0, deadline - time.monotonic())
+        remaining = max(0.0, deadline - time.monotonic())
         ended = channel.exit_status_ready()
-        poller.poll(min(left, _DRAIN_SECONDS if ended else _POLL_SECONDS) * 1000)
+        poller.poll(min(remaining, _DRAIN_SECONDS if ended else _POLL_SECONDS) * 1000)
         # Checked before reading: output that came between the last read and the check would be lost.
         closed = channel.eof_received or channel.closed
         out = channel.recv(1 << 16) if channel.recv_ready() else b""
@@ -207,12 +207,12 @@ def parts(channel: Channel, timeout: float | None, quiet: float | None) -> Itera
             heard = time.monotonic()  # set after the yield: the reader's own time is not the command's silence
             continue
         if closed:  # a command may close its output and go on
-            if not channel.status_event.wait(None if timeout is None else left):
+            if not channel.status_event.wait(None if timeout is None else remaining):
                 raise Late(f"not finished after {timeout:g} s")
             return
         if ended:
             return
-        if left == 0:
+        if remaining == 0:
             raise Late(f"not finished after {timeout:g} s")
         if quiet is not None and time.monotonic() - heard > quiet:
             raise Late(f"silent for {quiet:g} s")

@@ -162,16 +162,16 @@ def apart(items: Generator[T, None, None]) -> Iterator[T]:
     thread only, so this thread is safe."""
     # Not a Queue: it is written in Python, where Ctrl-C can leave its lock taken in the same way.
     taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-    left = threading.Event()
+    closed = threading.Event()
 
     def take() -> None:
         try:
             with closing(items):
                 for item in items:
                     taken.put((item, None))
-                    while taken.qsize() > AHEAD and not left.is_set():
+                    while taken.qsize() > AHEAD and not closed.is_set():
                         time.sleep(0.01)
-                    if left.is_set():
+                    if closed.is_set():
                         return
             taken.put((None, StopIteration()))
         except BaseException as error:  # noqa: BLE001 - raised again below, in the caller's thread
@@ -187,4 +187,4 @@ def apart(items: Generator[T, None, None]) -> Iterator[T]:
                 raise error
             yield item  # type: ignore[misc] # None only with an error
     finally:
-        left.set()
+        closed.set()

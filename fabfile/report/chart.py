@@ -23,7 +23,7 @@ STRIPS = 200
 _SIDE = 1000
 _ROOM, _ROOM_QUIET = 34, 17
 """Pixels that a line's name takes: two rows of text, one for the quiet ones."""
-_NAMED_MARKS = 4
+_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Chart:
     form: Callable[[float | None], str] = numbers.plain
     """Formats a value."""
     from_zero: bool = False
-    marks: Sequence[Mark] = ()
+    annotations: Sequence[Mark] = ()
     x_name: str = "step"
     height: int = 240
     """Height of the plot, in pixels."""
@@ -93,16 +93,16 @@ class Drawing:
         self.lines = [line for line in chart.lines if line.points]
         xs = [x for line in self.lines for x, _ in line.points]
         ys = [y for line in self.lines for _, y in line.points]
-        self._left, self._right = min(0.0, *xs), max(xs)
-        if self._right <= self._left:
-            self._right = self._left + 1
-        every = numbers.ticks(self._left, self._right, 4)
-        self._x_ticks = [tick for tick in every if self._left <= tick <= self._right and tick == int(tick)]
+        self._x_min, self._x_max = min(0.0, *xs), max(xs)
+        if self._x_max <= self._x_min:
+            self._x_max = self._x_min + 1
+        every = numbers.ticks(self._x_min, self._x_max, 4)
+        self._x_ticks = [tick for tick in every if self._x_min <= tick <= self._x_max and tick == int(tick)]
         self._y_ticks = numbers.ticks(min([0.0, *ys] if chart.from_zero else ys), max(ys))
 
     def x(self, value: float) -> float:
         """The place of a value of the x axis."""
-        return _SIDE * (value - self._left) / (self._right - self._left)
+        return _SIDE * (value - self._x_min) / (self._x_max - self._x_min)
 
     def y(self, value: float) -> float:
         """The place of a value of the y axis, from the top."""
@@ -123,24 +123,24 @@ class Drawing:
         ]
 
     def x_labels(self) -> list[tuple[float, str, str]]:
-        """(left, classes, text)"""
+        """(percent from the left, classes, text)"""
         labels = []
         for index, (value, number) in enumerate(zip(self._x_ticks, numbers.axis(self._x_ticks), strict=True)):
-            left = self.x(value) / 10
-            edge = " first" if left < 4 else " last" if left > 96 else ""
+            percent = self.x(value) / 10
+            edge = " first" if percent < 4 else " last" if percent > 96 else ""
             text = number if index else f"{self.chart.x_name} {number}"
-            labels.append((left, f"x{edge}{' odd' if index % 2 else ''}", text))
+            labels.append((percent, f"x{edge}{' odd' if index % 2 else ''}", text))
         return labels
 
     def mark_names(self) -> list[tuple[float, Mark]]:
-        """(left, mark) of the restarts, if they are few enough to be readable."""
-        named = [mark for mark in self.chart.marks if mark.kind == "restart"]
-        return [(self.x(mark.x) / 10, mark) for mark in named] if len(named) <= _NAMED_MARKS else []
+        """(percent from the left, mark) of the restarts, if they are few enough to be readable."""
+        named = [mark for mark in self.chart.annotations if mark.kind == "restart"]
+        return [(self.x(mark.x) / 10, mark) for mark in named] if len(named) <= _MOST_NAMED else []
 
     def paths(self) -> list[tuple[str, str, str]]:
         """(shape, classes, text when pointed at) of the grid, the marks and the lines."""
         found = [(f"M0 {self.y(value):.1f}h{_SIDE}", "grid", "") for value in self._y_ticks]
-        for mark in self.chart.marks:
+        for mark in self.chart.annotations:
             x = min(_SIDE, max(0.0, self.x(mark.x)))
             shape = f"M{x:.1f} 0V{_SIDE}" if mark.kind == "restart" else f"M{x:.1f} {_SIDE}v-30"
             found.append((shape, f"{mark.kind} {mark.colour}", mark.text))
@@ -158,20 +158,20 @@ class Drawing:
         """(left, width, text): for each strip the values at its middle, of the lines with a point in it."""
         every = sorted({x for line in self.lines for x, _ in line.points})
         middles = every if len(every) <= STRIPS else [every[len(every) * i // STRIPS] for i in range(STRIPS)]
-        edges = [self._left, *((a + b) / 2 for a, b in pairwise(middles)), self._right]
+        edges = [self._x_min, *((a + b) / 2 for a, b in pairwise(middles)), self._x_max]
         found = []
         for x, start, end in zip(middles, edges, edges[1:], strict=False):
             texts = [f"{self.chart.x_name} {numbers.count(x)}"]
             for line in self.lines:
                 if (value := _value_at(line, x, start, end)) is not None:
                     texts.append(f"{line.full_name}: {self.chart.form(value)}")
-            texts += [mark.text for mark in self.chart.marks if start <= mark.x < end]
+            texts += [mark.text for mark in self.chart.annotations if start <= mark.x < end]
             found.append((self.x(start), max(0.5, self.x(end) - self.x(start)), "\n".join(texts)))
         return found
 
     def names(self) -> list[tuple[float, ChartLine, str]]:
         """(top, line, last value): the lines' names at their ends, moved apart where two would overlap."""
-        near = self._left + 0.98 * (self._right - self._left)
+        near = self._x_min + 0.98 * (self._x_max - self._x_min)
         lines = [
             line for line in self.lines if line.labelled and (line.colour != "quiet" or line.points[-1][0] >= near)
         ]
@@ -207,7 +207,7 @@ def chart_data(runs: Sequence[JobRun], charts: Sequence[Chart]) -> dict[str, Any
             "fromZero": chart.from_zero,
             "begin": chart.begin,
             "lines": [_line(line, known[line.run]["step"]) for line in chart.lines if line.points],
-            "marks": [{"run": mark.run, "x": mark.step, "kind": mark.kind} for mark in chart.marks],
+            "marks": [{"run": mark.run, "x": mark.step, "kind": mark.kind} for mark in chart.annotations],
         }
         for chart in charts
     ]

@@ -80,9 +80,9 @@ def loss(runs: Sequence[JobRun]) -> Chart:
     if cut:
         notes.append(f"Not drawn, to show the rest: before {axis.name} {numbers.count(cut[0])}, up to {cut[1]:.3f}.")
     begin = cut[0] if cut and not axis.in_tokens else None
-    marks = [*(_checkpoints(axis) if _has_ticks(runs) else []), *_restarts(axis)]
-    also: dict[str, Any] = {"marks": marks, "x_name": axis.name, "height": 300, "note": " ".join(notes), "begin": begin}
-    return Chart(title="Loss", unit="nats per token", lines=lines, form=numbers.fixed, **also)
+    annotations = [*(_checkpoints(axis) if _has_ticks(runs) else []), *_restarts(axis)]
+    also: dict[str, Any] = {"annotations": annotations, "x_name": axis.name, "note": " ".join(notes), "begin": begin}
+    return Chart(title="Loss", unit="nats per token", lines=lines, form=numbers.fixed, height=300, **also)
 
 
 def _without_steep_start(lines: list[ChartLine]) -> tuple[list[ChartLine], tuple[float, float] | None]:
@@ -108,13 +108,13 @@ def speed(runs: Sequence[JobRun]) -> Chart:
     note = "A node's own speed is that of its computing alone, without waiting for the others." if own else ""
     name = "all nodes" if len(runs) == 1 and len(runs[0].all_nodes) > 1 else ""
     lines = [*own, *axis.lines(lambda point: point.tokens_per_s, name)]
-    also: dict[str, Any] = {"from_zero": True, "marks": _restarts(axis), "x_name": axis.name}
+    also: dict[str, Any] = {"from_zero": True, "annotations": _restarts(axis), "x_name": axis.name}
     return Chart(title="Speed", unit="tokens per second", lines=lines, form=numbers.count, note=note, **also)
 
 
 def _small_charts(runs: Sequence[JobRun]) -> list[Chart]:
     axis = Axis(runs)
-    also: dict[str, Any] = {"from_zero": True, "marks": _restarts(axis), "x_name": axis.name, "height": 150}
+    also: dict[str, Any] = {"from_zero": True, "annotations": _restarts(axis), "x_name": axis.name, "height": 150}
     norm, rate = axis.lines(lambda point: point.grad_norm), axis.lines(lambda point: point.lr)
     return [
         Chart(title="Gradient norm", unit="before clipping", lines=norm, form=numbers.plain, **also),
@@ -163,12 +163,12 @@ def _checkpoints(axis: Axis) -> list[Mark]:
 
 
 def _restarts(axis: Axis) -> list[Mark]:
-    marks = []
+    annotations = []
     for index, run in enumerate(axis.runs):
         for before, after in pairwise(run.attempts):
             if after.after_step is not None:
                 lost = [node for node in before.nodes if node not in after.nodes]
                 without = f", without {', '.join(lost)}" if lost else ""
                 text = f"restart after step {numbers.plain(after.after_step)}{without}"
-                marks.append(axis.mark(index, after.after_step, text, "restart"))
-    return marks
+                annotations.append(axis.mark(index, after.after_step, text, "restart"))
+    return annotations

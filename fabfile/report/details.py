@@ -135,8 +135,8 @@ def log(run: JobRun) -> list[tuple[str, str, str]]:
     """(time since the start, who, text) of the log's important lines; a gap is a row with the number left out."""
     start = run.started if run.started is not None else run.notes[0][0] if run.notes else 0.0
     rows = [(_clock(when - start), who, text) for when, who, text in run.notes]
-    if run.notes_left_out:
-        rows.insert(len(rows) // 2, ("", "", f"… {run.notes_left_out} more lines …"))
+    if run.notes_omitted:
+        rows.insert(len(rows) // 2, ("", "", f"… {run.notes_omitted} more lines …"))
     return rows
 
 

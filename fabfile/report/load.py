@@ -83,7 +83,7 @@ def run_of(
         skipped=int(number(metrics.get("skipped")) or 0),
         attempts=attempts,
         notes=tuple(_note(note) for note in _rows(log.get("notes"))),
-        notes_left_out=int(number(log.get("left_out")) or 0),
+        notes_omitted=int(number(log.get("left_out")) or 0),
         on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),

@@ -55,9 +55,9 @@ def span(seconds: float | None) -> str:
         return f"{seconds * 1000:.2g} ms" if seconds > 0 else "0 s"
     if seconds < 59.5:
         return f"{seconds:.{2 if seconds < 1 else 1 if seconds < 10 else 0}f} s"
-    whole, minutes, hours = (round(seconds / unit) for unit in (1, 60, 3600))
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60} s"
+    rounded, minutes, hours = (round(seconds / unit) for unit in (1, 60, 3600))
+    if rounded < 3600:
+        return f"{rounded // 60} m {rounded % 60} s"
     return f"{minutes // 60} h {minutes % 60} m" if minutes < 48 * 60 else f"{hours // 24} d {hours % 24} h"
 
 

@@ -93,7 +93,7 @@ class JobRun:
     attempts: tuple[JobStart, ...] = ()
     notes: tuple[tuple[float, str, str], ...] = ()
     """(time, who, text) of the log's important lines."""
-    notes_left_out: int = 0
+    notes_omitted: int = 0
     on_disk: tuple[int, ...] = ()
     """Steps whose checkpoints still exist."""
     best_on_disk: float | None = None

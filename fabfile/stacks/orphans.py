@@ -26,13 +26,13 @@ _GROUP_TYPE = "azure-native:resources:ResourceGroup"
 Resource = dict[str, Any]  # a resource as infra.clouds.audit lists it
 
 
-def about(stack: str) -> dict[str, Any]:
+def facts_of(stack: str) -> dict[str, Any]:
     """The facts of the stack's file, and `state`: the stack's identity by its state (see pulumi_cli.identity). Without
     a usable file the stack is taken for a local one, which is found by its name. Exit 2 for a cloud's stack without
     `pulumi`, for one without a file whose state has a cloud's resources, and for a broken file of a stack that has
     neither state nor resources here: without the file nobody knows where to look."""
     try:
-        facts = pulumi_cli.about(stack)
+        facts = pulumi_cli.facts_of(stack)
     except Exit as error:
         types = [entry["type"] for entry in pulumi_cli.exported(stack)] if pulumi_cli.has_pulumi() else []
         if any(not kind.startswith(_LOCAL_TYPES) for kind in types):

@@ -248,7 +248,7 @@ def unknown(stack: str) -> Exit:
     return Exit(f"stack {stack} is unknown: there is no stacks/Pulumi.{stack}.yaml; there are: {there}", code=USAGE)
 
 
-def about(stack: str) -> dict[str, Any]:
+def facts_of(stack: str) -> dict[str, Any]:
     """The facts of infra.config.summary from the stack's file; Exit 2 if the file cannot be used."""
     found: dict[str, Any] = answer("config.summary", stack)
     return found

@@ -54,8 +54,8 @@ def end_language_hosts() -> None:
 
 def _locks(stack: str) -> list[dict[str, Any]] | None:
     """The holders of the stack's locks; None if the backend has no files on this machine."""
-    about = json.loads(pulumi_cli.ask(["pulumi", "about", "--json"]))
-    url = urlparse((about.get("backend") or {}).get("url", ""))
+    info = json.loads(pulumi_cli.ask(["pulumi", "about", "--json"]))
+    url = urlparse((info.get("backend") or {}).get("url", ""))
     if url.scheme != "file":
         return None
     root = Path(url.netloc + url.path).expanduser()

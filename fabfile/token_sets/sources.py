@@ -29,7 +29,7 @@ from fabfile.remote.fleet import Fleet, apart
 ASK_BYTES = 1 << 30
 """A folder larger than this is sent only after a question."""
 FOLDER = "sources"
-_TELL = 5.0
+_PROGRESS_S = 5.0
 _END_S = 600.0
 """Seconds for the head to finish writing after the last byte is sent."""
 
@@ -174,6 +174,6 @@ def _packed(channel: paramiko.Channel, local: LocalFiles) -> Generator[int, None
         for file in local.files:
             archive.add(str(file), str(local.name(file)), filter=anonymous)
             done += file.stat().st_size
-            if time.monotonic() - shown > _TELL:
+            if time.monotonic() - shown > _PROGRESS_S:
                 shown = time.monotonic()
                 yield done

@@ -79,7 +79,7 @@ def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, ye
     run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
 
 
-def keep_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
+def store_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
     """Copy the token set's source text from the head to the bucket, into URL/raw. `url` is quoted for a shell."""
     reading = _reading(data, text(fleet, data, yes=yes))
     argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {reading}"

@@ -27,7 +27,7 @@ MANIFEST = "manifest.json"
 _BARE = ("train.bin", "val.bin")
 _CHUNK = 1 << 18
 _LONGEST_MANIFEST = 64 << 20
-_TELL = 5.0
+_PROGRESS_S = 5.0
 _QUIET = 120.0
 """Seconds without progress after which the connection counts as lost."""
 
@@ -107,7 +107,7 @@ def _send(fleet: Fleet, file: Path, target: str) -> None:
             while chunk := source.read(_CHUNK):
                 channel.sendall(chunk)
                 there += len(chunk)
-                if time.monotonic() - shown > _TELL:
+                if time.monotonic() - shown > _PROGRESS_S:
                     shown = time.monotonic()
                     say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
             channel.shutdown_write()

@@ -102,15 +102,15 @@ def data(
     with Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[cluster.head.name].folder
         store = f"{token_set.python(folder)} training.store"
-        if files or overwrite or not is_whole(fleet, store, url):
+        if files or overwrite or not is_complete(fleet, store, url):
             if files:
                 upload(fleet, files, path)
             else:
                 token_set.make(fleet, folder, wanted, overwrite=overwrite, yes=yes)
             again = " --overwrite" if overwrite else ""
             token_set.run(fleet, [cluster.head], f"cd ~; {store} push {url} {shlex.quote(path)}{again}")
-        if raw and not is_whole(fleet, store, f"{url}/raw"):
-            token_set.keep_text(fleet, folder, wanted, url, yes=yes)
+        if raw and not is_complete(fleet, store, f"{url}/raw"):
+            token_set.store_text(fleet, folder, wanted, url, yes=yes)
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster.shared_dir) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
     say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
@@ -122,7 +122,7 @@ def address(data_url: str, path: str) -> str:
     return shlex.quote(f"{data_url.rstrip('/')}/{path.removeprefix('~').strip('/')}")
 
 
-def is_whole(fleet: Fleet, store: str, url: str) -> bool:
+def is_complete(fleet: Fleet, store: str, url: str) -> bool:
     """Whether the bucket has a complete set at `url`, asked from the head; Exit if that fails."""
     head = fleet.cluster.head
     result = fleet.run(f"cd ~; {store} list {url}", nodes=[head], timeout=_LIST)[head.name]

@@ -80,7 +80,7 @@ def _the_only_one() -> Iterator[None]:
 
 def _refuse_to_take_over() -> None:
     """Exit 1 if a cluster of the demo's name exists: this demo must not use or remove it."""
-    found = orphans.find(STACK, [], orphans.about(STACK))
+    found = orphans.find(STACK, [], orphans.facts_of(STACK))
     whose = ", ".join(sorted({str(each["whose"]) for each in orphans.strangers(found)}))
     if whose:
         raise Exit(f"stack {STACK} on this machine is of {whose}: wait until it is gone", code=1)

@@ -27,7 +27,7 @@ def destroy(
     if keep_data and delete_data:
         raise Exit("--keep-data and --delete-data: only one of them", code=2)
     must_be_answerable(yes)
-    facts = orphans.about(stack)
+    facts = orphans.facts_of(stack)
     removal.show_destroy(stack, facts)
     work_lost.say_of_destroy(stack)
     if not yes:

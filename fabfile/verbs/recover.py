@@ -15,7 +15,7 @@ from fabfile.stacks import orphans, pulumi_cli, pulumi_lock, removal
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
     must_be_answerable(yes)
-    facts = orphans.about(stack)
+    facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
     if not yes:
         ask(f"free the lock of stack {stack} and remove what its state does not know?")
@@ -42,7 +42,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
 @task
 def audit(_c: Context, stack: str = "") -> None:
     """List everything of the stack that exists outside its state."""
-    facts = orphans.about(stack)
+    facts = orphans.facts_of(stack)
     found = orphans.find(stack, orphans.known(stack, facts), facts)
     if found:
         orphans.show(found, facts)

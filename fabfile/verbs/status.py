@@ -41,10 +41,10 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
         all_nodes = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes)}
         say(json_text.dumps({**all_nodes, "nodes": nodes}, indent=2))
         return
-    rows, left_out = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
+    rows, dropped = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
     say(table(rows))
-    if left_out:
-        say(hint(f"not shown, for want of columns: {', '.join(left_out)} (fab status --wide)"))
+    if dropped:
+        say(hint(f"not shown, for want of columns: {', '.join(dropped)} (fab status --wide)"))
     for node in nodes:
         if node["reason"]:
             say(f"{node['name']} is {node['state']}: {node['reason'].removeprefix(node['name'] + ' ')}")
@@ -96,14 +96,14 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
 
 def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[str]]:
     """Drop less needed columns until the table fits into `columns` characters (0: no limit); (table, dropped names)."""
-    left_out: list[str] = []
+    dropped: list[str] = []
     for name in _LESS_NEEDED:
         if not columns or max(map(len, table(rows).splitlines())) <= columns:
             break
         place = rows[0].index(name)
         rows = [[*row[:place], *row[place + 1 :]] for row in rows]
-        left_out.append(name)
-    return rows, left_out
+        dropped.append(name)
+    return rows, dropped
 
 
 def _state(result: Result, answer: Mapping[str, Any]) -> tuple[str, str]:
@@ -155,8 +155,8 @@ def _limits(limits: Mapping[str, Any] | None) -> tuple[str, str]:
     """(time until the node ends itself, idle time of the time allowed): `in 3h20m`, `12m of 60m`."""
     if not limits:
         return "-", "-"
-    left = limits["expires_in_seconds"]
-    ends = "-" if left is None else f"in {duration(left)}" if left > 0 else "now"
+    remaining = limits["expires_in_seconds"]
+    ends = "-" if remaining is None else f"in {duration(remaining)}" if remaining > 0 else "now"
     if not limits["idle_minutes"]:
         return ends, "-"
     return ends, limits["used_by"] or f"{duration(limits['idle_seconds'])} of {limits['idle_minutes']}m"

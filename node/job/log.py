@@ -132,7 +132,7 @@ def main(argv: list[str]) -> int:
         if lines:
             send({"lines": lines, "offset": offset})
             continue
-        if over and offset >= end(path, whole_lines=True):
+        if over and offset >= end(path, complete_lines=True):
             send({"state": state, "offset": offset})
             return 0
         send({"offset": offset})  # ends this program if its reader is gone
@@ -186,10 +186,10 @@ def read(path: Path, offset: int, wanted: Callable[[list[str]], bool]) -> tuple[
             return lines, offset
 
 
-def end(path: Path, *, whole_lines: bool = False) -> int:
+def end(path: Path, *, complete_lines: bool = False) -> int:
     """The offset after the last byte of the log, or after its last whole line."""
     last = parts(path)[-1]
-    if not whole_lines or not last.size:
+    if not complete_lines or not last.size:
         return last.start + last.size
     with last.path.open("rb") as file:
         at = file.seek(max(0, last.size - _BLOCK))
@@ -199,7 +199,7 @@ def end(path: Path, *, whole_lines: bool = False) -> int:
 
 def tail(path: Path, count: int, wanted: Wanted, stop: int = 0) -> int:
     """The offset of the last `count` wanted lines, not before `stop`. Reads backwards, only as far as needed."""
-    offset = found = end(path, whole_lines=True)
+    offset = found = end(path, complete_lines=True)
     seen = 0
     for raw, at in _backwards(path):
         if seen >= count or at < stop:

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         (run_dir / "job.toml").write_text(spec.job)
         files.write(run_dir / "spec.json", replace(spec, id=job, run_dir=str(run_dir)).to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
-        keep_secrets(job, secrets)
+        write_secrets(job, secrets)
         try:
             _start(spec, job, run_dir)
         except BaseException:
@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def keep_secrets(job: str, secrets: dict[str, str]) -> None:
+def write_secrets(job: str, secrets: dict[str, str]) -> None:
     """Write the job's secrets to a file in memory that only its owner can read; `aftermath` removes it."""
     file = files.secrets_of(job)
     file.unlink(missing_ok=True)  # of the job before it was resumed

@@ -165,7 +165,7 @@ def test_without_a_silent_rank_the_error_is_told_with_names_for_addresses() -> N
 
 
 def test_left_overs_are_a_warning() -> None:
-    one = network_rules.network(cluster(), ProbeRun(events=[result()], left_over={"node2": "no answer"}))
+    one = network_rules.network(cluster(), ProbeRun(events=[result()], uncleaned={"node2": "no answer"}))
     assert one.level == "warn"
     assert "node2 could not be cleaned up" in one.found
 
@@ -193,6 +193,6 @@ def test_nothing_is_launched_where_it_cannot_work() -> None:
 
 
 def test_a_node_that_is_cut_off_before_anything_started_is_named() -> None:
-    run = ProbeRun(failed="silent for 20 s", left_over={"node3": "no answer in 10 s"})
+    run = ProbeRun(failed="silent for 20 s", uncleaned={"node3": "no answer in 10 s"})
     assert network_rules.network(cluster(), run).found.startswith("node3 stopped answering before the start")
     assert network_rules.mpirun(cluster(), run).mend == "fab ssh node3"

@@ -40,7 +40,7 @@ class Played:
         self.state: list[str] = []
         monkeypatch.setattr(demo, "_verb", self.verb)
         monkeypatch.setattr(demo, "_figures", list)
-        monkeypatch.setattr(orphans, "about", lambda _stack: {"cloud": ""})
+        monkeypatch.setattr(orphans, "facts_of", lambda _stack: {"cloud": ""})
         monkeypatch.setattr(orphans, "find", lambda *_args: self.there)
         monkeypatch.setattr(removal, "names", lambda _stack: self.state)
 

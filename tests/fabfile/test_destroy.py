@@ -138,18 +138,18 @@ def test_a_cloud_stack_whose_file_is_gone_is_not_audited_as_a_local_one(
     def broken(_stack: str) -> dict[str, Any]:
         raise Exit("stack = 'yard': must be one with a file", code=2)
 
-    monkeypatch.setattr(pulumi_cli, "about", broken)
+    monkeypatch.setattr(pulumi_cli, "facts_of", broken)
     with pytest.raises(Exit, match="the stack is in a cloud, and its file says where") as no:
         destroy(delete_data=True)
     assert no.value.code == 2 and played.ran == []
     played.state = {"urn:pulumi:yard::trainyard::pulumi-python:dynamic:Resource::node1": "x"}
-    assert orphans.about("yard")["cloud"] == ""
+    assert orphans.facts_of("yard")["cloud"] == ""
     for provider in ("pulumi-python", "pulumi"):  # as Pulumi's command writes them for a local stack
         played.state[f"urn:pulumi:yard::trainyard::pulumi:providers:{provider}::default"] = "x"
-    assert orphans.about("yard")["cloud"] == ""
+    assert orphans.facts_of("yard")["cloud"] == ""
     played.state = {"urn:pulumi:yard::trainyard::pulumi:providers:aws::aws": "x"}  # an `up` that came no further
     with pytest.raises(Exit, match="the stack is in a cloud"):
-        orphans.about("yard")
+        orphans.facts_of("yard")
 
 
 @pytest.mark.parametrize("verb", [destroying.destroy, recovering.recover, recovering.audit])
@@ -161,7 +161,7 @@ def test_a_broken_file_of_a_stack_that_is_nowhere_to_be_seen_ends_the_verb(
         raise Exit("Pulumi.yard.yaml: not YAML", code=2)
 
     played.state = {"urn:pulumi:yard::trainyard::pulumi:pulumi:Stack::yard": ""} if pulumi else {}
-    playing = {"about": broken, "ask": broken, "has_pulumi": lambda: pulumi, "resources": lambda _stack: []}
+    playing = {"facts_of": broken, "ask": broken, "has_pulumi": lambda: pulumi, "resources": lambda _stack: []}
     for name, value in playing.items():
         monkeypatch.setattr(pulumi_cli, name, value)
     with pytest.raises(Exit, match="not YAML") as no:

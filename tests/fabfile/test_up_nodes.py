@@ -36,7 +36,7 @@ class Played:
         self.began = False
         for name, value in {
             **{"ROOT": root, "has_pulumi": lambda: pulumi, "ask": self.ask, "follow": self.follow},
-            **{"identity": lambda _stack: {}, "about": lambda _stack: {"cloud": ""}, "exists": lambda _stack: False},
+            **{"identity": lambda _stack: {}, "facts_of": lambda _stack: {"cloud": ""}, "exists": lambda _stack: False},
         }.items():
             monkeypatch.setattr(pulumi_cli, name, value)
         monkeypatch.setattr(verbs, "announce", lambda _bill: None)

@@ -55,7 +55,7 @@ def test_they_are_in_memory_and_for_their_owner() -> None:
 
 
 def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
-    submit.keep_secrets("demo-1", KEY)
+    submit.write_secrets("demo-1", KEY)
     assert mode(kept) == 0o700 and mode(kept / "demo-1.json") == 0o600
     told = [rank_wrapper.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
     assert told == [KEY, {}, {}]
@@ -63,17 +63,17 @@ def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
 
 
 def test_a_resumed_job_has_those_of_who_resumes_it(kept: Path) -> None:
-    submit.keep_secrets("demo-1", KEY)
-    submit.keep_secrets("demo-1", {"WANDB_API_KEY": "other"})
+    submit.write_secrets("demo-1", KEY)
+    submit.write_secrets("demo-1", {"WANDB_API_KEY": "other"})
     assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {"WANDB_API_KEY": "other"}
-    submit.keep_secrets("demo-1", {})
+    submit.write_secrets("demo-1", {})
     assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {}
 
 
 def test_a_link_in_their_place_is_not_followed(kept: Path, tmp_path: Path) -> None:
     kept.mkdir()
     (kept / "demo-1.json").symlink_to(tmp_path / "elsewhere")
-    submit.keep_secrets("demo-1", KEY)
+    submit.write_secrets("demo-1", KEY)
     assert not (tmp_path / "elsewhere").exists() and not (kept / "demo-1.json").is_symlink()
 
 
@@ -82,8 +82,8 @@ def test_they_go_with_the_job_s_service_whatever_ended_it(
     state: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a killed supervisor: this is its service's last act."""
-    submit.keep_secrets("demo-1", KEY)
-    submit.keep_secrets("demo-2", KEY)
+    submit.write_secrets("demo-1", KEY)
+    submit.write_secrets("demo-2", KEY)
     run_dir = tmp_path / "runs" / "demo-1"
     run_dir.mkdir(parents=True)
     files.write(run_dir / "spec.json", replace(asked(tmp_path), id="demo-1", run_dir=str(run_dir)).to_record())

@@ -63,7 +63,7 @@ def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
         raw = {**stack_file.read(who.cluster), **mine, "publicKey": good["publicKey"]}
         return replace(load(who.cluster, raw), stack="yard")
 
-    def about(_stack: str) -> dict[str, Any]:
+    def facts_of(_stack: str) -> dict[str, Any]:
         cluster = now[-1].cluster
         return {"cluster": cluster, "cloud": cluster.partition("-")[0], "keep_data": False}
 
@@ -86,7 +86,7 @@ def become(monkeypatch: pytest.MonkeyPatch, good: dict[str, str]) -> Become:
     monkeypatch.setattr(audit, "cloud_settings", settings)
     fake_backend.play(
         monkeypatch,
-        about=about,
+        facts_of=facts_of,
         ask=ask,
         exported=lambda _stack: now[-1].state,
         follow=lambda _argv, **_more: 0,

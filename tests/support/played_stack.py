@@ -101,7 +101,7 @@ class Played:
         """Whether the user's record of the stack was removed."""
         fake_backend.play(
             monkeypatch,
-            about=lambda _stack: self.told,
+            facts_of=lambda _stack: self.told,
             ask=self.ask,
             follow=self.follow,
             exported=self.exported,

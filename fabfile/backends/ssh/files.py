@@ -14,13 +14,13 @@ from fabfile.backends.ssh.untar import Stream, extract
 _LONGEST_LIST = 32 << 20
 _BATCH = 60_000  # most characters of names on one command line; Linux allows 128 KiB in one argument
 _QUIET = 120.0  # seconds without a byte after which a transfer is given up
-_LEFT_OUT = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
+_NOT_FETCHED = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
 """Files that are not fetched: those being written, and those that only the running job needs."""
 
 
 def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
     """Yield the names in a job's folder, each with its file, or None for a folder. Raises Refused for other kinds."""
-    leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _LEFT_OUT)
+    leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _NOT_FETCHED)
     command = rf"cd {shlex.quote(folder)} && find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
     stream = Stream(head.output(command, quiet=_QUIET))
     raw = bytearray()

@@ -63,10 +63,10 @@ class Stream:
 
     def result(self) -> Result:
         """The command's result, after at most _AFTER_END more bytes; Refused if there are more."""
-        left = _AFTER_END
+        allowed = _AFTER_END
         while piece := self.some(_CHUNK):
-            left -= len(piece)
-            if left < 0:
+            allowed -= len(piece)
+            if allowed < 0:
                 raise Refused("more is sent after the archive's end")
         assert self._result
         return self._result
