@@ -102,8 +102,8 @@ def imports(source: str, name: str, known: set[str], *, is_package: bool = False
             if node.level:
                 above = name.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
                 base = ".".join([*above, *([base] if base else [])])
-            whole = [f"{base}.{alias.name}" for alias in node.names]
-            yield from (entry if entry in known else base for entry in whole)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            yield from (entry if entry in known else base for entry in names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in ("import_module", "__import__") and isinstance(node.args[0].value, str):

@@ -234,9 +234,9 @@ time.sleep(60)
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "killed, said", [("program", "the update was cancelled"), ("engine", "that asked for this is gone")]
+    "killed, expected", [("program", "the update was cancelled"), ("engine", "that asked for this is gone")]
 )
-def test_a_providers_process_notices_the_end_of_an_update(killed: str, said: str, mac: Mac, tmp_path: Path) -> None:
+def test_a_providers_process_notices_the_end_of_an_update(killed: str, expected: str, mac: Mac, tmp_path: Path) -> None:
     """Processes called as Pulumi's are: the program ends when an update is cancelled, the engine when it is killed."""
     (tmp_path / "engine.py").write_text(ENGINE)
     with start(mac, sys.executable, str(tmp_path / "engine.py"), PROVIDER) as engine:
@@ -244,7 +244,7 @@ def test_a_providers_process_notices_the_end_of_an_update(killed: str, said: str
         program, provider = (int(engine.stdout.readline()) for _ in range(2))
         try:
             os.kill(program if killed == "program" else engine.pid, signal.SIGKILL)
-            assert said in engine.stdout.readline()
+            assert expected in engine.stdout.readline()
             engine.kill()
             deadline = time.monotonic() + 10
             while Path(f"/proc/{provider}").exists():

@@ -140,9 +140,9 @@ class Traces:
     def check_nothing_is_left(self) -> None:
         """The kernel takes a moment to end a network namespace with its link, and Pulumi's helpers to notice."""
         deadline = time.monotonic() + 20
-        while (left := self.left()) and time.monotonic() < deadline:
+        while (remaining := self.left()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert left == []
+        assert remaining == []
 
 
 def _all_processes() -> Iterator[int]:

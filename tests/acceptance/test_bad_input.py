@@ -107,8 +107,8 @@ def preflight(shared: Project) -> Iterator[Preflight]:
         def ask(keys: dict[str, object]) -> tuple[int, str]:
             write(shared, keys)
             print(json.dumps(shared.stack), file=to, flush=True)
-            code, said = json.loads(back.readline())
-            return code, said
+            code, message = json.loads(back.readline())
+            return code, message
 
         yield ask
         to.close()
@@ -124,18 +124,18 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_generated_settings_are_refused_by_the_preflight(key: str, data: st.DataObject, preflight: Preflight) -> None:
-    code, said = preflight({key: data.draw(BAD[key])})
+    code, message = preflight({key: data.draw(BAD[key])})
     assert code == 2
-    assert_names(said.rstrip("\n"), key)
+    assert_names(message.rstrip("\n"), key)
 
 
 @pytest.mark.parametrize("keys, named", OBVIOUS.values(), ids=OBVIOUS.keys())
 def test_obvious_mistakes_are_refused_by_the_preflight(
     keys: dict[str, object], named: str, preflight: Preflight
 ) -> None:
-    code, said = preflight(keys)
+    code, message = preflight(keys)
     assert code == 2
-    assert_names(said.rstrip("\n"), named)
+    assert_names(message.rstrip("\n"), named)
 
 
 @pytest.mark.parametrize(
@@ -216,16 +216,16 @@ def test_another_user_than_root_is_refused(shared: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    "tool, said",
+    "tool, expected",
     [
         ("apt-get", "no apt-get"),
         ("systemd-nspawn", "apt-get install systemd-container"),
     ],
 )
 def test_a_machine_without_a_tool_is_told_what_to_install(
-    tool: str, said: str, shared: Project, tmp_path: Path
+    tool: str, expected: str, shared: Project, tmp_path: Path
 ) -> None:
-    assert said in refused(shared, "up", "--yes", PATH=path_without(tool, shared, tmp_path))
+    assert expected in refused(shared, "up", "--yes", PATH=path_without(tool, shared, tmp_path))
 
 
 def test_too_little_disk_is_said_with_figures(shared: Project, tmp_path: Path) -> None:

@@ -92,13 +92,15 @@ def failed_up(project: Project, *, code: int = 1, bound: float = 90) -> str:
     began = time.monotonic()
     done = project.fab("up", "--yes", code=code, timeout=bound)
     print(f"up ended after {time.monotonic() - began:.1f} s")
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     # Pulumi's own server of dynamic providers shows every failure with its traceback; the message is its end.
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     # What a later `up` goes on with: the stack's name is taken, and its network may be there.
-    assert {thing.owner for thing in project.left()} <= {"network", "stack-id"}
-    assert not set(re.findall(r"image ([0-9a-f]{16})", said)) & set(image.baked()), "a bake that fails leaves no image"
-    return said
+    assert {resource.owner for resource in project.left()} <= {"network", "stack-id"}
+    assert not set(re.findall(r"image ([0-9a-f]{16})", output)) & set(image.baked()), (
+        "a bake that fails leaves no image"
+    )
+    return output
 
 
 # Refused before anything is made.
@@ -126,50 +128,50 @@ def test_bad_cloud_config_is_refused_before_anything_is_made(
 
 def test_cloud_inits_own_schema_is_asked_before_a_boot(fault: Fault) -> None:
     fault.replace("bootstrap/cloud-config.yaml", "gecos:", "gecoss:")
-    said = failed_up(fault.project)
-    assert "bootstrap/cloud-config.yaml: cloud-init does not accept it" in said
-    assert "gecoss" in said
+    output = failed_up(fault.project)
+    assert "bootstrap/cloud-config.yaml: cloud-init does not accept it" in output
+    assert "gecoss" in output
 
 
 def test_failing_command(any_project: Project) -> None:
     project = any_project
     Fault(project).add_step("image/05-fault", FAILING)
-    said = failed_up(project)
-    assert "builder: step fault failed: exit code 2: ls: cannot access '/no/such/thing'" in said
-    assert "    about to look" in said, "the log's tail"
+    output = failed_up(project)
+    assert "builder: step fault failed: exit code 2: ls: cannot access '/no/such/thing'" in output
+    assert "    about to look" in output, "the log's tail"
     project.fab("destroy", "--yes")
     assert project.left() == []
 
 
 def test_missing_wheel(fault: Fault) -> None:
     fault.replace("bootstrap/versions.env", "^numpy==.*$", "numpy==99.99.99")
-    said = failed_up(fault.project)
-    assert "builder: step libraries failed: cannot install the libraries" in said
-    assert "numpy==99.99.99" in said
+    output = failed_up(fault.project)
+    assert "builder: step libraries failed: cannot install the libraries" in output
+    assert "numpy==99.99.99" in output
 
 
 def test_wrong_hash(fault: Fault) -> None:
     fault.replace("bootstrap/versions.env", "^IMPI_SHA256=.*$", f"IMPI_SHA256={'0' * 64}")
-    said = failed_up(fault.project)
-    assert "builder: step mpi failed: cannot install impi-rt" in said
-    assert "Hash mismatch" in said
-    assert f"sha256:{'0' * 64}" in said
+    output = failed_up(fault.project)
+    assert "builder: step mpi failed: cannot install impi-rt" in output
+    assert "Hash mismatch" in output
+    assert f"sha256:{'0' * 64}" in output
 
 
 def test_hanging_step(fault: Fault) -> None:
     fault.replace("bootstrap/versions.env", "^STEP_TIMEOUT=.*$", "STEP_TIMEOUT=2")
     fault.add_step("image/05-fault", HANGING)
-    said = failed_up(fault.project)
-    assert "builder: step fault failed: did not end within 2 s and was killed" in said
-    assert "    about to hang" in said, "the log's tail"
+    output = failed_up(fault.project)
+    assert "builder: step fault failed: did not end within 2 s and was killed" in output
+    assert "    about to hang" in output, "the log's tail"
 
 
 def test_cloud_init_that_starts_nothing(fault: Fault) -> None:
     fault.replace("bootstrap/cloud-config.yaml", r"^runcmd:\n(.*\n)*", "runcmd: ['true']\n")
     fault.replace("infra/clouds/local/bake.py", r"^FIRST_SIGN = .*$", "FIRST_SIGN = 15.0")
-    said = failed_up(fault.project)
-    assert "builder: no end after 15 s; the last was nothing: cloud-init did not start the bootstrap" in said
-    assert len(said.rpartition("the bootstrap: ")[2].split(" / ")) == 5, "the console's tail"
+    output = failed_up(fault.project)
+    assert "builder: no end after 15 s; the last was nothing: cloud-init did not start the bootstrap" in output
+    assert len(output.rpartition("the bootstrap: ")[2].split(" / ")) == 5, "the console's tail"
 
 
 # Found by `wait`: one cluster, a fault for each node.
@@ -214,9 +216,9 @@ def test_failing_node_ends_the_wait(faulty_nodes: Project) -> None:
 
 
 def test_hanging_step_of_a_node_ends_the_wait(faulty_nodes: Project) -> None:
-    said = wait_for(faulty_nodes, {"node1", "node3"}, code=1)
-    assert "node3  failed at step fault: did not end within 6 s and was killed" in said
-    assert "    the fault of node3" in said, "the log's tail"
+    output = wait_for(faulty_nodes, {"node1", "node3"}, code=1)
+    assert "node3  failed at step fault: did not end within 6 s and was killed" in output
+    assert "    the fault of node3" in output, "the log's tail"
 
 
 def test_the_other_nodes_are_ready(faulty_nodes: Project) -> None:
@@ -227,9 +229,9 @@ def test_silent_node_ends_the_wait_at_its_deadline(faulty_nodes: Project) -> Non
     freezer = cgroup.unified(faulty_nodes.stack, "node1") / "cgroup.freeze"
     freezer.write_text("1")
     began = time.monotonic()
-    said = wait_for(faulty_nodes, {"node1"}, code=1, timeout=5)
+    output = wait_for(faulty_nodes, {"node1"}, code=1, timeout=5)
     assert time.monotonic() - began < 15
-    assert "1 of 1 nodes not ready after 5 s" in said
-    assert "node1  last seen: nothing" in said
-    assert re.search(r"^ {4}console .*/node1/console.log:\n( {4}\S.*\n)+", said, re.M), "the console's tail"
+    assert "1 of 1 nodes not ready after 5 s" in output
+    assert "node1  last seen: nothing" in output
+    assert re.search(r"^ {4}console .*/node1/console.log:\n( {4}\S.*\n)+", output, re.M), "the console's tail"
     # Left frozen: destroy has to cope with that too.

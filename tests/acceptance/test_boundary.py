@@ -81,11 +81,11 @@ def test_a_disk_of_this_machine_cannot_be_reached(cluster: Project) -> None:
     )
     major, minor = root[2].split(":")
     for folder in ("/", "/tmp", "/dev", "/var/tmp"):
-        said = as_root(cluster, f"mknod {folder}/disk b {major} {minor} && head -c 1 {folder}/disk | wc -c")
-        assert said.returncode != 0 and "Operation not permitted" in said.stdout, said
+        output = as_root(cluster, f"mknod {folder}/disk b {major} {minor} && head -c 1 {folder}/disk | wc -c")
+        assert output.returncode != 0 and "Operation not permitted" in output.stdout, output
     for what in ("-t devtmpfs none", "-t ext4 /dev/vda", "-t ext4 /dev/sda1", "-o loop /etc/hostname"):
-        said = as_root(cluster, f"mount {what} /mnt")
-        assert said.returncode != 0, said
+        output = as_root(cluster, f"mount {what} /mnt")
+        assert output.returncode != 0, output
     listed = as_root(cluster, "find / -xdev -type b; find /dev -type b; find /dev -type c -printf '%f\\n' | sort")
     devices = {"full", "null", "random", "tty", "urandom", "zero", "tun", "ptmx", "console"}
     assert {line for line in words(listed) if line} <= devices | {str(number) for number in range(20)}
@@ -113,14 +113,14 @@ def test_a_device_file_in_its_root_is_dead(cluster: Project) -> None:
 def test_the_kernel_cannot_be_set(file: str, text: str, cluster: Project) -> None:
     before = Path(file).read_text() if Path(file).exists() and not file.endswith("trigger") else ""
     for first in ("true", "mount -o remount,rw /proc/sys; mount -o remount,rw /sys", "mount -t sysfs x /sys"):
-        said = as_root(cluster, f"{first}; printf %s {shlex.quote(text)} > {file} && echo DONE")
-        assert "DONE" not in said.stdout, said
+        output = as_root(cluster, f"{first}; printf %s {shlex.quote(text)} > {file} && echo DONE")
+        assert "DONE" not in output.stdout, output
     assert not before or Path(file).read_text() == before
 
 
 def test_calls_for_this_machines_root_are_refused(cluster: Project) -> None:
-    said = words(as_root(cluster, f"python3 -c {shlex.quote(SYSCALLS)}"))
-    assert [line.split()[1] for line in said] == ["refused"] * 8, said
+    output = words(as_root(cluster, f"python3 -c {shlex.quote(SYSCALLS)}"))
+    assert [line.split()[1] for line in output] == ["refused"] * 8, output
     modules = as_root(cluster, "modprobe dummy || insmod /etc/hostname")
     assert modules.returncode != 0
 
@@ -130,8 +130,8 @@ def test_its_own_limits_are_not_its_own_to_change(cluster: Project) -> None:
     names = " -o ".join(f"-name {name}" for name in limits)
     mounts = "for kind in memory cpu devices; do mkdir -p /mnt/$kind; mount -t cgroup -o $kind x /mnt/$kind; done"
     found = f"find /sys/fs/cgroup /mnt -maxdepth 2 {names}"
-    said = as_root(cluster, f"{mounts}; for f in $({found}); do echo -1 > $f && echo DONE $f; done")
-    assert "DONE" not in said.stdout, said
+    output = as_root(cluster, f"{mounts}; for f in $({found}); do echo -1 > $f && echo DONE $f; done")
+    assert "DONE" not in output.stdout, output
     as_root(cluster, "umount /mnt/*")
 
 
@@ -141,8 +141,8 @@ def test_other_nodes_and_their_keys_are_out_of_sight(cluster: Project) -> None:
     outside = [str(other.root / HOST_KEY), str(other.directory / "upper" / HOST_KEY), str(paths.images())]
     inside = [f"/proc/1/root{path}" for path in outside] + ["/run/host/incoming/x"]
     for path in (*outside, *inside):
-        said = as_root(cluster, f"cat {path} || ls {path}")
-        assert said.returncode != 0 and key.splitlines()[1] not in said.stdout
+        output = as_root(cluster, f"cat {path} || ls {path}")
+        assert output.returncode != 0 and key.splitlines()[1] not in output.stdout
     seen = as_root(cluster, "cat /proc/[0-9]*/cmdline /proc/mounts | tr '\\0' ' '").stdout
     assert str(other.directory) not in seen
 
@@ -157,8 +157,8 @@ def test_a_program_of_its_root_gives_nobody_rights_here(cluster: Project) -> Non
         with pytest.raises(PermissionError):
             subprocess.run([str(root / "srv/id")], check=True, **ordinary)  # type: ignore[call-overload]
     # Also for whoever stands in the folder already: seen from here, the mount takes set-id bits for nothing.
-    said = subprocess.check_output(["./id", "-u"], cwd=machine.root / "srv", text=True, **ordinary)  # type: ignore[call-overload]
-    assert said == "65533\n"
+    output = subprocess.check_output(["./id", "-u"], cwd=machine.root / "srv", text=True, **ordinary)  # type: ignore[call-overload]
+    assert output == "65533\n"
     mounted = next(
         line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {machine.root} " in line
     )
@@ -178,8 +178,8 @@ def test_links_that_it_plants_lead_nobody_astray(cluster: Project, tmp_path: Pat
     )
     as_root(cluster, script)
     for verb in (("up", "--yes"), ("refresh",), ("preview",), ("audit",)):
-        said = cluster.fab(*verb)
-        assert "secret of this machine" not in said.stdout + said.stderr
+        output = cluster.fab(*verb)
+        assert "secret of this machine" not in output.stdout + output.stderr
     assert cluster.inventory()["nodes"] == before
     cluster.configure(nodes=1)
     as_root(cluster, f"ln -s {secret.parent} /srv/link", node="node2")

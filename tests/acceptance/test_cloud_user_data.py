@@ -108,8 +108,8 @@ def booted(stack: str, name: str, node: bytes) -> dict[str, Any]:
     """A machine of that image, told that; its ready record."""
     machine = NspawnMachine(stack, "node1", paths.node(stack, "node1"))
     machine.mount(image.layers(name))
-    told = json.loads((machine.root / "opt/trainyard/image.json").read_text())
-    assert f"TRAINYARD_IMAGE={told['image']}" in gzip.decompress(node).decode(), (
+    record = json.loads((machine.root / "opt/trainyard/image.json").read_text())
+    assert f"TRAINYARD_IMAGE={record['image']}" in gzip.decompress(node).decode(), (
         "the image that this node was meant for"
     )
     (machine.root / "etc/machine-id").write_text(uuid.uuid4().hex + "\n")

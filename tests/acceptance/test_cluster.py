@@ -14,8 +14,8 @@ def test_up_wait_check_run_destroy(any_project: Project) -> None:
     assert "3 nodes" in waited
     checked = project.fab("check", code=None)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    said = project.fab("run", "hostname").stdout
-    assert {f"[node{n}] node{n}" for n in (1, 2, 3)} <= set(said.splitlines())
+    output = project.fab("run", "hostname").stdout
+    assert {f"[node{n}] node{n}" for n in (1, 2, 3)} <= set(output.splitlines())
     project.fab("audit")
     assert "nothing" in project.fab("destroy", "--yes").stdout
     assert project.left() == []

@@ -75,7 +75,7 @@ def state(project: Project, name: str) -> dict[str, str]:
 
 def test_a_node_ends_when_its_hours_are_over_and_alone(cluster: Project) -> None:
     before = limits(cluster)
-    assert all(0 < int(str(told["expires_in_seconds"])) <= 3600 for told in before.values())
+    assert all(0 < int(str(limit["expires_in_seconds"])) <= 3600 for limit in before.values())
     table = cluster.fab("status").stdout
     assert "ENDS" in table and "in 5" in table
     living = boots(cluster.stack)
@@ -109,9 +109,9 @@ def test_a_node_that_gets_no_settings_or_bad_ones_has_its_limit(cluster: Project
     status = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
     assert [node["state"] for node in status] == ["failed", "failed"]
     assert ["TRAINYARD_MODE" in node["reason"] or "missing" in node["reason"] for node in status] == [True, True]
-    told = limits(cluster)
-    assert all(23 * 3600 < int(str(one["expires_in_seconds"])) <= 24 * 3600 for one in told.values())
-    assert [told[node]["idle_minutes"] for node in ("node1", "node2")] == [60, 30]
+    found = limits(cluster)
+    assert all(23 * 3600 < int(str(one["expires_in_seconds"])) <= 24 * 3600 for one in found.values())
+    assert [found[node]["idle_minutes"] for node in ("node1", "node2")] == [60, 30]
 
 
 def test_a_laptop_that_vanishes_is_no_login_any_more_after_75_seconds(cluster: Project) -> None:

@@ -48,12 +48,12 @@ class Chain:
     def lines(self) -> list[dict[str, Any]]:
         assert self.job
         path = folder(self.cluster, self.job.id, "node1") / "metrics.jsonl"
-        whole = (
+        complete = (
             [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             if path.exists()
             else []
         )
-        return [json.loads(line) for line in whole]
+        return [json.loads(line) for line in complete]
 
     def step(self) -> int:
         lines = self.lines()
@@ -121,9 +121,9 @@ def ended(chain: Chain, reason: str, *nodes: str) -> None:
 def resumed(chain: Chain) -> None:
     before = chain.step()
     job = chain.goes_on()
-    said = re.compile(rf"attempt {len(chain.killed) + 2}: .*going on from step (\d+), verified on disk", re.DOTALL)
-    until(lambda: said.search(job.text()) or job.fab.poll() is not None, 60, "it goes on")
-    found = said.search(job.text())
+    pattern = re.compile(rf"attempt {len(chain.killed) + 2}: .*going on from step (\d+), verified on disk", re.DOTALL)
+    until(lambda: pattern.search(job.text()) or job.fab.poll() is not None, 60, "it goes on")
+    found = pattern.search(job.text())
     # One is saved every 6 steps in the background, and the kill may have torn it: then the one before is used.
     assert found and before - 13 <= int(found[1]) <= before + 1, job.text()
 

@@ -43,7 +43,7 @@ def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     until(lambda: job.state()["state"] in ("FAILED", "CANCELLED"), 30, "its state is known")
     if node != "node1":
         assert job.state()["state"] == "FAILED" and "node2" in job.state()["reason"], job.state()
-    told = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
-    assert {one["state"] for one in told} == {"ready"} and [one["job"] for one in told if one["job"]] == []
+    records = json.loads(cluster.fab("status", "--json").stdout)["nodes"]
+    assert {one["state"] for one in records} == {"ready"} and [one["job"] for one in records if one["job"]] == []
     after = start(PATIENT, step=0)
     assert after.ends(300) == 0, after.text()

@@ -60,10 +60,10 @@ def test_a_dead_node_is_replaced_alone(cluster: Project) -> None:
     assert cluster.fab("ssh-config").returncode == 0
     config = cluster.home / ".trainyard" / cluster.stack / "ssh_config"
     assert re.search(r"StrictHostKeyChecking\s+yes", config.read_text())
-    said = subprocess.check_output(
+    output = subprocess.check_output(
         ["ssh", "-F", str(config), "-o", "BatchMode=yes", "node2", "ssh node1 hostname"], env=cluster.env, text=True
     )
-    assert said == "node1\n", "the other node knows the new one's key, and the new one the other's"
+    assert output == "node1\n", "the other node knows the new one's key, and the new one the other's"
 
 
 def test_a_node_whose_supervisor_was_killed_is_replaced_alone(cluster: Project) -> None:
@@ -115,7 +115,7 @@ def test_nodes_come_and_go_alone(cluster: Project) -> None:
     cluster.configure(nodes=1)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack) == {"node1": before["node1"]}
-    assert {thing.owner for thing in cluster.left()} == {"node1", "network", "stack-id"}
+    assert {resource.owner for resource in cluster.left()} == {"node1", "network", "stack-id"}
     cluster.configure(nodes=2)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack)["node1"] == before["node1"]

@@ -74,8 +74,8 @@ def test_a_plain_debian_becomes_a_node(make_project: Callable[..., Project]) -> 
         done = project.fab("bootstrap", *target, "--yes", timeout=1200)
         assert "1 installed in" in done.stdout and "ready (" in done.stdout
         project.fab("wait", *target)
-        said = project.fab("run", "python -c 'import torch; print(torch.ones(2).sum())'", *target).stdout
-        assert "tensor(2.)" in said
+        output = project.fab("run", "python -c 'import torch; print(torch.ones(2).sum())'", *target).stdout
+        assert "tensor(2.)" in output
         assert "is a node with this software" in project.fab("bootstrap", *target, "--yes").stdout, "done once"
         project.fab("prepare", "smoke", *target, timeout=300)
         trained = project.fab("train", "smoke", *target, timeout=300).stdout

@@ -44,8 +44,8 @@ class Cluster:
 
     def run(self, command: str) -> str:
         """A command as a rank would be run; what it printed."""
-        said = self.project.fab("run", IN_RUNTIME + command).stdout
-        return "\n".join(line.removeprefix("[node1] ") for line in said.splitlines())
+        output = self.project.fab("run", IN_RUNTIME + command).stdout
+        return "\n".join(line.removeprefix("[node1] ") for line in output.splitlines())
 
 
 @pytest.fixture(scope="module", params=["native", "ipex"])
@@ -55,11 +55,11 @@ def cluster(request: pytest.FixtureRequest, make_shared_project: Callable[..., P
 
 
 def test_a_login_finds_python_with_torch_and_its_launchers(cluster: Cluster) -> None:
-    said = cluster.project.fab(
+    output = cluster.project.fab(
         "run", "python -c 'import torch; print(torch.__version__)'; torchrun --help; accelerate -h"
     )
-    assert re.search(r"^\[node1\] 2\.\d+", said.stdout, re.M) and "usage: torchrun" in said.stdout
-    assert "accelerate" in said.stdout
+    assert re.search(r"^\[node1\] 2\.\d+", output.stdout, re.M) and "usage: torchrun" in output.stdout
+    assert "accelerate" in output.stdout
 
 
 def test_ready_record_has_the_pinned_versions(cluster: Cluster) -> None:
@@ -92,16 +92,16 @@ def test_software_works_on_the_node(cluster: Cluster) -> None:
         "print([l for l in ('tcmalloc', 'libiomp5') if l in open('/proc/self/maps').read()]); "
         "import resource; print(resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])"
     )
-    said = cluster.run(f'python -c "{program}"; mpirun --version; mpirun -n 2 hostname; id -un').splitlines()
-    (versions,) = (json.loads(line) for line in said if line.startswith('["'))
+    lines = cluster.run(f'python -c "{program}"; mpirun --version; mpirun -n 2 hostname; id -un').splitlines()
+    (versions,) = (json.loads(line) for line in lines if line.startswith('["'))
     assert versions[0].split("+")[0] == PINS[f"TORCH_{cluster.profile}"]
-    assert ("['tcmalloc', 'libiomp5']" if cluster.profile == "ipex" else "['tcmalloc']") in said
+    assert ("['tcmalloc', 'libiomp5']" if cluster.profile == "ipex" else "['tcmalloc']") in lines
     # Root without CAP_SYS_RESOURCE cannot give more than it has: then a node has that, and its record says so.
     here = subprocess.check_output(["bash", "-c", "ulimit -l unlimited 2>/dev/null; ulimit -l"], text=True).strip()
     assert cluster.ready["limits"]["memlock"] == here
-    assert ("-1" if here == "unlimited" else str(int(here) * 1024)) in said, "memlock of a login"
-    assert any(f"Version {PINS['IMPI_VERSION'].rpartition('.')[0]}" in line for line in said), said
-    assert said[-3:] == ["node1", "node1", "trainyard"]
+    assert ("-1" if here == "unlimited" else str(int(here) * 1024)) in lines, "memlock of a login"
+    assert any(f"Version {PINS['IMPI_VERSION'].rpartition('.')[0]}" in line for line in lines), lines
+    assert lines[-3:] == ["node1", "node1", "trainyard"]
 
 
 def test_torch_compiles_a_model_on_the_node(cluster: Cluster) -> None:
@@ -190,13 +190,13 @@ def test_ccl_is_installed_or_refused_with_the_reason(make_project: Callable[...,
         assert PINS["ONECCL_VERSION"] in done.stdout
     else:
         began = time.monotonic()
-        said = project.fab("up", "--yes", code=1).stderr
+        stderr = project.fab("up", "--yes", code=1).stderr
         # 15 s of them are the probe's own patience with an index that does not answer at all.
         assert time.monotonic() - began < 90
         assert re.search(
             rf"builder: step preflight failed: collectives 'ccl' needs oneccl-bind-pt {PINS['ONECCL_VERSION']}, "
             rf"which only Intel's wheel index has, and {re.escape(PINS['INTEL_INDEX'])} did not answer \(.+\)",
-            said,
-        ), said
+            stderr,
+        ), stderr
     project.fab("destroy", "--yes")
     assert project.left() == []

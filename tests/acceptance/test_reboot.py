@@ -45,8 +45,8 @@ def reboot(project: Project, node: str) -> None:
 
 
 def states(project: Project) -> dict[str, Any]:
-    told = json.loads(project.fab("status", "--json").stdout)
-    return {node["name"]: node["state"] for node in told["nodes"]}
+    record = json.loads(project.fab("status", "--json").stdout)
+    return {node["name"]: node["state"] for node in record["nodes"]}
 
 
 def test_a_node_that_reboots_itself_comes_back_with_its_disk(cluster: Project) -> None:
@@ -88,9 +88,9 @@ def test_a_node_that_reboots_for_ever_does_not_spin_and_can_be_ended(cluster: Pr
     console = nodes.machine(cluster.stack, "node2").console
     reboot(cluster, "node2")
     time.sleep(25)
-    told = [line for line in console.read_text(errors="replace").splitlines() if "trainyard: reboot" in line]
-    assert 3 <= len(told) <= 8, told
-    assert "begins in 4 s" in told[-1] or "begins in 8 s" in told[-1] or "begins in 16 s" in told[-1]
+    lines = [line for line in console.read_text(errors="replace").splitlines() if "trainyard: reboot" in line]
+    assert 3 <= len(lines) <= 8, lines
+    assert "begins in 4 s" in lines[-1] or "begins in 8 s" in lines[-1] or "begins in 16 s" in lines[-1]
     cluster.configure(nodes=1)
     cluster.fab("up", "--yes")
     assert not members(cluster.stack, "node2") and set(boots(cluster.stack)) == {"node1"}

@@ -113,10 +113,10 @@ def check_others_are_refused(project: Project) -> None:
     before = project.left()
     for verb in ("up", "recover", "destroy"):
         refused = project.fab(verb, "--yes", code=None)
-        said = refused.stdout + refused.stderr
-        assert refused.returncode == (1 if project.engine == "pulumi" else 2), said
-        assert holder in said and "Traceback" not in said, said
-    assert [thing for thing in before if thing not in project.left() and thing.kind != "process"] == []
+        output = refused.stdout + refused.stderr
+        assert refused.returncode == (1 if project.engine == "pulumi" else 2), output
+        assert holder in output and "Traceback" not in output, output
+    assert [resource for resource in before if resource not in project.left() and resource.kind != "process"] == []
 
 
 def start(project: Project, phase: str) -> subprocess.Popen[str]:
@@ -146,10 +146,10 @@ def interrupt(verb: subprocess.Popen[str]) -> None:
     """SIGINT to `fab` alone, as a job's runner sends it; it ends soon, and without a traceback."""
     began = time.monotonic()
     verb.send_signal(signal.SIGINT)
-    said, _ = verb.communicate(timeout=60)
-    assert time.monotonic() - began < 30, said
-    assert verb.returncode in (0, 1, 130), said  # 0: it was done by then
-    assert "Traceback" not in said, said
+    output, _ = verb.communicate(timeout=60)
+    assert time.monotonic() - began < 30, output
+    assert verb.returncode in (0, 1, 130), output  # 0: it was done by then
+    assert "Traceback" not in output, output
 
 
 def known_nodes(project: Project) -> set[str]:

@@ -78,8 +78,8 @@ def notice(spot: Project) -> Iterator[Callable[[str], str]]:
     def announce(node: str) -> str:
         at = time.time() + 120
         action = {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}
-        said = base64.b64encode(json.dumps(action).encode()).decode()
-        spot.ssh(node, f"echo {said} | base64 -d | sudo tee /run/instance-action.new >/dev/null &&"
+        encoded = base64.b64encode(json.dumps(action).encode()).decode()
+        spot.ssh(node, f"echo {encoded} | base64 -d | sudo tee /run/instance-action.new >/dev/null &&"
                        " sudo mv /run/instance-action.new /run/instance-action")  # fmt: skip
         return time.strftime("%H:%M:%SZ", time.gmtime(at))
 

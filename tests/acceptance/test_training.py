@@ -65,11 +65,11 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
     secret = "k" * 40
     monkeypatch.setitem(cluster.env, "WANDB_NOTES", secret)
     job = start(ENDLESS)
-    told = [
+    found = [
         f"WANDB_NOTES={secret}".encode() in Path(f"/proc/{process(cluster, node, RANK)}/environ").read_bytes()
         for node in ("node1", "node2", "node3")
     ]
-    assert told == [True, False, False]
+    assert found == [True, False, False]
     kept = "/run/trainyard-secrets-*"
     look = f"find {kept} -printf '%m %f ' 2>/dev/null; cat {kept}/* 2>/dev/null || true"
     (shown,) = [line for line in cluster.fab("run", look).stdout.splitlines() if secret in line]
@@ -100,15 +100,15 @@ def test_the_published_job_in_its_shape(published: Project) -> None:
     the last digit, the same parameters on all nodes, and a hundred tokens from the end of it."""
     train = ["train", PUBLISHED, *AT_A_SIZE_THAT_FITS]
     published.fab("prepare", *train[1:], timeout=240)
-    whole = published.fab(*train, timeout=300).stdout
-    assert f"{PUBLISHED}-1 SUCCEEDED" in whole and "3 rank(s) on 3 node(s) over gloo" in whole
-    assert ("with IPEX" in whole) == (published_profile(published) == "ipex")
+    output = published.fab(*train, timeout=300).stdout
+    assert f"{PUBLISHED}-1 SUCCEEDED" in output and "3 rank(s) on 3 node(s) over gloo" in output
+    assert ("with IPEX" in output) == (published_profile(published) == "ipex")
     first = metrics(published, f"{PUBLISHED}-1")
     assert [line["step"] for line in first if "val_loss" in line] == [5, 10]
     assert {line["tokens"] / line["step"] for line in first} == {3 * 32 * 1024.0}
 
     # Which precision is faster is measured at each start, and may differ on a busy machine: the same one again.
-    chosen = re.search(r"precision (bf16|fp32)", whole)
+    chosen = re.search(r"precision (bf16|fp32)", output)
     assert chosen
     train.append(f"train.precision={chosen[1]}")
     second = f"{PUBLISHED}-2"

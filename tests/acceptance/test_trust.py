@@ -100,9 +100,9 @@ def known(project: Project) -> None:
 
 
 def test_sshd_takes_keys_only(cluster: Project) -> None:
-    said = cluster.fab("run", "sudo sshd -T").stdout.splitlines()
+    lines = cluster.fab("run", "sudo sshd -T").stdout.splitlines()
     for node in NODES:
-        settings = {line.removeprefix(f"[{node}] ") for line in said if line.startswith(f"[{node}] ")}
+        settings = {line.removeprefix(f"[{node}] ") for line in lines if line.startswith(f"[{node}] ")}
         assert {
             "passwordauthentication no",
             "kbdinteractiveauthentication no",
@@ -118,10 +118,10 @@ def test_a_password_is_refused(cluster: Project) -> None:
     inside(cluster, "node1", "echo trainyard:correct-horse | chpasswd")
     argv = ["ssh", "-F", "none", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]
     argv += ["-o", "PubkeyAuthentication=no", "-o", "NumberOfPasswordPrompts=3"]
-    said = on_terminal([*argv, f"trainyard@{address_of(cluster, 'node1')}", "id"], "correct-horse")
-    assert "Permission denied (publickey)" in said
-    assert "password:" not in said
-    assert "uid=" not in said
+    output = on_terminal([*argv, f"trainyard@{address_of(cluster, 'node1')}", "id"], "correct-horse")
+    assert "Permission denied (publickey)" in output
+    assert "password:" not in output
+    assert "uid=" not in output
     inside(cluster, "node1", "passwd --lock trainyard")
 
 
@@ -253,8 +253,8 @@ def operator_is_strict(cluster: Project, impostor: Impostor) -> None:
 def nodes_are_strict(cluster: Project, impostor: Impostor) -> None:
     """A node's own SSH, by name and by address, and mpirun's."""
     for target in ("node2", impostor.address):
-        said = from_node(cluster, "node1", f"ssh {target} hostname", code=255).stderr
-        assert "Host key verification failed" in said
+        stderr = from_node(cluster, "node1", f"ssh {target} hostname", code=255).stderr
+        assert "Host key verification failed" in stderr
     mpirun = "set -a; . /etc/trainyard/runtime.env; timeout 60 mpirun -hosts node1,node2 -ppn 1 -n 2 hostname"
     launched = from_node(cluster, "node1", mpirun, code=None)
     assert launched.returncode not in (0, 124), "mpirun fails by itself"

@@ -26,16 +26,18 @@ def test_a_name_is_one_users(engine: str, make_project: Callable[..., Project], 
     refused = second.fab("up", "--yes", code=2)
     assert whose in refused.stderr and "take another name" in refused.stderr, refused.stderr
     for verb in (["destroy", "--yes"], ["recover", "--yes"], ["audit"]):
-        told = second.fab(*verb, code=1)
-        assert f"named after stack {first.stack} (listed above) belong to " in told.stderr, told.stdout + told.stderr
-        assert whose in told.stderr and "Traceback" not in told.stdout + told.stderr
+        result = second.fab(*verb, code=1)
+        assert f"named after stack {first.stack} (listed above) belong to " in result.stderr, (
+            result.stdout + result.stderr
+        )
+        assert whose in result.stderr and "Traceback" not in result.stdout + result.stderr
     assert boots(first.stack) == running, "nothing of the first one's was touched"
     first.fab("audit")
     first.configure(nodes=2)
     first.fab("up", "--yes")
     assert boots(first.stack)["node1"] == running["node1"], "the id stays: nothing is made anew"
-    told = first.fab("destroy", "--yes").stdout
-    assert "destroy removes of stack" in told and "node1" in told and "node2" in told
+    result = first.fab("destroy", "--yes").stdout
+    assert "destroy removes of stack" in result and "node1" in result and "node2" in result
     assert not list((first.home / ".trainyard").rglob("*.json")), "nor does any record stay"
     second.fab("destroy", "--yes")
 

@@ -51,11 +51,11 @@ def inside(project: Project, *argv: str, **environment: str) -> str:
     kinds = {"mount": "mnt", "uts": "uts", "ipc": "ipc", "pid": "pid", "cgroup": "cgroup", "user": "user"}
     differs = [kind for kind, name in kinds.items() if _namespace(pid, name) != _namespace("self", name)]
     proxies = {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
-    told = {**proxies, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", **environment}
+    env = {**proxies, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", **environment}
     options = [f"-oAPT::{option}" for option in ("Get::Assume-Yes=true", "Sandbox::User=root")]
     command = [argv[0], *options, *argv[1:]] if argv[0] == "apt-get" else list(argv)
     entered = ["nsenter", f"--target={pid}", *(f"--{kind}" for kind in differs), "--wd=/", *command]
-    done = subprocess.run(entered, env=told, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(entered, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -77,11 +77,11 @@ def test_an_upgrade_of_libc_restarts_no_job(node: Project, tmp_path: Path) -> No
         inside(node, "systemd-run", "--unit=other", "python3", "-c", "import time; time.sleep(1e6)")
         other = pid_of(node, "other.service")
 
-        said = inside(node, "apt-get", "install", "--reinstall", "libc6")
-        assert unit in said and "other.service" in said, "needrestart has seen that both use the old one"
+        output = inside(node, "apt-get", "install", "--reinstall", "libc6")
+        assert unit in output and "other.service" in output, "needrestart has seen that both use the old one"
         assert (pid_of(node, unit), pid_of(node, "other.service")) == (before, other), "and restarted neither"
 
-        said = inside(node, "apt-get", "install", "--reinstall", "libc6", NEEDRESTART_MODE="a")
+        output = inside(node, "apt-get", "install", "--reinstall", "libc6", NEEDRESTART_MODE="a")
         assert pid_of(node, "other.service") != other, "asked to, it does restart services"
         assert pid_of(node, unit) == before, "but no job"
         steps = len(job.text().splitlines())

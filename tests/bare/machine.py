@@ -177,10 +177,10 @@ class BareMachine:
         init = self._init()
         if init is None:
             raise system_command.SystemCommandError(f"{self.name}: does not run")
-        whole = ["nsenter", f"--target={init}", "--all", *argv]
+        command = ["nsenter", f"--target={init}", "--all", *argv]
         if check:
-            return system_command.run(whole).strip()
-        return subprocess.run(whole, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
+            return system_command.run(command).strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.strip()
 
     def _connect(self) -> None:
         """A link of its own, and what it sends leaves under this machine's address."""

@@ -62,19 +62,19 @@ def lines(project: Project, job: str) -> list[dict[str, Any]]:
 def train(project: Project, nodes: int, steps: int) -> list[dict[str, Any]]:
     """The lines of a run on so many nodes, without its first step."""
     argv = ["train", "gpt2-124m-openwebtext", *overrides(nodes, steps), "--nodes", str(nodes)]
-    said = project.fab(*argv, timeout=1800).stdout
-    if chosen := re.search(r"precision (bf16|fp32)", said):
+    output = project.fab(*argv, timeout=1800).stdout
+    if chosen := re.search(r"precision (bf16|fp32)", output):
         PRECISION[:] = [f"train.precision={chosen[1]}"]
-    return lines(project, said.partition(":")[0])[1:]
+    return lines(project, output.partition(":")[0])[1:]
 
 
 def at_once(projects: list[Project], steps: int) -> float:
     """Tokens per second of clusters of one node each that train at the same time, summed."""
     argv = ["train", "gpt2-124m-openwebtext", *overrides(1, steps), "--nodes", "1"]
     running = [project.start(*argv) for project in projects]
-    said = [process.communicate()[0] for process in running]
-    assert not any(process.returncode for process in running), said
-    speeds = [lines(project, text.partition(":")[0])[1:-1] for project, text in zip(projects, said, strict=True)]
+    outputs = [process.communicate()[0] for process in running]
+    assert not any(process.returncode for process in running), outputs
+    speeds = [lines(project, text.partition(":")[0])[1:-1] for project, text in zip(projects, outputs, strict=True)]
     return sum(best(of) for of in speeds)
 
 

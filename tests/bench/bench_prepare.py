@@ -110,12 +110,12 @@ def child(script: str, *arguments: object) -> tuple[float, float, float]:
     command = [sys.executable, "-c", CLOCK + script, *map(str, arguments)]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        said = process.stdout.read()
+        output = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"bench: a child ended with {process.returncode}")
-    wall, processors = said.split()[-2:]
+    wall, processors = output.split()[-2:]
     return float(wall), float(processors), usage.ru_maxrss / 1024
 
 

@@ -53,10 +53,10 @@ def statistics(name: str) -> dict[str, Any]:
 
 
 def test_cpu_memory_and_network_arrive_with_the_stack_and_the_node(cloud: str) -> None:
-    said = sends()
+    output = sends()
     listed = boto3.client("cloudwatch").list_metrics()["Metrics"]
     names = {"CPUUtilization", "MemoryUtilization", "NetworkIn", "NetworkOut"}
-    assert {entry["MetricName"] for entry in listed} == names, said
+    assert {entry["MetricName"] for entry in listed} == names, output
     assert all(entry["Namespace"] == "Trainyard" and entry["Dimensions"] == DIMENSIONS for entry in listed)
     memory = statistics("MemoryUtilization")
     assert 1 < memory["Average"] < 100 and memory["Unit"] == "Percent"
@@ -65,8 +65,8 @@ def test_cpu_memory_and_network_arrive_with_the_stack_and_the_node(cloud: str) -
 
 
 def test_what_cannot_be_sent_is_told_and_tried_again(cloud: str) -> None:
-    said = sends(until=6.0, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
-    assert said.count("metrics not sent: Could not connect to the endpoint") >= 2, said
+    output = sends(until=6.0, AWS_ENDPOINT_URL="http://127.0.0.1:9", AWS_MAX_ATTEMPTS="1")
+    assert output.count("metrics not sent: Could not connect to the endpoint") >= 2, output
 
 
 def started(tmp_path: Path, monitoring: str) -> str:

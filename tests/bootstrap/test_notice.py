@@ -108,9 +108,9 @@ def test_ec2_says_that_it_takes_a_spot_node(tmp_path: Path) -> None:
         assert not record(tmp_path), "nothing is planned"
         cloud.action = {"action": "terminate", "time": "2031-09-18T12:03:05Z"}
         until(lambda: bool(record(tmp_path)))
-        told = record(tmp_path)
-        assert told["why"] == "EC2 takes this Spot node at 12:03:05Z"
-        assert told["at"] == datetime(2031, 9, 18, 12, 3, 5, tzinfo=UTC).timestamp()
+        found = record(tmp_path)
+        assert found["why"] == "EC2 takes this Spot node at 12:03:05Z"
+        assert found["at"] == datetime(2031, 9, 18, 12, 3, 5, tzinfo=UTC).timestamp()
         until(lambda: (tmp_path / "wall").exists())
         time.sleep(3)
         assert (tmp_path / "wall").read_text() == "EC2 takes this Spot node at 12:03:05Z\n", "once"
@@ -168,13 +168,13 @@ def test_a_metadata_service_that_fails_is_said_and_asked_again(tmp_path: Path, c
         cloud.events = [event("Preempt", 30, "trainyard-yard-node2")]
         until(lambda: bool(record(tmp_path)))
         assert program.stderr
-        said = ""
+        text = ""
         for line in program.stderr:  # the record is written before the last line
-            said += line
+            text += line
             if "answers again" in line:
                 break
-        assert "cannot read the metadata service: HTTPError HTTP Error 500" in said and "answers again" in said
-        assert "Traceback" not in said
+        assert "cannot read the metadata service: HTTPError HTTP Error 500" in text and "answers again" in text
+        assert "Traceback" not in text
 
 
 def test_a_notice_stays_while_the_metadata_service_cannot_be_asked(tmp_path: Path) -> None:

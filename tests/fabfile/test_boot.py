@@ -24,7 +24,7 @@ def boot() -> NodeBoot:
 
 
 def test_a_boot_is_told_event_by_event(boot: NodeBoot) -> None:
-    said = [
+    lines = [
         *boot.unreached("node1 (10.0.0.1:22): Connection refused", 100.1),
         *boot.answers("", 101.4),
         *boot.line('step {"time": 1, "step": "torch", "state": "start"}', 102.0),
@@ -34,7 +34,7 @@ def test_a_boot_is_told_event_by_event(boot: NodeBoot) -> None:
         *boot.line('step {"time": 9, "step": "torch", "state": "done", "seconds": 12.345}', 114.3),
         *boot.line("ready " + json.dumps(READY), 115.0),
     ]
-    assert said == [
+    assert lines == [
         "ssh answers (1.4 s)",
         "step torch …",
         "step torch … 12.3 s",

@@ -31,8 +31,8 @@ TOLD = {"cloud": "aws", "offered_by": "zone", "type": "m7i.8xlarge", "place": "u
 def event(message: str, name: str = "node2", severity: str = "error") -> str:
     """One line of the log, as display.go's logJSONEvent writes it."""
     urn = f"urn:pulumi:toy::toy::aws:ec2/instance:Instance::{name}"
-    told = {"urn": urn, "prefix": "error: ", "message": message, "color": "never", "severity": severity}
-    return json.dumps({"sequence": 1, "timestamp": 1795259175, "diagnosticEvent": told})
+    record = {"urn": urn, "prefix": "error: ", "message": message, "color": "never", "severity": severity}
+    return json.dumps({"sequence": 1, "timestamp": 1795259175, "diagnosticEvent": record})
 
 
 @pytest.fixture

@@ -112,8 +112,8 @@ FAST: list[list[float | None]] = [[None, 1e9, 1e9], [1e9, None, 1e9], [1e9, 1e9,
 
 
 def result(**change: Any) -> dict[str, Any]:
-    whole = {"bytes": 2**24, "seconds": 0.1, "algbw": 3e8, "busbw": 4e8, "wrong": 0}
-    return {"event": "result", "rank": 0, "links": FAST, **whole, **change}
+    record = {"bytes": 2**24, "seconds": 0.1, "algbw": 3e8, "busbw": 4e8, "wrong": 0}
+    return {"event": "result", "rank": 0, "links": FAST, **record, **change}
 
 
 def test_every_node_that_does_not_say_its_name_is_named() -> None:
@@ -171,9 +171,9 @@ def test_left_overs_are_a_warning() -> None:
 
 
 def facts(**change: Any) -> dict[str, Fact]:
-    told = {name: Fact(name, values={node: {"missing": []} for node in NAMES}) for name in NODE_FACTS}
+    found = {name: Fact(name, values={node: {"missing": []} for node in NAMES}) for name in NODE_FACTS}
     return {
-        **told,
+        **found,
         "reach": Fact("reach"),
         "ssh": Fact("ssh", values={node: {"wrong": {}} for node in NAMES}),
         **change,

@@ -123,11 +123,11 @@ def test_every_verb_reads_and_shows_its_options(name: str) -> None:
         assert parameter.help, f"fab {name} {parameter.flag} has no help"
 
 
-@pytest.mark.parametrize(("verb", "said"), [("up", "how many"), ("train", "how many"), *NAMES])
-def test_the_help_says_whether_nodes_are_counted_or_named(verb: str, said: str) -> None:
+@pytest.mark.parametrize(("verb", "expected"), [("up", "how many"), ("train", "how many"), *NAMES])
+def test_the_help_says_whether_nodes_are_counted_or_named(verb: str, expected: str) -> None:
     (nodes,) = [parameter for parameter in VERBS[verb].parameters if parameter.name == "nodes"]
-    assert nodes.help.startswith(said)
-    assert (nodes.kind is int) == (said == "how many")
+    assert nodes.help.startswith(expected)
+    assert (nodes.kind is int) == (expected == "how many")
 
 
 def test_every_verb_that_takes_nodes_is_in_the_list_above() -> None:

@@ -67,9 +67,9 @@ def test_the_price_is_one_line_before_anything_is_made(
 ) -> None:
     billed(monkeypatch, LINES)
     announce(cost.bill(replace(stack, max_hours=10), datetime.date(2026, 11, 22)))
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 2 and told[0].startswith("price: $4.5") and "$45.45 until maxHours (10 h)" in told[0]
-    assert told[0].endswith("(what for: fab cost --stack local)") and "82 days old" in told[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("price: $4.5") and "$45.45 until maxHours (10 h)" in lines[0]
+    assert lines[0].endswith("(what for: fab cost --stack local)") and "82 days old" in lines[1]
 
 
 # --- the command line ---
@@ -124,9 +124,9 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_a_refresh_tells_what_was_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    left = [f"thing{n} in eastus: azure has no price for it" for n in range(12)]
-    told = json.dumps({"asked": 20, "found": 8, "left": left})
-    monkeypatch.setattr(pulumi_cli, "ask", lambda argv: told)
+    remaining = [f"thing{n} in eastus: azure has no price for it" for n in range(12)]
+    record = json.dumps({"asked": 20, "found": 8, "left": remaining})
+    monkeypatch.setattr(pulumi_cli, "ask", lambda argv: record)
     _refresh("azure", quiet=False)
     lines = capsys.readouterr().out.splitlines()
     assert "8 of 20 prices are today's, in infra/prices/prices.toml" in lines

@@ -70,8 +70,8 @@ def nodes(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
     port = sshd.free_port()
     for number, home in enumerate(homes):
         home.mkdir()
-        told = {**server.environment, "HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
-        yard.start(f"127.0.0.{number + 2}", port, environment=told)
+        environment = {**server.environment, "HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin"}
+        yard.start(f"127.0.0.{number + 2}", port, environment=environment)
     machines = [each.node(f"node{number + 1}") for number, each in enumerate(yard.servers)]
     cluster = replace(yard.cluster(*machines), data_url=server.url)
     file = tmp_path / "nodes.json"
@@ -96,16 +96,16 @@ def test_it_is_made_once_and_brought_to_every_node(
         (texts / f"{number}.txt").write_text(f"the quick brown fox jumps over {number} lazy dogs. " * 9)
     overrides = ["data.path=sets/tiny", f"data.source={texts}", "data.train_vocab=300"]
     nodes.fab(*overrides)
-    said = capsys.readouterr().out
-    assert "sets/tiny is whole on 2 nodes, checksums verified; kept in s3://shelf/sets/tiny" in said
-    assert "next: fab train smoke" in said
+    output = capsys.readouterr().out
+    assert "sets/tiny is whole on 2 nodes, checksums verified; kept in s3://shelf/sets/tiny" in output
+    assert "next: fab train smoke" in output
     for home in nodes.homes:
         assert tokens.open(home / "sets/tiny", verify=True).manifest["vocab_size"] <= 301
     assert transfer.complete_manifest(there)
     made = (nodes.homes[0] / "sets/tiny" / manifest.NAME).stat().st_mtime_ns
     nodes.fab(*overrides, raw=True)
-    said = capsys.readouterr().out
-    assert "s3://shelf/sets/tiny/raw: complete; 0.16 MB of text in 400 lines" in said, said
+    output = capsys.readouterr().out
+    assert "s3://shelf/sets/tiny/raw: complete; 0.16 MB of text in 400 lines" in output, output
     kept = gzip.decompress(there.at("raw").read("text-00000.jsonl.gz") or b"").decode().splitlines()
     assert sorted(json.loads(line)["text"] for line in kept) == sorted(path.read_text() for path in texts.iterdir())
     shutil.rmtree(nodes.homes[1] / "sets")  # a node that was replaced
@@ -136,8 +136,8 @@ def test_an_upload_from_here_goes_on_where_it_was(
     files = upload.prepared(mine)
     part = nodes.homes[0] / "sets/tiny/.upload" / upload._key(files)
     part.mkdir(parents=True)
-    whole = (mine / "train.bin").read_bytes()
-    (part / "train.bin").write_bytes(whole[:30_000])
+    content = (mine / "train.bin").read_bytes()
+    (part / "train.bin").write_bytes(content[:30_000])
     (part.parent / "another").mkdir()
     sent: list[int] = []
     monkeypatch.setattr(upload, "_CHUNK", 1000)
@@ -150,8 +150,8 @@ def test_an_upload_from_here_goes_on_where_it_was(
 
     monkeypatch.setattr(upload, "_send", send)
     nodes.fab("data.path=sets/tiny", from_=str(mine))
-    assert sent[0] == len(whole) - 30_000
-    assert (nodes.homes[1] / "sets/tiny/train.bin").read_bytes() == whole
+    assert sent[0] == len(content) - 30_000
+    assert (nodes.homes[1] / "sets/tiny/train.bin").read_bytes() == content
     assert not (nodes.homes[0] / "sets/tiny/.upload").exists()
 
 

@@ -91,16 +91,16 @@ def test_a_job_is_resolved_by_its_name_and_what_is_wrong_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [("demmo", "did you mean demo"), ("zebra", "the published ones are: demo, "), ("", "are: demo, ")],
 )
 def test_an_unknown_job_names_those_that_there_are(
-    given: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Exit) as error:
         resolve(given, [], 3)
-    assert error.value.code == 2 and said in str(error.value.message) and "\n" not in str(error.value.message)
+    assert error.value.code == 2 and expected in str(error.value.message) and "\n" not in str(error.value.message)
     (tmp_path / "demo").mkdir()  # a folder of that name is no job
     assert resolve("demo", [], 3).name == "demo"
 

@@ -61,7 +61,7 @@ def test_a_detached_job_goes_on(backend: MemoryBackend, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("when", "said"),
+    ("when", "expected"),
     [
         ("connect", "interrupted: no job was started"),
         ("prepare", "interrupted: no job was started"),
@@ -71,7 +71,7 @@ def test_a_detached_job_goes_on(backend: MemoryBackend, capsys: pytest.CaptureFi
 )
 def test_ctrl_c_says_whether_a_job_was_started(
     when: str,
-    said: str,
+    expected: str,
     backend: MemoryBackend,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -87,7 +87,7 @@ def test_ctrl_c_says_whether_a_job_was_started(
     backend.on = interrupt
     monkeypatch.setattr(backends, "connect", connect)
     assert fab("train", "smoke") == 130
-    assert capsys.readouterr().err == f"\n{said}\n"
+    assert capsys.readouterr().err == f"\n{expected}\n"
     assert bool(backend.table) == (when in ("submit", "logs"))
 
 
@@ -111,8 +111,8 @@ def test_a_job_is_resumed_with_its_own_settings(backend: MemoryBackend, capsys: 
     fab("train", "smoke", "train.steps=7", "train.warmup=1", "--nodes", "2")
     capsys.readouterr()
     assert fab("train", "--resume", "1", "train.steps=9") == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:3] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
         "smoke-1: nodes: 2, as it had (--nodes N changes that)",
         "smoke-1: train.steps: 7 -> 9",
         "smoke-1: 2 ranks on node1, node2",
@@ -136,9 +136,9 @@ def test_a_lost_connection_loses_and_repeats_no_line(
     capsys.readouterr()
     backend.lost_at = 1
     assert fab("logs", "latest", "--follow") == 0
-    said = capsys.readouterr()
-    assert [line.partition("] ")[2] for line in said.out.splitlines()[:-1]] == list(backend.lines)
-    assert said.err == "connection to here lost, trying again: the line is dead\n"
+    captured = capsys.readouterr()
+    assert [line.partition("] ")[2] for line in captured.out.splitlines()[:-1]] == list(backend.lines)
+    assert captured.err == "connection to here lost, trying again: the line is dead\n"
 
 
 def test_a_host_that_stays_away_is_given_up(
@@ -167,8 +167,13 @@ def test_the_table_and_the_json_of_jobs(backend: MemoryBackend, capsys: pytest.C
     fab("jobs")
     assert "smoke-1" in (out := capsys.readouterr().out) and "next: fab logs smoke-1 --follow" in out
     fab("jobs", "--json")
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["id"], told["state"], told["nodes"], told["created"]) == ("smoke-1", "RUNNING", [*NODES], CREATED)
+    (output,) = json.loads(capsys.readouterr().out)
+    assert (output["id"], output["state"], output["nodes"], output["created"]) == (
+        "smoke-1",
+        "RUNNING",
+        [*NODES],
+        CREATED,
+    )
 
 
 @pytest.mark.parametrize(("words", "reason"), [([], "stopped"), (["--now"], "stopped at once")])
@@ -178,16 +183,16 @@ def test_a_job_is_stopped(
     fab("train", "smoke", "--detach")
     capsys.readouterr()
     assert fab("stop", "smoke-1", *words) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[:3] == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
         "smoke-1: asked to stop",
         f"smoke-1 CANCELLED: {reason}",
         "nothing of smoke-1 is left on 3 nodes",
     ]
     backend.left = {"node2": "process 12"}
     assert fab("stop", "smoke-1") == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["smoke-1 is CANCELLED already", "node2: left there: process 12"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["smoke-1 is CANCELLED already", "node2: left there: process 12"]
 
 
 def test_files_are_fetched(

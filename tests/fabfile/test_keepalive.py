@@ -30,8 +30,8 @@ LIMIT = 12.0
 
 
 def tree(pid: int) -> list[int]:
-    told = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [pid, *(each for child in told for each in tree(int(child)))]
+    pids = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    return [pid, *(each for child in pids for each in tree(int(child)))]
 
 
 class Frozen:
@@ -200,5 +200,5 @@ def _started(fleet: Fleet, command: str) -> object:
 
 def test_openssh_is_told_the_same(yard: sshd.Yard) -> None:
     cluster = yard.cluster(start(yard).node("node1"))
-    told = options(cluster, cluster.head)
-    assert "ServerAliveInterval=15" in told and "ServerAliveCountMax=4" in told
+    found = options(cluster, cluster.head)
+    assert "ServerAliveInterval=15" in found and "ServerAliveCountMax=4" in found

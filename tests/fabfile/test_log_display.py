@@ -55,8 +55,8 @@ def screen(text: str) -> list[str]:
 
 def test_a_terminal_has_one_live_line(monkeypatch: pytest.MonkeyPatch) -> None:
     got = on_a_terminal(monkeypatch, None)
-    left = screen(got)
-    assert [line.partition("] ")[2][:12] for line in left] == [
+    remaining = screen(got)
+    assert [line.partition("] ")[2][:12] for line in remaining] == [
         "attempt 1 on",
         "step 25/30 l",
         "checkpoint o",

@@ -52,8 +52,8 @@ def test_a_machine_that_nobody_bootstrapped_is_no_booting_node(cluster: SshClust
 def test_status_says_so_too(cluster: SshCluster, tmp_path: Path) -> None:
     (tmp_path / "sshd0/root/opt/trainyard/bootstrap").rmdir()
     (result,) = ask(cluster).values()
-    told = describe(cluster, cluster.head, result)
-    assert told["state"] == "no node" and "fab bootstrap --inventory FILE" in told["reason"]
+    row = describe(cluster, cluster.head, result)
+    assert row["state"] == "no node" and "fab bootstrap --inventory FILE" in row["reason"]
 
 
 def test_cloud_init_that_is_still_at_work_may_bring_the_bootstrap(cluster: SshCluster, tmp_path: Path) -> None:

@@ -120,10 +120,10 @@ def test_both_scripts_of_the_installation_are_ours() -> None:
 
 def test_bare_fab_says_where_to_begin() -> None:
     for start in (OWN, FABRICS):
-        said = command(start=start).stdout
-        verbs = [line.split()[1] for line in said.splitlines() if line.startswith("    fab ")]
+        text = command(start=start).stdout
+        verbs = [line.split()[1] for line in text.splitlines() if line.startswith("    fab ")]
         assert verbs == ["up", "wait", "check", "prepare", "train", "logs", "destroy"]
-        assert "fab --list" in said and "-R" not in said
+        assert "fab --list" in text and "-R" not in text
 
 
 def test_every_verb_is_listed_and_the_versions_are_told() -> None:
@@ -182,8 +182,8 @@ def test_an_error_that_nobody_foresaw_is_one_line(
 ) -> None:
     monkeypatch.delenv("TRAINYARD_DEBUG", raising=False)
     assert ending(monkeypatch, KeyError("x")) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("bug in trainyard at ") and "KeyError: 'x'" in said and len(said.splitlines()) == 1
+    stderr = capfd.readouterr().err
+    assert stderr.startswith("bug in trainyard at ") and "KeyError: 'x'" in stderr and len(stderr.splitlines()) == 1
     monkeypatch.setenv("TRAINYARD_DEBUG", "1")
     assert ending(monkeypatch, KeyError("x")) == 1
     assert "Traceback (most recent call last)" in capfd.readouterr().err

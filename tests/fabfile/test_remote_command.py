@@ -26,12 +26,12 @@ def alive(mark: str) -> int:
     return int(subprocess.run(argv, capture_output=True, text=True).stdout)
 
 
-def eventually(said: object, expected: object, seconds: float = 20.0) -> None:
-    assert callable(said)
+def eventually(read: object, expected: object, seconds: float = 20.0) -> None:
+    assert callable(read)
     deadline = time.monotonic() + seconds
-    while said() != expected and time.monotonic() < deadline:
+    while read() != expected and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert said() == expected
+    assert read() == expected
 
 
 def test_every_node_has_a_result_and_each_line_its_node_and_stream(yard: sshd.Yard) -> None:
@@ -112,9 +112,9 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
     )
     eventually(lambda: alive(mark), 4)
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
+    _, output = process.communicate(timeout=20)
     if number == signal.SIGINT:
-        assert (process.returncode, said) == (130, "interrupted\n")
+        assert (process.returncode, output) == (130, "interrupted\n")
     eventually(lambda: alive(mark), 0)
 
 

@@ -44,8 +44,8 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
         path.write_text(json.dumps({"precision": HOSTILE, "ranks": [HOSTILE]}))
     hostile = {HOSTILE: HOSTILE, "torch": HOSTILE}
     ready = {"profile": HOSTILE, "versions": hostile, "cpu": {"model": HOSTILE, "cores": HOSTILE}, "image": HOSTILE}
-    told = {**run_data.collect(folder), "id": HOSTILE}
-    bad = run_of(told, [NodeFacts(HOSTILE, ready), NodeFacts("node2", {}, HOSTILE)])
+    record = {**run_data.collect(folder), "id": HOSTILE}
+    bad = run_of(record, [NodeFacts(HOSTILE, ready), NodeFacts("node2", {}, HOSTILE)])
     good = run_of(run_data.collect(folder))
     honest = [Page(page.render([good])), Page(page.render([good, good]))]
     for runs in ([bad], [bad, good], [good, bad]):
@@ -90,7 +90,7 @@ POINT = [*JobRun.__dataclass_fields__, "step", "loss", "lr", "val_loss", "rank_s
         ),
     )
 )
-def test_whatever_a_head_tells_there_is_a_page(told: dict[str, Any]) -> None:
-    found = run_of(told)
+def test_whatever_a_head_tells_there_is_a_page(record: dict[str, Any]) -> None:
+    found = run_of(record)
     Page(page.render([found]))
     Page(page.render([found, found]))

@@ -43,8 +43,12 @@ def test_a_resumed_job_keeps_its_own_settings(capsys: pytest.CaptureFixture[str]
     """Seen before: 60 steps became the file's 600, the rate jumped, and a finished run went on."""
     again = resumed(cluster("train.steps=60", "train.lr=0.001"), job="smoke")
     assert "steps = 60\n" in again.text and "lr = 0.001\n" in again.text
-    said = capsys.readouterr().out
-    assert "keeps its own settings" in said and "train.steps: 60 -> 20" in said and "train.lr: 0.001 -> 0.003" in said
+    output = capsys.readouterr().out
+    assert (
+        "keeps its own settings" in output
+        and "train.steps: 60 -> 20" in output
+        and "train.lr: 0.001 -> 0.003" in output
+    )
 
 
 def test_overrides_are_applied_to_its_own_settings_and_each_change_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,9 +72,9 @@ def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest
     texts(head.here / "texts")
     (head.here / "texts/link").symlink_to("/etc/passwd")
     head.prepare("texts")
-    said = capsys.readouterr().out
-    assert "texts: 300 files of this machine" in said and "are brought to node1" in said
-    assert "next: fab train smoke data.path=set" in said, "on the tokens that were made"
+    output = capsys.readouterr().out
+    assert "texts: 300 files of this machine" in output and "are brought to node1" in output
+    assert "next: fab train smoke data.path=set" in output, "on the tokens that were made"
     assert tokens.open(head.home / "set", verify=True).manifest["vocab_size"] <= 301
     (brought,) = (head.home / "sources").iterdir()
     assert not (brought / "link").exists(), "links are not followed"

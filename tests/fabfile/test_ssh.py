@@ -41,11 +41,11 @@ def test_an_impostor_is_refused_before_a_command_is_sent(yard: sshd.Yard, tmp_pa
 
     with pytest.raises(HostKeyMismatch) as caught:
         connect(cluster, cluster.head)
-    said = str(caught.value)
+    message = str(caught.value)
     blobs = [key.split()[1] for key in (real_key, impostor.host_key)]
     for expected in ("node1", f"127.0.0.2:{impostor.port}", *(_fingerprint(blob) for blob in blobs)):
-        assert expected in said
-    assert "\n" not in said
+        assert expected in message
+    assert "\n" not in message
 
     result = sshd.run_all(cluster, "touch /tmp/never")["node1"]
     assert (result.exited, result.stdout) == (255, "")
@@ -146,8 +146,8 @@ def test_the_jump_host_works_and_is_as_strict(yard: sshd.Yard, home: Path, tmp_p
     assert openssh(cluster, cluster.head, "echo hello").stdout == "hello\n"
     config = tmp_path / "ssh config"
     config.write_text(config_text(cluster))
-    said = subprocess.run(["ssh", "-F", config, "node3", "echo hello"], capture_output=True, text=True, timeout=20)
-    assert said.stdout == "hello\n", said.stderr
+    output = subprocess.run(["ssh", "-F", config, "node3", "echo hello"], capture_output=True, text=True, timeout=20)
+    assert output.stdout == "hello\n", output.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ from infra.inventory import InventoryError, Node, SshCluster, to_json
 FAB = Path(sys.executable).with_name("fab")
 
 
-def eventually(said: object, expected: object, seconds: float = 20.0) -> None:
-    assert callable(said)
+def eventually(read: object, expected: object, seconds: float = 20.0) -> None:
+    assert callable(read)
     deadline = time.monotonic() + seconds
-    while said() != expected and time.monotonic() < deadline:
+    while read() != expected and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert said() == expected
+    assert read() == expected
 
 
 def test_a_refused_key_is_said_in_one_line(yard: sshd.Yard, tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_ssh_config_lets_plain_ssh_work(yard: sshd.Yard, home: Path) -> None:
     cluster = yard.cluster(*(yard.start(f"127.0.0.{i + 2}", port).node(f"node{i + 1}") for i in range(2)))
     inventory = home / "inventory.json"
     inventory.write_text(to_json(cluster))
-    said = subprocess.run(
+    output = subprocess.run(
         [FAB, "ssh-config", "--inventory", inventory], capture_output=True, text=True, check=True
     ).stdout
-    (include,) = [line.strip() for line in said.splitlines() if line.strip().startswith("Include")]
-    assert said.splitlines()[-1].startswith("next: ssh node2")
+    (include,) = [line.strip() for line in output.splitlines() if line.strip().startswith("Include")]
+    assert output.splitlines()[-1].startswith("next: ssh node2")
     (home / ".ssh" / "config").write_text(f"{include}\n")
     for name in ("node2", "node2.yard"):
         # ssh takes the home directory from the password database, not from HOME: the file has to be named

@@ -62,9 +62,9 @@ def test_states() -> None:
 
 def test_a_local_node_that_has_ended() -> None:
     ended = replace(CLUSTER.head, control_group="/sys/fs/cgroup/no-such-group")
-    told = describe(CLUSTER, ended, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
-    assert (told["state"], told["reason"]) == ("gone", WHY)
-    assert _next([told]).startswith("next: fab up")
+    row = describe(CLUSTER, ended, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
+    assert (row["state"], row["reason"]) == ("gone", WHY)
+    assert _next([row]).startswith("next: fab up")
     odd = describe(CLUSTER, CLUSTER.head, Result("node1", 127, stderr="bash: python3: not found\n"))
     assert (odd["state"], odd["reason"]) == ("unknown", "exit code 127: bash: python3: not found")
 
@@ -136,9 +136,15 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     (folder / "ready.json").write_text(json.dumps(TOLD["ready"]))
     (folder / "job.json").write_text(json.dumps(TOLD["job"]))
     (folder / "first-boot.json").write_text(json.dumps({"time": time.time() - 7200, "instance": "i-1"}))
-    told = {"deadline": time.time() + 3630, "idle_minutes": 60, "used": "", "idle_since": time.time() - 700, "ends": ""}
+    record = {
+        "deadline": time.time() + 3630,
+        "idle_minutes": 60,
+        "used": "",
+        "idle_since": time.time() - 700,
+        "ends": "",
+    }
     (servers[0].root / "run/trainyard").mkdir(parents=True)
-    (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(told))
+    (servers[0].root / "run/trainyard/limits.json").write_text(json.dumps(record))
     why = "EC2 takes this Spot node at 12:03:05Z"
     (servers[0].root / "run/trainyard/notice.json").write_text(json.dumps({"time": 1, "at": 2, "why": why}))
     lines = fab_status(tmp_path, machines, "--wide").splitlines()
@@ -170,11 +176,11 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     assert all(server.log.count("Accepted publickey") == 3 for server in servers)  # one connection per call
 
 
-@pytest.mark.parametrize(("columns", "left"), [(0, 14), (200, 14), (100, 11), (80, 9), (40, 7)])
-def test_a_table_gives_up_columns_until_it_fits(columns: int, left: int) -> None:
+@pytest.mark.parametrize(("columns", "remaining"), [(0, 14), (200, 14), (100, 11), (80, 9), (40, 7)])
+def test_a_table_gives_up_columns_until_it_fits(columns: int, remaining: int) -> None:
     node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, "limits": LIMITS})))
     rows, left_out = fitting([_HEADING, _row(node)], columns)
-    assert len(rows[0]) == len(rows[1]) == left and len(left_out) == 14 - left
+    assert len(rows[0]) == len(rows[1]) == remaining and len(left_out) == 14 - remaining
     assert {"NAME", "STATE", "MEMORY", "DISK", "JOB", "AGE", "ENDS"} <= set(rows[0])
     assert columns in (0, 40) or max(map(len, table(rows).splitlines())) <= columns
 

@@ -123,10 +123,10 @@ def test_all_that_goes_is_listed_before_the_question(
     made = moto_cloud.make_stack(BOB)
     bob.up(made, BOB)
     become(bob)
-    told: list[str] = []
+    lines: list[str] = []
 
     def no(question: str) -> str:
-        told.append(capsys.readouterr().out)
+        lines.append(capsys.readouterr().out)
         return "n"
 
     monkeypatch.setattr("builtins.input", no)
@@ -135,9 +135,9 @@ def test_all_that_goes_is_listed_before_the_question(
         bob.state = bob.state if verb is destroy else bob.state[:1]
         with pytest.raises(Exit, match="nothing was changed"):
             verb(Context(), stack="yard")
-    for listed in told:
+    for listed in lines:
         assert all(made[name] in listed for name in ("node1", "node2", "disk", "vpc", "nat"))
-    assert made["bucket"] in told[0] and own(bob)
+    assert made["bucket"] in lines[0] and own(bob)
 
 
 def test_a_region_that_the_stack_has_left_is_looked_at_as_well(account: str, become: Become, bob: Operator) -> None:
@@ -148,12 +148,12 @@ def test_a_region_that_the_stack_has_left_is_looked_at_as_well(account: str, bec
     assert old and new
     become(bob)
     bob.up({}, BOB, there, here)
-    found = {thing.owner for thing in own(bob)}
+    found = {resource.owner for resource in own(bob)}
     assert {old["vpc"], old["node1"], old["nat"]} <= found, "by the state"
     bob.up({}, BOB)
-    assert not {old["vpc"]} & {thing.owner for thing in own(bob)}
+    assert not {old["vpc"]} & {resource.owner for resource in own(bob)}
     stack_record.remember("yard", BOB.stack_id, [there])
-    assert old["vpc"] in {thing.owner for thing in own(bob)}, "by the record"
+    assert old["vpc"] in {resource.owner for resource in own(bob)}, "by the record"
     with pytest.raises(Exit, match="cccc3333"):
         VERBS["destroy"]()
     assert own(bob) == []
@@ -185,5 +185,5 @@ def test_another_account_that_cannot_be_looked_at_is_not_called_clean(
     bob.up({}, BOB, Location("aws", "us-east-1", "999999999999", "old"))
     with pytest.raises(Exit, match="remain"):
         VERBS["destroy"]()
-    (blind,) = [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.unseen]
+    (blind,) = [resource for resource in audit.find("yard", pulumi_cli.identity("yard")) if resource.unseen]
     assert "account 999999999999 (profile old then)" in blind.what and "AWS_PROFILE" in blind.what

@@ -40,9 +40,9 @@ def printed(text: str | bytes, *, terminal: bool = False) -> str:
 
 @given(st.text(st.characters() | st.sampled_from(OBEYED)))
 def test_no_control_character_is_ever_written(text: str) -> None:
-    for said in (printed(text.encode(errors="replace").decode()), errors.visible(text), output.visible(text)):
-        left = output._OURS.sub("", said)
-        assert not set(left) & (set(OBEYED) - set(ALLOWED))
+    for shown in (printed(text.encode(errors="replace").decode()), errors.visible(text), output.visible(text)):
+        remaining = output._OURS.sub("", shown)
+        assert not set(remaining) & (set(OBEYED) - set(ALLOWED))
 
 
 @given(st.text(st.characters(exclude_categories=["C"])))

@@ -54,8 +54,8 @@ class Node:
     def until(self, what: Callable[[], object], seconds: float = 120.0) -> None:
         deadline = time.monotonic() + seconds
         while not what():
-            said = self.home / "service.out"
-            assert time.monotonic() < deadline, said.read_text() if said.exists() else "no job was started"
+            log = self.home / "service.out"
+            assert time.monotonic() < deadline, log.read_text() if log.exists() else "no job was started"
             time.sleep(0.05)
 
 
@@ -72,8 +72,8 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     use_programs(monkeypatch, programs)
     yard = sshd.Yard(tmp_path, [])
     sshd.keygen(yard.identity)
-    told = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    server = yard.start("127.0.0.5", sshd.free_port("127.0.0.5"), environment=told)
+    environment = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    server = yard.start("127.0.0.5", sshd.free_port("127.0.0.5"), environment=environment)
     # Shared: a login to this sshd begins in the tester's own home, not in the node's.
     cluster = replace(yard.cluster(server.node("node1")), shared_dir=str(home))
     (tmp_path / "nodes.json").write_text(to_json(cluster))
@@ -140,8 +140,8 @@ def test_the_verbs_of_a_stacks_file(
     assert "trainyard:nodes: 7" in (tmp_path / "stacks/Pulumi.aws-xeon.yaml").read_text()
     VERBS["config"].body(Context(), stack="aws-xeon")
     VERBS["cost"].body(Context(), stack="aws-xeon")
-    said = capsys.readouterr().out
-    assert re.search(r"nodes +7 ", said) and "USD/HOUR" in said
+    output = capsys.readouterr().out
+    assert re.search(r"nodes +7 ", output) and "USD/HOUR" in output
 
 
 @pytest.mark.timeout(280)
@@ -150,14 +150,14 @@ def test_a_job_from_its_text_to_its_model(node: Node, tmp_path: Path) -> None:
     texts.mkdir()
     for number in range(300):
         (texts / f"{number}.txt").write_text(f"the quick brown fox jumps over {number} lazy dogs. " * 9)
-    said = node.fab("prepare", "smoke", set_=[f"data.source={texts}", *TINY], train_vocab=300, yes=True)
-    assert (node.home / "set").is_dir(), said
+    output = node.fab("prepare", "smoke", set_=[f"data.source={texts}", *TINY], train_vocab=300, yes=True)
+    assert (node.home / "set").is_dir(), output
 
     dry = node.fab("train", "smoke", set_=TINY, dry_run=True)
     assert "mpirun -n 1" in dry and f"steps = {STEPS}" in dry and not (node.home / "runs").exists()
 
-    said = node.fab("train", "smoke", set_=TINY, detach=True)
-    assert "smoke-1: 1 rank on node1" in said and "fab logs smoke-1 --follow" in said
+    output = node.fab("train", "smoke", set_=TINY, detach=True)
+    assert "smoke-1: 1 rank on node1" in output and "fab logs smoke-1 --follow" in output
     node.until(lambda: "step 20/" in node.fab("logs", "latest"))
     table = node.fab("jobs")
     assert "smoke-1" in table and "RUNNING" in table
@@ -175,8 +175,8 @@ def test_a_job_from_its_text_to_its_model(node: Node, tmp_path: Path) -> None:
     assert unknown.value.code == 2 and "smoke-1" in str(unknown.value)
     assert "smoke-1 is CANCELLED already" in node.fab("stop", "1")
 
-    said = node.fab("train", resume="latest", every=50)
-    assert f"step {STEPS}/{STEPS}" in said and "step 1/" not in said and "fab sample smoke-1" in said
+    output = node.fab("train", resume="latest", every=50)
+    assert f"step {STEPS}/{STEPS}" in output and "step 1/" not in output and "fab sample smoke-1" in output
 
     node.fab("fetch", "smoke-1")
     assert list(Path("runs/smoke-1/checkpoints").glob("step-*/model.safetensors"))

@@ -102,8 +102,8 @@ def test_a_failed_node_ends_the_wait_at_once(
         follow_boot(fleet, timeout=60)
     assert time.monotonic() - began < 20
     assert caught.value.code == 1
-    said = caught.value.message
-    assert said.splitlines()[:3] == [
+    message = caught.value.message
+    assert message.splitlines()[:3] == [
         "node2  failed at step torch: no wheel for torch 2.13.0",
         "    looking for torch",
         "    ERROR: none found",
@@ -126,13 +126,13 @@ def test_a_silent_node_ends_the_wait_at_the_deadline(
         follow_boot(fleet, timeout=1)
     assert time.monotonic() - began < 20
     assert caught.value.code == 1
-    said = caught.value.message
-    assert "2 of 3 nodes not ready after 1 s" in said
-    assert "node2  last seen: step torch has begun" in said
-    assert "node3  last seen: " in said
-    assert "Connection refused" in said
-    assert "console line 99" in said
-    assert "node1" not in said
+    message = caught.value.message
+    assert "2 of 3 nodes not ready after 1 s" in message
+    assert "node2  last seen: step torch has begun" in message
+    assert "node3  last seen: " in message
+    assert "Connection refused" in message
+    assert "console line 99" in message
+    assert "node1" not in message
 
 
 def test_a_long_wait_says_who_is_waited_for(
@@ -145,10 +145,10 @@ def test_a_long_wait_says_who_is_waited_for(
     servers[2].stop()
     with Fleet(machines) as fleet, pytest.raises(Exit):
         follow_boot(fleet, timeout=3)
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waiting for ")]
-    assert 2 <= len(said) <= 6, said
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("waiting for ")]
+    assert 2 <= len(lines) <= 6, lines
     assert re.fullmatch(
-        r"waiting for 2 of 3 nodes \(\d s\): node2: step torch has begun; node3: .*Connection refused", said[-1]
+        r"waiting for 2 of 3 nodes \(\d s\): node2: step torch has begun; node3: .*Connection refused", lines[-1]
     )
 
 
@@ -172,9 +172,9 @@ def test_a_node_whose_machine_has_ended_ends_the_wait_at_once(
     with Fleet(machines) as fleet, pytest.raises(Exit) as caught:
         follow_boot(fleet, timeout=60)
     assert time.monotonic() - began < 2
-    said = caught.value.message.splitlines()
-    assert said[:2] == ["1 of 3 nodes are gone", f"node3  {ended.WHY}"]
-    assert said[-2:] == ["    last of node3", "next: fab up"]
+    message = caught.value.message.splitlines()
+    assert message[:2] == ["1 of 3 nodes are gone", f"node3  {ended.WHY}"]
+    assert message[-2:] == ["    last of node3", "next: fab up"]
 
 
 def test_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,9 +148,13 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SshBackend:
     return SshBackend(targets.parse(inventory_of(2), "stack yard"))
 
 
-@pytest.mark.parametrize(("reached", "said"), [(False, "not reached"), (True, "reached, but no answer")])
+@pytest.mark.parametrize(("reached", "expected"), [(False, "not reached"), (True, "reached, but no answer")])
 def test_a_head_that_does_not_answer_is_said_and_waited_for_briefly(
-    reached: bool, said: str, cluster: SshBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    reached: bool,
+    expected: str,
+    cluster: SshBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(work_lost, "CONNECT_S", 1.0)
     monkeypatch.setattr(work_lost, "ANSWER_S", 1.0)
@@ -159,7 +163,7 @@ def test_a_head_that_does_not_answer_is_said_and_waited_for_briefly(
     began = time.monotonic()
     assert work_lost.jobs_of(cluster) is None
     assert time.monotonic() - began < 10
-    assert f"what runs on the nodes is not known: node1: {said} within 1 s" in capsys.readouterr().out
+    assert f"what runs on the nodes is not known: node1: {expected} within 1 s" in capsys.readouterr().out
 
 
 def test_the_time_of_a_slow_way_to_the_head_is_not_taken_from_its_answer(

@@ -75,8 +75,8 @@ class Ec2:
     def create_capacity_reservation(self, **request: Any) -> dict[str, Any]:
         self.asked("CreateCapacityReservation", request)
         if request["InstanceCount"] > self.free:
-            said = {"Code": "InsufficientInstanceCapacity", "Message": "There is not enough capacity"}
-            raise ClientError({"Error": said}, "CreateCapacityReservation")
+            error = {"Code": "InsufficientInstanceCapacity", "Message": "There is not enough capacity"}
+            raise ClientError({"Error": error}, "CreateCapacityReservation")
         made = {**request, "State": "pending", "AvailableInstanceCount": request["InstanceCount"]}
         self.held[OWN] = {**made, "CapacityReservationId": OWN, "TotalInstanceCount": request["InstanceCount"]}
         self.held[OWN]["Tags"] = request["TagSpecifications"][0]["Tags"]
@@ -131,8 +131,8 @@ def test_room_for_all_is_one_request_and_ends_by_itself(ec2: Ec2) -> None:
     )
     held = ec2.held[OWN]
     assert (held["InstanceCount"], held["PlacementGroupArn"], held["EndDateType"]) == (3, GROUP, "limited")
-    left = held["EndDate"] - datetime.datetime.now(datetime.UTC)
-    assert datetime.timedelta(minutes=55) < left <= datetime.timedelta(hours=1)
+    remaining = held["EndDate"] - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(minutes=55) < remaining <= datetime.timedelta(hours=1)
     assert {"Key": "trainyard-stack", "Value": "yard"} in held["Tags"]
 
 
@@ -140,9 +140,9 @@ def test_no_room_for_all_starts_none_and_is_told_as_a_want_of_room(ec2: Ec2) -> 
     ec2.free = 2
     with pytest.raises(OperationError) as caught:
         room.ReservedProvider().create(dict(PROPS))
-    said = str(caught.value)
-    assert "3 x m7i.8xlarge" in said and "none was started" in said and len(said.splitlines()) == 1
-    event = json.dumps({"diagnosticEvent": {"severity": "error", "urn": "urn::reserved", "message": said}})
+    message = str(caught.value)
+    assert "3 x m7i.8xlarge" in message and "none was started" in message and len(message.splitlines()) == 1
+    event = json.dumps({"diagnosticEvent": {"severity": "error", "urn": "urn::reserved", "message": message}})
     (shortage,) = capacity.shortages(event)
     assert (shortage.resource, shortage.code) == ("reserved", "InsufficientInstanceCapacity")
 

@@ -101,8 +101,8 @@ def test_an_image_by_id_declares_no_builder(program: Program) -> None:
     assert stage(ran) == {}
     assert not ran.of("Baked") and not ran.of("AmiFromInstance") and "builder-group" not in ran.declared
     assert {node.inputs["ami"] for node in machines(ran)} == {OURS}
-    told = unpacked(machines(ran)[0].inputs["userDataBase64"])
-    assert f"TRAINYARD_IMAGE={BAKED_FROM}\n" in told  # what its image.json says
+    user_data = unpacked(machines(ran)[0].inputs["userDataBase64"])
+    assert f"TRAINYARD_IMAGE={BAKED_FROM}\n" in user_data  # what its image.json says
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ def test_the_subnets_are_in_one_zone_and_inside_the_network(program: Program) ->
     assert {found.inputs["availabilityZoneId"] for found in subnets} == {"use1-az6"}
     assert not any("availabilityZone" in found.inputs for found in subnets)  # names differ from account to account
     inside = [ipaddress.IPv4Network(found.inputs["cidrBlock"]) for found in subnets]
-    whole = ipaddress.IPv4Network(one(ran, "ec2/vpc:Vpc").inputs["cidrBlock"])
-    assert all(subnet.subnet_of(whole) for subnet in inside)
+    network = ipaddress.IPv4Network(one(ran, "ec2/vpc:Vpc").inputs["cidrBlock"])
+    assert all(subnet.subnet_of(network) for subnet in inside)
     assert not any(a.overlaps(b) for a in inside for b in inside if a != b)
 
 

@@ -31,11 +31,11 @@ def recorded(name: str) -> Any:
 
 @pytest.mark.parametrize("known", machine_types.TYPES.values(), ids=lambda known: known.name)
 def test_a_type_is_what_ec2_says(known: machine_types.InstanceType) -> None:
-    said = recorded("instance_types.json.gz")[known.name]
-    assert said["VCpuInfo"]["DefaultCores"] == known.cores
-    assert said["MemoryInfo"]["SizeInMiB"] == known.memory_gb * 1024
-    assert ("cluster" in said["PlacementGroupInfo"]["SupportedStrategies"]) == known.cluster
-    assert 1 in said["VCpuInfo"]["ValidThreadsPerCore"]
+    answer = recorded("instance_types.json.gz")[known.name]
+    assert answer["VCpuInfo"]["DefaultCores"] == known.cores
+    assert answer["MemoryInfo"]["SizeInMiB"] == known.memory_gb * 1024
+    assert ("cluster" in answer["PlacementGroupInfo"]["SupportedStrategies"]) == known.cluster
+    assert 1 in answer["VCpuInfo"]["ValidThreadsPerCore"]
     assert known.cores % known.numa_nodes == 0
 
 

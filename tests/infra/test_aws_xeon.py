@@ -101,9 +101,9 @@ def test_the_budget_tells_before_it_is_spent(program: Program) -> None:
     budget = one(program(budgetUsd=250), "Budget").inputs
     assert (budget["limitAmount"], budget["limitUnit"], budget["timeUnit"]) == ("250", "USD", "MONTHLY")
     assert budget["costFilters"] == [{"name": "TagKeyValue", "values": [f"user:trainyard-id${STACK_ID}"]}]
-    told = budget["notifications"]
-    assert {mail for alarm in told for mail in alarm["subscriberEmailAddresses"]} == {"me@example.org"}
-    assert {alarm["notificationType"] for alarm in told} == {"ACTUAL", "FORECASTED"}
+    notifications = budget["notifications"]
+    assert {mail for alarm in notifications for mail in alarm["subscriberEmailAddresses"]} == {"me@example.org"}
+    assert {alarm["notificationType"] for alarm in notifications} == {"ACTUAL", "FORECASTED"}
 
 
 def test_the_bill_has_everything_that_is_declared(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,17 +105,17 @@ def test_a_second_up_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_preview_says_all_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     shelf.want(a={}, b={"beside": "a"})
     run("preview")
-    said = capsys.readouterr().out
-    assert "a: + create" in said and "b: + create" in said and "2 changes" in said
+    output = capsys.readouterr().out
+    assert "a: + create" in output and "b: + create" in output and "2 changes" in output
     assert shelf.log() == [] and not (Path.home() / ".trainyard/engine/local").exists()
     run("up")
     before = shelf.log(), state().text()
     shelf.want(a={"pages": 2}, c={}, d={"beside": "a"})
     capsys.readouterr()
     run("preview")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for line in ("a: ~ update", "c: + create", "d: + create", "b: - delete", "4 changes"):
-        assert line in said
+        assert line in output
     shelf.want(a={"kind": "atlas"})
     run("preview")
     assert "a: +- replace (kind)" in capsys.readouterr().out
@@ -290,5 +290,5 @@ def test_a_broken_state_is_one_line_that_names_it(text: str, capsys: pytest.Capt
     path.parent.mkdir(parents=True)
     path.write_text(text)
     run("export", code=2)
-    said = capsys.readouterr().err
-    assert said.startswith(f"{path}: not a stack's state") and len(said.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith(f"{path}: not a stack's state") and len(stderr.splitlines()) == 1

@@ -82,10 +82,10 @@ def test_a_hand_written_file_needs_little() -> None:
 def complaint(text: str) -> str:
     with pytest.raises(InventoryError) as caught:
         from_json(text, source="my.json")
-    said = str(caught.value)
-    assert "\n" not in said
-    assert said.startswith("my.json: ")
-    return said
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("my.json: ")
+    return message
 
 
 @given(st.text() | JSON.map(json.dumps))
@@ -114,9 +114,9 @@ def test_a_wrong_value_of_a_node_is_named(key: str, value: object, index: int) -
         return  # of the right type: ranges are below
     nodes = [dict(node) for node in GOOD["nodes"]]
     nodes[index][key] = value
-    said = complaint(json.dumps({**GOOD, "nodes": nodes}))
-    assert f"nodes[{index}]" in said
-    assert key in said
+    message = complaint(json.dumps({**GOOD, "nodes": nodes}))
+    assert f"nodes[{index}]" in message
+    assert key in message
 
 
 @given(key=st.text(string.ascii_lowercase + "_", min_size=1), on_node=st.booleans())
@@ -126,18 +126,18 @@ def test_an_unknown_key_is_named_with_the_known_ones(key: str, on_node: bool) ->
         return
     raw = json.loads(json.dumps(GOOD))
     (raw["nodes"][0] if on_node else raw)[key] = 1
-    said = complaint(json.dumps(raw))
-    assert repr(key) in said
-    assert ("ssh_port" if on_node else "jump_host") in said
+    message = complaint(json.dumps(raw))
+    assert repr(key) in message
+    assert ("ssh_port" if on_node else "jump_host") in message
 
 
 @pytest.mark.parametrize("schema", [None, "1", 0, -1, 1.5, True, [], SCHEMA + 1, 99])
 def test_the_schema_comes_first(schema: object) -> None:
-    said = complaint(json.dumps({**GOOD, "schema": schema, "something": "new"}))
-    assert "schema" in said
+    message = complaint(json.dumps({**GOOD, "schema": schema, "something": "new"}))
+    assert "schema" in message
     if schema in (SCHEMA + 1, 99):
-        assert f"schema {schema} is newer than schema {SCHEMA}" in said
-        assert "update trainyard" in said
+        assert f"schema {schema} is newer than schema {SCHEMA}" in message
+        assert "update trainyard" in message
 
 
 @pytest.mark.parametrize(

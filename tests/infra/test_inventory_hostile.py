@@ -58,20 +58,20 @@ def plain(address: str) -> str:
         return address.lower()
 
 
-def same(told: dict[str, str], cluster: SshCluster, node: Node) -> None:
-    assert (plain(told["hostname"]), told["port"]) == (plain(node.address), str(node.ssh_port))
-    assert told["user"] == user_of(cluster, node)
-    assert (told["stricthostkeychecking"], told["globalknownhostsfile"]) == ("true", "/dev/null")
-    assert (told["serveraliveinterval"], told["serveralivecountmax"]) == ("15", "4")
-    assert "localcommand" not in told and told.get("remotecommand", "none") == "none"
+def same(options: dict[str, str], cluster: SshCluster, node: Node) -> None:
+    assert (plain(options["hostname"]), options["port"]) == (plain(node.address), str(node.ssh_port))
+    assert options["user"] == user_of(cluster, node)
+    assert (options["stricthostkeychecking"], options["globalknownhostsfile"]) == ("true", "/dev/null")
+    assert (options["serveraliveinterval"], options["serveralivecountmax"]) == ("15", "4")
+    assert "localcommand" not in options and options.get("remotecommand", "none") == "none"
     if cluster.identity_file:
         file = str(Path(cluster.identity_file).expanduser())
-        assert told["identityfile"].replace("%%", "%").strip('"') == file
+        assert options["identityfile"].replace("%%", "%").strip('"') == file
     jump = jump_node(cluster)
     if jump is None or jump == node:
-        assert "proxycommand" not in told
+        assert "proxycommand" not in options
         return
-    argv = words(told["proxycommand"].replace("%%", "%"))
+    argv = words(options["proxycommand"].replace("%%", "%"))
     assert argv[0] == "ssh" and argv[-3:-1] == ["-W", "[%h]:%p"] and argv[-1] == jump.address
     same(understood([*argv[1:-3], jump.address]), cluster, jump)
 

@@ -59,10 +59,10 @@ def test_a_page_names_keys_that_there_are_with_the_defaults_of_its_stack(stack: 
     values = stack_file.read(stack)
     section = (ROOT / f"stacks/{stack}.md").read_text().split("## What can be set\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", section, re.MULTILINE)
-    named = [(re.findall(r"`(\w+)`", keys), told.split(", ")) for keys, told in rows]
-    pages = {key: told for keys, each in named for key, told in zip(keys, each, strict=True)}
+    named = [(re.findall(r"`(\w+)`", keys), default.split(", ")) for keys, default in rows]
+    pages = {key: default for keys, each in named for key, default in zip(keys, each, strict=True)}
     assert len(pages) > 13 and set(pages) <= set(KEYS)
-    wrong = {key: told for key, told in pages.items() if values[key] and told != values[key]}
+    wrong = {key: default for key, default in pages.items() if values[key] and default != values[key]}
     assert wrong == {}
 
 

@@ -15,7 +15,7 @@ from infra.state import operation
 
 
 @pytest.mark.parametrize(
-    "argv, said",
+    "argv, expected",
     [
         (["no-such-command"], "no-such-command: command not found"),
         (["sh", "-c", "echo 1; echo 2; echo 3; echo 4 >&2; exit 3"], "exit code 3: 4"),
@@ -23,10 +23,10 @@ from infra.state import operation
         (["sleep", "60"], "sleep 60: no end within 0 s"),
     ],
 )
-def test_a_failing_command_says_which_and_why(argv: list[str], said: str) -> None:
+def test_a_failing_command_says_which_and_why(argv: list[str], expected: str) -> None:
     with pytest.raises(system_command.SystemCommandError) as caught:
         system_command.run(argv, timeout=0.3 if argv[0] == "sleep" else 30)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_watched_command_ends_when_nobody_wants_it(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "machine, said",
+    "machine, expected",
     [
         ({"system": "Darwin"}, "needs a Linux machine, and this is Darwin"),
         ({"uid": 1000}, "only root"),
@@ -100,9 +100,9 @@ def test_a_machine_as_it_should_be_is_fine(check: Check, home: Path) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_the_machine_lacks_is_one_line(machine: dict[str, Any], said: str, check: Check) -> None:
+def test_what_the_machine_lacks_is_one_line(machine: dict[str, Any], expected: str, check: Check) -> None:
     line = check(**machine)
-    assert said in line and len(line.splitlines()) == 1
+    assert expected in line and len(line.splitlines()) == 1
 
 
 def test_another_system_is_told_so_before_anything_of_linux_is_read(

@@ -38,7 +38,7 @@ def proc(folder: Path, *, users: str = "0 0 4294967295", groups: str = "0 0 4294
 
 
 @pytest.mark.parametrize(
-    "have, said",
+    "have, expected",
     [
         ({}, ""),
         ({"users": "0 0 1048576", "groups": "0 0 1048576"}, ""),
@@ -51,9 +51,9 @@ def proc(folder: Path, *, users: str = "0 0 4294967295", groups: str = "0 0 4294
     ],
     ids=str,
 )
-def test_a_machine_without_the_ids_says_so_in_one_line(have: dict[str, str], said: str, tmp_path: Path) -> None:
+def test_a_machine_without_the_ids_says_so_in_one_line(have: dict[str, str], expected: str, tmp_path: Path) -> None:
     line = ids.why_unavailable(proc(tmp_path, **have))
-    assert line.startswith(said) and bool(line) == bool(said) and len(line.splitlines()) <= 1
+    assert line.startswith(expected) and bool(line) == bool(expected) and len(line.splitlines()) <= 1
 
 
 def test_a_kernel_without_user_namespaces_says_so(tmp_path: Path) -> None:

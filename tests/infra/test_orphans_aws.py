@@ -36,13 +36,13 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def seen(things: list[LiveResource]) -> list[LiveResource]:
-    return [thing for thing in things if not thing.unseen]
+    return [resource for resource in things if not resource.unseen]
 
 
 def named(things: list[LiveResource], made: dict[str, str]) -> set[str]:
     """What was found, by the names that it was made under."""
     names = {identifier: name for name, identifier in made.items() if name != "role"}
-    return {names.get(thing.id or thing.owner, thing.kind) for thing in things}
+    return {names.get(resource.id or resource.owner, resource.kind) for resource in things}
 
 
 def test_everything_of_the_stack_is_found(account: str, settings: Settings) -> None:
@@ -55,15 +55,19 @@ def test_everything_of_the_stack_is_found(account: str, settings: Settings) -> N
 
 def test_what_cannot_be_listed_is_not_taken_for_none(account: str, settings: Settings) -> None:
     """moto has neither of these and AWS may refuse: the audit says that it did not see, and is not clean."""
-    blind = [thing for thing in orphans.find(settings) if thing.unseen]
-    assert [thing.kind for thing in blind] == ["capacity reservation", "placement group"]
-    assert {thing.what for thing in blind} == {f"cannot be listed: {UNSUPPORTED}"}
-    assert {thing.usd_per_hour for thing in blind} == {None}
+    blind = [resource for resource in orphans.find(settings) if resource.unseen]
+    assert [resource.kind for resource in blind] == ["capacity reservation", "placement group"]
+    assert {resource.what for resource in blind} == {f"cannot be listed: {UNSUPPORTED}"}
+    assert {resource.usd_per_hour for resource in blind} == {None}
 
 
 def test_running_machines_cost_and_stopped_ones_only_their_disks(account: str, settings: Settings) -> None:
     moto_cloud.make_stack("yard")
-    prices = {thing.what.split()[1]: thing.usd_per_hour for thing in orphans.find(settings) if thing.kind == "instance"}
+    prices = {
+        resource.what.split()[1]: resource.usd_per_hour
+        for resource in orphans.find(settings)
+        if resource.kind == "instance"
+    }
     assert prices["(builder)"] == 0.0
     assert prices["(node1)"] == prices["(node2)"] and (prices["(node1)"] or 0) > 1
 
@@ -80,7 +84,7 @@ def test_a_sweep_leaves_what_the_state_knows(account: str, settings: Settings) -
     )["Instances"][0]["InstanceId"]
     before = named(seen(orphans.find(settings)), made)
     swept = orphans.sweep(settings, set(made.values()))
-    assert [thing.owner for thing in swept] == [again]
+    assert [resource.owner for resource in swept] == [again]
     assert named(seen(orphans.find(settings)), made) == before - {"instance"}
 
 
@@ -111,10 +115,12 @@ def test_an_images_snapshot_is_found_again_after_a_sweep_that_was_killed(account
     """EC2 gives an image's snapshot no tag: it gets one before its image goes."""
     made = moto_cloud.make_stack("yard")
     place = orphans.place_of(settings)
-    images = [thing for thing in orphans.find(settings) if thing.kind == "image"]
+    images = [resource for resource in orphans.find(settings) if resource.kind == "image"]
     (mapping,) = boto3.client("ec2").describe_images(ImageIds=[made["image"]])["Images"][0]["BlockDeviceMappings"]
     KINDS["image"].remove(place, images[0].owner)
-    assert mapping["Ebs"]["SnapshotId"] in {thing.id for thing in orphans.find(settings) if thing.kind == "snapshot"}
+    assert mapping["Ebs"]["SnapshotId"] in {
+        resource.id for resource in orphans.find(settings) if resource.kind == "snapshot"
+    }
 
 
 def test_what_is_of_a_kind_that_nobody_lists_is_seen_by_the_index_of_tags(account: str, settings: Settings) -> None:
@@ -127,9 +133,9 @@ def test_what_is_of_a_kind_that_nobody_lists_is_seen_by_the_index_of_tags(accoun
 def test_what_is_not_ours_in_our_network_is_seen_and_left(account: str, settings: Settings) -> None:
     made, ec2 = moto_cloud.make_stack("yard"), boto3.client("ec2")
     theirs = ec2.create_network_interface(SubnetId=made["subnet"])["NetworkInterface"]["NetworkInterfaceId"]
-    found = {thing.owner: thing for thing in orphans.find(settings)}
+    found = {resource.owner: resource for resource in orphans.find(settings)}
     assert not found[theirs].ours and "without its tag" in found[theirs].what
-    assert theirs not in {thing.owner for thing in orphans.sweep(settings, [made["subnet"], made["vpc"]])}
+    assert theirs not in {resource.owner for resource in orphans.sweep(settings, [made["subnet"], made["vpc"]])}
     assert ec2.describe_network_interfaces(NetworkInterfaceIds=[theirs])["NetworkInterfaces"]
 
 
@@ -142,7 +148,7 @@ def test_one_thing_that_stays_keeps_no_other(account: str, settings: Settings, m
     monkeypatch.setitem(KINDS, "key pair", replace(KINDS["key pair"], remove=refused))
     with pytest.raises(OperationError, match=f"could not be removed:\nkey pair {made['key']}: NoSuchBucket"):
         orphans.sweep(settings, [])
-    assert [thing.kind for thing in seen(orphans.find(settings))] == ["key pair"]
+    assert [resource.kind for resource in seen(orphans.find(settings))] == ["key pair"]
 
 
 def test_without_credentials_it_is_one_line(

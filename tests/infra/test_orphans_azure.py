@@ -101,7 +101,7 @@ def test_what_has_no_tag_is_found_by_its_name(place: tuple[Arm, Cloud], settings
     assign(cloud, "may-end", "resourceGroups/trainyard-yard-2", "/roleDefinitions/of-azures")
     assign(cloud, "by-hand", GROUP, "/roleDefinitions/of-azures")
     untagged = ("role assignment", "role definition", "budget")
-    found = {(thing.kind, thing.what) for thing in orphans.find(settings, arm) if thing.kind in untagged}
+    found = {(resource.kind, resource.what) for resource in orphans.find(settings, arm) if resource.kind in untagged}
     rights = {("role assignment", what) for what in ("may-end", "may-store", "may-read")}
     assert found == {*rights, ("role definition", "trainyard-yard-role"), ("budget", "trainyard-yard-budget")}
 
@@ -121,13 +121,13 @@ def test_a_role_is_known_by_the_groups_name_for_it(place: tuple[Arm, Cloud], set
     called = access.role_guid(SUBSCRIPTION, "yard")
     known = f"{azure_subscription.ROOT}/{GROUP}/providers/Microsoft.Authorization/roleDefinitions/{called}"
     swept = orphans.sweep(settings, [known], arm=arm)
-    assert "role definition" not in {thing.kind for thing in swept}
+    assert "role definition" not in {resource.kind for resource in swept}
 
 
 def test_rights_that_may_not_be_listed_are_told(place: tuple[Arm, Cloud], settings: Settings) -> None:
     arm, cloud = place
     cloud.forbids.add("roleassignments")
-    (unseen,) = [thing for thing in orphans.find(settings, arm) if thing.unseen]
+    (unseen,) = [resource for resource in orphans.find(settings, arm) if resource.unseen]
     assert unseen.kind == "role assignment" and "403 AuthorizationFailed" in unseen.what
 
 
@@ -135,9 +135,9 @@ def test_everything_of_the_stack_is_found_over_all_pages(place: tuple[Arm, Cloud
     arm, cloud = place
     found = orphans.find(settings, arm)
     expected = {name for name in cloud.things if "yard-2" not in name and "runcommands" not in name}
-    assert {thing.id or thing.owner for thing in found} == expected
-    assert [thing.kind for thing in found][-1] == "resource group"
-    assert not any(thing.holds for thing in found)
+    assert {resource.id or resource.owner for resource in found} == expected
+    assert [resource.kind for resource in found][-1] == "resource group"
+    assert not any(resource.holds for resource in found)
 
 
 def test_what_it_costs_is_by_what_azure_bills(
@@ -146,7 +146,9 @@ def test_what_it_costs_is_by_what_azure_bills(
     arm, _ = place
     known = {"Standard_D32s_v6": 1.5}
     monkeypatch.setattr("infra.clouds.azure.listing._price", lambda _item, sku, count=1: known.get(sku))
-    prices = {thing.what: thing.usd_per_hour for thing in orphans.find(settings, arm) if thing.kind == "machine"}
+    prices = {
+        resource.what: resource.usd_per_hour for resource in orphans.find(settings, arm) if resource.kind == "machine"
+    }
     # Shut down from inside it is `stopped`, and still billed; only a deallocated one is not.
     assert prices == {
         "node1 Standard_D32s_v6 running": 1.5,
@@ -165,10 +167,10 @@ def test_a_busy_azure_is_asked_again(place: tuple[Arm, Cloud], settings: Setting
 def test_a_sweep_leaves_what_the_state_knows(place: tuple[Arm, Cloud], settings: Settings) -> None:
     """By id, in whatever capitals; a disk is known with its machine; the group stays, as it is not empty."""
     arm, cloud = place
-    declared = {name: thing for name, thing in cloud.things.items() if "disks" not in name}
-    known = {thing["id"].upper() for name, thing in declared.items() if "node2" not in name}
+    declared = {name: resource for name, resource in cloud.things.items() if "disks" not in name}
+    known = {resource["id"].upper() for name, resource in declared.items() if "node2" not in name}
     swept = orphans.sweep(settings, known, arm=arm)
-    assert sorted(thing.what.split()[0] for thing in swept) == ["node2", "node2", "node2-os"]
+    assert sorted(resource.what.split()[0] for resource in swept) == ["node2", "node2", "node2-os"]
     assert not [name for name in cloud.things if "node2" in name.rpartition("/")[2]]
     assert f"{azure_subscription.ROOT}/{COMPUTE}/disks/node1-os".lower() in cloud.things
 
@@ -211,7 +213,7 @@ def test_data_goes_only_when_asked_for(place: tuple[Arm, Cloud], settings: Setti
 def test_what_was_deleted_and_can_be_had_back_still_costs(place: tuple[Arm, Cloud], settings: Settings) -> None:
     arm, cloud = place
     cloud.deleted = {"step-100.pt": 1_500_000_000}
-    (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
+    (account,) = [resource for resource in orphans.find(settings, arm) if resource.kind == "storage account"]
     assert account.holds == "1 blobs (1.5 GB, with older versions and deleted ones)"
     assert account.usd_per_hour
     orphans.sweep(settings, [], delete_data=True, arm=arm)  # it goes with its account
@@ -222,7 +224,7 @@ def test_another_stacks_machine_in_our_group_is_seen_and_left(place: tuple[Arm, 
     arm, cloud = place
     cloud.add(f"{COMPUTE}/disks/theirs", "yard-2", sku={"name": "Premium_LRS"}, properties={"diskSizeGB": 32})
     orphans.sweep(settings, [], arm=arm)
-    assert [thing.what.split()[0] for thing in orphans.find(settings, arm)] == ["theirs", "trainyard-yard"]
+    assert [resource.what.split()[0] for resource in orphans.find(settings, arm)] == ["theirs", "trainyard-yard"]
 
 
 def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
@@ -232,7 +234,7 @@ def test_a_deletion_that_fails_later_is_told_and_keeps_nothing_else(
     cloud.refuses.add(f"{azure_subscription.ROOT}/{NETWORK}/virtualNetworks/yard".lower())
     with pytest.raises(OperationError, match=r"network yard: DELETE .*: Failed: InUseSubnetCannotBeDeleted: in use"):
         orphans.sweep(settings, [], arm=arm)
-    assert [thing.kind for thing in orphans.find(settings, arm)] == ["network", "resource group"]
+    assert [resource.kind for resource in orphans.find(settings, arm)] == ["network", "resource group"]
 
 
 def test_a_deletion_that_never_ends_is_given_up(place: tuple[Arm, Cloud], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,5 +255,5 @@ class Endless(dict[str, tuple[str, int]]):
 def test_contents_that_cannot_be_read_count_as_data(place: tuple[Arm, Cloud], settings: Settings) -> None:
     arm, cloud = place
     del cloud.lists[f"{azure_subscription.ROOT}/{ACCOUNT}/blobServices/default/containers"]
-    (account,) = [thing for thing in orphans.find(settings, arm) if thing.kind == "storage account"]
+    (account,) = [resource for resource in orphans.find(settings, arm) if resource.kind == "storage account"]
     assert account.holds == "contents that cannot be read" and account.usd_per_hour is None

@@ -53,5 +53,5 @@ def test_the_regions_that_aws_page_names_are_those_that_have_prices() -> None:
     prices = (STACKS.parent / "infra/prices/prices.toml").read_text()
     priced = set(re.findall(r'cloud = "aws", region = "([a-z0-9-]+)"', prices))
     (row,) = [line for line in text("aws-xeon").splitlines() if line.startswith("| `region`")]
-    told = row.partition(": those that")[0].rpartition("|")[2]
-    assert set(re.findall(r"[a-z]{2}-[a-z]+-[0-9]", told)) == priced
+    sentence = row.partition(": those that")[0].rpartition("|")[2]
+    assert set(re.findall(r"[a-z]{2}-[a-z]+-[0-9]", sentence)) == priced

@@ -104,7 +104,7 @@ def start(cluster: str, copy: Path, environment: dict[str, str]) -> tuple[subpro
     return process, process.stdout.readline().strip()
 
 
-def told(done: subprocess.CompletedProcess[str], level: str) -> set[str]:
+def violations(done: subprocess.CompletedProcess[str], level: str) -> set[str]:
     """The rules that were reported at this level."""
     return {line.split()[2] for line in done.stdout.splitlines() if line.strip().startswith(f"- [{level}]")}
 
@@ -113,13 +113,13 @@ def test_the_local_stack_passes(preview: Preview) -> None:
     done = preview("local")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trainyard@v0.1.0" in done.stdout and "+ 6 to create" in done.stdout
-    assert told(done, "mandatory") == told(done, "advisory") == set()
+    assert violations(done, "mandatory") == violations(done, "advisory") == set()
 
 
 def test_a_secret_in_user_data_ends_the_preview(preview: Preview) -> None:
     done = preview("local", {"node1": {"user_data": "HF_TOKEN=hf_" + "a1B2" * 9}})
     assert done.returncode != 0 and "preview failed" in done.stdout
-    assert told(done, "mandatory") == {"no-secret-in-user-data"}
+    assert violations(done, "mandatory") == {"no-secret-in-user-data"}
     assert "user_data holds a token of Hugging Face" in done.stdout
 
 
@@ -127,7 +127,7 @@ def test_user_data_that_is_not_known_is_told(preview: Preview) -> None:
     """Not known before `up`, when the engine asks again."""
     done = preview("local", {"node1": {"user_data": "<unknown>"}})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(done, "advisory") == {"undecided"} and told(done, "mandatory") == set()
+    assert violations(done, "advisory") == {"undecided"} and violations(done, "mandatory") == set()
     assert "node1: no-secret-in-user-data: a value that decides it is not known yet" in done.stdout
 
 
@@ -143,7 +143,7 @@ def test_the_clouds_programs_pass_and_say_what_is_open(preview: Preview, cluster
     pytest.importorskip(SDKS[cluster])
     done = preview(cluster)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert told(done, "mandatory") == set() and told(done, "advisory") == {"undecided"}
+    assert violations(done, "mandatory") == set() and violations(done, "advisory") == {"undecided"}
     lines = [line.split(": ") for line in done.stdout.splitlines() if line.endswith("`up` decides it")]
     assert {rule for _, rule, _ in lines} == UNDECIDED[cluster]
 
@@ -169,4 +169,4 @@ def test_violations_in_the_clouds_programs_end_the_preview(preview: Preview, clu
     plants = {name: values for plant in PLANTED[cluster].values() for name, values in plant.items()}
     done = preview(cluster, plants)
     assert done.returncode != 0 and "preview failed" in done.stdout
-    assert told(done, "mandatory") == set(PLANTED[cluster])
+    assert violations(done, "mandatory") == set(PLANTED[cluster])

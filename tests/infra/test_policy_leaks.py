@@ -56,9 +56,9 @@ def test_where_a_secret_is_to_be_had_is_none(text: str) -> None:
 
 
 def mime(text: str) -> str:
-    whole = MIMEMultipart()
-    whole.attach(MIMEText(text, "cloud-config", "utf-8"))
-    return whole.as_string()
+    message = MIMEMultipart()
+    message.attach(MIMEText(text, "cloud-config", "utf-8"))
+    return message.as_string()
 
 
 def b64(data: bytes) -> str:
@@ -100,8 +100,8 @@ def test_a_password_of_cloud_config(key: str) -> None:
 
 
 def test_what_cannot_be_opened_is_no_pass() -> None:
-    whole = gzip.compress(KEY.encode())
-    assert violated(changed(INSTANCE, "userDataBase64", b64(whole[:10] + b"spoilt" + whole[16:]))) == {
+    packed = gzip.compress(KEY.encode())
+    assert violated(changed(INSTANCE, "userDataBase64", b64(packed[:10] + b"spoilt" + packed[16:]))) == {
         "no-secret-in-user-data"
     }
     bomb = b64(gzip.compress(b"\0" * (leaks.LARGEST + 1)))

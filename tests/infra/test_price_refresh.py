@@ -92,9 +92,10 @@ def test_a_refresh_of_one_cloud_asks_only_that_one(providers: list[Asked], copy:
 
 
 def cut_off(asked: Asked) -> Answer:
-    whole = aws_offers(asked)
+    complete = aws_offers(asked)
     return Answer(
-        body=whole.body[: len(whole.body) // 2], headers={**whole.headers, "Content-Length": str(len(whole.body))}
+        body=complete.body[: len(complete.body) // 2],
+        headers={**complete.headers, "Content-Length": str(len(complete.body))},
     )
 
 

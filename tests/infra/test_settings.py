@@ -147,9 +147,9 @@ def test_what_is_not_a_plain_file_is_not_read(tmp_path: Path, good: dict[str, st
 
 @given(data=st.data())
 def test_a_cut_off_key_is_refused(data: st.DataObject, good: dict[str, str], key_file: Path) -> None:
-    whole = public_key(comment="")
+    line = public_key(comment="")
     path = key_file.parent / "cut.pub"
-    path.write_text(whole[: data.draw(st.integers(0, len(whole) - 3))])  # two less are the padding, or nothing
+    path.write_text(line[: data.draw(st.integers(0, len(line) - 3))])  # two less are the padding, or nothing
     assert_names(refusal({**good, "publicKey": str(path)}), "publicKey")
 
 

@@ -149,11 +149,11 @@ def test_what_is_of_another_user_on_this_machine_is_marked_and_never_swept(monke
     owner.claim("yard", "aaaa1111")
     paths.node("yard", "node1").mkdir(parents=True)
     found = orphans.find("yard", ["bbbb2222"])
-    assert {thing.kind for thing in found} == {"directory", "name"}
-    assert not any(thing.ours for thing in found) and all("aaaa1111" in thing.whose for thing in found)
+    assert {resource.kind for resource in found} == {"directory", "name"}
+    assert not any(resource.ours for resource in found) and all("aaaa1111" in resource.whose for resource in found)
     assert orphans.sweep("yard", [], ["bbbb2222"]) == []
-    assert all(thing.ours for thing in orphans.find("yard", ["aaaa1111"]))
-    assert {thing.kind for thing in orphans.sweep("yard", [], ["aaaa1111"])} == {"directory", "name"}
+    assert all(resource.ours for resource in orphans.find("yard", ["aaaa1111"]))
+    assert {resource.kind for resource in orphans.sweep("yard", [], ["aaaa1111"])} == {"directory", "name"}
     assert orphans.find("yard", []) == []
 
 

@@ -44,13 +44,13 @@ def without_docstrings(program: bytes) -> str:
 @pytest.mark.parametrize("path", sorted(scripts(every=True)), ids=lambda path: path.name)
 def test_a_script_without_its_comments_is_the_same_program(path: Path, tmp_path: Path) -> None:
     """A line in a text of several lines may look like a comment."""
-    whole = path.read_bytes()
-    assert len(sent(path)) <= len(whole)
+    original = path.read_bytes()
+    assert len(sent(path)) <= len(original)
     if path.suffix == ".py":
-        assert without_docstrings(sent(path)) == without_docstrings(whole)
+        assert without_docstrings(sent(path)) == without_docstrings(original)
         assert b'"""' not in sent(path)
     elif path.suffix in (".service", ".timer"):
-        assert b"\\\n" not in whole, "or a comment within a long line would end it"
+        assert b"\\\n" not in original, "or a comment within a long line would end it"
     elif path.suffix != ".env":
         (tmp_path / "sent").write_bytes(sent(path))
         parsed = [
@@ -85,11 +85,21 @@ def test_values_reach_the_scripts_through_one_file(wanted: Settings) -> None:
         "TRAINYARD_MAX_HOURS": "0",
         "TRAINYARD_IDLE_MINUTES": "0",
     }
-    told = {name: env(text) for name, text in parts(wanted).items()}
+    environments = {name: env(text) for name, text in parts(wanted).items()}
     builder = {"TRAINYARD_MODE": "bake", "TRAINYARD_NODE": "builder", "TRAINYARD_ROLE": "builder"}
-    assert told["bake"] == {**common, **builder}
-    assert told["baked"] == {**common, "TRAINYARD_MODE": "node", "TRAINYARD_NODE": "node1", "TRAINYARD_ROLE": "head"}
-    assert told["bare"] == {**common, "TRAINYARD_MODE": "both", "TRAINYARD_NODE": "node2", "TRAINYARD_ROLE": "worker"}
+    assert environments["bake"] == {**common, **builder}
+    assert environments["baked"] == {
+        **common,
+        "TRAINYARD_MODE": "node",
+        "TRAINYARD_NODE": "node1",
+        "TRAINYARD_ROLE": "head",
+    }
+    assert environments["bare"] == {
+        **common,
+        "TRAINYARD_MODE": "both",
+        "TRAINYARD_NODE": "node2",
+        "TRAINYARD_ROLE": "worker",
+    }
 
 
 def test_a_node_in_a_cloud_knows_its_region(wanted: Settings) -> None:

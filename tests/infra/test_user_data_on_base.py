@@ -19,7 +19,7 @@ def wanted(good: dict[str, str]) -> Settings:
     return load("local", good)
 
 
-def in_base(script: str, told: str) -> str:
+def in_base(script: str, user_data: str) -> str:
     """What a command says that runs in a base, in a mount namespace of its own: /tmp and /opt are gone afterwards."""
     bases = sorted(paths.home().glob("base/*/rootfs/usr/bin/cloud-init"))
     if os.geteuid() != 0 or not bases:
@@ -28,7 +28,7 @@ def in_base(script: str, told: str) -> str:
         'for d in tmp opt; do mount -t tmpfs none "$1/$d"; done; cat > "$1/tmp/data"; exec chroot "$1" sh -euc "$2"'
     )
     argv = ["unshare", "--mount", "sh", "-euc", mounted, "sh", bases[0].parents[2], script]
-    done = subprocess.run(argv, input=told, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, input=user_data, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -48,7 +48,7 @@ write_files("test", [file for file in files if file["path"].startswith("/opt/")]
 
 def test_cloud_init_writes_the_scripts_as_they_are(wanted: Settings) -> None:
     listing = f"python3 -c '{WRITE}' && cd /opt/trainyard/bootstrap && find . -type f -exec sha256sum {{}} +"
-    said = dict(reversed(line.split("  ./")) for line in in_base(listing, parts(wanted)["bare"]).splitlines())
-    assert said == {
+    digests = dict(reversed(line.split("  ./")) for line in in_base(listing, parts(wanted)["bare"]).splitlines())
+    assert digests == {
         str(path.relative_to(user_data.BOOTSTRAP)): hashlib.sha256(sent(path)).hexdigest() for path in scripts()
     }

@@ -175,26 +175,26 @@ def test_every_story_with_a_failure_ends_with_one(words: list[str], data: st.Dat
 
 
 def test_a_job_is_warned_once_and_stopped_before_the_first_of_its_nodes_ends() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     expiry = Expiry()
-    assert expiry.asked(0.0, said.append) == "", "nobody has limits"
+    assert expiry.asked(0.0, lines.append) == "", "nobody has limits"
     expiry.known("node1", 10_000.0)
     expiry.known("node2", 2_000.0)
-    assert expiry.asked(1_000.0, said.append) == "" and not said
-    assert [expiry.asked(now, said.append) for now in (1_450.0, 1_500.0, 1_699.0)] == [""] * 3
-    assert len(said) == 1 and said[0].startswith("warning: node2 ends in 9 minutes, as its hours are over")
-    assert expiry.asked(1_701.0, said.append) == "stop"
+    assert expiry.asked(1_000.0, lines.append) == "" and not lines
+    assert [expiry.asked(now, lines.append) for now in (1_450.0, 1_500.0, 1_699.0)] == [""] * 3
+    assert len(lines) == 1 and lines[0].startswith("warning: node2 ends in 9 minutes, as its hours are over")
+    assert expiry.asked(1_701.0, lines.append) == "stop"
     expiry.known("node2", 9_000.0)  # somebody has given it more time
-    assert expiry.asked(1_701.0, said.append) == "" and len(said) == 1
+    assert expiry.asked(1_701.0, lines.append) == "" and len(lines) == 1
 
 
 def test_a_job_is_stopped_at_once_for_a_node_that_its_cloud_takes_in_two_minutes() -> None:
-    said: list[str] = []
+    lines: list[str] = []
     expiry = Expiry()
     expiry.known("node1", 100_000.0)
     expiry.known("node2", 1_120.0, "EC2 takes this Spot node at 12:03:05Z")
-    assert expiry.asked(1_000.0, said.append) == expiry.asked(1_001.0, said.append) == "stop"
-    assert said == [
+    assert expiry.asked(1_000.0, lines.append) == expiry.asked(1_001.0, lines.append) == "stop"
+    assert lines == [
         "warning: node2: EC2 takes this Spot node at 12:03:05Z; before that the job is stopped with a checkpoint"
     ]
     assert expiry.reason == "node2: EC2 takes this Spot node at 12:03:05Z" and expiry.taken == {"node2"}

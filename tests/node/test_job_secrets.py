@@ -57,8 +57,8 @@ def test_they_are_in_memory_and_for_their_owner() -> None:
 def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
     submit.write_secrets("demo-1", KEY)
     assert mode(kept) == 0o700 and mode(kept / "demo-1.json") == 0o600
-    told = [rank_wrapper.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
-    assert told == [KEY, {}, {}]
+    found = [rank_wrapper.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
+    assert found == [KEY, {}, {}]
     assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-2"}) == {}
 
 

@@ -45,10 +45,14 @@ def test_mpirun_starts_a_rank_per_slot_with_what_every_rank_must_know() -> None:
     plan = mpirun.plan(launch(slots=2, cores_per_slot=8), FOUND)
     assert plan.hostfile == "node1:2\nnode2:2\nnode3:2\n"
     assert plan.argv[:7] == ["mpirun", "-n", "6", "-ppn", "2", "-hostfile", "/tmp/f/hostfile"]
-    told = genv(plan.argv)
-    assert (told["MASTER_ADDR"], told["MASTER_PORT"], told["OMP_NUM_THREADS"]) == ("10.0.0.1", "20001", "8")
-    assert told["RUN_DIR"] == "/srv/u/runs/demo-1" and told["TRAINYARD_JOB"] == "demo-1"
-    assert told["ACCELERATE_USE_CPU"] == "true"
+    environment = genv(plan.argv)
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"], environment["OMP_NUM_THREADS"]) == (
+        "10.0.0.1",
+        "20001",
+        "8",
+    )
+    assert environment["RUN_DIR"] == "/srv/u/runs/demo-1" and environment["TRAINYARD_JOB"] == "demo-1"
+    assert environment["ACCELERATE_USE_CPU"] == "true"
     assert plan.argv[-4:] == ["-u", "-m", "training.train", "/srv/u/runs/demo-1/job.toml"]
     assert plan.environment["I_MPI_HYDRA_BOOTSTRAP_EXEC"] == "/tmp/f/ssh"
     assert plan.environment["I_MPI_HYDRA_IFACE"] == "eth7"
@@ -69,8 +73,8 @@ def test_the_inventorys_interface_wins_and_one_node_needs_none() -> None:
 
 def test_a_price_is_told_to_the_ranks_with_the_time_that_it_counts_from() -> None:
     priced = replace(launch(2), usd_per_hour=3.2256)
-    told = genv(mpirun.plan(priced, replace(FOUND, began="1763700000")).argv)
-    assert (told["TRAINYARD_USD_PER_HOUR"], told["TRAINYARD_BEGAN"]) == ("3.2256", "1763700000")
+    environment = genv(mpirun.plan(priced, replace(FOUND, began="1763700000")).argv)
+    assert (environment["TRAINYARD_USD_PER_HOUR"], environment["TRAINYARD_BEGAN"]) == ("3.2256", "1763700000")
     assert genv(mpirun.plan(priced, HeadValues()).argv)["TRAINYARD_BEGAN"] == "$BEGAN", "a dry run does not know it"
     assert not {"TRAINYARD_USD_PER_HOUR", "TRAINYARD_BEGAN"} & set(genv(mpirun.plan(launch(2), FOUND).argv))
 
@@ -101,8 +105,8 @@ def test_what_is_shown_is_what_runs(name: str) -> None:
     shown = launchers.shown(plan).split("# what runs\n")[1]
     env = {"MASTER_PORT": "20001", "FOLDER": "/tmp/f", "INTERFACE": "eth7", "PATH": os.environ["PATH"]}
     script = f"set -- {shown}\nprintf '%s\\n' \"$@\""
-    told = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=env, check=True).stdout
-    assert told.splitlines() == plans.plan(name, launch(1), FOUND).argv
+    output = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=env, check=True).stdout
+    assert output.splitlines() == plans.plan(name, launch(1), FOUND).argv
 
 
 def test_another_attempt_is_on_the_nodes_that_remain() -> None:
@@ -154,8 +158,8 @@ def test_ranks_of_a_node_never_share_a_core(count: int, slots: int) -> None:
 
 
 def test_ccls_worker_has_a_core_on_which_nothing_computes() -> None:
-    told = rank_wrapper.ccl([[0, 1, 2, 3], [4, 5, 6, 7]])
-    assert (told["CCL_WORKER_COUNT"], told["CCL_WORKER_AFFINITY"]) == ("1", "3,7")
+    found = rank_wrapper.ccl([[0, 1, 2, 3], [4, 5, 6, 7]])
+    assert (found["CCL_WORKER_COUNT"], found["CCL_WORKER_AFFINITY"]) == ("1", "3,7")
     assert (
         rank_wrapper.threads(4, True) == 3
         and rank_wrapper.threads(1, True) == 1

@@ -185,8 +185,8 @@ def test_status_and_wait_agree_on_what_is_no_node(
     monkeypatch.setenv("TRAINYARD_PREFIX", str(tmp_path))
     assert status.is_bare() is bare
     follow = ["bash", "--norc", "-c", (FOLDER / "boot.sh").read_text()]
-    said = subprocess.run(follow, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
-    assert (said == "bare\n") is bare
+    output = subprocess.run(follow, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
+    assert (output == "bare\n") is bare
 
 
 @pytest.mark.parametrize("text", ["", '{"time": 1, "id": "a', "\x00\x00\x00"])

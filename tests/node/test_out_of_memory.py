@@ -80,7 +80,7 @@ def watch() -> Diagnosis:
 
 
 @pytest.mark.parametrize(
-    "of, said",
+    "of, expected",
     [
         (
             {**KILLED, "memory": "2 GiB"},
@@ -91,11 +91,11 @@ def watch() -> Diagnosis:
         ({"state": "exited", "code": 1, "memory": "2 GiB"}, "its 2 GiB of memory: rank 1 ended with exit code 1"),
     ],
 )
-def test_the_node_that_ran_out_is_named_whoever_else_complains(of: dict[str, object], said: str) -> None:
+def test_the_node_that_ran_out_is_named_whoever_else_complains(of: dict[str, object], expected: str) -> None:
     made = watch()
     made.update(
         "node1", {"event": "rank", "rank": 0, "state": "exited", "code": -signal.SIGABRT, "last": "gloo"}, 101.0
     )
     made.update("node2", {"event": "rank", "rank": 1, **of}, 101.5)
     made.mpirun_ended(-signal.SIGKILL, 101.6)
-    assert made.verdict(101.7) == Outcome(1, f"node2 ran out of {said}")
+    assert made.verdict(101.7) == Outcome(1, f"node2 ran out of {expected}")

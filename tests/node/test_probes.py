@@ -32,30 +32,30 @@ def ask(name: str, spec: dict[str, Any], until: str) -> dict[str, Any]:
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(spec) + "\n")
         process.stdin.flush()
-        told = {}
+        facts = {}
         for line in process.stdout:
             event = json.loads(line)
-            told[event["fact"]] = event["value"]
+            facts[event["fact"]] = event["value"]
             if event["fact"] == until:
                 break
         process.stdin.close()
         process.wait(timeout=10)  # the end of stdin is its end
-    return told
+    return facts
 
 
 def test_the_node_probe_tells_every_fact(tmp_path: Path) -> None:
-    told = ask("facts", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1e6}, "launch")
-    assert set(told) == set(NODE_FACTS)
-    assert told["disk"]["/"]["total_gb"] > 0
-    assert "No such file" in told["disk"][str(tmp_path / "gone")]["error"]
-    assert told["memory"]["available_gb"] > 0
+    facts = ask("facts", {"shared_dir": str(tmp_path / "gone"), "memory_gb": 1e6}, "launch")
+    assert set(facts) == set(NODE_FACTS)
+    assert facts["disk"]["/"]["total_gb"] > 0
+    assert "No such file" in facts["disk"][str(tmp_path / "gone")]["error"]
+    assert facts["memory"]["available_gb"] > 0
 
 
 def test_the_peers_probe_ends_when_the_operator_is_gone() -> None:
     spec = {"name": "me", "token": "t", "ports": [free_port()], "peers": [{"name": "me", "ip": "127.0.0.1"}]}
-    told = ask("peers", spec, "ssh")
-    assert told["ports"] == {"port": spec["ports"][0], "error": "", "wrong": {}}
-    assert told["ssh"] == {"wrong": {}}
+    facts = ask("peers", spec, "ssh")
+    assert facts["ports"] == {"port": spec["ports"][0], "error": "", "wrong": {}}
+    assert facts["ssh"] == {"wrong": {}}
 
 
 def free_port() -> int:

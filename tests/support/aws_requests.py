@@ -259,8 +259,8 @@ def _budget(type_: str, inputs: Mapping[str, Any]) -> list[Asked]:
     for alarm in inputs.get("notifications", []):
         subscribers = [{"SubscriptionType": "EMAIL", "Address": mail} for mail in alarm["subscriberEmailAddresses"]]
         names = {"ComparisonOperator": "comparisonOperator", "Threshold": "threshold", "ThresholdType": "thresholdType"}
-        told = {name: alarm[key] for name, key in {**names, "NotificationType": "notificationType"}.items()}
-        request = {**own, "BudgetName": inputs["name"], "Notification": told, "Subscribers": subscribers}
+        record = {name: alarm[key] for name, key in {**names, "NotificationType": "notificationType"}.items()}
+        request = {**own, "BudgetName": inputs["name"], "Notification": record, "Subscribers": subscribers}
         asked.append(Asked("budgets", "CreateNotification", request, []))
     return asked
 

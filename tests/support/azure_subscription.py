@@ -100,7 +100,9 @@ class Cloud:
     def delete(self, identifier: str) -> None:
         for name in [entry for entry in self.things if f"{entry}/".startswith(f"{identifier}/")]:
             del self.things[name]
-        for name in [entry for entry, thing in self.things.items() if thing.get("managedBy", "").lower() == identifier]:
+        for name in [
+            entry for entry, resource in self.things.items() if resource.get("managedBy", "").lower() == identifier
+        ]:
             del self.things[name]  # its disk goes with a machine
 
 
@@ -144,8 +146,8 @@ class Handler(BaseHTTPRequestHandler):
         if path not in self.cloud.things:
             return self._send(404, {"error": {"code": "ResourceNotFound", "message": "not found"}})
         if "/roledefinitions/" in path and self.cloud.assigned(path):
-            said = {"code": "RoleDefinitionHasAssignments", "message": "there are existing role assignments"}
-            return self._send(400, {"error": said})
+            error = {"code": "RoleDefinitionHasAssignments", "message": "there are existing role assignments"}
+            return self._send(400, {"error": error})
         if any(kind in path for kind in ("storageaccounts", "microsoft.authorization", "microsoft.consumption")):
             # these go at once
             self.cloud.delete(path)
@@ -163,8 +165,8 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Location": f"{self._host()}{name}?location=1"} if location else {}
             return self._send(202 if location else 200, {"status": "InProgress"}, {**headers, "Retry-After": "0"})
         if path in self.cloud.refuses:
-            said = {"status": "Failed", "error": {"code": "InUseSubnetCannotBeDeleted", "message": "in use"}}
-            return self._send(200, said)
+            record = {"status": "Failed", "error": {"code": "InUseSubnetCannotBeDeleted", "message": "in use"}}
+            return self._send(200, record)
         self.cloud.delete(path)
         return self._send(200, {"status": "Succeeded"})
 

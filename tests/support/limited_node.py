@@ -100,8 +100,8 @@ class Node:
 
     def head_says(self, **values: object) -> None:
         """What the head's record is to a worker that asks for it."""
-        told = json.dumps({"time": time.time(), "used": "", **values})
-        self.program("runuser", f"cat <<'END'\n{told}\nEND")
+        record = json.dumps({"time": time.time(), "used": "", **values})
+        self.program("runuser", f"cat <<'END'\n{record}\nEND")
 
 
 POWEROFF = "systemctl poweroff -i"

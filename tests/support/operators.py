@@ -106,7 +106,7 @@ def bob(tmp_path: Path) -> Operator:
 
 def own(who: Operator) -> list[LiveResource]:
     """What of the account is the operator's own."""
-    return [thing for thing in audit.find("yard", pulumi_cli.identity("yard")) if thing.ours]
+    return [resource for resource in audit.find("yard", pulumi_cli.identity("yard")) if resource.ours]
 
 
 VERBS = {

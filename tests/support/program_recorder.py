@@ -189,10 +189,10 @@ class Ran:
     def closure(self, name: str) -> set[str]:
         """All that must be there before `name`, however far."""
         seen: set[str] = set()
-        left = {name}
-        while left:
-            left = {need for found in left for need in self[found].needs} - seen
-            seen |= left
+        remaining = {name}
+        while remaining:
+            remaining = {need for found in remaining for need in self[found].needs} - seen
+            seen |= remaining
         return seen
 
 

@@ -56,12 +56,12 @@ def main(python: str, run_dir: Path) -> None:
         (run_dir / "state.json.new").replace(run_dir / "state.json")
 
     put(state="RUNNING", attempt=state["attempt"] + 1, started=state["started"] or time.time())
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     own = {"RUN_DIR": str(run_dir), "TRAINYARD_NODE": "node1", "PYTHONPATH": spec["code"], "OMP_NUM_THREADS": "1"}
     argv = [python, "-u", "-m", "training.train", str(run_dir / "job.toml"), *(["--resume"] if spec["resume"] else [])]
     process = subprocess.Popen(
         argv,
-        env={**os.environ, **alone, **own, "ACCELERATE_USE_CPU": "true"},
+        env={**os.environ, **environment, **own, "ACCELERATE_USE_CPU": "true"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

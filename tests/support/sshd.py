@@ -94,7 +94,7 @@ class Yard:
         folder = self.folder / f"sshd{len(self.servers)}"
         (folder / "root/opt/trainyard/bootstrap").mkdir(parents=True)  # a machine that was made a node
         host_key = keygen(folder / "host_key", kind=key)
-        told = " ".join(f"{name}={value}" for name, value in environment.items())
+        assignments = " ".join(f"{name}={value}" for name, value in environment.items())
         # SHLVL: not the first shell, or bash reads the tester's own ~/.bashrc. TRAINYARD_PREFIX: the "node's" files.
         (folder / "config").write_text(f"""
 ListenAddress {address}:{port}
@@ -108,7 +108,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 100
 LogLevel DEBUG1
-SetEnv SHLVL=2 TRAINYARD_PREFIX={folder}/root {told}
+SetEnv SHLVL=2 TRAINYARD_PREFIX={folder}/root {assignments}
 Subsystem sftp internal-sftp
 {extra}
 """)

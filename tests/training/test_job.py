@@ -41,7 +41,7 @@ def test_the_published_job_has_the_published_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "expected"),
     [
         ("train.stepz=3", "train.stepz: no such key (did you mean train.steps?); allowed: steps, "),
         ("trian.steps=3", "trian: no such key (did you mean train?); allowed: data, model, train, checkpoint, run"),
@@ -67,11 +67,13 @@ def test_the_published_job_has_the_published_figures() -> None:
         ("steps", "steps: not an override; allowed: section.key=value, such as train.steps=100"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(tmp_path: Path, override: str, said: str) -> None:
+def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(
+    tmp_path: Path, override: str, expected: str
+) -> None:
     path = written(tmp_path, '[data]\npath = "tokens"\n')
     with pytest.raises(JobError) as error:
         jobs.load(path, [override])
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(expected)
     assert "\n" not in str(error.value)
 
 

@@ -123,8 +123,8 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     wait_for(lambda: len(steps(shelf)) >= 2)
     s3.wire.cut()
     wait_for(lambda: "is not mirrored, next attempt at the next one" in group.output(), 90)
-    said = group.output()
-    assert f"{shelf.url}/run" in said and "no answer" in said
+    output = group.output()
+    assert f"{shelf.url}/run" in output and "no answer" in output
     before = lines(run)[-1]["step"]
     s3.wire.reset()
     wait_for(lambda: steps(shelf) and int(steps(shelf)[-1][-6:]) > before, 90)

@@ -41,9 +41,9 @@ def test_every_window_of_an_epoch_exactly_once(block: int, more: int, batch: int
 @settings(deadline=None)
 @given(st.integers(2, 5000), seeds, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4, 6, 12]))
 def test_the_same_windows_whatever_the_number_of_ranks(tokens: int, seed: int, step: int, ranks: int) -> None:
-    whole = batch_windows(tokens, 1, 12, seed, step)
-    parts = [whole[slice(*share(12, rank, ranks))] for rank in range(ranks)]
-    assert np.array_equal(whole, np.concatenate(parts))
+    complete = batch_windows(tokens, 1, 12, seed, step)
+    parts = [complete[slice(*share(12, rank, ranks))] for rank in range(ranks)]
+    assert np.array_equal(complete, np.concatenate(parts))
     assert {len(part) for part in parts} == {12 // ranks}
 
 

@@ -117,16 +117,18 @@ def test_the_division_is_as_large_as_asked_and_never_empty(fraction: float, seed
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(WORDS), min_size=40, max_size=400).map("".join), st.sampled_from(sorted(PATTERNS)))
-def test_passages_have_the_tokens_of_the_whole(learned: Vocabulary, monkeypatch: Any, whole: str, pattern: str) -> None:
+def test_passages_have_the_tokens_of_the_whole(
+    learned: Vocabulary, monkeypatch: Any, document: str, pattern: str
+) -> None:
     monkeypatch.setattr(readers, "LONGEST", 60)
     monkeypatch.setattr(readers, "PASSAGE", 40)
     monkeypatch.setattr(readers, "NEARLY", readers.EXACT)
     encoding = Vocabulary("x", learned.ranks, PATTERNS[pattern], learned.separator).encoding()
-    parts = list(passages(io.StringIO(whole, newline="")))
-    assert "".join(part for part, _ in parts) == whole
+    parts = list(passages(io.StringIO(document, newline="")))
+    assert "".join(part for part, _ in parts) == document
     assert [ends for _, ends in parts] == [False] * (len(parts) - 1) + [True]
     if all(part[-1].isalnum() and after[0] in " \t\r\n" for (part, _), (after, _) in pairwise(parts)):
-        assert [token for part, _ in parts for token in text.encode(encoding, part)] == text.encode(encoding, whole)
+        assert [token for part, _ in parts for token in text.encode(encoding, part)] == text.encode(encoding, document)
 
 
 def test_one_large_file_is_divided_and_loses_nothing(ranks: Path, tmp_path: Path) -> None:

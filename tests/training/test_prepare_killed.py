@@ -108,12 +108,12 @@ def test_stopped_between_any_two_steps(folder: Path, ranks: Path, tmp_path: Path
     class Cut(BaseException):
         pass
 
-    left = [0]
+    remaining = [0]
 
     def counted(method: Any) -> Any:
         def call(*arguments: Any, **keywords: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 raise Cut
             return method(*arguments, **keywords)
 
@@ -123,13 +123,13 @@ def test_stopped_between_any_two_steps(folder: Path, ranks: Path, tmp_path: Path
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     out, steps, cuts = tmp_path / "out", 1 + seed, 0
     while not (out / NAME).exists():
-        left[0] = steps
+        remaining[0] = steps
         try:
             run("--out", out, *wish)
         except Cut:
             cuts += 1
             steps += 12
-        left[0] = 0
+        remaining[0] = 0
         if not (out / NAME).exists():
             with pytest.raises(TokenError):
                 token_set.open(out)

@@ -112,10 +112,10 @@ def test_it_must_be_the_text_that_the_tokens_were_made_from(
     source: dict[str, Any] = found(folder).describe() if same else {**found(folder).describe(), "bytes": 1}
     tokens.write(manifest.NAME, manifest.render({"source": source}).encode())
     code = raw.main([place.url, "--tokens", tokens.url, str(folder)])
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert code == (0 if same else 2)
     assert bool(transfer.complete_manifest(place)) is same
-    assert same or "was made from another text than" in said.err
+    assert same or "was made from another text than" in captured.err
 
 
 def test_a_source_that_is_not_there_is_one_line(

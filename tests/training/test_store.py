@@ -40,7 +40,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "told, environment, region",
+    "settings, environment, region",
     [
         ("TRAINYARD_NODE=node1\nTRAINYARD_REGION=eu-west-1\n", {}, "eu-west-1"),
         ("TRAINYARD_REGION=eu-west-1\n", {"AWS_REGION": "us-west-2"}, "us-west-2"),
@@ -50,7 +50,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_bucket_is_looked_for_in_the_machines_own_region(
-    told: str | None, environment: dict[str, str], region: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: str | None, environment: dict[str, str], region: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what the machine was told when it was made; us-east-1 is what AWS's library takes without."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -58,8 +58,8 @@ def test_a_bucket_is_looked_for_in_the_machines_own_region(
     for name, value in {"AWS_CONFIG_FILE": f"{tmp_path}/none", **environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(bucket, "SETTINGS", tmp_path / "trainyard.env")
-    if told is not None:
-        bucket.SETTINGS.write_text(told)
+    if settings is not None:
+        bucket.SETTINGS.write_text(settings)
     files = bucket.open_folder("s3://tokens/data")._fs
     files.connect()
     assert files.s3.meta.region_name == region
@@ -150,13 +150,13 @@ def test_a_manifest_does_not_lead_out_of_its_folder(
     for name in ("../x", "/x", "..", ".download", "manifest.json"):
         files = {name: {"bytes": 1, "sha256": "0" * 64}}
         there.write(manifest.NAME, manifest.render({"format": 1, "files": files}).encode())
-        said = done(store(s3, "pull", f"{s3.url}/evil/set", tmp_path / "got"), 1)
-        assert "is not a plain file name" in said
+        output = done(store(s3, "pull", f"{s3.url}/evil/set", tmp_path / "got"), 1)
+        assert "is not a plain file name" in output
     assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(
-    ("url", "said", "code"),
+    ("url", "expected", "code"),
     [
         ("shelf/data", "not an address; allowed: s3://, abfs:// or file://", 2),
         ("ftp://shelf/data", "not an address", 2),
@@ -165,16 +165,16 @@ def test_a_manifest_does_not_lead_out_of_its_folder(
         ("s3://shelf/none", "there is no such set", 2),
     ],
 )
-def test_an_address_that_leads_nowhere(s3: Server, tmp_path: Path, url: str, said: str, code: int) -> None:
-    assert said in done(store(s3, "pull", url, tmp_path / "got"), code)
+def test_an_address_that_leads_nowhere(s3: Server, tmp_path: Path, url: str, expected: str, code: int) -> None:
+    assert expected in done(store(s3, "pull", url, tmp_path / "got"), code)
     assert not (tmp_path / "got" / manifest.NAME).exists()
 
 
 def test_without_credentials(s3: Server, tmp_path: Path) -> None:
     without = {name: value for name, value in s3.environment.items() if "KEY" not in name}
     nobody = Server(s3.url, {**without, "HOME": str(tmp_path)}, s3.wire)
-    said = done(store(nobody, "pull", f"{s3.url}/x", tmp_path / "got"), 1)
-    assert "no credentials: this machine has no instance profile or managed identity" in said
+    output = done(store(nobody, "pull", f"{s3.url}/x", tmp_path / "got"), 1)
+    assert "no credentials: this machine has no instance profile or managed identity" in output
 
 
 def test_without_a_managed_identity(tmp_path: Path) -> None:

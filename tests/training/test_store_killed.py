@@ -116,7 +116,7 @@ def test_a_full_disk_is_said_before_anything_comes(s3: Server, big: Path, tmp_pa
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
     try:
-        said = done(store(s3, "pull", f"{s3.url}/big", disk / "got"), 1)
-        assert "the disk is full: 0.10 GB needed, 0.00 GB left" in said
+        output = done(store(s3, "pull", f"{s3.url}/big", disk / "got"), 1)
+        assert "the disk is full: 0.10 GB needed, 0.00 GB left" in output
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -198,8 +198,8 @@ def test_what_is_no_token_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "file").touch()
     (tmp_path / "half" / manifest.WORK).mkdir(parents=True)
     (tmp_path / "half" / "train.bin").write_bytes(b"1234")
-    said = {"nowhere": "no such folder", "file": "not a folder", ".": "no token set", "half": "unfinished"}
-    for name, line in said.items():
+    reasons = {"nowhere": "no such folder", "file": "not a folder", ".": "no token set", "half": "unfinished"}
+    for name, line in reasons.items():
         assert token_set.main([str(tmp_path / name)]) == 2
         out = capsys.readouterr()
         assert line in out.err and out.err.count("\n") == 1 and not out.out

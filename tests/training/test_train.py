@@ -127,14 +127,14 @@ def _no_memory(*_: object) -> None:
 def test_a_node_without_the_checkpoint_gets_it_from_another(job: Path, tmp_path: Path) -> None:
     runs = [tmp_path / "a", tmp_path / "b"]
     start(job, runs, 2, ["train.steps=8"]).done()
-    whole = losses(runs[0])
+    expected = losses(runs[0])
     again = [tmp_path / "c", tmp_path / "d"]
     group = start(job, again, 2)
     wait_for(lambda: (again[0] / "metrics.jsonl").exists() and len(lines_so_far(again[0])) >= 5)
     group.kill()
     group = start(job, [again[0], tmp_path / "new"], 2)
     group.done()
-    assert losses(again[0]) == whole
+    assert losses(again[0]) == expected
     assert "going on from step" in group.output(0)
     assert parameters(tmp_path / "new", 8) == parameters(runs[0], 8)
 
@@ -146,7 +146,7 @@ def test_accumulation_does_not_change_the_loss(job: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("size", "overrides", "said"),
+    ("size", "overrides", "expected"),
     [
         (2, ["train.global_batch_tokens=16"], "train.global_batch_tokens = 16: 1 windows of 16 tokens for 2 ranks"),
         (1, ["data.path=/nowhere"], "data.path = /nowhere"),
@@ -155,9 +155,9 @@ def test_accumulation_does_not_change_the_loss(job: Path, tmp_path: Path) -> Non
     ],
 )
 def test_a_job_that_cannot_be_is_one_line_and_2(
-    job: Path, tmp_path: Path, size: int, overrides: list[str], said: str
+    job: Path, tmp_path: Path, size: int, overrides: list[str], expected: str
 ) -> None:
     group: Group = start(job, tmp_path / "run", size, overrides)
     assert 2 in group.wait()
-    assert said in group.output()
+    assert expected in group.output()
     assert "Traceback" not in group.output()
