@@ -168,7 +168,13 @@ def _state(stack: str) -> RecordedStack:
     if not has_pulumi():
         found = answer("state.engine", "export", stack)
         return RecordedStack(bool(found["resources"]), tuple(found["resources"]), _inventory_in(found["outputs"]))
-    names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
+    try:
+        names = [entry["name"] for entry in json.loads(ask(["pulumi", "stack", "ls", "--json"]))]
+    except Exit as error:
+        if not str(error.message).endswith(("EOF", "unexpected end of JSON input")):
+            raise
+        mend = f"a file of Pulumi's was cut off while it was written; repair it: fab recover --stack {stack}"
+        raise Exit(f"{error.message} ({mend})", code=1) from None
     if stack not in [name.rsplit("/", 1)[-1] for name in names]:
         return RecordedStack(False)
     deployment = json.loads(ask(["pulumi", "stack", "export", "--stack", stack]))["deployment"]

@@ -1,4 +1,4 @@
-"""Clean up after a killed `pulumi up`: free its lock on the stack, end its language host.
+"""Clean up after a killed `pulumi up`: repair its files, free its lock on the stack, end its language host.
 
 Pulumi's file backend has a JSON file per lock, with the holder's process and host. Other backends do not record
 whether the holder is alive.
@@ -7,8 +7,12 @@ whether the holder is alive.
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import shutil
 import socket
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,9 +23,33 @@ from fabfile.output import say
 from fabfile.stacks import pulumi_cli
 
 
+def repair_files(stack: str) -> None:
+    """Undo what a killed `pulumi` left half-written, and say so; until then every command of Pulumi's ends in "EOF".
+
+    Its library rewrites the `.attrs` beside each file in place (they only have a content type and a hash, and may be
+    missing), the state itself by a rename, which a power cut can still lose: then its last backup takes its place.
+    Changes nothing while a process holds a lock of the stack.
+    """
+    import psutil  # imported here, and below: it would cost every verb 15 ms at its start
+
+    root, here = _directory(), socket.gethostname()
+    held = _locks(stack) or ()
+    if root is None or any(holder["hostname"] != here or psutil.pid_exists(holder["pid"]) for holder in held):
+        return
+    for file in (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs")):
+        if _parsed(file) is None:
+            file.unlink()
+            say(f"{file}: a killed pulumi left it half-written; removed, Pulumi does without it")
+    for state in root.glob(f"stacks/*/{escape(stack)}.json"):
+        backup = state.with_name(f"{state.name}.bak")
+        if _parsed(state) is None and _parsed(backup) is not None:
+            shutil.copyfile(backup, state)
+            say(f"{state}: half-written; Pulumi's backup of the change before took its place")
+
+
 def free(stack: str) -> None:
     """Cancel the stack's lock if its holder is dead; Exit 1 names a holder that is alive."""
-    import psutil  # imported here, and below: it would cost every verb 15 ms at its start
+    import psutil
 
     held = _locks(stack)
     if held is None:
@@ -53,10 +81,30 @@ def end_language_hosts() -> None:
 
 
 def _locks(stack: str) -> list[dict[str, Any]] | None:
-    """The holders of the stack's locks; None if the backend has no files on this machine."""
-    info = json.loads(pulumi_cli.ask(["pulumi", "about", "--json"]))
-    url = urlparse((info.get("backend") or {}).get("url", ""))
+    """The holders of the stack's locks; None if the backend has no files on this machine. A lock whose writing was cut
+    off has no process: its `pid` is -1."""
+    root = _directory()
+    if root is None:
+        return None
+    unknown = {"pid": -1, "hostname": socket.gethostname()}
+    return [_parsed(file) or unknown for file in sorted(root.glob(f"locks/**/{escape(stack)}/*.json"))]
+
+
+def _directory() -> Path | None:
+    """The folder of Pulumi's file backend; None if the backend has no files on this machine."""
+    url = urlparse(json.loads(pulumi_cli.ask(["pulumi", "whoami", "--json"]))["url"])
     if url.scheme != "file":
         return None
-    root = Path(url.netloc + url.path).expanduser()
-    return [json.loads(file.read_text()) for file in sorted(root.glob(f".pulumi/locks/**/{stack}/*.json"))]
+    path = url.netloc + url.path
+    if path.startswith("~"):  # which Pulumi looks up in the user database, whatever $HOME says
+        path = f"{pwd.getpwuid(os.getuid()).pw_dir}{path[1:]}"
+    return Path(path) / ".pulumi"
+
+
+def _parsed(file: Path) -> dict[str, Any] | None:
+    """The file's JSON; None if it is missing or cut off."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    return found

@@ -15,6 +15,8 @@ from fabfile.stacks import orphans, pulumi_cli, pulumi_lock, removal
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
     must_be_answerable(yes)
+    if pulumi_cli.has_pulumi():
+        pulumi_lock.repair_files(stack)  # first: before, nothing of the state can be read
     facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
     if not yes:

@@ -1,0 +1,86 @@
+"""What a killed pulumi leaves half-written in its file backend, and that `fab recover` repairs it. With real pulumi."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from invoke.exceptions import Exit
+
+from fabfile.stacks import pulumi_cli, pulumi_lock
+
+pytestmark = pytest.mark.skipif(not shutil.which("pulumi"), reason="no pulumi on this machine")
+
+
+@pytest.fixture
+def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a file backend with the stacks `mine` and `other`, each with a backup of its state."""
+    for name in ("home", "state", "project"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PULUMI_BACKEND_URL", f"file://{tmp_path}/state")
+    monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path / "project")
+    (tmp_path / "project/Pulumi.yaml").write_text("name: trainyard\nruntime: yaml\n")
+    for stack in ("mine", "other"):
+        pulumi_cli.ask(["pulumi", "stack", "init", stack, "--non-interactive"])
+        empty = pulumi_cli.ask(["pulumi", "stack", "export", "--stack", stack])
+        pulumi_cli.ask(["pulumi", "stack", "import", "--stack", stack], stdin=empty)
+    return tmp_path / "state/.pulumi"
+
+
+@pytest.fixture(autouse=True)
+def _read_anew() -> None:
+    pulumi_cli.read_state_again()
+
+
+def state_of(backend: Path, stack: str, ending: str = "") -> Path:
+    return backend / f"stacks/trainyard/{stack}.json{ending}"
+
+
+def lock(backend: Path, text: str) -> None:
+    path = backend / "locks/organization/trainyard/mine/1.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("stack", ["mine", "other"])
+def test_an_empty_file_of_attributes_ends_every_command_and_is_removed(
+    backend: Path, stack: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = state_of(backend, stack, ".attrs")
+    broken.write_text("")
+    with pytest.raises(Exit, match="EOF.*fab recover --stack mine"):
+        pulumi_cli.exists("mine")
+    pulumi_lock.repair_files("mine")
+    assert str(broken) in capsys.readouterr().out
+    assert pulumi_cli.exists("mine") and pulumi_cli.exists("other")
+    pulumi_lock.repair_files("mine")
+    assert capsys.readouterr().out == "", "what is well stays"
+
+
+@pytest.mark.parametrize("remains", [0, 100])
+def test_a_state_that_was_cut_off_is_taken_from_its_backup(backend: Path, remains: int) -> None:
+    state = state_of(backend, "mine")
+    state.write_text(state.read_text()[:remains])
+    with pytest.raises(Exit):
+        pulumi_cli.exists("mine")
+    pulumi_lock.repair_files("mine")
+    assert pulumi_cli.exists("mine") and state.read_text() == state_of(backend, "mine", ".bak").read_text()
+
+
+@pytest.mark.parametrize("holder", [{"pid": 1, "hostname": socket.gethostname()}, {"pid": 0, "hostname": "elsewhere"}])
+def test_nothing_is_repaired_while_pulumi_is_at_work(backend: Path, holder: dict[str, object]) -> None:
+    broken = state_of(backend, "mine", ".attrs")
+    broken.write_text("")
+    lock(backend, json.dumps(holder))
+    pulumi_lock.repair_files("mine")
+    assert broken.exists()
+
+
+def test_a_lock_that_was_cut_off_is_freed(backend: Path) -> None:
+    lock(backend, '{"pid": 1')
+    pulumi_lock.free("mine")
+    assert not list((backend / "locks").rglob("*.json"))
