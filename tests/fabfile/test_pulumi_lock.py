@@ -52,7 +52,7 @@ def test_an_empty_file_of_attributes_ends_every_command_and_is_removed(
 ) -> None:
     broken = state_of(backend, stack, ".attrs")
     broken.write_text("")
-    with pytest.raises(Exit, match="EOF.*fab recover --stack mine"):
+    with pytest.raises(Exit, match=r"EOF.*fab recover --stack mine"):
         pulumi_cli.exists("mine")
     pulumi_lock.repair_files("mine")
     assert str(broken) in capsys.readouterr().out
