@@ -201,8 +201,8 @@ exec {python} -c "{program}"
 MACHINE = """
 from pathlib import Path
 from infra.clouds.local import image
-from infra.clouds.local.nspawn import Machine
-machine = Machine('{stack}-in', 'node1', Path('{tmp}/node1'))
+from infra.clouds.local.nspawn import NspawnMachine
+machine = NspawnMachine('{stack}-in', 'node1', Path('{tmp}/node1'))
 machine.remove()
 try:
     machine.mount(image.layers('{image}'))

@@ -45,7 +45,8 @@ def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     (folder / "state.json").write_text(json.dumps({**over, "state": "RUNNING", "ended": None}))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
     program = (
-        "import sys; from fabfile.program import run; sys.modules['fabfile.verbs.report'].REFRESH = 1; "
+        "import sys; import fabfile.verbs.report; from fabfile.program import run; "
+        "sys.modules['fabfile.verbs.report'].REFRESH = 1; "
         "sys.exit(run(sys.argv[1:]))"
     )
     argv = [sys.executable, "-c", program, "report", "runs/demo-1", "--watch"]

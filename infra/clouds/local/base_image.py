@@ -88,7 +88,8 @@ def make(name: str, work: Path, joins: Sequence[Path], check: Callable[[], None]
     ids.shift(root)
     target = paths.base(name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    work.rename(target)
+    if not target.is_dir():  # another bake may have been faster
+        work.rename(target)
 
 
 def apt_options() -> list[str]:
