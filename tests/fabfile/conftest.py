@@ -1,4 +1,4 @@
-"""What tests of the operator's half share: a home folder, and nodes that are SSH servers here."""
+"""What tests of the operator's half share: a home folder, nodes that are SSH servers here, a backend in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import sshd
+from memory_backend import MemoryBackend
+
+from fabfile import backends, log_display
 
 
 @pytest.fixture
@@ -25,3 +28,12 @@ def yard(home: Path, tmp_path: Path) -> Iterator[sshd.Yard]:
     sshd.keygen(yard.identity)
     yield yard
     yard.stop()
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
+    """What the verbs of jobs get as their backend, whatever stack or inventory is named."""
+    made = MemoryBackend()
+    monkeypatch.setattr(backends, "connect", lambda _stack, _inventory: made)
+    monkeypatch.setattr(log_display, "_AGAIN", 0.0)
+    return made

@@ -11,7 +11,7 @@ import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
-from fabfile import backends, log_display, program
+from fabfile import backends, program
 from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import refuse, shown
@@ -24,14 +24,6 @@ from fabfile.verbs.train import choose
 from infra.inventory import KubeCluster, Node, SshCluster
 
 CLUSTER = SshCluster(name="test", nodes=tuple(Node(name=name, private_ip=f"10.0.0.{name[-1]}") for name in NODES))
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    made = MemoryBackend()
-    monkeypatch.setattr(backends, "connect", lambda _stack, _inventory: made)
-    monkeypatch.setattr(log_display, "_AGAIN", 0.0)
-    return made
 
 
 def fab(*words: str) -> int:

@@ -16,14 +16,6 @@ from fabfile.job_file import resolve
 from node import run_data
 
 
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
-    made = MemoryBackend()
-    monkeypatch.setattr(backends, "connect", lambda _stack, _inventory: made)
-    monkeypatch.setattr(log_display, "_AGAIN", 0.0)
-    return made
-
-
 def fab(*words: str) -> int:
     """The exit code of a command line, in this process."""
     return program.run(words)

@@ -26,14 +26,6 @@ def alive(mark: str) -> int:
     return int(subprocess.run(argv, capture_output=True, text=True).stdout)
 
 
-def eventually(read: object, expected: object, seconds: float = 20.0) -> None:
-    assert callable(read)
-    deadline = time.monotonic() + seconds
-    while read() != expected and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert read() == expected
-
-
 def test_every_node_has_a_result_and_each_line_its_node_and_stream(yard: sshd.Yard) -> None:
     port = sshd.free_port()
     nodes = [yard.start(f"127.0.0.{i + 2}", port).node(f"node{i + 1}") for i in range(2)]
@@ -92,7 +84,7 @@ def test_a_timeout_ends_the_command_on_the_node(yard: sshd.Yard) -> None:
     mark = f"86400.{os.getpid()}"
     result = sshd.run_all(yard.cluster(server.node("node1")), f"sleep {mark} & sleep {mark}", timeout=0.5)["node1"]
     assert (result.exited, result.reason) == (124, "node1: not finished after 0.5 s")
-    eventually(lambda: alive(mark), 0)
+    sshd.eventually(lambda: alive(mark), 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -110,12 +102,12 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    eventually(lambda: alive(mark), 4)
+    sshd.eventually(lambda: alive(mark), 4)
     process.send_signal(number)
     _, output = process.communicate(timeout=20)
     if number == signal.SIGINT:
         assert (process.returncode, output) == (130, "interrupted\n")
-    eventually(lambda: alive(mark), 0)
+    sshd.eventually(lambda: alive(mark), 0)
 
 
 def test_kept_connections_are_used_again_and_made_again(yard: sshd.Yard) -> None:

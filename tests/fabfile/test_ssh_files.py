@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ from fabfile.targets import choose, load
 from infra.inventory import InventoryError, Node, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")
-
-
-def eventually(read: object, expected: object, seconds: float = 20.0) -> None:
-    assert callable(read)
-    deadline = time.monotonic() + seconds
-    while read() != expected and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert read() == expected
 
 
 def test_a_refused_key_is_said_in_one_line(yard: sshd.Yard, tmp_path: Path) -> None:
@@ -59,7 +50,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent(
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        eventually((tmp_path / "agent").exists, True)
+        sshd.eventually((tmp_path / "agent").exists, True)
         asked = tmp_path / "askpass"
         asked.write_text("#!/bin/sh\necho correct horse\n")
         asked.chmod(0o755)

@@ -17,17 +17,6 @@ from infra.config.settings import Settings, load
 from infra.errors import UsageError
 
 
-@pytest.fixture
-def wanted(good: dict[str, str]) -> Settings:
-    return load("local", good)
-
-
-@pytest.fixture
-def bootstrap(tmp_path: Path) -> Path:
-    """A copy of bootstrap/ to change."""
-    return Path(shutil.copytree(user_data.BOOTSTRAP, tmp_path / "bootstrap"))
-
-
 @settings(max_examples=40)
 @given(data=st.data())
 def test_an_image_s_name_changes_with_any_byte_of_the_bootstrap_but_its_comments(

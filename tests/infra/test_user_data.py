@@ -22,17 +22,6 @@ from infra.config.settings import Settings, load
 from infra.errors import UsageError
 
 
-@pytest.fixture
-def wanted(good: dict[str, str]) -> Settings:
-    return load("local", good)
-
-
-@pytest.fixture
-def bootstrap(tmp_path: Path) -> Path:
-    """A copy of bootstrap/ to change."""
-    return Path(shutil.copytree(user_data.BOOTSTRAP, tmp_path / "bootstrap"))
-
-
 def without_docstrings(program: bytes) -> str:
     tree = ast.parse(program)
     for node in ast.walk(tree):
