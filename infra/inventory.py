@@ -151,6 +151,30 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Queue:
+    """Machines that Slurm starts for a job, and ends when they are idle. They have no fixed address: only the head and
+    Slurm reach them, by their names. All are of one type, and the head is none of them."""
+
+    name: HostName
+    """Slurm's name of the partition."""
+    nodes: Count
+    """How many Slurm may start."""
+    node_prefix: HostName
+    """What a node's name begins with; a dash and a number from 1 follow."""
+    slots: Count = 1
+    """Ranks on each node."""
+    cores_per_slot: Count = 1
+    gpus: Devices = 0
+    memory_gb: Amount = 0.0
+    """GiB of each node; 0: unknown."""
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Slurm's names of the nodes."""
+        return tuple(f"{self.node_prefix}-{number}" for number in range(1, self.nodes + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SshCluster:
     """Machines reached over SSH; the head is nodes[0]."""
 
@@ -172,6 +196,9 @@ class SshCluster:
     data_url: Bucket = ""
     """Bucket of the data set and the checkpoints (s3://, abfs://); empty: none."""
     hourly_usd: Amount = 0.0
+    queue: Queue | None = None
+    """With launcher `slurm`: machines on demand run the jobs, and `nodes` is the head alone. None: the jobs run
+    on `nodes`."""
 
     @property
     def head(self) -> Node:
@@ -214,7 +241,10 @@ def to_json(cluster: Cluster) -> str:
 
 def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
-    return {"schema": SCHEMA, "kind": cluster.kind, **dataclasses.asdict(cluster)}
+    fields = dataclasses.asdict(cluster)
+    if fields.get("queue") is None:  # as older versions write it, and read it
+        fields.pop("queue", None)
+    return {"schema": SCHEMA, "kind": cluster.kind, **fields}
 
 
 def from_json(text: str, *, source: str = "inventory") -> Cluster:
@@ -266,6 +296,10 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
         values = [getattr(node, field) for node in nodes]
         if repeated := sorted({value for value in values if values.count(value) > 1}):
             raise InventoryError(f"{source}: nodes: {field} {repeated[0]!r} stands twice")
+    if (queue := raw.get("queue")) is not None:
+        if not isinstance(queue, dict):
+            raise InventoryError(f"{source}: queue: must be an object with name, nodes and node_prefix")
+        raw["queue"] = _build(Queue, queue, f"{source}: queue")
     return _build(SshCluster, {"name": "machines", **raw, "nodes": tuple(nodes)}, source)
 
 
@@ -291,7 +325,7 @@ def _mismatch(value: object, hint: Any) -> str:
     if get_origin(hint) is Literal:
         words = get_args(hint)
         return "" if value in words else " or ".join(map(repr, words))
-    if hint == tuple[Node, ...]:
+    if hint in (tuple[Node, ...], Queue | None):
         return ""  # made from values that are already checked
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{hint}: a field of the inventory needs a TextForm or a Span")

@@ -19,6 +19,7 @@ from infra.inventory import (
     InventoryError,
     KubeCluster,
     Node,
+    Queue,
     Span,
     SshCluster,
     TextForm,
@@ -61,6 +62,30 @@ def test_an_inventory_that_an_older_version_wrote_is_read_and_written_the_same()
     """The file is as trainyard wrote it before infra/ was sorted by subject; it is never to be changed."""
     frozen = Path(__file__).with_name("inventory_of_before.json").read_text()
     assert to_json(from_json(frozen)) == frozen.rstrip("\n")
+
+
+def test_a_queue_is_written_only_where_there_is_one() -> None:
+    assert "queue" not in GOOD
+    queue = {"name": "queue1", "nodes": 2, "node_prefix": "queue1-dy-node", "slots": 8, "gpus": 8}
+    cluster = from_json(json.dumps({**GOOD, "launcher": "slurm", "queue": queue}))
+    assert isinstance(cluster, SshCluster) and cluster.queue is not None
+    assert cluster.queue.node_names == ("queue1-dy-node-1", "queue1-dy-node-2")
+    assert json.loads(to_json(cluster))["queue"] == {**queue, "cores_per_slot": 1, "memory_gb": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("queue", "why"),
+    [
+        (["queue1"], "queue: must be an object with name, nodes and node_prefix"),
+        ({"name": "queue1", "nodes": 2}, "queue: node_prefix is missing"),
+        ({"name": "queue1", "nodes": 0, "node_prefix": "n"}, "queue: nodes = 0: must be from 1 to 1024"),
+        ({"name": "q\n", "nodes": 1, "node_prefix": "n"}, "queue: name = 'q\\\\n': must be a host name"),
+        ({"name": "q", "nodes": 1, "node_prefix": "n", "cards": 1}, "queue: unknown key 'cards'"),
+    ],
+)
+def test_a_queue_that_cannot_be_used_is_one_line(queue: object, why: str) -> None:
+    with pytest.raises(InventoryError, match=f"^inventory: {why}"):
+        from_json(json.dumps({**GOOD, "queue": queue}))
 
 
 def test_a_hand_written_file_needs_little() -> None:
@@ -168,11 +193,11 @@ def test_a_value_out_of_range_is_named(change: dict[str, object], expected: str)
     assert expected in complaint(json.dumps({**GOOD, "nodes": nodes}))
 
 
-@pytest.mark.parametrize("cls", [Node, SshCluster, KubeCluster])
+@pytest.mark.parametrize("cls", [Node, Queue, SshCluster, KubeCluster])
 def test_every_field_says_what_it_may_be(cls: type) -> None:
     """A new text field without a form would be open to anything: a line end in one ran a command on a laptop."""
     for name, hint in get_type_hints(cls, include_extras=True).items():
-        if name in ("kind", "nodes") or get_origin(hint) is Literal:
+        if name == "kind" or hint in (tuple[Node, ...], Queue | None) or get_origin(hint) is Literal:
             continue
         assert get_origin(hint) is Annotated, f"{cls.__name__}.{name} needs a TextForm or a Span"
         kind, rule = get_args(hint)

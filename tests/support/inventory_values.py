@@ -20,6 +20,7 @@ from infra.inventory import (
     KubeCluster,
     LocalPath,
     Node,
+    Queue,
     SharedPath,
     Span,
     SshCluster,
@@ -70,7 +71,8 @@ def values(hint: Any, default: object) -> st.SearchStrategy[Any]:
 
 def fields_of(cls: type) -> dict[str, st.SearchStrategy[Any]]:
     hints = get_type_hints(cls, include_extras=True)
-    fields = [field for field in dataclasses.fields(cls) if field.name not in ("nodes", "role")]
+    fields = [field for field in dataclasses.fields(cls) if field.name not in ("role", "queue")]
+    fields = [field for field in fields if field.name != "nodes" or cls is Queue]
     return {field.name: values(hints[field.name], field.default) for field in fields}
 
 
@@ -87,7 +89,8 @@ def ssh_clusters(draw: st.DrawFn) -> SshCluster:
         )
         for index, (name, address) in enumerate(zip(names, addresses, strict=True))
     )
-    return draw(st.builds(SshCluster, **fields_of(SshCluster), nodes=st.just(nodes)))
+    queues = st.none() | st.builds(Queue, **fields_of(Queue))
+    return draw(st.builds(SshCluster, **fields_of(SshCluster), nodes=st.just(nodes), queue=queues))
 
 
 KUBE_CLUSTERS = st.builds(KubeCluster, **fields_of(KubeCluster))
