@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k"))
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -92,30 +91,3 @@ def moment(unix: float | None) -> str:
     if unix is None or not 0 <= unix < 1e11:
         return NOTHING
     return datetime.datetime.fromtimestamp(unix, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def axis(values: list[float]) -> list[str]:
-    """The values of an axis, all in one unit: 0, 5 k, 10 k; 0, 2x10^-4, 4x10^-4."""
-    top = max(map(abs, values), default=0.0)
-    for size, unit in _UNITS:
-        if top >= size:
-            scale = 1e3 if unit == "k" else size
-            return [f"{value / scale:g} {unit}" if value else "0" for value in values]
-    if 0 < top < 0.00995:
-        power = math.floor(math.log10(top))
-        exponent = str(power).translate(_SUPERSCRIPTS)
-        return [f"{value / 10.0**power:.3g}{_TIMES}10{exponent}" if value else "0" for value in values]
-    return [f"{value:,.10g}" for value in values]
-
-
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round values in equal steps, about `wanted` of them, that enclose `low` and `high`."""
-    size = max(abs(low), abs(high))
-    if high - low <= max(size * 1e-9, 1e-300):  # too close for a double to have ticks between them
-        room = size * 0.1 if size > 1e-290 else 1.0
-        low, high = low - room, high + room
-    rough = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next((power * factor for factor in (1, 2, 2.5, 5) if power * factor >= rough * 0.999), power * 10)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(index * step, 12 - math.floor(math.log10(step))) for index in range(first, last + 1)]

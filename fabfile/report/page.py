@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fabfile.report import bars, curves, details, numbers
-from fabfile.report.chart import Drawing, chart_data
+from fabfile.report.chart import chart_data, outline
 from fabfile.report.run import JobRun
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("vendor/uPlot.min.css", "templates/style.css")
-_SCRIPTS = ("vendor/uPlot.iife.min.js", "templates/interactive.js")
+_SCRIPTS = ("templates/resolution.js", "vendor/uPlot.iife.min.js", "templates/interactive.js")
 _SIGNS = {"SUCCEEDED": "✓", "FAILED": "✕", "CANCELLED": "■", "RUNNING": "▶", "PENDING": "…"}
 _HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 """Control characters, lone surrogates, and characters that change the writing direction."""
@@ -39,7 +39,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.globals |= {"bars": bars, "colours": curves.COLOURS, "details": details, "numbers": numbers}
+    made = {"bars": bars, "colours": curves.COLOURS, "details": details, "numbers": numbers, "outline": outline}
+    environment.globals.update(made)
     return environment
 
 
@@ -49,7 +50,7 @@ def render(runs: Sequence[JobRun], *, refresh: int = 0) -> str:
     charts = curves.charts_of(runs)
     values = {
         "chart_data": chart_data(runs, charts) if charts else None,
-        "drawings": {chart.title: (index, Drawing(chart)) for index, chart in enumerate(charts)},
+        "drawings": {chart.title: (index, chart) for index, chart in enumerate(charts)},
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         "refresh": refresh,
         "runs": runs,

@@ -34,11 +34,30 @@ document.addEventListener("securitypolicyviolation", (event) => note(event.viola
 MEASURE = """
 const output = document.createElement("output");
 output.textContent = JSON.stringify({
-  heights: [...document.querySelectorAll(".chart svg")].map((svg) => svg.getBoundingClientRect().height),
+  heights: [...document.querySelectorAll(".outline svg")].map((svg) => svg.getBoundingClientRect().height),
   live: document.querySelectorAll(".live, .controls").length,
   words: document.body.innerText,
 });
 document.body.append(output);
+"""
+
+
+PRINT = """
+(async () => {
+  const canvases = async () => {
+    await 0;  // uPlot paints when the script that made it has ended
+    return [...document.querySelectorAll(".live canvas")].map((each) => [each.clientWidth, each.width]);
+  };
+  const seen = { screen: await canvases() };
+  dispatchEvent(new Event("beforeprint"));
+  seen.paper = await canvases();
+  seen.page = getComputedStyle(document.documentElement).getPropertyValue("--page").trim();
+  dispatchEvent(new Event("afterprint"));
+  seen.after = await canvases();
+  const output = document.createElement("output");
+  output.textContent = JSON.stringify(seen);
+  document.body.append(output);
+})();
 """
 
 
@@ -124,14 +143,30 @@ def test_damaged_metrics_are_drawn_as_far_as_they_are_known(tmp_path: Path) -> N
     assert 25 <= float(seen["start"]["legend"]["step"]) <= 35 and seen["whole"]["legend"] == seen["start"]["legend"]
 
 
+def run_script(folder: Path, script: str, policy: str) -> dict[str, Any]:
+    """What a script at the end of a run's page saw; `policy` are the scripts that the page allows beside it."""
+    file, text = folder / "page.html", page.render([run_of(folder / "demo-1", run_folder.metrics(60))])
+    text = re.sub(r"script-src ([^;]*)", rf"script-src {policy} {allowed(script)}", text, count=1)
+    before, end, after = text.rpartition("</body>")
+    file.write_text(f"{before}<script>{script}</script>{end}{after}")
+    output = re.search(r"<output>(.*)</output>", dom(file, "--blink-settings=preferredColorScheme=0"), re.DOTALL)
+    assert output
+    seen: dict[str, Any] = json.loads(html.unescape(output[1]))
+    return seen
+
+
 def test_without_scripts_the_figures_and_charts_are_there(tmp_path: Path) -> None:
     """The policy refuses the page's own scripts, as a browser without scripts does; the test's script measures."""
-    file, text = tmp_path / "page.html", page.render([run_of(tmp_path / "demo-1", run_folder.metrics(60))])
-    text = re.sub(r"script-src [^;]*", f"script-src {allowed(MEASURE)}", text, count=1)
-    before, end, after = text.rpartition("</body>")
-    file.write_text(f"{before}<script>{MEASURE}</script>{end}{after}")
-    output = re.search(r"<output>(.*)</output>", dom(file), re.DOTALL)
-    assert output
-    seen = json.loads(html.unescape(output[1]))
+    seen = run_script(tmp_path, MEASURE, "")
     assert len(seen["heights"]) == 7 and min(seen["heights"]) > 100 and not seen["live"]
     assert "best validation" in seen["words"] and "last loss" in seen["words"] and "Ticks on the axis" in seen["words"]
+    assert "Across: steps 1 to 60." in seen["words"] and "training: from 6." in seen["words"]
+
+
+def test_on_paper_the_charts_are_light_sharp_and_fit(tmp_path: Path) -> None:
+    """Also where the screen is dark; afterwards they are as before."""
+    seen = run_script(tmp_path, PRINT, r"\1")
+    assert seen["page"] == "#fcfcfb"
+    assert max(width for width, _ in seen["paper"]) <= 680 < max(width for width, _ in seen["screen"])
+    assert all(pixels >= 3 * width - 3 for width, pixels in seen["paper"]), "as fine as a printer"
+    assert seen["after"] == seen["screen"]

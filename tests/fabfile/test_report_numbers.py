@@ -1,8 +1,7 @@
-"""`fab report`: its numbers, axes and the places of names."""
+"""`fab report`: its numbers, and its charts where no script runs."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,28 +40,26 @@ def test_changes() -> None:
     assert (numbers.change(0, 3), numbers.change(1, 0), numbers.change(None, 3)) == ("", "", "")
 
 
-@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12))
-def test_ticks_enclose_their_values(one: float, two: float) -> None:
-    low, high = sorted((one, two))
-    found = numbers.ticks(low, high)
-    slack = 1e-6 * max(abs(low), abs(high), 1e-300)
-    assert found[0] <= low + slack
-    assert found[-1] >= high - slack
-    assert 2 <= len(found) <= 12
-    assert found == sorted(set(found))
+POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=9)
 
 
-def test_an_axis_is_in_one_unit() -> None:
-    assert numbers.axis([0, 5000, 10000]) == ["0", "5 k", "10 k"]
-    assert numbers.axis([2, 2.5, 3]) == ["2", "2.5", "3"]
-    times = "\N{MULTIPLICATION SIGN}"
-    assert numbers.axis([0, 2e-4, 4e-4]) == ["0", f"2{times}10⁻⁴", f"4{times}10⁻⁴"]
+@given(st.lists(POINTS, min_size=1, max_size=4), st.booleans())
+def test_an_outline_is_within_its_frame(every: list[list[tuple[float, float]]], from_zero: bool) -> None:
+    lines = [chart.ChartLine(f"line{i}", points, "a") for i, points in enumerate(every)]
+    drawn = chart.outline(chart.Chart(title="t", unit="u", lines=lines, from_zero=from_zero))["lines"]
+    places = [tuple(map(float, place.split(","))) for _, points, _ in drawn for place in points.split()]
+    assert len(places) == sum(map(len, every))
+    assert all(0 <= x <= chart.WIDTH and 0 <= y <= chart.HEIGHT for x, y in places)
 
 
-def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
-    lines = [chart.ChartLine(f"line{i}", [(0, 1.0), (10, 2.0 + i / 1000)], "a") for i in range(5)]
-    tops = [top for top, _, _ in chart.Drawing(chart.Chart(title="t", unit="u", lines=lines)).names()]
-    assert len(tops) == 5
-    assert all(below - above > 14 for above, below in pairwise(tops))
-    assert tops[0] > 0
-    assert tops[-1] < 100
+def test_an_outline_says_what_its_ends_are() -> None:
+    line = chart.ChartLine("training", [(1, 9.0), (20, 3.5), (400, 2.25)], "a")
+    marks = [chart.Mark(0, 210, "restart"), chart.Mark(0, 400, "checkpoint")]
+    made = chart.Chart(title="Loss", unit="nats", lines=[line], form=numbers.fixed, marks=marks, begin=20)
+    found = chart.outline(made)
+    assert found["axes"] == "Across: steps 20 to 400. Up: 2.250 to 3.500."
+    assert found["lines"] == [
+        ("a", "0.0,0.0 1000.0,300.0", "training: from 3.500 to 2.250"),
+        ("restart", "500.0,0.0 500.0,300", ""),
+        ("checkpoint", "1000.0,288.0 1000.0,300", ""),
+    ]

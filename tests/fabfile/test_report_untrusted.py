@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> JobRun:
     return read(run_folder.write(tmp_path / "demo-1", run_folder.metrics(200), restart_at=100))
 
 
-def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
+def test_text_of_a_run_is_never_markup(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "demo-1", run_folder.metrics(60), restart_at=30)
     state = json.loads((folder / "state.json").read_text())
     names = [HOSTILE, "node2"]
@@ -52,7 +52,7 @@ def test_what_is_said_is_never_markup(tmp_path: Path) -> None:
         text = page.render(runs)
         text.encode()  # no lone surrogate is left
         found = Page(text)
-        assert text.count("<script") == text.count("</script") == 3 and "<script>alert" not in text
+        assert text.count("<script") == text.count("</script") == 4 and "<script>alert" not in text
         assert found.names <= honest[0].names | honest[1].names
         assert found.attributes <= honest[0].attributes | honest[1].attributes
         assert all(link.startswith("data:application/toml;") for link in found.links)
@@ -90,7 +90,7 @@ POINT = [*JobRun.__dataclass_fields__, "step", "loss", "lr", "val_loss", "rank_s
         ),
     )
 )
-def test_whatever_a_head_tells_there_is_a_page(record: dict[str, Any]) -> None:
+def test_any_answer_of_a_head_makes_a_page(record: dict[str, Any]) -> None:
     found = run_of(record)
     Page(page.render([found]))
     Page(page.render([found, found]))

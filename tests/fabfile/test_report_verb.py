@@ -11,7 +11,7 @@ from pathlib import Path
 
 import run_folder
 import sshd
-from report_page import READY, said
+from report_page import READY, visible_text
 
 from infra.inventory import Node, SshCluster, to_json
 
@@ -30,7 +30,7 @@ def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
     done = fab(tmp_path, "runs/demo-1", "runs/demo-2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "next: open report-demo-1-and-demo-2.html in a browser"
-    assert "demo-2 training" in said((tmp_path / "report-demo-1-and-demo-2.html").read_text())
+    assert "demo-2 training" in visible_text((tmp_path / "report-demo-1-and-demo-2.html").read_text())
     done = fab(tmp_path, "runs/demo-1", "--out", "nowhere/x.html")
     assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: No such file or directory")
     done = fab(tmp_path, "runs/demo-3")
@@ -79,7 +79,7 @@ def test_over_ssh(tmp_path: Path) -> None:
         run_folder.write(tmp_path / "shared/runs/demo-1", run_folder.metrics(20))
         done = fab(tmp_path, "1", "--inventory", "inventory.json", "--out", "page.html")
         assert done.returncode == 0, done.stderr
-        words = said((tmp_path / "page.html").read_text())
+        words = visible_text((tmp_path / "page.html").read_text())
         assert "demo-1 ✓ succeeded 3 nodes (node1, node2, node3), 3 ranks" in words
         assert "torch 2.13.0" in words
         assert "node3: not known now: node3 (127.0.0.77" in words

@@ -38,7 +38,6 @@ class Page(HTMLParser):
         self.attributes: set[str] = set()
         self.links: list[str] = []
         self.text = ""
-        self.titles: list[str] = []
         self.scripts: list[str] = []
         self.feed(text)
         self.close()
@@ -55,13 +54,12 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "title":
-            self.titles.append(data)
-        elif "script" in self.open:
+        if "script" in self.open:
             self.scripts.append(data)
-        elif "style" not in self.open:
+        elif not {"style", "title"} & {*self.open}:
             self.text += data + "\n"
 
 
-def said(text: str) -> str:
+def visible_text(text: str) -> str:
+    """What a reader of the page sees, in one line."""
     return re.sub(r"\s+", " ", Page(text).text)

@@ -1,5 +1,5 @@
-// Draws the page's charts again with uPlot, so that they can be read closely: along steps, time or tokens, smoothed,
-// zoomed (drag; double click ends it), on a logarithmic scale. Without scripts, and on paper, the SVG stays.
+// Draws the page's charts with uPlot: along steps, time or tokens, smoothed, zoomed (drag; double click ends it), on a
+// logarithmic scale. On paper they are as on the screen, in the colours of a light page.
 "use strict";
 (() => {
   const page = JSON.parse(document.getElementById("data").textContent);
@@ -7,6 +7,8 @@
   const state = { x: page.x, smooth: 0, log: false };
   try { Object.assign(state, JSON.parse(sessionStorage.getItem(KEY) || "{}")); } catch { /* a page from a file may have no storage */ }
   const plots = [];
+  const PAPER = 680;  // pixels of the text's width on paper, which A4 and Letter have
+  let paper = false;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const UNITS = [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]];
@@ -62,13 +64,14 @@
     return [pairs.map(([x]) => x), line.dots ? ys : smoothed(ys)];
   }
 
-  function series(line) {
-    const stroke = colour(line.colour);
+  // The legend has the value at the cursor, and the last one while there is no cursor.
+  function series(line, values) {
+    const stroke = colour(line.colour), last = values[values.length - 1];
     const thin = line.colour === "quiet";
     return {
       label: line.name || "value", stroke, width: thin ? 1 : 1.75, spanGaps: true,
       points: { show: line.dots, size: 6, fill: stroke }, paths: line.dots ? undefined : uPlot.paths.linear(),
-      value: (_, value) => short(value),
+      value: (_, value, __, at) => short(at === null ? last : value),
     };
   }
 
@@ -81,9 +84,10 @@
         if (at === null || at < u.scales.x.min || at > u.scales.x.max) continue;
         const x = Math.round(u.valToPos(at, "x", true));
         draw.strokeStyle = colour(mark.kind === "restart" ? "ink" : "soft");
-        draw.setLineDash(mark.kind === "restart" ? [5, 5] : []);
+        draw.lineWidth = devicePixelRatio;
+        draw.setLineDash(mark.kind === "restart" ? [5 * devicePixelRatio, 5 * devicePixelRatio] : []);
         draw.beginPath();
-        draw.moveTo(x, mark.kind === "restart" ? box.top : box.top + box.height - 7);
+        draw.moveTo(x, mark.kind === "restart" ? box.top : box.top + box.height - 7 * devicePixelRatio);
         draw.lineTo(x, box.top + box.height);
         draw.stroke();
       }
@@ -91,7 +95,7 @@
     };
   }
 
-  function options(chart, width) {
+  function options(chart, tables, width) {
     const time = chart.along === "time" || state.x === "time";
     const format = time ? clock : short;
     const axis = { stroke: colour("soft"), grid: { stroke: colour("faint"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
@@ -103,7 +107,7 @@
         { ...axis, values: (_, ticks) => ticks.map(format), space: 70, size: 30 },
         { ...axis, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : short(tick)), size: 58 },
       ],
-      series: [{ label: chart.along === "time" ? "time" : state.x, value: (_, value) => value === null ? "–" : format(value) }, ...chart.lines.map(series)],
+      series: [{ label: chart.along === "time" ? "time" : state.x, value: (_, value) => value === null ? "–" : format(value) }, ...chart.lines.map((line, index) => series(line, tables[index][1]))],
       cursor: { drag: { x: true, y: false }, sync: chart.along === "time" ? undefined : { key: "steps" }, points: { size: 7 } },
       hooks: { draw: [marks(chart)] },
     };
@@ -118,14 +122,15 @@
       if (!place) {
         place = document.createElement("div");
         place.className = "live";
-        figure.querySelector(".chart").after(place);
+        figure.querySelector(".outline").after(place);
         figure.classList.add("enhanced");
       }
       const tables = chart.lines.map((line) => table(chart, line)).map((each) => each[0].length ? each : [[0], [null]]);
-      const plot = new uPlot(options(chart, place.clientWidth), uPlot.join(tables), place);
-      if (chart.begin && state.x === "step" && !state.log) {
-        const xs = plot.data[0];
-        plot.setScale("x", { min: chart.begin, max: xs[xs.length - 1] });
+      const width = !paper ? place.clientWidth : figure.closest(".row") ? PAPER * 0.47 : PAPER;
+      const plot = new uPlot(options(chart, tables, width), uPlot.join(tables), place);
+      if (chart.begin && !state.log) {
+        const xs = plot.data[0], begins = chart.lines.map((line) => along(line.run, chart.begin));
+        plot.setScale("x", { min: Math.min(...begins), max: xs[xs.length - 1] });
       }
       plots.push(plot);
     }
@@ -165,6 +170,8 @@
   controls();
   build();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", build);
+  for (const [event, begins] of [["beforeprint", true], ["afterprint", false]])
+    addEventListener(event, () => { paper = begins; document.documentElement.classList.toggle("paper", paper); build(); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; build(); } });
 })();
