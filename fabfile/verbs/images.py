@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from invoke.context import Context
 from invoke.tasks import task
 
@@ -16,11 +18,16 @@ _CACHE = "clouds.local.image_cache"
 def images(_c: Context) -> None:
     """List the golden images that are baked on this machine."""
     cells = [
-        (row["id"], row["profile"], row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
+        (row["id"], _software(row), row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
         for row in answer(_CACHE, "list")
     ]
     say(table([("IMAGE", "PROFILE", "COLLECTIVES", "SIZE", "USED BY"), *cells]))
     say("next: fab prune  (removes the images that no stack uses)")
+
+
+def _software(row: dict[str, Any]) -> str:
+    """The profile; of Slurm's layer also the image under it, which stays while the layer is in use."""
+    return f"slurm over {row['over']}" if row["over"] else str(row["profile"])
 
 
 @task

@@ -20,10 +20,12 @@ from fabfile.remote.boot import Listeners, NodeBoot, Record
 from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.join import join
+from fabfile.remote.slurm_nodes import wait_until_usable
 from fabfile.targets import load
 from infra.inventory import Node
 
 _LOOK_SECONDS = 0.5  # between two checks that the nodes' machines still exist
+_SLURM_SECONDS = 60.0  # for Slurm on booted nodes, which takes about 2
 _QUIET_SECONDS = 5.0  # without output, after which a line lists the nodes that are not ready
 _CONSOLE_LINES = 15
 _CONSOLE_BYTES = 65536
@@ -32,7 +34,7 @@ _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
 
 @task(help={"timeout": "seconds until a silent node ends the wait"})
 def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str = "", inventory: str = "") -> None:
-    """Follow the nodes' boot until all are ready, then let them know each other."""
+    """Follow the nodes' boot until all are ready, then let them know each other; with Slurm, until it can use them."""
     cluster = load(stack, inventory)
     with Fleet(cluster) as fleet:
         began = time.monotonic()
@@ -40,6 +42,8 @@ def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str 
         joined = join(fleet)
         if joined:
             say(f"joined: every node knows the others' names, addresses and host keys ({len(joined)} changed)")
+        if cluster.launcher == "slurm":
+            wait_until_usable(fleet, min(timeout, _SLURM_SECONDS))
         count = len(cluster.nodes)
         say(f"{count} node{'s' * (count > 1)} of {cluster.name} ready in {time.monotonic() - began:.1f} s")
         say(next_command("fab check"))

@@ -10,6 +10,9 @@ from infra.clouds.local import bake, base_image, cgroup, host, owner
 from infra.clouds.local.image import Image
 from infra.clouds.local.network import Network
 from infra.clouds.local.nodes import Node
+from infra.clouds.local.slurm import configuration, folder, layer
+from infra.clouds.local.slurm.folder import Slurm
+from infra.clouds.local.slurm.layer import Layer
 from infra.clusters import members
 from infra.config.settings import Settings
 from infra.prices import table
@@ -28,7 +31,14 @@ def check(settings: Settings) -> None:
     """Raise UsageError if this machine cannot run the cluster. Changes nothing."""
     host.check_machine()
     cloud_config.read(user_data.BOOTSTRAP)
-    host.check(settings, image_id(settings))
+    image = image_id(settings)
+    host.check(settings, image)
+    if with_slurm(settings):
+        layer.check(image)
+
+
+def with_slurm(settings: Settings) -> bool:
+    return settings.local.scheduler == "slurm"
 
 
 def bill(settings: Settings) -> list[table.PriceLine]:
@@ -52,24 +62,38 @@ def build(settings: Settings) -> pulumi.Output[str]:
         user_data=user_data.for_bake(settings, image) if settings.image == "bake" else "",
         opts=named,
     )
+    booted, needs = golden.image, []
+    scheduler: dict[str, str] = {}  # a node without Slurm has no such input, as before there was Slurm
+    if with_slurm(settings):
+        booted = Layer(stack=stack, image=layer.key(image), parent=golden.image, opts=named).image
+        needs = [_slurm(settings, named)]
+        scheduler = {"scheduler": "slurm"}
     nodes = []
     for index in range(settings.nodes):
         name = naming.node(index)
         node = Node(
             name,
-            pulumi.ResourceOptions(),
+            pulumi.ResourceOptions(depends_on=needs),
             stack=stack,
             name=name,
             address=f"{settings.address(index)}/{settings.cidr.prefixlen}",
             bridge=network.bridge,
-            image=golden.image,
+            image=booted,
             user_data=user_data.for_node(settings, image, name, naming.role(index), baked=True),
             cpus=local.cpus,
             memory_mb=local.memory_mb,
+            **scheduler,
         )
         nodes.append(node)
     facts = [pulumi.Output.all(node.host_key, node.console) for node in nodes]
     return pulumi.Output.all(*facts).apply(lambda known: _inventory(settings, known))
+
+
+def _slurm(settings: Settings, opts: pulumi.ResourceOptions) -> Slurm:
+    addresses = {naming.node(index): settings.address(index) for index in range(settings.nodes)}
+    local = settings.local
+    conf = configuration.slurm_conf(settings.stack, addresses, cpus=local.cpus, memory_mb=local.memory_mb)
+    return Slurm(stack=settings.stack, configuration=conf, opts=opts)
 
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
@@ -84,5 +108,7 @@ def _inventory(settings: Settings, facts: list[list[str]]) -> str:
         nodes=members.of(host.machine(settings), each),
         identity_file=str(settings.identity_file or ""),
         interface="host0",
+        launcher="slurm" if with_slurm(settings) else "mpirun",
+        shared_dir=folder.SHARED if with_slurm(settings) else "",
     )
     return inventory.to_json(cluster)

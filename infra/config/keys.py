@@ -51,6 +51,12 @@ KEYS = {
         most=16 * 1024 * 1024,
         on="local",
     ),
+    "scheduler": Key(
+        "none",
+        "Who runs the jobs: none is our own launcher over SSH; slurm is Debian's Slurm, on nodes that share /fsx",
+        choices=("none", "slurm"),
+        on="local",
+    ),
     "cidr": Key(
         "10.77.0.0/24", "The cluster's own network", allowed="a private IPv4 network with an address for each node"
     ),

@@ -38,6 +38,8 @@ class LocalSettings:
     """CPUs per node."""
     memory_mb: int
     """Memory per node in MiB."""
+    scheduler: str = "none"
+    """`none`, or `slurm`."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
         image=raw["image"],
         max_hours=value(raw, "maxHours", in_cloud=in_cloud),
         idle_minutes=value(raw, "idleMinutes"),
-        local=LocalSettings(cpus=value(raw, "cpus"), memory_mb=value(raw, "memoryMb")),
+        local=LocalSettings(value(raw, "cpus"), value(raw, "memoryMb"), _scheduler(raw, cluster)),
         cloud=cloud_settings.read(raw, stack, in_cloud=in_cloud),
     )
 
@@ -122,6 +124,13 @@ def check_stack(stack: str) -> None:
     """Raise SettingsError for a stack name that cannot be part of file and machine names."""
     if not _STACK.fullmatch(stack):
         raise SettingsError("stack", stack, "1-32 of a-z, 0-9 and '-' (not first or last), as it names machines")
+
+
+def _scheduler(raw: Mapping[str, str], cluster: str) -> str:
+    chosen: str = value(raw, "scheduler")
+    if chosen != "none" and CLUSTERS[cluster].name:
+        raise SettingsError("scheduler", chosen, f"none on {cluster}: it is for clusters on this machine")
+    return chosen
 
 
 def _collectives(raw: Mapping[str, str]) -> str:

@@ -90,6 +90,7 @@ BAD: dict[str, st.SearchStrategy[object]] = {
     "nodes": _number(1, 64),
     "cpus": _number(1, 1024),
     "memoryMb": _number(256, 16 * 1024 * 1024),
+    "scheduler": _choice(KEYS["scheduler"].choices),
     "cidr": CIDR,
     "profile": _choice(KEYS["profile"].choices),
     "collectives": _choice(KEYS["collectives"].choices),

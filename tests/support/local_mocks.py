@@ -15,6 +15,8 @@ class Machines(Kind):
         made: dict[str, dict[str, Any]] = {
             "Network": {"bridge": "ty0123456789"},
             "Image": {"software": "{}"},
+            "Layer": {"software": "{}"},
+            "Slurm": {},
             "StackId": {"locations": []},
             "Node": {"host_key": HOST_KEY, "console": f"/var/log/{args.name}", "alive": True},
         }

@@ -66,14 +66,14 @@ class Bake:
             builder.mount([paths.base(base_key) / "rootfs"])
             self._prepare(builder.root)
             self._check_schema(builder)
-            options = ["--resolv-conf=bind-host", "--timezone=off", *_binds(builder.directory / "borrowed")]
+            options = ["--resolv-conf=bind-host", "--timezone=off", *borrowed(builder.directory / "borrowed")]
             builder.start(options, cpus=os.cpu_count() or 1, memory_mb=16 * 1024, init=INIT)
             record = self._wait(builder)
             self.say(f"image {self.image}: sealing")
             builder.stop()
             seal(builder.root)
             builder.unmount()
-            self._store(builder, base_key, record)
+            store(builder, self.image, {**record, "base": base_key})
         finally:
             builder.remove()
 
@@ -90,8 +90,8 @@ class Bake:
     def _prepare(self, root: Path) -> None:
         """Write the NoCloud seed, and the variables that the builder needs from the host."""
         seed(root, self.user_data, instance=f"bake-{self.image}", name=BUILDER)
-        borrowed = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
-        text = "".join(f'{key}="{value}"\n' for key, value in sorted(borrowed.items()))
+        inherited = {key: value for key, value in os.environ.items() if key.startswith(INHERITED)}
+        text = "".join(f'{key}="{value}"\n' for key, value in sorted(inherited.items()))
         rootfs.write(root, HOST_ENV, text, mode=0o600)
 
     def _check_schema(self, builder: NspawnMachine) -> None:
@@ -131,17 +131,19 @@ class Bake:
                 f"{BUILDER}: no end after {waited:.0f} s; the last was {last}: {builder.console_tail(5)}"
             )
 
-    def _store(self, builder: NspawnMachine, base_key: str, record: dict[str, Any]) -> None:
-        """Move the layer into the cache. image.json is written last: without it the folder is no image."""
-        target = paths.images() / self.image
-        if target.exists():
-            shutil.rmtree(target)  # without image.json: a bake was killed right here
-        target.mkdir(parents=True)
-        (builder.directory / "upper").rename(target / "layer")
-        os.sync()  # the cache is trusted later, so it must survive a crash of the host
-        temporary = target / "image.json.tmp"
-        temporary.write_text(json.dumps({**record, "base": base_key, "ids": ids.RANGE}, indent=2) + "\n")
-        temporary.rename(target / "image.json")
+
+def store(builder: NspawnMachine, image: str, record: dict[str, Any]) -> None:
+    """Move what a stopped builder has written into the cache. image.json, with this record, is written last: without it
+    the folder is no image."""
+    target = paths.images() / image
+    if target.exists():
+        shutil.rmtree(target)  # without image.json: a bake was killed right here
+    target.mkdir(parents=True)
+    (builder.directory / "upper").rename(target / "layer")
+    os.sync()  # the cache is trusted later, so it must survive a crash of the host
+    temporary = target / "image.json.tmp"
+    temporary.write_text(json.dumps({**record, "ids": ids.RANGE}, indent=2) + "\n")
+    temporary.rename(target / "image.json")
 
 
 def seed(root: Path, user_data: str, *, instance: str, name: str) -> None:
@@ -158,7 +160,7 @@ def seal(root: Path) -> None:
     rootfs.write(root, "etc/machine-id", "")
 
 
-def _binds(folder: Path) -> list[str]:
+def borrowed(folder: Path) -> list[str]:
     """Copy the host files that the builder needs into `folder`; returns the nspawn options that bind them.
 
     Copies, readable by the builder's root only: the originals may be for the host's root alone, such as a pip.conf with

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,23 @@ from infra.state import operation
 
 
 def record(image: str) -> dict[str, Any] | None:
-    """image.json of a baked image; None if there is none, or its files have other ids than the machines'."""
+    """image.json of a baked image; None if there is none, or its files have other ids than the machines', or the image
+    under it is not there."""
     try:
         loaded = _load(image)
     except FileNotFoundError:
         return None
-    return loaded if loaded.get("ids") == ids.RANGE else None
+    usable = loaded.get("ids") == ids.RANGE and ("parent" not in loaded or record(loaded["parent"]) is not None)
+    return loaded if usable else None
+
+
+def lineage(image: str) -> list[str]:
+    """An image and those under it, as far as they are in the cache."""
+    try:
+        parent = _load(image).get("parent")
+    except FileNotFoundError:
+        return [image]
+    return [image, *lineage(parent)] if parent else [image]
 
 
 def base_of(image: str) -> str:
@@ -49,7 +60,8 @@ def layers(image: str) -> list[Path]:
     known = record(image)
     if known is None:
         raise OperationError(f"image {image} is not in {paths.images()}")
-    return [paths.images() / image / "layer", paths.base(known["base"]) / "rootfs"]
+    own = paths.images() / image / "layer"
+    return [own, *(layers(known["parent"]) if "parent" in known else [paths.base(known["base"]) / "rootfs"])]
 
 
 def baked() -> list[str]:
@@ -99,14 +111,22 @@ class ImageProvider(PlainProvider):
         paths.close()
         with operation.lock(paths.stack(stack)):
             if record(image) is None:
-                if not props["user_data"]:
-                    known = ", ".join(baked()) or "none"
-                    raise OperationError(f"image = {image!r}: not in {paths.images()}; there are: {known}")
+                self.check_recipe(props)
                 with _one_bake_at_a_time(watch):
                     if record(image) is None:
-                        Bake(stack, image, props["user_data"], say, watch.check).run()
+                        self.bake(props, watch.check)
         versions = (record(image) or {}).get("versions", {})
         return CreateResult(id_=image, outs={**props, "software": json.dumps(versions, sort_keys=True)})
+
+    def check_recipe(self, props: dict[str, Any]) -> None:
+        """Raise OperationError if the inputs do not say how to make the image."""
+        if not props["user_data"]:
+            known = ", ".join(baked()) or "none"
+            raise OperationError(f"image = {props['image']!r}: not in {paths.images()}; there are: {known}")
+
+    def bake(self, props: dict[str, Any], check: Callable[[], None]) -> None:
+        """Make the image. `check` is called while waiting, and raises when the image is no longer wanted."""
+        Bake(props["stack"], props["image"], props["user_data"], say, check).run()
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
         changed = olds["image"] != news["image"]

@@ -1,6 +1,7 @@
 """The cache of golden images: `python -m infra.clouds.local.image_cache list|unused|prune`.
 
-`list` prints JSON: [{id, profile, collectives, gb, used_by: [stacks]}]. `unused` prints what `prune` would remove.
+`list` prints JSON: [{id, profile, collectives, over, gb, used_by: [stacks]}]; `over` is the image under Slurm's layer,
+else empty. `unused` prints what `prune` would remove.
 `prune` removes the images, and then the bases, from which no stack's node was booted, and prints what it removed.
 """
 
@@ -21,11 +22,12 @@ from infra.state import operation
 
 
 def used() -> dict[str, list[str]]:
-    """Image id -> the stacks with a node booted from it."""
+    """Image id -> the stacks with a node booted from it, or from a layer over it."""
     users: dict[str, set[str]] = {}
     for spec in paths.home().glob("stacks/*/nodes/*/spec.json"):
         try:
-            users.setdefault(json.loads(spec.read_text())["image"], set()).add(spec.parts[-4])
+            for name in image.lineage(json.loads(spec.read_text())["image"]):
+                users.setdefault(name, set()).add(spec.parts[-4])
         except (ValueError, KeyError, TypeError) as error:
             # The image of a damaged record is unknown, so no image may be removed.
             why = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())
@@ -41,7 +43,7 @@ def listing() -> list[dict[str, Any]]:
     for name in image.baked():
         known, gb = image.record(name) or {}, round(_size(paths.images() / name) / 2**30, 1)
         facts = {key: known.get(key, "?") for key in ("profile", "collectives")}
-        rows.append({"id": name, **facts, "gb": gb, "used_by": users.get(name, [])})
+        rows.append({"id": name, **facts, "over": known.get("parent", ""), "gb": gb, "used_by": users.get(name, [])})
     return rows
 
 

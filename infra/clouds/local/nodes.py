@@ -13,12 +13,13 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 from infra.clouds.dynamic_provider import PlainProvider
 from infra.clouds.local import bake, cgroup, image, paths, rootfs, system_command
 from infra.clouds.local.nspawn import NspawnMachine
+from infra.clouds.local.slurm import node as slurm_node
 from infra.errors import OperationError
 from infra.state import operation
 
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
-FIXED = ("stack", "name", "address", "bridge", "image", "user_data")
-"""Inputs that cannot change on a running node: another value replaces it."""
+FIXED = ("stack", "name", "address", "bridge", "image", "user_data", "scheduler")
+"""Inputs that cannot change on a running node: another value replaces it. A node without Slurm has no `scheduler`."""
 LIMITS = ("cpus", "memory_mb")
 
 
@@ -40,7 +41,7 @@ class NodeProvider(PlainProvider):
         return CreateResult(id_=node.unique_name, outs=outs)
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
-        replaces = [key for key in FIXED if olds.get(key) != news[key]]
+        replaces = [key for key in FIXED if olds.get(key) != news.get(key)]
         # Checked here too, not only by a refresh: a plain `pulumi up` or preview must not report "no changes".
         if not olds["alive"] or not machine(olds["stack"], olds["name"]).is_alive():
             replaces.append("alive")
@@ -67,6 +68,10 @@ class NodeProvider(PlainProvider):
         paths.tidy(node.stack)
 
 
+def _fixed(props: dict[str, Any]) -> dict[str, Any]:
+    return {key: props[key] for key in FIXED if key in props}
+
+
 def _limit(node: NspawnMachine, props: dict[str, Any]) -> None:
     cgroup.limit(node.stack, node.name, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
 
@@ -77,7 +82,7 @@ def _adopt(node: NspawnMachine, props: dict[str, Any]) -> bool:
         return False
     path = node.directory / "spec.json"
     known = json.loads(path.read_text()) if path.exists() else None
-    if known != {key: props[key] for key in FIXED}:
+    if known != _fixed(props):
         raise OperationError(
             f"{node.name} of stack {node.stack} runs with other settings and is not in the state; run: fab recover"
         )
@@ -91,9 +96,10 @@ def _boot(node: NspawnMachine, props: dict[str, Any]) -> None:
         node.mount(image.layers(props["image"]))
         _personalise(node, props)
         # Written before the boot, so that a live machine always has it.
-        (node.directory / "spec.json").write_text(json.dumps({key: props[key] for key in FIXED}))
+        (node.directory / "spec.json").write_text(json.dumps(_fixed(props)))
         names = [f"--network-bridge={props['bridge']}", f"--hostname={node.name}"]
-        options = [*names, "--resolv-conf=off", "--timezone=off"]
+        shared = slurm_node.prepare(node) if "scheduler" in props else []
+        options = [*names, "--resolv-conf=off", "--timezone=off", *shared]
         node.start(options, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
     except BaseException:
         node.clear()
@@ -132,6 +138,6 @@ class Node(Resource, module="local", name="Node"):
     console: pulumi.Output[str]
 
     def __init__(self, resource_name: str, opts: pulumi.ResourceOptions, **inputs: pulumi.Input[str | int]) -> None:
-        """`inputs`: FIXED and LIMITS; `address` with its prefix length, such as 10.77.0.10/24."""
+        """`inputs`: FIXED (`scheduler` only with Slurm) and LIMITS; `address` is such as 10.77.0.10/24."""
         outputs = {"host_key": None, "console": None}
         super().__init__(NodeProvider(), resource_name, {**inputs, **outputs}, opts)

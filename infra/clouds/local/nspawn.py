@@ -86,8 +86,12 @@ class NspawnMachine:
 
     def run_inside(self, argv: Sequence[str]) -> str:
         """Run a command in the mounted root of a stopped machine; returns its output."""
-        nspawn = ["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", "--private-network", *argv]
-        return system_command.run(system_command.in_groups(self._apart(nspawn), cgroup.make(self.stack, self.name)))
+        command = self.inside(argv, ["--private-network"])
+        return system_command.run(system_command.in_groups(command, cgroup.make(self.stack, self.name)))
+
+    def inside(self, argv: Sequence[str], options: Sequence[str]) -> list[str]:
+        """The command that runs `argv` in the mounted root of a stopped machine; `options` are for systemd-nspawn."""
+        return self._apart(["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", *options, *argv])
 
     def _apart(self, argv: Sequence[str]) -> list[str]:
         space = ["unshare", "--mount", "--propagation=slave"]

@@ -35,8 +35,9 @@ def read(root: Path, name: str) -> str:
             return file.read(MOST).decode(errors="replace")
 
 
-def write(root: Path, name: str, text: str, mode: int = 0o644) -> None:
-    """Write a file into the machine's root, owned by its root; makes folders, replaces whatever was there."""
+def write(root: Path, name: str, text: str, mode: int = 0o644, owner: tuple[int, int] = (0, 0)) -> None:
+    """Write a file into the machine's root; makes folders, replaces whatever was there. `owner`: the machine's own user
+    and group id."""
     parts = PurePosixPath(name).parts
     with _folder(root, parts[:-1], make=True) as folder:
         temporary = f".{parts[-1]}.{secrets.token_hex(8)}"
@@ -44,7 +45,7 @@ def write(root: Path, name: str, text: str, mode: int = 0o644) -> None:
         try:
             with os.fdopen(handle, "w") as file:
                 file.write(text)
-                os.fchown(handle, ids.FIRST, ids.FIRST)
+                os.fchown(handle, ids.FIRST + owner[0], ids.FIRST + owner[1])
                 os.fchmod(handle, mode)
             os.rename(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:

@@ -1,0 +1,85 @@
+"""`fab wait` where Slurm runs the jobs: until sinfo has every node, or why it will not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from invoke.exceptions import Exit
+
+from fabfile.remote import slurm_nodes
+from fabfile.remote.command import Result
+from infra.inventory import Node, SshCluster
+
+CLUSTER = SshCluster(
+    name="lab", launcher="slurm", nodes=tuple(Node(name=f"node{n}", private_ip=f"10.0.0.{n}") for n in (1, 2))
+)
+
+
+class Answers:
+    """A fleet whose head gives sinfo's answers one after another, the last for ever."""
+
+    cluster = CLUSTER
+
+    def __init__(self, *answers: str | Result) -> None:
+        self.left: Iterator[str | Result] = iter(answers)
+        self.last: str | Result = ""
+        self.asked = 0
+
+    def run(self, command: str, *, nodes: Iterable[Node], **_: Any) -> dict[str, Result]:
+        if not command.startswith("sinfo"):
+            return {node.name: Result(node.name, 0, stdout=f"slurmd on {node.name} says why\n") for node in nodes}
+        self.asked += 1
+        self.last = next(self.left, self.last)
+        answer = self.last if isinstance(self.last, Result) else Result("node1", 0, stdout=self.last)
+        return {"node1": answer}
+
+
+def rows(*states: str) -> str:
+    return "".join(f"node{n}   {state}\n" for n, state in enumerate(states, 1))
+
+
+def wait(fleet: Answers, timeout: float = 0.0) -> None:
+    slurm_nodes.wait_until_usable(fleet, timeout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", ["idle", "mixed", "allocated", "completing", "idle~", "idle#", "planned"])
+def test_a_node_that_can_run_jobs_or_does_is_waited_for_no_longer(state: str) -> None:
+    fleet = Answers(rows("idle none", f"{state} none"))
+    wait(fleet)
+    assert fleet.asked == 1
+
+
+def test_it_asks_until_slurm_has_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_nodes, "_PAUSE", 0)
+    nobody = Result("node1", 1, stderr="slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
+    fleet = Answers(nobody, rows("idle none"), rows("idle none", "unknown* none"), rows("idle none", "idle none"))
+    wait(fleet, 30)
+    assert fleet.asked == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (rows("idle none", "down* Not responding"), "node2  down* (Not responding)"),
+        (rows("idle none", "idle* none"), "node2  idle*"),
+        (rows("idle none"), "node2  unknown to Slurm"),
+    ],
+)
+def test_a_node_that_does_not_come_is_named_with_reason_and_log(answer: str, line: str) -> None:
+    with pytest.raises(Exit) as caught:
+        wait(Answers(answer))
+    lines = str(caught.value.message).splitlines()
+    assert (caught.value.code, lines[0]) == (1, "Slurm cannot use 1 of 2 nodes after 0 s")
+    assert lines[1:] == [line, "    slurmd on node2 says why", "next: fab ssh node2"]
+
+
+def test_a_drained_node_is_not_waited_for() -> None:
+    with pytest.raises(Exit, match=r"drained \(disk is full\)"):
+        wait(Answers(rows("idle none", "drained disk is full")), 3600)
+
+
+def test_a_controller_that_does_not_answer_is_named() -> None:
+    with pytest.raises(Exit, match="node1  slurmctld on node1: cannot connect"):
+        wait(Answers(Result("node1", 1, stderr="x\ncannot connect\n")))
