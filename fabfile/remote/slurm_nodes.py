@@ -14,7 +14,8 @@ DRAINED = ("drain", "draining", "drained", "maint", "reserved")
 """States that only a person ends."""
 _FLAGS = "~#%$@^+-!"  # power saving, a planned reboot; not `*`: the node does not answer
 _ASK = "sinfo --noheader --Node --Format=NodeHost:64,StateLong:32,Reason:300"
-_LOG = "sudo -n journalctl --unit=slurmd --lines=8 --no-pager --output=cat"
+_LOG = "sudo -n journalctl --unit={unit} --lines=8 --no-pager --output=cat"
+_NO_ANSWER = "slurmctld does not answer: "
 _PAUSE = 0.3
 _QUIET_SECONDS = 5.0
 
@@ -39,18 +40,19 @@ def wait_until_usable(fleet: Fleet, timeout: float) -> None:
 
 
 def _wrong(fleet: Fleet) -> dict[str, str]:
-    """Node -> what Slurm says of it, for nodes that cannot be used."""
+    """Node -> what Slurm says of it, for nodes that cannot be used; only the head if its slurmctld does not answer."""
     head = fleet.cluster.head
     result = fleet.run(_ASK, nodes=[head], timeout=30)[head.name]
-    names = [node.name for node in fleet.cluster.nodes]
     if not result.ok:
         lines = result.stderr.strip().splitlines()
-        return dict.fromkeys(names, f"slurmctld on {head.name}: {lines[-1] if lines else result.why}")
+        return {head.name: _NO_ANSWER + (lines[-1] if lines else result.why)}
     states = {}
     for line in result.stdout.splitlines():
         name, state, *reason = line.split(maxsplit=2)
         states[name] = (state.rstrip(_FLAGS), reason[0].strip() if reason else "none")
-    found = {name: states.get(name, ("unknown to Slurm", "none")) for name in names}
+    found = {
+        name: states.get(name, ("unknown to Slurm", "none")) for name in (node.name for node in fleet.cluster.nodes)
+    }
     return {
         name: state + (f" ({reason})" if reason != "none" else "")
         for name, (state, reason) in found.items()
@@ -60,7 +62,8 @@ def _wrong(fleet: Fleet) -> dict[str, str]:
 
 def _failure(fleet: Fleet, wrong: dict[str, str], seconds: float) -> Exit:
     nodes = [node for node in fleet.cluster.nodes if node.name in wrong]
-    logs = fleet.run(_LOG, nodes=nodes, timeout=30)
+    unit = "slurmctld" if any(state.startswith(_NO_ANSWER) for state in wrong.values()) else "slurmd"
+    logs = fleet.run(_LOG.format(unit=unit), nodes=nodes, timeout=30)
     lines = [f"Slurm cannot use {len(wrong)} of {len(fleet.cluster.nodes)} nodes after {seconds:.0f} s"]
     for name, state in wrong.items():
         lines.append(f"{name}  {state}")

@@ -29,7 +29,12 @@ class Answers:
 
     def run(self, command: str, *, nodes: Iterable[Node], **_: Any) -> dict[str, Result]:
         if not command.startswith("sinfo"):
-            return {node.name: Result(node.name, 0, stdout=f"slurmd on {node.name} says why\n") for node in nodes}
+            return {
+                node.name: Result(
+                    node.name, 0, stdout=f"{command.split('unit=')[1].split()[0]} on {node.name} says why\n"
+                )
+                for node in nodes
+            }
         self.asked += 1
         self.last = next(self.left, self.last)
         answer = self.last if isinstance(self.last, Result) else Result("node1", 0, stdout=self.last)
@@ -81,5 +86,7 @@ def test_a_drained_node_is_not_waited_for() -> None:
 
 
 def test_a_controller_that_does_not_answer_is_named() -> None:
-    with pytest.raises(Exit, match="node1  slurmctld on node1: cannot connect"):
+    with pytest.raises(Exit) as caught:
         wait(Answers(Result("node1", 1, stderr="x\ncannot connect\n")))
+    lines = str(caught.value.message).splitlines()
+    assert lines[1:3] == ["node1  slurmctld does not answer: cannot connect", "    slurmctld on node1 says why"]

@@ -52,10 +52,12 @@ def test_all_is_there_before_the_first_node_boots(made: Path) -> None:
 
 def test_a_changed_configuration_keeps_key_and_files(made: Path) -> None:
     (made / "fsx/run").write_text("42")
+    os.chown(made / "state", ids.FIRST + 64030, ids.FIRST + 64030)  # Slurm's, since the head has booted
     key = (made / "munge.key").read_text()
     SlurmProvider().update("lab-slurm", PROPS, {**PROPS, folder.CONFIGURATION: "NodeName=node[1-2]\n"})
     SlurmProvider().create(PROPS)  # as after a killed `up`
     assert (made / "fsx/run").read_text() == "42" and (made / "munge.key").read_text() == key
+    assert mode(made / "state")[1:] == (64030, 64030), "slurmctld ends if it is not its own"
 
 
 def test_two_stacks_have_two_keys(made: Path) -> None:

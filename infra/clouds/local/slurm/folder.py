@@ -46,8 +46,9 @@ def _write(props: dict[str, Any]) -> None:
     """Make the folder complete; what is there of it stays, but for the configuration."""
     top = path(props["stack"])
     for part in ("etc", "fsx", "state"):
-        (top / part).mkdir(parents=True, exist_ok=True)
-        os.chown(top / part, ids.FIRST, ids.FIRST)  # the nodes' root
+        if not (top / part).exists():
+            (top / part).mkdir(parents=True)
+            os.chown(top / part, ids.FIRST, ids.FIRST)  # the nodes' root; `state` becomes Slurm's when the head boots
     (top / "fsx").chmod(0o1777)  # as /tmp: every user may write, and remove what is his own
     _write_key(top / "munge.key")
     for name in sorted(SCRIPTS):

@@ -29,9 +29,9 @@ NAME = "slurm-image"
 TIMEOUT = 900.0
 """Seconds for the installation; it takes about 20."""
 _APT = "etc/apt/apt.conf.d/99trainyard-host"
-_RESTART = "[Service]\nRestart=on-failure\nRestartSec=1\n"
+_RESTART = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=on-failure\nRestartSec=1\n"
 FILES = {
-    "etc/systemd/system/slurmctld.service.d/trainyard.conf": f"[Unit]\nConditionHost={node(0)}\n{_RESTART}",
+    "etc/systemd/system/slurmctld.service.d/trainyard.conf": f"{_RESTART}[Unit]\nConditionHost={node(0)}\n",
     "etc/systemd/system/slurmd.service.d/trainyard.conf": (
         f"{_RESTART}Environment=SLURMD_OPTIONS='{SLURMD_OPTIONS}'\n"
     ),
@@ -43,7 +43,7 @@ FILES = {
     ),
     "etc/systemd/system/trainyard-slurm-changed.service": (
         "[Unit]\nDescription=Restart Slurm with its changed configuration\n[Service]\nType=oneshot\n"
-        "ExecStart=systemctl try-restart slurmctld.service slurmd.service\n"
+        "ExecStart=systemctl restart slurmctld.service slurmd.service\n"
     ),
 }
 """Files of the layer. slurmctld is enabled on all nodes, and starts on the head alone."""
