@@ -30,6 +30,7 @@ _STEP = re.compile(r"step-(\d{6,})")
 # The ranks' log lines that a report shows, besides all of the launcher's own; the steps are in the metrics.
 _SHOWN = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
 
+_VALIDATION = ("step", "val_loss", "val_bits_per_byte", "val_perplexity")
 _OVER = re.compile(r"(SUCCEEDED|FAILED|CANCELLED)\b")
 
 
@@ -101,7 +102,7 @@ def metrics(path: Path) -> Record:
         for name, raw in seconds.items() if isinstance(seconds, dict) else ():
             totals[name] = totals.get(name, 0.0) + (number(raw) or 0.0)
         if number(line.get("val_loss")) is not None:
-            validations.append({key: line.get(key) for key in ("step", "val_loss", "val_bits_per_byte")})
+            validations.append({key: line.get(key) for key in _VALIDATION})
     points += [merged(group)] if group else []
     return {
         "points": points,

@@ -47,6 +47,8 @@ class DataSection:
     """The column or key of the text in .jsonl, .parquet and hf: sources."""
     invalid: str = one_of("stop", "skip", "replace")
     """What to do with text that is not UTF-8; the source stdlib always skips it."""
+    documents: str = one_of("whole", "lines")
+    """What a document is: a file, row or line of JSON as a whole, or each line of its text that is not empty."""
     val_fraction: float = key(0.01, "a number from 0 to 0.5", lambda value: 0 <= value <= 0.5)
     """Share of the documents that is held out for validation; for the source stdlib 0.05."""
 
@@ -54,7 +56,7 @@ class DataSection:
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
     architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
-    """Which model is trained."""
+    """Which model is trained: gpt2 continues a text, roberta fills masks."""
     n_layer: int = at_least(1, 12)
     """Transformer blocks."""
     n_head: int = at_least(1, 12)
@@ -64,11 +66,11 @@ class ModelSection:
     block_size: int = at_least(2, 1024)
     """Tokens of context."""
     vocab_size: int = at_least(0, 0)
-    """Size of the vocabulary; 0: the token set's."""
+    """Size of the vocabulary; 0: the token set's, for roberta with its 8 tokens more."""
     dropout: float = fraction(0.0)
     """Probability with which an activation is dropped while training."""
     bias: bool = key(True, "true | false", lambda value: True)
-    """Biases in the linear layers and norms, as GPT-2 has them."""
+    """Biases in the linear layers and norms, as GPT-2 has them; roberta always has them."""
     init_from: str = text("", "a folder with model.safetensors in Hugging Face's layout")
     """Start from these weights; empty: at random, by `train.seed`."""
 
@@ -78,17 +80,24 @@ class TrainSection:
     steps: int = at_least(1, 1000)
     """Optimizer steps in all."""
     global_batch_tokens: int = at_least(1, 98_304)
-    """Tokens of one optimizer step over all ranks: the same for any number of nodes."""
+    """Tokens of one optimizer step over all ranks: the same for any number of nodes. For roberta with the places that
+    stay empty as the next document does not fit."""
     micro_batch: int = at_least(1, 4)
     """Windows in one forward and backward pass of a rank; the gradients of its share are accumulated."""
     optimizer: str = one_of("adamw", "muon")
     """muon: Muon for the matrices of the blocks and AdamW for the rest; needs torch 2.9 (profile native)."""
     lr: float = positive(6e-4)
     """Learning rate after the warm-up."""
+    schedule: str = one_of("cosine", "polynomial")
+    """How the learning rate falls after the warm-up: a half cosine, or `power` of the share of steps that remains."""
+    power: float = positive(1.0)
+    """Of the polynomial schedule; 1: a straight line."""
+    decay_steps: int = at_least(0, 0)
+    """Steps of the whole schedule, warm-up included; 0: train.steps. More: the job is the beginning of a longer run."""
     muon_lr: float = positive(0.02)
     """Muon's learning rate after the warm-up; it falls with lr, in the same proportion."""
     min_lr: float = not_negative(6e-5)
-    """Learning rate of the last step, where the cosine ends."""
+    """Learning rate of the last step, where the schedule ends."""
     warmup: int = at_least(0, 0)
     """Steps in which the learning rate rises from 0 to lr."""
     weight_decay: float = not_negative(0.1)
@@ -97,6 +106,8 @@ class TrainSection:
     """AdamW: decay of the mean of the gradients."""
     beta2: float = fraction(0.95)
     """AdamW: decay of the mean of their squares."""
+    epsilon: float = positive(1e-8)
+    """AdamW: added to the root of the mean of their squares."""
     clip: float = not_negative(1.0)
     """Largest gradient norm; 0: no clipping."""
     eval_every: int = at_least(0, 0)
@@ -104,7 +115,7 @@ class TrainSection:
     eval_windows: int = at_least(1, 64)
     """Windows of the validation split that one validation reads, over all ranks."""
     seed: int = at_least(0, 1337)
-    """Seed of the initial weights, the order of the data and the dropout."""
+    """Seed of the initial weights, the order of the data, the masks and the dropout."""
     precision: str = one_of("auto", "fp32", "bf16", "fp16")
     """Precision of the matmuls; auto: whichever is faster in a short measurement on the nodes."""
     compile: str = one_of("false", "auto", "true")
@@ -251,11 +262,12 @@ def _check_together(job: Job) -> None:
     below = train.global_batch_tokens // block * block
     near = f"{below} or {below + block}" if below else str(block)
     batch = f"a multiple of model.block_size = {block}, such as {near}"
+    schedule = ("train.decay_steps", train.decay_steps) if train.decay_steps else ("train.steps", train.steps)
     rules = (
         ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
         ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),
         ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
-        ("train.warmup", train.warmup < train.steps or not train.warmup, f"less than train.steps = {train.steps}"),
+        ("train.warmup", train.warmup < schedule[1] or not train.warmup, f"less than {schedule[0]} = {schedule[1]}"),
     )
     for name, holds, allowed in rules:
         if not holds:

@@ -17,7 +17,7 @@ from training import parallel as parallelism
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
-from training.data import order
+from training.data import order, windows
 from training.job import Job
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
@@ -49,6 +49,7 @@ class Loop:
         shared = shares_disk_with_first(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
         self.state = states.fresh(job, self.data, ranks.device)
+        self.windows = windows.of_splits(self.state.model, self.data)
         self.mirror_url = job.mirror(run.resolve().name)
         have = states.newest_on_nodes(run, ranks, shared)
         if max(have) < 0 and resume and self.mirror_url:
@@ -75,7 +76,8 @@ class Loop:
             self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
         if self.state.step:
             self.saver.verified.add(self.state.step)
-        self._say_start()
+        if ranks.is_first:
+            self._say_start()
 
     def run(self) -> bool:
         """Train until the last step (True) or until a stop is requested (False). Raises Failed."""
@@ -110,7 +112,7 @@ class Loop:
         """Compile the model or not, as the job says or as a measurement shows; a resumed run does as before."""
         train, rows = self.job.train, self.last - self.first
         sizes = dict.fromkeys([min(train.micro_batch, rows), rows % train.micro_batch or min(train.micro_batch, rows)])
-        shapes = [torch.zeros(size, self.job.model.block_size + 1, dtype=torch.int64) for size in sizes]
+        shapes = [torch.zeros(size, self.windows["train"].width, dtype=torch.int64) for size in sizes]
         batches = [self._batch(windows, 0, 0) for windows in shapes]
         remaining = (train.steps - self.state.step) * math.ceil(rows / train.micro_batch)
         wanted, why = train.compile, "as the job says"
@@ -127,8 +129,10 @@ class Loop:
         rate = optimizers.learning_rate(self.job.train, step)
         optimizers.set_learning_rate(self.state.optimizer, rate)
         with self.clock.time("data"):
-            windows = self._crops(self.data.train, self._starts(step))
-        loss, norm = self._train(windows)
+            chosen = self.windows["train"].batch(self.job.windows, self.job.train.seed, step - 1)
+            own = torch.from_numpy(self.windows["train"].read(chosen[self.first : self.last]))
+            targets = self._targets("train", chosen, step)
+        loss, norm = self._train(own, targets)
         facts = self._exchange(loss)
         if not math.isfinite(facts["loss"]):
             help_ = "a lower train.lr or train.precision = fp32 may help"
@@ -141,12 +145,12 @@ class Loop:
         self._save(line, due=self._due(self.job.checkpoint.every, ended), best=improved)
         return stopping
 
-    def _train(self, windows: Tensor) -> tuple[Tensor, float]:
-        """Train one step on this rank's windows. All targets of the global batch have the same weight, however many
-        windows a rank has. Returns this rank's part of the mean loss, and the norm of the averaged gradients."""
+    def _train(self, windows: Tensor, targets: int) -> tuple[Tensor, float]:
+        """Train one step on this rank's windows. All targets of the global batch, `targets` in number, have the same
+        weight. Returns this rank's part of the mean loss, and the norm of the averaged gradients."""
         self.stepper.module.train()
         # The ranks' gradients are averaged, that is divided by `size`: multiply by it here.
-        scale = self.ranks.size / (self.job.windows * self.state.model.targets_per_window())
+        scale = self.ranks.size / targets
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
             for start in range(0, len(windows), self.job.train.micro_batch):
@@ -177,6 +181,7 @@ class Loop:
         return {
             "step": self.state.step,
             "loss": facts["loss"],
+            **({"perplexity": metrics.perplexity(facts["loss"])} if self.state.model.masked else {}),
             "lr": rate,
             "grad_norm": norm,
             "tokens": self.state.step * self.job.train.global_batch_tokens,
@@ -187,23 +192,21 @@ class Loop:
 
     def _validate(self, line: dict[str, Any]) -> bool:
         """Add the validation loss to the step's line; True when it is the lowest so far."""
-        block, model = self.job.model.block_size, self.state.model
-        starts = order.evaluation_windows(len(self.data.val), block, self.job.train.eval_windows)
-        first, last = jobs.share(len(starts), self.ranks.rank, self.ranks.size)
+        model, split = self.state.model, self.windows["val"]
+        chosen = split.evaluation(self.job.train.eval_windows)
+        first, last = jobs.share(len(chosen), self.ranks.rank, self.ranks.size)
         model.eval()
         total = torch.zeros(1, dtype=torch.float64)
         # Eager: a validation is too short to win back compiling it.
         with self.clock.time("eval"), torch.compiler.set_stance("force_eager"):
             for start in range(first, last, self.job.train.micro_batch):
                 self._beat(self.state.step, "eval")
-                some = starts[start : min(last, start + self.job.train.micro_batch)]
-                batch = self._batch(self._crops(self.data.val, some), 0, start)
+                some = chosen[start : min(last, start + self.job.train.micro_batch)]
+                batch = self._batch(torch.from_numpy(split.read(some)), 0, start)
                 with torch.no_grad():
                     total += float(model(*batch))
-            line["val_loss"] = float(self.ranks.sum(total)) / (len(starts) * model.targets_per_window())
-        bytes_per_token = self.data.bytes_per_token("val")
-        if bytes_per_token and model.targets_per_window() == block:  # a masked model's loss covers only some tokens
-            line["val_bits_per_byte"] = line["val_loss"] / math.log(2) / bytes_per_token
+            line["val_loss"] = float(self.ranks.sum(total)) / self._targets("val", chosen, 0)
+        line |= metrics.quality(line["val_loss"], model.masked, self.data.bytes_per_token("val"))
         improved = bool(line["val_loss"] < self.state.best)
         self.state.best = min(self.state.best, line["val_loss"])
         return improved
@@ -249,20 +252,16 @@ class Loop:
         if failed := self.ranks.failures(reason):
             raise Failed(failed)
 
-    def _starts(self, step: int) -> Any:
-        """Where this rank's windows of a step begin in the training split."""
-        job = self.job
-        starts = order.batch_windows(len(self.data.train), job.model.block_size, job.windows, job.train.seed, step - 1)
-        return starts[self.first : self.last]
-
-    def _crops(self, split: Any, starts: Any) -> Tensor:
-        """The windows that begin at `starts`: int64, (windows, block_size + 1)."""
-        return torch.from_numpy(order.crops(split, starts, self.job.model.block_size))
+    def _targets(self, split: str, chosen: Any, step: int) -> int:
+        """The number of targets in all windows of a step."""
+        seeds = order.window_seeds(self.job.train.seed, step, 0, len(chosen))
+        return self.state.model.targets(self.windows[split].tokens(chosen), seeds)
 
     def _batch(self, windows: Tensor, step: int, first: int) -> tuple[Tensor, ...]:
         """The model's arguments for some windows of a step; `first` is the index of the first of them in the step."""
         seeds = order.window_seeds(self.job.train.seed, step, first, len(windows))
-        return self.state.model.batch(windows.to(self.ranks.device, non_blocking=True), seeds)
+        batch = self.state.model.batch(windows, seeds)
+        return tuple(part.to(self.ranks.device, non_blocking=True) for part in batch)
 
     def _due(self, every: int, ended: bool) -> bool:
         return ended or (every > 0 and self.state.step % every == 0)
@@ -273,8 +272,6 @@ class Loop:
             self.ranks.peers.progress = f"step {step} ({phase})"
 
     def _say_start(self) -> None:
-        if not self.ranks.is_first:
-            return
         nodes, model = len(set(self.ranks.nodes)), self.state.model
         millions = sum(p.numel() for p in model.parameters()) / 1e6
         print(

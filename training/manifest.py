@@ -26,6 +26,7 @@ DOWNLOAD = ".download"  # folder of an unfinished download
 SPLITS = ("train", "val")
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
 GPT2_VOCABULARY = 50257
+SEPARATOR = "<|endoftext|>"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 Listed = Mapping[str, Mapping[str, Any]]  # file name -> {"bytes": size (None: unknown), "sha256": hex digest}

@@ -4,6 +4,8 @@
      "peak_share": 0.71, "seconds": {"data": ..., "compute": ..., "communication": ..., "eval": ..., "checkpoint": ...},
      "rank_seconds": [compute of each rank], "time": unix, "val_loss": ..., "val_bits_per_byte": ...}
 
+A masked model, whose loss is of the masked tokens only, has `perplexity` and `val_perplexity`, but no bits per byte.
+
 `communication` is the time that the step waits after its own last gradient is ready, not what overlaps with the
 backward pass. `val_*` are in the lines of steps with a validation. Losses are in nats per token.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -142,15 +145,31 @@ def flat(line: Mapping[str, Any]) -> dict[str, float]:
     return {**numbers, **{f"seconds/{name}": value for name, value in line.get("seconds", {}).items()}}
 
 
+def quality(val_loss: float, masked: bool, bytes_per_token: float | None) -> dict[str, float]:
+    """A validation's loss as a number that means something by itself: perplexity for a masked model, else bits per byte
+    if the mean bytes per token are known."""
+    if masked:
+        return {"val_perplexity": perplexity(val_loss)}
+    return {"val_bits_per_byte": val_loss / math.log(2) / bytes_per_token} if bytes_per_token else {}
+
+
+def perplexity(loss: float) -> float:
+    """e to the loss, in nats: among how many tokens the model guesses."""
+    return math.exp(min(loss, 700.0))  # e^710 is beyond a float
+
+
 def progress(line: Mapping[str, Any], steps: int, tokens: int) -> str:
     """`step 40/200 loss 3.214 lr 5.9e-04 12345 tok/s 1.2 s/step eta 3m $0.12`"""
     seconds = tokens / line["tokens_per_s"]
     validation = f" val {line['val_loss']:.3f}" if "val_loss" in line else ""
     if "val_bits_per_byte" in line:
         validation += f" ({line['val_bits_per_byte']:.3f} bits per byte)"
+    if "val_perplexity" in line:
+        validation += f" (perplexity {line['val_perplexity']:.1f})"
+    masked = f" perplexity {line['perplexity']:.1f}" if "perplexity" in line else ""
     return (
-        f"step {line['step']}/{steps} loss {line['loss']:.3f} lr {line['lr']:.1e} {line['tokens_per_s']:.0f} tok/s"
-        f" {seconds:.2g} s/step eta {_duration(seconds * (steps - line['step']))}"
+        f"step {line['step']}/{steps} loss {line['loss']:.3f}{masked} lr {line['lr']:.1e}"
+        f" {line['tokens_per_s']:.0f} tok/s {seconds:.2g} s/step eta {_duration(seconds * (steps - line['step']))}"
         f"{spent(os.environ, line['time'])}{validation}"
     )
 

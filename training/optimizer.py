@@ -15,12 +15,15 @@ from training.models.base import Model
 
 
 def learning_rate(train: TrainSection, step: int) -> float:
-    """The learning rate of a step (the first is 1): a linear warm-up, then a cosine that ends at min_lr with the last
-    step. A function of only the step, so a resumed run has the same."""
+    """The learning rate of a step (the first is 1): a linear warm-up, then train.schedule, which ends at min_lr. A
+    function of only the step, so a resumed run has the same. The polynomial is fairseq's polynomial_decay, whose
+    warm-up reaches lr with its last step; with the cosine the step after has it."""
+    cosine = train.schedule == "cosine"
     if step <= train.warmup:
-        return train.lr * step / (train.warmup + 1)
-    progress = (step - train.warmup) / max(1, train.steps - train.warmup)
-    return train.min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (train.lr - train.min_lr)
+        return train.lr * step / (train.warmup + cosine)
+    progress = min(1.0, (step - train.warmup) / max(1, (train.decay_steps or train.steps) - train.warmup))
+    remaining = 0.5 * (1 + math.cos(math.pi * progress)) if cosine else (1 - progress) ** train.power
+    return train.min_lr + remaining * (train.lr - train.min_lr)
 
 
 class MuonAndAdamW(torch.optim.Optimizer):
@@ -97,6 +100,7 @@ def build(model: Model, train: TrainSection) -> torch.optim.Optimizer:
         [group for group in groups if group["params"]],
         lr=train.lr,
         betas=(train.beta1, train.beta2),
+        eps=train.epsilon,
         fused=True,
     )
     check_fused(adamw)

@@ -1,6 +1,8 @@
-"""Print text from a trained model while it is generated.
+"""Print text from a trained model: a continued prompt while it is generated, or of a masked model a prompt whose <mask>
+are filled, and what else it would have put there.
 
 python -m training.sample RUN_OR_CHECKPOINT --prompt "def main" --tokens 100 --temperature 0.8 --top-k 50 --seed 1
+python -m training.sample RUN_OR_CHECKPOINT --prompt "import <mask> as np" --temperature 0
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import tiktoken
 import torch
 from torch import Tensor
 
@@ -22,6 +25,8 @@ from training.data import tokenizer
 from training.keys import bounded
 from training.models.base import Model
 
+MASK = "<mask>"
+LIKELIEST = 5  # tokens that are printed for each mask
 KEPT = 20  # how many samples of a run stay in its samples.jsonl
 
 
@@ -71,16 +76,49 @@ def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gen
     return torch.multinomial(torch.softmax(logits, 0), 1, generator=generator)
 
 
+def fill(
+    model: Model, encoding: tiktoken.Encoding, prompt: str, *, temperature: float, top_k: int, seed: int
+) -> tuple[str, list[str]]:
+    """The prompt with each MASK filled, from the left, and a line for each with the likeliest tokens. ValueError for a
+    prompt without one, or longer than the context. A space before a MASK is a part of what is put there."""
+    if MASK not in prompt:
+        raise ValueError(
+            f"--prompt {prompt!r}: no {MASK} in it, and this model fills masks; allowed: a text with {MASK}"
+        )
+    *before, end = prompt.split(MASK)
+    parts = [*(part.removesuffix(" ") for part in before), end]
+    text: list[int | None] = []
+    for part in parts:
+        text += [*tokenizer.encode(encoding, part), None]
+    text.pop()
+    if len(text) > model.longest_text():
+        raise ValueError(f"--prompt: {len(text)} tokens; allowed: at most {model.longest_text()}")
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
+    filled, lines = parts[0], []
+    for number, part in enumerate(parts[1:], 1):
+        with torch.inference_mode():
+            logits = model.blank_logits(text)[0, : encoding.n_vocab].float()
+            logits[tokenizer.separator(encoding) :][:1] = -torch.inf
+        token = int(_choose(logits, temperature, top_k, generator))
+        text[text.index(None)] = token
+        filled += tokenizer.decode(encoding, [token]) + part
+        shares, likely = torch.softmax(logits, 0).topk(min(LIKELIEST, logits.numel()))
+        named = zip(likely.tolist(), shares.tolist(), strict=True)
+        listed = ", ".join(f"{tokenizer.decode(encoding, [one])!r} {share:.1%}" for one, share in named)
+        lines.append(f"{MASK} {number}: {listed}")
+    return filled, lines
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.sample", description="Text from a trained model.")
     add = parser.add_argument
     add("source", type=Path, help="a run directory or a checkpoint in one")
-    add("--prompt", default="\n")
+    add("--prompt", default="\n", help=f"what the text begins with; for a masked model a text with {MASK} in it")
     add("--tokens", type=bounded(int, 1), default=100)
     add("--temperature", type=bounded(float, 0), default=0.8, help="0: the most likely token each time")
     add("--top-k", type=bounded(int, 0), default=200, help="choose among this many; 0: all")
     add("--seed", type=bounded(int, 0), default=1337)
-    args = parser.parse_args(argv)
+    args, began = parser.parse_args(argv), time.time()
     try:
         folder = checkpoint.find(args.source)
         encoding = tokenizer.load(checkpoint.read_state(folder)["encoding"], folder)
@@ -88,21 +126,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (checkpoint.CheckpointError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    began, text = time.time(), args.prompt
-    prompt = tokenizer.encode(encoding, args.prompt) or [tokenizer.separator(encoding)]
-    sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
-    print(text, end="")
     try:
-        for piece in tokenizer.stream(encoding, sampled):
-            print(piece, end="", flush=True)
-            text += piece
+        text = (print_filled if model.masked else print_continued)(model, encoding, args)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print()
         return 130
-    print()
     if args.source != folder:
         record(args.source, {"time": began, "model": folder.name, "text": text, "prompt": args.prompt})
     return 0
+
+
+def print_filled(model: Model, encoding: tiktoken.Encoding, args: argparse.Namespace) -> str:
+    """Print the prompt with its masks filled, and the likeliest tokens of each; returns the text. ValueError."""
+    text, lines = fill(model, encoding, args.prompt, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    print("\n".join([text, *lines]))
+    return text
+
+
+def print_continued(model: Model, encoding: tiktoken.Encoding, args: argparse.Namespace) -> str:
+    """Print the prompt and what continues it, token by token; returns the text."""
+    text: str = args.prompt
+    prompt = tokenizer.encode(encoding, args.prompt) or [tokenizer.separator(encoding)]
+    sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
+    print(text, end="")
+    for piece in tokenizer.stream(encoding, sampled):
+        print(piece, end="", flush=True)
+        text += piece
+    print()
+    return text
 
 
 def record(run: Path, sample: dict[str, object]) -> None:

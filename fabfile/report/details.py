@@ -27,6 +27,7 @@ _RESULTS: tuple[tuple[str, Callable[[JobRun], float | None], Callable[[float | N
     ("last loss", lambda run: run.last.loss, numbers.fixed),
     ("best validation loss", lambda run: run.best.loss if run.best else None, numbers.fixed),
     ("its bits per byte", lambda run: run.best.bits_per_byte if run.best else None, numbers.fixed),
+    ("its perplexity", lambda run: run.best.perplexity if run.best else None, numbers.fixed),
     ("restarts", lambda run: float(run.restarts) if run.attempts else None, numbers.plain),
     ("cost", lambda run: run.cost, numbers.money),
 )
@@ -56,8 +57,10 @@ def tiles(run: JobRun) -> list[tuple[str, str, str]]:
     share, best = run.peak_share, ""
     if run.best is not None:
         bits = run.best.bits_per_byte
-        bits_per_byte = f"{numbers.fixed(bits)} bits per byte, " if bits is not None else ""
-        best = f"{bits_per_byte}step {numbers.plain(run.best.step)}"
+        quality = f"{numbers.fixed(bits)} bits per byte, " if bits is not None else ""
+        if run.best.perplexity is not None:
+            quality = f"perplexity {numbers.fixed(run.best.perplexity)}, "
+        best = f"{quality}step {numbers.plain(run.best.step)}"
     restarts = f"{run.restarts} restart{'s' * (run.restarts > 1)}" if run.restarts else ""
     hourly = f"{numbers.money(run.hourly_usd)} an hour" if run.hourly_usd is not None else ""
     return [

@@ -117,7 +117,10 @@ def _point(entry: Mapping[str, Any]) -> Point:
 
 def _validations(entries: object) -> tuple[Validation, ...]:
     return tuple(
-        Validation(number(entry.get("step")) or 0.0, loss, number(entry.get("val_bits_per_byte")))
+        Validation(
+            *(number(entry.get("step")) or 0.0, loss),
+            *(number(entry.get(name)) for name in ("val_bits_per_byte", "val_perplexity")),
+        )
         for entry in _dicts(entries)
         if (loss := number(entry.get("val_loss"))) is not None
     )

@@ -37,6 +37,8 @@ class Validation:
     step: float
     loss: float
     bits_per_byte: float | None = None
+    perplexity: float | None = None
+    """Of the masked tokens; a masked model has no bits per byte."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,8 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
 def _reading(data: dict[str, Any], words: Sequence[str]) -> str:
     """The options and words, for a shell, with which the text is read. `words` are the sources as the head can read
     them; in their place, the path of the standard library on a node, a few files of which are not UTF-8."""
+    lines = "--lines " if data["documents"] == "lines" else ""
     if data["source"] == STDLIB:
         stdlib = f"$({VENV}/python -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))')"
-        return f'--text-key text --invalid skip "{stdlib}/**/*.py"'
-    return shlex.join(["--text-key", data["text_key"], "--invalid", data["invalid"], *words])
+        return f'--text-key text --invalid skip {lines}"{stdlib}/**/*.py"'
+    return lines + shlex.join(["--text-key", data["text_key"], "--invalid", data["invalid"], *words])

@@ -60,7 +60,7 @@ def _check_same(target: Path, job: JobRecord) -> None:
 
 @task(
     help={
-        "prompt": "what the text begins with",
+        "prompt": "what the text begins with; for a masked model a text with <mask> in it, which is filled",
         "tokens": "how many to make",
         "temperature": "0: the likeliest each time",
         "top-k": "choose among so many; 0: all",

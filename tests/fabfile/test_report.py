@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 import time
 from pathlib import Path
@@ -71,6 +72,20 @@ def test_two_runs(run: JobRun, other: JobRun) -> None:
     assert re.search(r"tokens per second 9,\d{3} 1\d\.\d k \+\d+ %", words)
     assert "demo-2 validation" in words
     assert "Nothing: configuration, nodes and versions are the same." in visible_text(page.render([run, run]))
+
+
+def test_a_masked_model_has_perplexity_where_others_have_bits_per_byte(tmp_path: Path, other: JobRun) -> None:
+    lines = run_folder.metrics(60)
+    for line in lines:
+        if line.pop("val_bits_per_byte", None):
+            line["val_perplexity"] = round(math.exp(line["val_loss"]), 3)
+    masked = read(run_folder.write(tmp_path / "roberta-1", lines))
+    lowest = min(line["val_perplexity"] for line in lines if "val_perplexity" in line)
+    assert masked.best is not None and masked.best.perplexity == lowest and masked.best.bits_per_byte is None
+    words = said(page.render([masked]))
+    assert f"perplexity {lowest:.3f}, step" in words and "bits per byte" not in words
+    both = said(page.render([masked, other]))
+    assert "its perplexity" in both and "its bits per byte" in both
 
 
 def test_two_runs_of_different_batches_are_drawn_over_tokens(tmp_path: Path, run: JobRun) -> None:

@@ -55,6 +55,38 @@ def test_the_same_bytes_whatever_the_number_of_workers(folder: Path, tmp_path: P
     assert contents(tmp_path / "seed")["val.bin"] != made[0]["val.bin"]
 
 
+@pytest.mark.parametrize("longest", [readers.LONGEST, 40])  # 40: every document is read in passages
+@pytest.mark.parametrize("kind", ["text", "rows"])
+def test_lines_are_documents_where_that_is_asked_for(
+    tmp_path: Path, ranks: Path, monkeypatch: Any, kind: str, longest: int
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST", longest)
+    monkeypatch.setattr(readers, "PASSAGE", 20)
+    lines = [
+        " = Title = ",
+        "",
+        "A line of text, which is longer than a passage, or two.",
+        " \t ",
+        "né 漢字 ",
+        *"abc",
+    ] * 5
+    whole = "\r\n".join(lines)
+    if kind == "text":
+        source = tmp_path / "wiki.train.raw"
+        source.write_bytes(whole.encode())
+    else:  # as the hub has wikitext: a line and its end in each row
+        source = tmp_path / "wiki.jsonl"
+        source.write_text("".join(json.dumps({"text": f"{line}\n"}) + "\n" for line in lines))
+    arguments = ["--ranks", ranks, "--val-fraction", 0.2, source]
+    assert run("--out", tmp_path / "out", "--lines", *arguments) == 0
+    opened = token_set.open(tmp_path / "out", verify=True)
+    expected = sorted(line.encode() for line in lines if line.strip())
+    assert sorted(documents_of(opened, "train") + documents_of(opened, "val")) == expected
+    assert opened.manifest["source"]["documents"] == "lines"
+    assert run("--out", tmp_path / "out", "--lines", *arguments) == 0
+    assert run("--out", tmp_path / "out", *arguments) == 2, "whole documents are another set"
+
+
 def sources(folder: Path, kind: str) -> list[str]:
     """The same documents as another kind of source; one that datasets reads too."""
     originals = [path.read_bytes().decode() for path in sorted(folder.rglob("*.*"))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from training import optimizer as optimizers
 from training.checkpoint import files as checkpoint
+from training.data import tokenizer
 from training.data.token_set import TokenSet
+from training.data.vocabulary import VocabularyError
 from training.job import Job
 from training.keys import JobError
 from training.models import architecture, hugging_face
@@ -44,8 +47,9 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> TrainingState:
     model = cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
     if job.model.init_from:
         try:
-            hugging_face.load(model, Path(job.model.init_from))
-        except hugging_face.WeightsError as error:
+            known = partial(tokenizer.vocabulary_of, data.encoding, data.path)
+            hugging_face.load(model, Path(job.model.init_from), known)
+        except (hugging_face.WeightsError, VocabularyError) as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     model.to(device)
     return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))

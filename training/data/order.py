@@ -42,16 +42,27 @@ def windows(tokens: int, block: int) -> int:
 def batch_windows(tokens: int, block: int, global_batch: int, seed: int, step: int) -> Array:
     """Where the windows of a step (counted from 0) begin: `global_batch` offsets into the split, int64. OrderError."""
     count = windows(tokens, block)
+    epoch, index = epochs(count, global_batch, step)
+    key = epoch_keys(epoch, seed)
+    remainder = (tokens - 1) % block
+    shift = (mixed(key ^ np.uint64(GOLDEN)) % np.uint64(remainder + 1)).astype(np.int64)
+    return permuted(index.astype(np.uint64), count, key).astype(np.int64) * block + shift
+
+
+def epochs(count: int, global_batch: int, step: int) -> tuple[Array, Array]:
+    """For each window of a step (counted from 0) its epoch of `count` windows and its place in that. OrderError."""
     if global_batch < 1 or step < 0:
         raise OrderError(f"a batch of {global_batch} windows at step {step}: a batch has at least 1, steps begin at 0")
     first = step * global_batch
     if first + global_batch > 2**63 - 1:
         raise OrderError(f"step {step} of {global_batch} windows is beyond 2^63 windows")
     epoch, index = np.divmod(np.arange(first, first + global_batch, dtype=np.int64), count)
-    key = mixed(epoch.astype(np.uint64) ^ np.uint64(folded(seed)))
-    remainder = (tokens - 1) % block
-    shift = (mixed(key ^ np.uint64(GOLDEN)) % np.uint64(remainder + 1)).astype(np.int64)
-    return permuted(index.astype(np.uint64), count, key).astype(np.int64) * block + shift
+    return epoch, index
+
+
+def epoch_keys(epoch: Array, seed: int) -> Array:
+    """The key of the order of each epoch, uint64."""
+    return mixed(epoch.astype(np.uint64) ^ np.uint64(folded(seed)))
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:

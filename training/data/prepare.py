@@ -29,9 +29,9 @@ from training.data.readers import INVALID, SourceError
 from training.data.sources import SUFFIXES, Corpus, corpus
 from training.data.token_set import little_endian
 from training.data.tokenizer import EngineError, Gigatoken, Tiktoken
-from training.data.vocabulary import NAMES, PATTERNS, SEPARATOR, Vocabulary, VocabularyError
+from training.data.vocabulary import NAMES, PATTERNS, Vocabulary, VocabularyError
 from training.keys import bounded
-from training.manifest import RANKS, TokenError, dtype_for
+from training.manifest import RANKS, SEPARATOR, TokenError, dtype_for
 from training.progress import Progress, duration
 from training.streams import ordered_map
 
@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     add("--vocab-sample", metavar="MB", type=count, default=64, help="with --train-vocab: text it looks at (64)")
     add = result.add_argument_group("reading").add_argument
     add("--text-key", metavar="KEY", default="text", help="key or column of the text in jsonl, parquet, hf (text)")
+    add("--lines", action="store_true", help="each line that is not empty is a document, of files and of rows")
     add("--invalid", choices=INVALID, default="stop", help="what to do with text that is not UTF-8 (stop)")
     add("--split", metavar="NAME", default="train", help="hf: the split to read (train)")
     add("--revision", metavar="REV", default="", help="hf: a branch, tag or commit")
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> int:
     """Prepare the token set. Raises SourceError, VocabularyError, TokenError for what the user has to change."""
     os.environ.setdefault("RAYON_NUM_THREADS", str(options.workers))  # read by tokenizers and gigatoken
-    reading = {key: getattr(options, key) for key in ("text_key", "invalid", "split", "revision", "stream")}
+    reading = {key: getattr(options, key) for key in ("text_key", "lines", "invalid", "split", "revision", "stream")}
     found = corpus(options.sources, **reading)
     known = given_vocabulary(options)
     chosen: dict[str, Any] = {"train_vocab": options.train_vocab, "sample": options.vocab_sample}
@@ -109,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
     }
     # Unfinished work continues only if these are equal, too.
     also = {"text_key": options.text_key, "invalid": options.invalid, "tiktoken": tiktoken.__version__}
+    also |= {"documents": "lines"} if options.lines else {}
     with closing(PrepareJournal(options.out, {**settings, **also, "source": found.facts.times})) as work:
         if work.occupied() and not options.overwrite:
             check_existing(options.out, found, settings)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -40,6 +40,7 @@ class Reading:
     """How to read documents, and which were skipped."""
 
     text_key: str = "text"
+    lines: bool = False  # each line that is not empty is a document
     invalid: str = "stop"  # what to do with text that is not UTF-8: stop, skip the document, or replace with U+FFFD
     skipped: int = 0
     first_skipped: str = ""  # where the first skipped document was
@@ -119,6 +120,23 @@ def parquet(path: Path, reading: Reading) -> Iterator[Document]:
                 yield from row(value, cost, f"{path}: row {number}", reading)
     except pyarrow.ArrowException as error:
         raise SourceError(f"{path}: not a complete parquet file ({str(error).splitlines()[0]})") from error
+
+
+def lines(documents: Iterable[Document]) -> Iterator[Document]:
+    """The lines of documents, each a document; lines of white space only are left out. SourceError for a line that is
+    too long."""
+    begun, cost = b"", 0
+    for document in documents:
+        *whole, begun = (begun + document.text).split(b"\n")
+        if document.ends:
+            whole, begun = [*whole, begun], b""
+        if len(begun) > LINE:
+            raise SourceError(f"a line is longer than {LINE >> 20} MiB")
+        cost += document.cost
+        for line in whole:
+            if line.strip():
+                yield Document(line.removesuffix(b"\r"), True, cost)
+                cost = 0
 
 
 def row(text: Any, cost: int, where: str, reading: Reading) -> Iterator[Document]:

@@ -15,7 +15,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from training.data.readers import Document, Reading, SourceError, read, row
+from training.data.readers import Document, Reading, SourceError, lines, read, row
 
 ROWS = 256  # rows of a data set that are read at a time
 # The files of a folder that are read. A file given by its name or by a glob is read whatever its suffix.
@@ -146,7 +146,8 @@ class Corpus:
     def documents(self) -> Iterator[Document]:
         self.reading.skipped, self.reading.first_skipped = 0, ""
         for source in self.sources:
-            yield from (document for document in source.documents(self.reading) if document.text)
+            found = source.documents(self.reading)
+            yield from (document for document in (lines(found) if self.reading.lines else found) if document.text)
 
     def count(self, limit: int) -> int:
         """The number of documents and passages, at most `limit`."""
@@ -165,6 +166,7 @@ class Corpus:
             "names_sha256": self.facts.names,
             "text_key": self.reading.text_key,
             "invalid": self.reading.invalid,
+            **({"documents": "lines"} if self.reading.lines else {}),
         }
 
 
@@ -175,9 +177,11 @@ def look(sources: Sequence[Files | HubSource]) -> Facts:
     return Facts(sum(files), sum(sizes), max(newest), *digests)
 
 
-def corpus(arguments: Sequence[str], *, text_key: str = "text", invalid: str = "stop", **hub_options: Any) -> Corpus:
+def corpus(
+    arguments: Sequence[str], *, text_key: str = "text", invalid: str = "stop", lines: bool = False, **hub_options: Any
+) -> Corpus:
     """Open the sources that the arguments name; `hub_options`: split, revision, stream. SourceError."""
     sources: list[Files | HubSource] = [
         HubSource(argument, **hub_options) if argument.startswith("hf:") else Files(argument) for argument in arguments
     ]
-    return Corpus(sources, Reading(text_key, invalid), look(sources))
+    return Corpus(sources, Reading(text_key, lines, invalid), look(sources))

@@ -42,6 +42,11 @@ class TokenSet:
         """The manifest's entry, for `training.data.tokenizer.load`."""
         return dict(self.manifest["encoding"])
 
+    @property
+    def separator(self) -> int:
+        """The token between documents; nanoGPT's bare files, which do not name it, have GPT-2's."""
+        return int(self.encoding.get("special", {}).get(manifest.SEPARATOR, manifest.GPT2_VOCABULARY - 1))
+
     def bytes_per_token(self, split: str) -> float | None:
         """Mean UTF-8 bytes of text per token of a split; None if the manifest does not have them."""
         facts = self.manifest["splits"][split]

@@ -22,7 +22,8 @@ import tiktoken
 
 from training import manifest
 from training.data import vocabulary
-from training.data.vocabulary import BYTES, PATTERNS, SEPARATOR, Vocabulary, VocabularyError
+from training.data.vocabulary import BYTES, PATTERNS, Vocabulary, VocabularyError
+from training.manifest import SEPARATOR
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -39,13 +40,18 @@ changes the tokens. A text with a run of this length is left to tiktoken, so tha
 
 def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
     """The encoding of `manifest["encoding"]`, whose rank file, if it has one, is in `folder`. VocabularyError."""
+    return vocabulary_of(encoding, folder).encoding()
+
+
+def vocabulary_of(encoding: Mapping[str, Any], folder: str | Path) -> Vocabulary:
+    """The vocabulary of `manifest["encoding"]`, likewise."""
     if "ranks" not in encoding:
-        return vocabulary.named(encoding["name"]).encoding()
+        return vocabulary.named(encoding["name"])
     path = Path(folder) / encoding["ranks"]
     found = vocabulary.read(path, encoding["pattern"])
     if manifest.checksum(path) != encoding["sha256"]:
         raise VocabularyError(f"{path}: not the rank file that the tokens were made with")
-    return replace(found, name=encoding["name"], separator=encoding["special"][SEPARATOR]).encoding()
+    return replace(found, name=encoding["name"], separator=encoding["special"][SEPARATOR])
 
 
 def separator(encoding: tiktoken.Encoding) -> int:

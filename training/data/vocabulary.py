@@ -21,7 +21,8 @@ from pathlib import Path
 
 import tiktoken
 
-SEPARATOR = "<|endoftext|>"
+from training.manifest import SEPARATOR
+
 NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
 HOST = "openaipublic.blob.core.windows.net"
 FILES = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from training.models.base import Model
 
-ARCHITECTURES = {"gpt2": "training.models.gpt2:GPT"}
+ARCHITECTURES = {"gpt2": "training.models.gpt2:GPT", "roberta": "training.models.roberta:Roberta"}
 """Value of the key model.architecture -> module:class."""
 
 

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from training.data.windows import StreamWindows, Windows
+
 
 class Model(nn.Module):
     """A model that can be trained by the loop: `model(*model.batch(windows, seeds))` is a loss."""
@@ -17,6 +19,8 @@ class Model(nn.Module):
     include block_size (tokens of context), vocab_size and n_embd (width of the hidden states)."""
     hugging_face_prefix: ClassVar[str] = ""
     """The prefix that Hugging Face's `save_pretrained` gives to parameter names; files on the hub may lack it."""
+    hugging_face_tokenizer: ClassVar[str] = ""
+    """Hugging Face's class of the tokenizer that an export writes beside the weights; empty: it writes none."""
     vocabulary_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters with a row for each token. If the model's vocabulary is padded, a file fills only the first rows."""
 
@@ -36,8 +40,18 @@ class Model(nn.Module):
         shape = {field.name: getattr(keys, field.name) for field in dataclasses.fields(cls.shape_class)}
         return cls.shape_class(**{**shape, "vocab_size": keys.vocab_size or vocab_size})
 
+    @property
+    def masked(self) -> bool:
+        """Whether the loss is of masked tokens only: so the model fills blanks and does not continue a text."""
+        return self.targets_per_window() < int(self.shape.block_size)
+
+    def windows(self, split: Any, separator: int) -> Windows:
+        """How the tokens of a split, with `separator` between documents, are divided into windows. OrderError if there
+        is none."""
+        return StreamWindows(split, self.shape.block_size)
+
     def batch(self, windows: Tensor, seeds: Sequence[int]) -> tuple[Tensor, ...]:
-        """The arguments of `forward` for windows of tokens, int64 (rows, length + 1): inputs and the tokens after them.
+        """The arguments of `forward` for windows, int64 (rows, width) on the CPU: inputs and the tokens after them.
 
         `seeds` has a number for each window, which depends on the job's seed, the step and the window's place in the
         step, not on the rank. A masked model draws its masks from them, so that they are the same for any number of
@@ -46,9 +60,12 @@ class Model(nn.Module):
         return windows[:, :-1], windows[:, 1:]
 
     def targets_per_window(self) -> int:
-        """The number of tokens in a window of `block_size` that the loss sums over, the same for all windows: a masked
-        model masks a fixed number of tokens."""
+        """The number of tokens in a window of `block_size` that the loss sums over."""
         return int(self.shape.block_size)
+
+    def targets(self, tokens: Sequence[int], seeds: Sequence[int]) -> int:
+        """The number of targets in windows with so many tokens each, and these seeds."""
+        return len(tokens) * self.targets_per_window()
 
     def forward(self, *batch: Tensor) -> Tensor:
         """Cross-entropy in nats, summed over all targets of the batch (scalar). A caller that accumulates, or has only
@@ -72,6 +89,15 @@ class Model(nn.Module):
         tokens that are not in it yet. NotImplementedError for a model that cannot continue a text."""
         raise NotImplementedError(f"{type(self).__name__} does not continue a text")
 
+    def blank_logits(self, text: Sequence[int | None]) -> Tensor:
+        """Scores (blanks, tokens) of the token set's tokens for each None in a text of at most `longest_text()` tokens.
+        NotImplementedError unless `masked`."""
+        raise NotImplementedError(f"{type(self).__name__} does not fill blanks")
+
+    def longest_text(self) -> int:
+        """Tokens of a text that fit into the context."""
+        return int(self.shape.block_size)
+
     @classmethod
     def hugging_face(cls, name: str) -> tuple[str, bool]:
         """A parameter's name in Hugging Face's layout, without the prefix, and whether it is transposed there."""
@@ -86,3 +112,9 @@ class Model(nn.Module):
     def hugging_face_defaults(cls, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Values, by our names, of parameters that Hugging Face's model has and ours may lack; written by an export."""
         return {}
+
+    @classmethod
+    def hugging_face_tokens(cls, tokens: Mapping[str, int], shape: Any) -> dict[str, int]:
+        """The vocab.json that belongs to the weights: the token set's tokens in Hugging Face's spelling, with this
+        model's numbers."""
+        raise NotImplementedError(f"{cls.__name__} has no tokenizer of Hugging Face's")

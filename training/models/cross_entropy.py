@@ -16,27 +16,32 @@ SLICE_BYTES = 128 * 2**20
 """Bytes of a slice's logits in fp32: small enough for the cache, large enough for the matmuls to run at full speed."""
 
 
-def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Sum over tokens of -log softmax(hidden @ weight.T)[target], fp32. hidden (tokens, width), weight (vocabulary,
-    width), targets (tokens) int64."""
+def summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Sum over tokens of -log softmax(hidden @ weight.T + bias)[target], fp32. hidden (tokens, width), weight
+    (vocabulary, width), targets (tokens) int64, at least one, bias (vocabulary) fp32."""
     if torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     with torch.autocast(hidden.device.type, enabled=False):
-        loss: Tensor = _SlicedCrossEntropy.apply(hidden, weight, targets, torch.is_grad_enabled())
+        loss: Tensor = _SlicedCrossEntropy.apply(hidden, weight, targets, bias, torch.is_grad_enabled())
     return loss
 
 
 class _SlicedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, training: bool) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, training: bool
+    ) -> Tensor:
         rows = max(16, SLICE_BYTES // (4 * weight.size(0)))
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if training else None
         grad_weight = torch.empty_like(weight, dtype=torch.float32) if training else None
+        grad_bias = torch.zeros_like(bias) if training and bias is not None else None
         for start in range(0, hidden.size(0), rows):
             part, wanted = hidden[start : start + rows], targets[start : start + rows, None]
             logits = (part @ weight.t()).float()
+            if bias is not None:
+                logits += bias
             top, at = logits.max(dim=1, keepdim=True)
             chosen = logits.gather(1, wanted)
             softmax = torch.softmax(logits, dim=1)
@@ -45,6 +50,8 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             if grad_hidden is None or grad_weight is None:
                 continue
             softmax.scatter_add_(1, wanted, softmax.new_full((1, 1), -1.0).expand_as(wanted))
+            if grad_bias is not None:
+                grad_bias += softmax.sum(0)
             gradient = softmax.to(weight.dtype)
             torch.mm(gradient, weight, out=grad_hidden[start : start + rows])
             if weight.dtype == torch.float32:
@@ -54,10 +61,11 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             else:  # slices are added up in fp32
                 grad_weight += gradient.t() @ part
         if training:
-            ctx.save_for_backward(grad_hidden, grad_weight)
+            ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, Tensor | None, None]:
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        grad_bias = None if grad_bias is None else grad_bias.mul_(grad_loss)
+        return grad_hidden.mul_(grad_loss), grad_weight.mul_(grad_loss), None, grad_bias, None

@@ -98,6 +98,7 @@ class DDP(OneRank):
     def _settle_buckets(self) -> None:
         """Run a backward pass without effect. DDP regroups its buckets after the first one, and with three ranks the
         order of a sum depends on the bucket: otherwise a resumed run's first step would differ in the last digits."""
-        windows = torch.zeros(1, 3, dtype=torch.int64, device=self.ranks.device)
-        self.accelerate.backward(self.module(*self.state.model.batch(windows, [0])) * 0.0)
+        windows = torch.zeros(1, 3, dtype=torch.int64)
+        batch = (part.to(self.ranks.device) for part in self.state.model.batch(windows, [0]))
+        self.accelerate.backward(self.module(*batch) * 0.0)
         self.state.optimizer.zero_grad()

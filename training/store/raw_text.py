@@ -1,6 +1,6 @@
 """Upload the text of a token set to the bucket, as gzipped JSON lines. Runs on the head node.
 
-    python -m training.store.raw_text URL/raw --tokens URL SOURCE... [--text-key KEY] [--invalid stop|skip|replace]
+    python -m training.store.raw_text URL/raw --tokens URL SOURCE... [--text-key KEY] [--invalid HOW] [--lines]
 
 The documents are those that training.data.prepare reads, in its order, in pieces of 128 MB of text: {"text": ...} a
 line; with "goes_on": true the next line continues the document. manifest.json, with every piece's size and checksum, is
@@ -43,9 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", metavar="URL", required=True, help="the token set that it is the text of")
     parser.add_argument("--text-key", default="text")
     parser.add_argument("--invalid", default="stop", choices=["stop", "skip", "replace"])
+    parser.add_argument("--lines", action="store_true")
     args = parser.parse_args(argv)
     try:
-        found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid)
+        found = corpus(args.sources, text_key=args.text_key, invalid=args.invalid, lines=args.lines)
         check(found, bucket.open_folder(args.tokens))
         print(summary(push(found, bucket.open_folder(args.url)), args.url), flush=True)
     except (StoreError, SourceError) as error:

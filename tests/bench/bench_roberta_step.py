@@ -1,0 +1,160 @@
+"""A training step of RoBERTa: the trainer against transformers' RobertaForMaskedLM in the loop of its Trainer.
+
+    python tests/bench/bench_roberta_step.py [--size base large small] [--rows 4] [--steps 5] [--dropout 0.1]
+
+Both sides train on the same batches: the same windows with the same masks, forward, backward, clipping and AdamW, in
+the same precision, in one process, step by step in turns. transformers' side does what its Trainer does in a step, with
+its defaults: labels for all places, -100 where nothing is masked, and torch's fused AdamW. The ratio is of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpt2
+
+sys.path.insert(0, str(gpt2.ROOT))
+
+import numpy as np
+import torch
+
+from training import optimizer as optimizers
+from training import precision
+from training.checkpoint.state import TrainingState
+from training.data import order
+from training.job import TrainSection
+from training.models.roberta import PAD, Roberta, Shape
+from training.parallel.ddp import OneRank
+from training.parallel.ranks import join
+from training.stepper import Stepper
+
+SIZES = {"small": (4, 4, 256), "base": (12, 12, 768), "large": (24, 16, 1024)}
+BLOCK, VOCABULARY = 512, 50_257
+LINE = 130
+"""Mean tokens of a line of made-up text: wikitext's paragraphs have about as many, and so windows are as full."""
+TRAIN = TrainSection(lr=6e-4, beta2=0.98, epsilon=1e-6, weight_decay=0.01)
+
+
+def batches(model: Roberta, rows: int, steps: int) -> list[tuple[torch.Tensor, ...]]:
+    """Our batches of made-up lines."""
+    random = np.random.default_rng(0)
+    split = random.integers(0, VOCABULARY - 1, 4 * rows * steps * BLOCK)
+    split[random.random(len(split)) < 1 / LINE] = VOCABULARY - 1
+    windows = model.windows(split, VOCABULARY - 1)
+    made = []
+    for step in range(steps):
+        chosen = windows.read(windows.batch(rows, 1, step))
+        made.append(model.batch(torch.from_numpy(chosen), order.window_seeds(1, step, 0, rows)))
+    return made
+
+
+def ours(shape: Shape, dropout: float, mixed: str, device: torch.device) -> Callable[[tuple[torch.Tensor, ...]], float]:
+    """A step of the trainer on a batch: training.stepper, as the loop calls it."""
+    torch.manual_seed(0)
+    model = Roberta(shape, dropout).to(device)
+    stepper = Stepper(TRAIN, TrainingState("roberta", model, optimizers.build(model, TRAIN)), OneRank(join(60)), mixed)
+    stepper.module.train()
+
+    def step(batch: tuple[torch.Tensor, ...]) -> float:
+        loss = stepper.micro_step(tuple(part.to(device) for part in batch), 1 / len(batch[3]), last=True)
+        stepper.update()
+        return float(loss)
+
+    return step
+
+
+def theirs(
+    shape: Shape, dropout: float, mixed: str, device: torch.device
+) -> Callable[[tuple[torch.Tensor, ...]], float]:
+    """The same batch as transformers takes it, in the steps of its Trainer."""
+    import transformers
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    config = transformers.RobertaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.n_embd,
+        num_hidden_layers=shape.n_layer,
+        num_attention_heads=shape.n_head,
+        intermediate_size=4 * shape.n_embd,
+        max_position_embeddings=BLOCK + 2,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    model = transformers.RobertaForMaskedLM(config).to(device).train()
+    settings = {"lr": TRAIN.lr, "betas": (TRAIN.beta1, TRAIN.beta2), "eps": TRAIN.epsilon}
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=TRAIN.weight_decay, fused=True, **settings)
+    accelerator = Accelerator(mixed_precision=mixed, cpu=device.type == "cpu")
+    model, optimizer = accelerator.prepare(model, optimizer)
+
+    def step(batch: tuple[torch.Tensor, ...]) -> float:
+        inputs, _, places, targets = batch
+        labels = torch.full_like(inputs, -100)
+        labels.view(-1)[places] = targets
+        given = {"input_ids": inputs, "attention_mask": (inputs != PAD).long(), "labels": labels}
+        loss = model(**{name: value.to(device) for name, value in given.items()}).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), TRAIN.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
+    """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+    layers, heads, width = SIZES[size]
+    shape = Shape(n_layer=layers, n_head=heads, n_embd=width, block_size=BLOCK, vocab_size=VOCABULARY + 8)
+    mixed = "no" if name == "fp32" else name
+    made: dict[str, Any] = {"ours": ours, "theirs": theirs}
+    sides = {side: make(shape, args.dropout, mixed, device) for side, make in made.items()}
+    with torch.device("meta"):
+        data = batches(Roberta(shape), args.rows, args.steps + 1)
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    losses: dict[str, list[float]] = {side: [] for side in sides}
+    for number, batch in enumerate(data):
+        for side in sorted(sides, reverse=number % 2 == 0):
+            begun = time.perf_counter()
+            losses[side].append(sides[side](batch))
+            seconds[side].append(time.perf_counter() - begun)
+    medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
+    tokens = args.rows * BLOCK
+    print(
+        f"{size:6} {args.rows}x{BLOCK} {name:5} {tokens / medians['theirs']:14.0f} {tokens / medians['ours']:10.0f}"
+        f" {medians['theirs'] / medians['ours']:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
+    lower = precision.candidates(device)[1]
+    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", nargs="+", default=["base"], choices=list(SIZES))
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--precision", nargs="+", default=["fp32", lower] if native else ["fp32"])
+    args = parser.parse_args()
+    print(
+        f"RoBERTa, dropout {args.dropout}, median of {args.steps} steps in turns,"
+        f" {torch.get_num_threads()} threads, {features}"
+    )
+    print(f"{'size':6} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
+    for size in args.size:
+        for name in args.precision:
+            compare(size, name, args, device)
+
+
+if __name__ == "__main__":
+    main()
