@@ -82,9 +82,9 @@ def test_a_masked_model_has_perplexity_where_others_have_bits_per_byte(tmp_path:
     masked = read(run_folder.write(tmp_path / "roberta-1", lines))
     lowest = min(line["val_perplexity"] for line in lines if "val_perplexity" in line)
     assert masked.best is not None and masked.best.perplexity == lowest and masked.best.bits_per_byte is None
-    words = said(page.render([masked]))
+    words = visible_text(page.render([masked]))
     assert f"perplexity {lowest:.3f}, step" in words and "bits per byte" not in words
-    both = said(page.render([masked, other]))
+    both = visible_text(page.render([masked, other]))
     assert "its perplexity" in both and "its bits per byte" in both
 
 
