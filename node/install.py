@@ -2,7 +2,7 @@
 
 Talks over its stdin and stdout, in lines of JSON:
 
-    in   {"hash": ..., "size": bytes of the wheel, "job": text or "", "ranks": n, "wandb": bool}
+    in   {"hash": ..., "size": bytes of the wheel, "job": text or "", "ranks": n, "wandb": bool, "code": folder or ""}
     out  {"have": bool}
     in   the wheel, unless "have"
     out  {"folder": path, "busy": id of the job that the node runs or "", "problem": why it cannot run this one or ""}
@@ -37,14 +37,16 @@ OLD = 14 * 86400
 def main(_argv: list[str]) -> None:
     """Install the package if it is missing, then check the job against this node's data."""
     asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
-    folder = CODE / asked["hash"]
+    code = Path(asked["code"] or CODE)
+    folder = code / asked["hash"]
     have = folder.is_dir()
     print(json.dumps({"have": have}), flush=True)
     if have:
         os.utime(folder)  # so that forget_old keeps it
     else:
         unpack(folder, sys.stdin.buffer.read(asked["size"]), Path(sys.argv[0]))
-        forget_old(folder)
+        if code == CODE:  # one that nodes share is used by jobs that this node does not see
+            forget_old(folder)
     problem = check(folder, asked["job"], asked["ranks"], asked["wandb"]) if asked["job"] else ""
     busy = next(iter(cleanup.busy_with("")), "")
     print(json.dumps({"folder": str(folder), "busy": busy, "problem": problem}), flush=True)
@@ -53,8 +55,8 @@ def main(_argv: list[str]) -> None:
 def unpack(folder: Path, wheel: bytes, program: Path) -> None:
     """Unpack the wheel and copy the program into a temporary folder, then rename it, so that `folder` is never partly
     there."""
-    CODE.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=CODE, prefix=".new-"))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
     try:
         zipfile.ZipFile(io.BytesIO(wheel)).extractall(temporary)
         shutil.copy(program, temporary / "launch")

@@ -1,4 +1,4 @@
-"""Starts mpirun or torchrun on the head in a systemd scope, for training and for `fab check`."""
+"""Starts mpirun or torchrun in a systemd scope on the head, or srun in a job of Slurm's, for training and checks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from fabfile.launchers import HeadValues, Launch, plans
+from fabfile.launchers import SLURM, HeadValues, Launch, nodes_to_text, plans
 from node import scope
 
 
@@ -27,9 +27,18 @@ def start(
     first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
     interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")
     port = str(scope.free_port(first))
-    found = HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder))
+    chosen = {"nodes": nodes_to_text(launch.nodes), "master": first}
+    found = HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder), **chosen)
     plan = plans.plan(launcher, launch, found)
+    if launcher == SLURM:  # it keeps a step's processes together by itself
+        return _popen(["sh", "-c", plan.shell], output)
     (folder / "hostfile").write_text(plan.hostfile)
     scope.ssh_in_scope(folder, unit, properties)
     line = f"exec {scope.in_scope(unit, properties)} sh -c {shlex.quote(plan.shell)}"
-    return subprocess.Popen(["sh", "-c", line], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    return _popen(["sh", "-c", line], output)
+
+
+def _popen(argv: list[str], output: int | None) -> subprocess.Popen[bytes]:
+    """In a session of its own: Slurm may signal the process group of this program, and srun hands signals on."""
+    inputs, errors = subprocess.DEVNULL, subprocess.STDOUT
+    return subprocess.Popen(argv, stdin=inputs, stdout=output, stderr=errors, start_new_session=True)

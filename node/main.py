@@ -3,7 +3,8 @@
 status, trust                        for `fab status` and `fab wait`
 install                              the training package, for every verb of a job
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
-supervise, aftermath                 a job's service, on the head
+slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
+supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
 keep, rank, sweep                    a job's part on each of its nodes
 facts, peers, launch, probe-rank, allreduce    probes, for `fab check`
 """
@@ -25,9 +26,11 @@ COMMANDS = {
     "create": "node.job.submit",
     "job": "node.job.job_table:show",
     "jobs": "node.job.job_table",
-    "logs": "node.job.log",
+    "logs": "node.job.logs",
+    "slurm-stop": "node.slurm.submission:stop",
+    "slurm-jobs": "node.slurm.others",
     "supervise": "node.job.supervisor",
-    "aftermath": "node.job.supervisor:aftermath",
+    "aftermath": "node.job.aftermath",
     "keep": "node.job.keeper",
     "rank": "node.job.rank_wrapper",
     "probe-rank": "node.job.rank_wrapper:probe",

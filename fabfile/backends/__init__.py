@@ -6,7 +6,9 @@ from invoke.exceptions import Exit
 
 from fabfile import targets
 from fabfile.backends.base import Backend
+from fabfile.backends.slurm.backend import SlurmBackend
 from fabfile.backends.ssh.backend import SshBackend
+from fabfile.launchers import SLURM
 from infra.inventory import Cluster, SshCluster
 
 
@@ -17,6 +19,8 @@ def connect(stack: str, inventory: str) -> Backend:
 
 def of(cluster: Cluster, timeout: float = 10) -> Backend:
     """The backend for a cluster; `timeout` limits a connection attempt, in seconds."""
+    if isinstance(cluster, SshCluster) and cluster.launcher == SLURM:
+        return SlurmBackend(cluster, timeout)
     if isinstance(cluster, SshCluster):
         return SshBackend(cluster, timeout)
     raise Exit(f"{cluster.name}: kind = {cluster.kind!r}: jobs are run on nodes reached over SSH", code=2)

@@ -68,6 +68,7 @@ class JobRecord:
     queued: bool = False  # waits for nodes that another job has
     ended_before: float | None = None  # when the attempt before it was resumed ended
     first_step: float | None = None  # when the first step of the last attempt was done
+    slurm: str = ""  # its number in Slurm's queue; empty: Slurm does not run it
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
@@ -77,6 +78,20 @@ class JobRecord:
             return cls(**{**known, "state": JobState(record["state"]), "nodes": tuple(record["nodes"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job's record: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherJob:
+    """A job on the cluster that was not submitted here, and that only its scheduler knows. Times as in JobRecord."""
+
+    id: str  # the scheduler's
+    user: str
+    name: str  # as its user has named it: not to be trusted
+    state: str  # the scheduler's word
+    nodes: str  # the scheduler's list of them; empty: it waits
+    count: int  # how many nodes it has, or asks for
+    submitted: float
+    started: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ class Submission:
     begun: Begun | None = None  # the job to go on with; None: a new one
     queue: bool = False  # wait for nodes that another job has
     restarts: int = 0  # how often to start again from the last checkpoint
+    time_limit: float = 0.0  # seconds until it must be over, with a checkpoint; 0: no limit
     prepare: str = "fab prepare JOB"  # the command that makes the job's data, for the message that they are missing
 
 
@@ -118,6 +134,7 @@ class Submitted:
 
     id: str
     cursor: int = 0  # where to read its log from: a resumed job's earlier lines are left out
+    where: str = ""  # the nodes' names, or how many there will be, for a message
 
 
 @dataclass(frozen=True)
@@ -214,6 +231,9 @@ class Backend(Protocol):
 
     def jobs(self) -> list[JobRecord]:
         """All jobs, the oldest first; one whose launcher has died is FAILED."""
+
+    def other_jobs(self) -> list[OtherJob]:
+        """The jobs that others have on the cluster, and that only its scheduler knows; none without a scheduler."""
 
     def begun(self, job: str) -> Begun:
         """How a job of `jobs()` was begun; `text` is empty if its job.toml is lost."""

@@ -18,6 +18,8 @@ VENV = "/opt/trainyard/venv/bin"
 RUNTIME = "/etc/trainyard/runtime.env"
 SYSTEM_PYTHON = "/usr/bin/python3"
 NAMES = ("mpirun", "torchrun")
+"""Those that start jobs over SSH. `slurm` is the one of a cluster with Slurm, which has no other."""
+SLURM = "slurm"
 
 
 class LaunchError(ValueError):
@@ -63,6 +65,8 @@ class HeadValues:
     interface: str = "$INTERFACE"  # the interface of the route to the other nodes
     began: str = "$BEGAN"  # Unix time from which the job's cost counts: its start, moved on by its pauses
     folder: str = "$FOLDER"  # the folder of this attempt's hostfile and SSH command
+    nodes: str = "$NODES"  # with Slurm: the nodes that it has chosen, as `nodes_to_text` writes them
+    master: str = "$MASTER_ADDR"  # with Slurm: the address of the first of them
 
 
 _VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(HeadValues))
@@ -131,9 +135,9 @@ def nodes_from_text(text: str) -> tuple[Node, ...]:
     return tuple(Node(**entry) for entry in json.loads(text))
 
 
-def shown(plan: LaunchPlan) -> str:
-    """A plan for a person to read."""
-    lines = ["# the launcher's environment on the head, after " + RUNTIME]
+def shown(plan: LaunchPlan, where: str = "the launcher's environment on the head") -> str:
+    """A plan for a person to read; `where`: whose environment it has."""
+    lines = [f"# {where}, after {RUNTIME}"]
     lines += [f"{key}={_quoted(value)}" for key, value in plan.environment.items()]
     if plan.hostfile:
         lines += ["", "# hostfile", plan.hostfile.rstrip()]

@@ -46,19 +46,22 @@ def package() -> Package:
     return Package(hashlib.sha256(training + node_program.content()).hexdigest()[:16], training)
 
 
-def deploy(fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1) -> dict[str, Deployed]:
+def deploy(
+    fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1, code: str = "", *, needed: bool = True
+) -> dict[str, Deployed]:
     """Put the package on these nodes and ask each whether it can run the job file `job` (empty: no job). The result is
-    by node name. Exit 1 names the nodes where this failed."""
-    answers, wrong = results_of(lambda node: _one(fleet, node, job, ranks), nodes)
-    if wrong:
+    by node name. Exit 1 names the nodes where this failed; if they are not `needed`, they are left out. `code`: the
+    folder for the versions of the package, if not one of the user's own."""
+    answers, wrong = results_of(lambda node: _one(fleet, node, job, ranks, code), nodes)
+    if wrong and needed:
         raise Exit("\n".join([*wrong.values(), next_command("fab status")]), code=1)
     return answers
 
 
-def _one(fleet: Fleet, node: Node, job: str, ranks: int) -> Deployed:
+def _one(fleet: Fleet, node: Node, job: str, ranks: int, code: str) -> Deployed:
     sent = package()
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
-    asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb}
+    asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb, "code": code}
     connection = fleet.connection(node)
     node_program.put(connection)
     with connection.create_session() as channel:

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import JobNode, JobRecord, LogRequest, find_job
+from fabfile.backends.base import JobNode, JobRecord, LogRequest, OtherJob, find_job
 from fabfile.command_line import AtLeast
 from fabfile.log_display import show
 from fabfile.output import duration, next_command, say, table
@@ -29,11 +29,18 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) -> None:
     """List the jobs: state, nodes, time, cost."""
     with backends.connect(stack, inventory) as backend:
-        every = backend.jobs()
+        every, others = backend.jobs(), backend.other_jobs()
     if json:
-        say(json_text.dumps([asdict(job) for job in every], indent=2))
+        foreign = [{**asdict(job), "id": f"slurm:{job.id}"} for job in others]
+        say(json_text.dumps([*(asdict(job) for job in every), *foreign], indent=2))
         return
-    say(table([_HEADING, *(row(job, time.time()) for job in every)]))
+    now = time.time()
+    rows = [_HEADING, *(row(job, now) for job in every), *(other_row(job, now) for job in others)]
+    numbers = [*(job.slurm for job in every), *(job.id for job in others)]
+    if any(numbers):
+        column = ["SLURM", *(number or "-" for number in numbers)]
+        rows = [[cells[0], number, *cells[1:]] for cells, number in zip(rows, column, strict=True)]
+    say(table(rows))
     running = [job.id for job in every if not job.state.is_final]
     say(next_command(f"fab logs {running[-1]} --follow" if running else "fab train JOB.toml"))
 
@@ -57,8 +64,19 @@ def row(job: JobRecord, now: float) -> list[str]:
         age(job, now),
         duration(seconds) if job.started else "-",
         f"${seconds / 3600 * job.price_per_hour:.2f}",
-        (job.reason[: _REASON - 1] + "…" if len(job.reason) > _REASON else job.reason) or "-",
+        _short(job.reason) or "-",
     ]
+
+
+def other_row(job: OtherJob, now: float) -> list[str]:
+    """The line of a job that somebody else submitted."""
+    took = duration(now - job.started) if job.started else "-"
+    cells = ["-", job.state, str(job.count), "-", duration(now - job.submitted), took, "-"]
+    return [*cells, _short(f"submitted by {job.user}: {job.name}")]
+
+
+def _short(text: str) -> str:
+    return text[: _REASON - 1] + "…" if len(text) > _REASON else text
 
 
 @task(
@@ -83,7 +101,7 @@ def logs(
     with backends.connect(stack, inventory) as backend:
         if rank not in ("", "-") and not rank.isdigit():
             raise Exit(f"--rank {rank}: must be a number, or - for the launcher's own lines", code=2)
-        since_seconds = seconds(since)
+        since_seconds = seconds(since, "--since")
         found = find_job(backend, job)
         check_rank(rank, backend.nodes(), found)
         now = show(backend, LogRequest(found.id, rank, since_seconds, -1 if tail is None else tail, follow))
@@ -99,11 +117,11 @@ def check_rank(rank: str, nodes: Sequence[JobNode], job: JobRecord) -> None:
         raise Exit(f"--rank {rank}: {job.id} has {there}, and - for the launcher's own lines", code=2)
 
 
-def seconds(text: str) -> float:
-    """5m -> 300; 0 for an empty text."""
+def seconds(text: str, option: str) -> float:
+    """5m -> 300; 0 for an empty text. Exit 2, naming the option, for another form."""
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if text and not match:
-        raise Exit(f"--since {text}: must be a number with s, m, h or d after it, 5m say", code=2)
+        raise Exit(f"{option} {text}: must be a number with s, m, h or d after it, 5m say", code=2)
     return float(int(match[1]) * _SECONDS[match[2]]) if match else 0.0
 
 

@@ -19,6 +19,7 @@ from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve
 from fabfile.log_display import show
 from fabfile.output import interrupted_later, next_command, say
+from fabfile.verbs.jobs import seconds
 
 INTERRUPTED = 130
 
@@ -36,7 +37,8 @@ INTERRUPTED = 130
         "queue": "wait for nodes that another job has",
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
-        "launcher": "mpirun, or torchrun for one node",
+        "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
+        "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
     },
 )
 def train(
@@ -51,11 +53,13 @@ def train(
     dry_run: bool = False,
     restarts: Annotated[int, AtLeast(0)] = 0,
     launcher: str = "",
+    time_limit: str = "",
     stack: str = "",
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     started: list[Submitted] = []
+    limit = seconds(time_limit, "--time-limit")
     with _ctrl_c_says_what_runs(started):
         backend = backends.connect(stack, inventory)
         if not (job or resume):
@@ -66,6 +70,7 @@ def train(
                 launcher=launcher,
                 queue=queue,
                 restarts=restarts,
+                time_limit=limit,
                 prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
             )
             plan = backend.plan(submission)
@@ -112,8 +117,8 @@ def _start(backend: Backend, submission: Submission, started: list[Submitted]) -
         with interrupted_later():
             started.append(backend.submit(submission))
             chosen = backend.nodes()[: submission.nodes]
-            names, ranks = ", ".join(node.name for node in chosen), _ranks(chosen)
-            say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {names}")
+            where, ranks = started[0].where or ", ".join(node.name for node in chosen), _ranks(chosen)
+            say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {where}")
     except CannotStart as busy:
         raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: fab train ... --queue)", code=1) from None
 

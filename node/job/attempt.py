@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -13,20 +14,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import Launch
+from fabfile.launchers import SLURM, Launch
 from node import launcher
 from node.job import files
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
-from node.job.keeper_connection import Link, NodeEvent
+from node.job.files import LEASE
+from node.job.keeper_connection import Link, NodeEvent, over_ssh
 from node.job.log import Log
 from node.job.spec import KeeperSpec
+from node.slurm import step
 
 KEEPERS = 25.0
 """Seconds for the keepers of all nodes to answer."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
+_USELESS = "cluster configuration lacks support for cpu binding"
+"""What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
 Asked = Callable[[], str]
 """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
@@ -42,7 +47,8 @@ class Attempt:
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         placement = [node.name for node in launch.nodes for _ in range(node.slots)]
-        self._watch = Diagnosis(placement, timeout, time.monotonic())
+        program = "srun" if name == SLURM else "mpirun"
+        self._watch = Diagnosis(placement, timeout, time.monotonic(), program)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
         self.expiry = Expiry()
@@ -73,9 +79,11 @@ class Attempt:
         job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
         of_job = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job}
+        # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
+        shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
             spec = KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
-            self._links[node.name] = Link(spec, code, self._events)
+            self._links[node.name] = Link(spec, self._keeper_on(node.name, code), self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
         while missing:
@@ -92,6 +100,11 @@ class Attempt:
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
+
+    def _keeper_on(self, node: str, code: str) -> list[str]:
+        if self._launcher == SLURM:
+            return step.on(node, code, ["keep"], stdin=True)
+        return over_ssh(node, self._launch.id, code)
 
     def _start(self, folder: Path) -> None:
         launch = self._launch
@@ -156,7 +169,11 @@ class Attempt:
         self._say("end")
         waiting, deadline = set(self._links) - set(self._watch.gone), time.monotonic() + END
         while waiting and time.monotonic() < deadline:
+            for node in [node for node in waiting if time.monotonic() - self._watch.heard[node] > LEASE]:
+                self._watch.gone.setdefault(node, "no word from it")
+                waiting.discard(node)
             for node, event in self._heard():
+                self._watch.heard[node] = time.monotonic()
                 if event is None:
                     self._watch.gone.setdefault(node, self._why(node))
                     waiting.discard(node)
@@ -198,6 +215,6 @@ class Attempt:
         assert mpirun.stdout
         for raw in mpirun.stdout:
             line = raw.decode(errors="replace").strip()
-            if line:
+            if line and not line.endswith(_USELESS):
                 self._watch.noise = line
                 self._log.say(line)

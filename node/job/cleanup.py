@@ -1,13 +1,16 @@
 """Kills a job's remaining processes on this node and checks that they are gone.
 
 Two independent checks: the job's systemd scope, and the environment of every process, which names the job even if the
-process has left the scope.
+process has left the scope. Under Slurm there is no scope: the processes are killed by their environment, and when the
+job is over Slurm kills its control groups.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -16,6 +19,7 @@ from pathlib import Path
 from node.job import files
 
 MARK = "TRAINYARD_JOB"
+_ROUNDS = 20
 
 
 def main(argv: list[str]) -> int:
@@ -23,6 +27,8 @@ def main(argv: list[str]) -> int:
     job = argv[0]
     found = processes(job)
     kill(files.unit_of(job))
+    if under_slurm():
+        kill_marked(job)
     subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
     print(json.dumps({"found": found, "alive": wait(job, seconds=5.0)}), flush=True)
     return 0
@@ -32,6 +38,22 @@ def kill(unit: str) -> None:
     """Kill every process of a systemd scope. A scope that no longer exists is not an error."""
     kill = ["sudo", "-n", "systemctl", "kill", "--signal=SIGKILL", f"{unit}.scope"]
     subprocess.run(kill, capture_output=True, check=False)
+
+
+def under_slurm() -> bool:
+    """Whether this program runs in a job of Slurm's, whose ranks are in no scope of systemd's."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def kill_marked(job: str) -> None:
+    """Kill every process on this node whose environment names the job, and those that they start meanwhile."""
+    for _ in range(_ROUNDS):
+        found = processes(job)
+        for each in found:
+            with suppress(ProcessLookupError):
+                os.kill(int(each.partition(" ")[0]), signal.SIGKILL)
+        if not found:
+            return
 
 
 def wait(job: str, seconds: float) -> list[str]:

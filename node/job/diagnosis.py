@@ -62,6 +62,8 @@ class Diagnosis:
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     began: float
+    program: str = "mpirun"
+    """The launcher's program, for messages."""
     ranks: list[RankStatus] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     """Node -> when its keeper last sent an event."""
@@ -114,7 +116,7 @@ class Diagnosis:
             # If mpirun does not end by itself, it is killed with its scope.
             return Outcome(0, self.ranks[0].last)
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
-            return Outcome(1, "mpirun ended before the ranks did")
+            return Outcome(1, f"{self.program} ended before the ranks did")
         return self._silent(now)
 
     def all_beat(self) -> bool:
@@ -169,9 +171,9 @@ class Diagnosis:
         # A lost rank may have been killed by mpirun after another one failed.
         killed = [number for number, rank in failed if (rank.code or 0) < 0 and not rank.lost]
         if self.mpirun is not None and self.mpirun < 0 and not killed and not starved:
-            return Outcome(1, f"mpirun was killed by {signal_name(-self.mpirun)}")
+            return Outcome(1, f"{self.program} was killed by {signal_name(-self.mpirun)}")
         if not failed:
-            return Outcome(1, f"mpirun ended with exit code {self.mpirun}: {self.noise or 'no output'}")
+            return Outcome(1, f"{self.program} ended with exit code {self.mpirun}: {self.noise or 'no output'}")
         refused = [number for number, rank in failed if rank.code == 2]
         known = [number for number, rank in failed if not rank.lost]
         return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])

@@ -7,19 +7,21 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from node.job import files
 from node.job.files import Record
+from node.slurm import queue, records
+from node.slurm.queue import QueuedJob, SlurmError
 
 _SYSTEMD_SECONDS = 15.0
 """How long to go on asking a systemd that does not answer."""
 _TO_START = 30.0
 """Seconds after a job's record is made during which a missing service does not mean that the job has failed. A sudo and
 a systemd-run come in between and take seconds on a busy head, and the verb that follows a job ends if it reads FAILED.
-Waiting longer costs little: when a launcher dies, supervisor.aftermath records that at once."""
+Waiting longer costs little: when a launcher dies, aftermath.py records that at once."""
 _NEEDED = {"id", "state", "created", "nodes"}
 """Keys without which a job's record counts as damaged."""
 
@@ -52,16 +54,28 @@ def number_of(job: str) -> int:
 
 def every(runs: Path) -> list[Record]:
     """The states of all jobs, in the order of their numbers."""
-    found = [state_of(path) for path in runs.iterdir() if (path / "state.json").exists()] if runs.is_dir() else []
-    return sorted(found, key=lambda state: number_of(state["id"]))
+    there = [path for path in runs.iterdir() if (path / "state.json").exists()] if runs.is_dir() else []
+    queued = _queue_for(there)
+    return sorted((state_of(path, queued) for path in there), key=lambda state: number_of(state["id"]))
 
 
-def state_of(run_dir: Path) -> Record:
+def _queue_for(run_dirs: Iterable[Path]) -> list[QueuedJob] | None:
+    """Slurm's queue, asked once for all jobs; None if none of them is Slurm's and under way, or if it is not known."""
+    states = [files.read(path / "state.json") for path in run_dirs]
+    if any(records.is_ours(state) and state.get("state") not in files.OVER for state in states):
+        with suppress(SlurmError):  # each job's own look then says that it is not known
+            return queue.jobs()
+    return None
+
+
+def state_of(run_dir: Path, queued: Sequence[QueuedJob] | None = None) -> Record:
     """A job's state; empty if there is no such job. FAILED also if its record cannot be read, or says that the job is
-    not over while its launcher's service is gone."""
+    not over while its supervisor is gone. `queued`: Slurm's queue, if it is known."""
     state = files.read(run_dir / "state.json")
     if not state.keys() >= _NEEDED and (run_dir / "state.json").exists():
         return damaged(run_dir)
+    if state and records.is_ours(state):
+        return records.now(run_dir, state, queued)
     if not state or time.time() - state["created"] < _TO_START:
         return state
     if state["state"] not in files.OVER and not is_active(state["id"]):
@@ -119,8 +133,9 @@ def is_active(job: str) -> bool:
 def show(argv: list[str]) -> int:
     """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, and how many nodes it had."""
     run_dir = files.absolute(argv[0]) / argv[1]
-    nodes = files.read(run_dir / "spec.json").get("cluster", {}).get("nodes", [])
-    print(json.dumps({"job": files.text(run_dir / "job.toml"), "nodes": len(nodes)}), flush=True)
+    spec = files.read(run_dir / "spec.json")
+    nodes = spec.get("count") or len(spec.get("cluster", {}).get("nodes", []))
+    print(json.dumps({"job": files.text(run_dir / "job.toml"), "nodes": nodes}), flush=True)
     return 0
 
 

@@ -2,7 +2,8 @@
 
 Runs as the systemd service ID-keeper.service; its stdin and stdout are the head's SSH connection. The ranks' scope is
 bound to that service: when this program ends for any reason, systemd kills the ranks. It ends when the head says so,
-when the connection closes, or when the head has sent nothing for the length of the lease.
+when the connection closes, or when the head has sent nothing for the length of the lease. Under Slurm it is a step of
+the job beside the ranks', its stdin and stdout are srun's, and the head is the job's first node.
 
 stdin    a line of JSON: a KeeperSpec; then words: beat, term, end
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
@@ -37,6 +38,8 @@ Event = dict[str, Any]
 
 def main(_argv: list[str]) -> int:
     """Keep one node's part of a job until its end."""
+    if cleanup.under_slurm():  # which sends SIGTERM to everything: the supervisor says what is to be done
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     return Keeper(KeeperSpec(**json.loads(sys.stdin.readline()))).run()
 
 
@@ -101,7 +104,7 @@ class Keeper:
                 self._over.set()
                 return
         # Without the head nothing can be reported, and writing to stdout might block.
-        cleanup.kill(files.unit_of(self.id))
+        self._kill()
         os._exit(3)
 
     def _look(self) -> None:
@@ -151,9 +154,16 @@ class Keeper:
 
     def _end(self) -> None:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
-        cleanup.kill(files.unit_of(self.id))
+        self._kill()
         self._look()
         send({"event": "clean", "alive": cleanup.wait(self.id, seconds=5.0)})
+
+    def _kill(self) -> None:
+        """Kill the ranks; under Slurm, where no service does it, also remove this node's record of the job."""
+        cleanup.kill(files.unit_of(self.id))
+        if cleanup.under_slurm():
+            cleanup.kill_marked(self.id)
+            subprocess.run(["sudo", "-n", "rm", "-f", str(files.JOB)], capture_output=True, check=False)
 
 
 class Rank:

@@ -1,4 +1,4 @@
-"""The head's SSH connections to the keepers: it sends words and receives events. Runs on the head."""
+"""The supervisor's connections to the keepers: it sends words and receives events."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ class Link:
     """The connection to one node's keeper, for one attempt. Events go into the queue `events`; `complaint` is the last
     line of its stderr, or of its stdout that is not JSON."""
 
-    def __init__(self, spec: KeeperSpec, code: str, events: queue.SimpleQueue[NodeEvent]) -> None:
+    def __init__(self, spec: KeeperSpec, argv: list[str], events: queue.SimpleQueue[NodeEvent]) -> None:
+        """`argv` runs the keeper on its node, with our pipes as its stdin and stdout."""
         self.node = spec.node
         self._events = events
         self.complaint = ""
-        argv, pipe = ["ssh", "-x", *STRICT, spec.node, _command(spec.id, code)], subprocess.PIPE
-        self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace")
+        pipe = subprocess.PIPE
+        # A session of its own: Slurm may signal the process group of this program, and the keeper must not hear it.
+        self._process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+        )
         self.say(json.dumps(asdict(spec)))
         threading.Thread(target=self._hear, daemon=True).start()
         threading.Thread(target=self._hear_errors, daemon=True).start()
@@ -63,10 +67,17 @@ class Link:
     def _hear_errors(self) -> None:
         assert self._process.stderr
         for line in self._process.stderr:
-            self.complaint = line.strip() or self.complaint
+            # srun's own last words, the exit code of what it ran, say less than what that said.
+            if line.strip() and not (self.complaint and line.startswith("srun: ")):
+                self.complaint = line.strip()
 
 
-def _command(job: str, code: str) -> str:
+def over_ssh(node: str, job: str, code: str) -> list[str]:
+    """The command that runs the keeper of a job on a node reached over SSH."""
+    return ["ssh", "-x", *STRICT, node, _service(job, code)]
+
+
+def _service(job: str, code: str) -> str:
     """The shell command that runs the keeper as a systemd service. Whatever ends it, systemd then kills the scope that
     is bound to it and removes the node's job record. Its priority is high, so that a rank that takes all of the node's
     CPU or memory does not make the node look dead."""

@@ -7,10 +7,7 @@ on where it was even if files were rotated meanwhile. At most KEPT rotated files
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,15 +15,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
 
-from node.job import files, job_table
+from node.job import files
 
 HEAD = "-"
 """Stands in place of a rank in the launcher's own lines."""
-POLL = 0.3
-LOOK = 5.0
-"""Seconds between two checks with systemd that the job's launcher runs; rare, as the head's cores are for training."""
 BATCH = 500
 """The most lines in one message to the operator; bounds the memory that this program uses."""
 FILE_BYTES = 64 << 20
@@ -104,39 +97,6 @@ class Log:
         self._open()
         for part in before[: max(0, len(before) + 1 - KEPT)]:
             part.path.unlink(missing_ok=True)
-
-
-def main(argv: list[str]) -> int:
-    """`logs RUN_DIR`: print a line of JSON for each batch of lines. After the last, unless --follow waits for more of a
-    running job, print the job's state."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--offset", type=int, default=0, help="bytes of the log to leave out; -1: all that is there")
-    parser.add_argument("--rank", default="")
-    parser.add_argument("--since", type=float, default=0.0, help="seconds before now")
-    parser.add_argument("--tail", type=int, default=-1, help="only so many lines of what is there already")
-    parser.add_argument("--follow", action="store_true")
-    args = parser.parse_args(argv)
-    run_dir = files.absolute(str(args.run_dir))
-    path = run_dir / "log"
-    wanted = Wanted(args.rank, time.time() - args.since if args.since else 0.0)
-    offset, looked = end(path) if args.offset < 0 else args.offset, 0.0
-    if args.tail >= 0:
-        offset = tail(path, args.tail, wanted, offset)
-    while True:
-        state = files.read(run_dir / "state.json")
-        if time.monotonic() - looked > LOOK:
-            looked, state = time.monotonic(), job_table.state_of(run_dir)
-        over = not args.follow or state.get("state") in files.OVER
-        lines, offset = read(path, offset, wanted)
-        if lines:
-            send({"lines": lines, "offset": offset})
-            continue
-        if over and offset >= end(path, complete_lines=True):
-            send({"state": state, "offset": offset})
-            return 0
-        send({"offset": offset})  # ends this program if its reader is gone
-        time.sleep(POLL)
 
 
 @dataclass(frozen=True)
@@ -224,11 +184,3 @@ def _backwards(path: Path) -> Iterator[tuple[bytes, int]]:
                     start = data.rfind(b"\n", 0, stop) + 1
                     yield data[start:stop], part.start + start
                     stop = start - 1
-
-
-def send(event: dict[str, Any]) -> None:
-    """Print a line of JSON; end the program if stdout is closed."""
-    try:
-        print(json.dumps(event), flush=True)
-    except BrokenPipeError:
-        sys.exit(0)

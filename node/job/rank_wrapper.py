@@ -1,6 +1,6 @@
 """Runs one rank: completes its environment on its node, writes its lines to a file, and records how it ended.
 
-    mpirun ... python3 launch rank -- python -u -m training.train job.toml
+    mpirun|srun ... python3 launch rank -- python -u -m training.train job.toml
 
 The rank's lines go to a file on this node, and the node's keeper sends them to the head, so that the last ones arrive
 even if mpirun dies. The rank's exit code or signal is written beside that file before the wrapper exits.
@@ -20,6 +20,7 @@ from pathlib import Path
 from fabfile.launchers import RUNTIME, nodes_from_text
 from node import scope
 from node.job import cores, files
+from node.slurm import step
 
 READY = Path("/var/lib/trainyard/ready.json")
 LONGEST = 16384
@@ -30,16 +31,21 @@ LINGER = 4.0
 """Seconds that the wrapper waits after its rank failed. When the wrapper exits, the launcher kills all other ranks; by
 then the head has received their error messages and has ended them itself."""
 _PR_SET_PDEATHSIG = 1
+_NUMBERS = ("PMI_RANK", "RANK", "SLURM_PROCID")
 
 
 class RankPlacement:
-    """This rank's number and node, from the environment that the launcher sets: PMI_RANK or RANK, TRAINYARD_NODES."""
+    """This rank's number and node, from the environment that the launcher sets: PMI_RANK, RANK or SLURM_PROCID, and
+    TRAINYARD_NODES. ValueError if Slurm has put the rank elsewhere than the supervisor takes it to be."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.rank = int(environment.get("PMI_RANK") or environment.get("RANK") or 0)
+        self.rank = int(next((environment[name] for name in _NUMBERS if environment.get(name)), 0))
         self.nodes = nodes_from_text(environment["TRAINYARD_NODES"])
         places = [(node, local) for node in self.nodes for local in range(node.slots)]
         node, self.local_rank = places[self.rank]
+        if environment.get("SLURMD_NODENAME", node.name) != node.name:
+            there = environment["SLURMD_NODENAME"]
+            raise ValueError(f"Slurm has started rank {self.rank} on {there}, and not on {node.name}")
         self.node, self.slots, self.cores = node.name, node.slots, node.cores_per_slot
         self.others = [other.private_ip for other in self.nodes if other != node]
 
@@ -54,6 +60,8 @@ def main(argv: list[str]) -> int:
     environment = {**os.environ, **from_node(place, log.line)}
     # A launcher's SIGTERM goes to the whole process group; the wrapper must live on to record how the rank ended.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "SLURM_PROCID" in os.environ:
+        step.signalled_with_slurmstepd(signal.SIGKILL)
     child = subprocess.Popen(
         argv[1:],
         env=environment,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fabfile.launchers import SLURM
 from infra.inventory import SshCluster, from_object, to_object
 from node.job import files
 
@@ -26,10 +27,14 @@ class JobSpec:
     """Folder with the package `training` and with `launch`, on every node."""
     launcher: str
     cluster: SshCluster
-    """Only the job's nodes, the head first."""
+    """Only the job's nodes, the head first; with Slurm, which chooses among them, all nodes."""
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     threads: int = 0
+    count: int = 0
+    """With Slurm: how many nodes; 0: those of `cluster`."""
+    time_limit: float = 0.0
+    """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
     """How often the job may be started again after a failure."""
     resume: str = ""
@@ -51,6 +56,16 @@ class JobSpec:
     def node_names(self) -> list[str]:
         """In the inventory's order, the head first."""
         return [node.name for node in self.cluster.nodes]
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes the job has."""
+        return self.count or len(self.cluster.nodes)
+
+    @property
+    def is_slurms(self) -> bool:
+        """Whether Slurm runs it."""
+        return self.launcher == SLURM
 
     @property
     def program(self) -> str:

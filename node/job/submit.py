@@ -1,13 +1,16 @@
-"""Gives a job its number, its directory and its service; refuses if another job has its nodes. Runs on the head.
+"""Gives a job its number, its directory, and its service or its place in Slurm's queue; refuses if other jobs have its
+nodes. Runs on the head.
 
-stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ...} or {"refused": why}. `log` is
-the size in bytes of a resumed job's log until now, from where the operator shows it.
+stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ...} or
+{"refused": why}. `log` is the size in bytes of a resumed job's log until now, from where the operator shows it; `slurm`
+is Slurm's number of the job, empty without Slurm.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +21,8 @@ from fabfile.launchers import SYSTEM_PYTHON
 from node.job import cleanup, files, job_table, log
 from node.job.files import Record
 from node.job.spec import JobSpec, from_record
+from node.slurm import submission
+from node.slurm.queue import SlurmError
 
 STOP_SECONDS = 20
 
@@ -38,16 +43,45 @@ def main(argv: list[str]) -> int:
         before, log_size = files.read(run_dir / "state.json"), log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec.job)
-        files.write(run_dir / "spec.json", replace(spec, id=job, run_dir=str(run_dir)).to_record())
+        spec = replace(spec, id=job, run_dir=str(run_dir))
+        files.write(run_dir / "spec.json", spec.to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
-        write_secrets(job, secrets)
-        try:
-            _start(spec, job, run_dir)
-        except BaseException:
-            files.secrets_of(job).unlink(missing_ok=True)
-            raise
-    print(json.dumps({"id": job, "log": log_size}), flush=True)
+        if refused := _submit(spec, secrets) if spec.is_slurms else _serve(spec, secrets):
+            _undo(run_dir, before)
+            print(json.dumps({"refused": refused}), flush=True)
+            return 0
+    number = files.read(run_dir / "state.json").get("slurm", "")
+    print(json.dumps({"id": job, "log": log_size, "slurm": number}), flush=True)
     return 0
+
+
+def _submit(spec: JobSpec, secrets: dict[str, str]) -> str:
+    """Submit the job to Slurm; returns why that refuses it, empty if it does not."""
+    try:
+        number = submission.submit(submission.batch_of(spec), secrets)
+    except SlurmError as error:
+        return f"Slurm: {error}"
+    job_table.set_state(Path(spec.run_dir), slurm=number)
+    return ""
+
+
+def _serve(spec: JobSpec, secrets: dict[str, str]) -> str:
+    """Start the job's service on this head, with its secrets beside it. Returns an empty text."""
+    write_secrets(spec.id, secrets)
+    try:
+        _start(spec, spec.id, Path(spec.run_dir))
+    except BaseException:
+        files.secrets_of(spec.id).unlink(missing_ok=True)
+        raise
+    return ""
+
+
+def _undo(run_dir: Path, before: Record) -> None:
+    """Leave nothing of a new job, and a resumed one as it was."""
+    if before:
+        files.write(run_dir / "state.json", before)
+    else:
+        shutil.rmtree(run_dir)
 
 
 def write_secrets(job: str, secrets: dict[str, str]) -> None:
@@ -71,6 +105,8 @@ def _refused(runs: Path, spec: JobSpec) -> str:
             return f"there is no job {spec.resume}"
         if state and state["state"] not in files.OVER:
             return f"{spec.resume} is {state['state']} already"
+    if spec.is_slurms:
+        return submission.refused(spec)
     if spec.queue:
         return ""
     for other in job_table.in_the_way(runs, set(names)):
@@ -85,6 +121,8 @@ def _pending(spec: JobSpec, job: str, before: Record) -> Record:
     new = {"state": "PENDING", "reason": "", "exit_code": None, "created": time.time(), "ended": None}
     times = {"started": before.get("started"), "ended_before": before.get("ended"), "paused": before.get("paused", 0.0)}
     asked = {"nodes": spec.node_names, "price_per_hour": spec.price_per_hour, "queued": spec.queue}
+    if spec.is_slurms:  # which chooses the nodes
+        asked |= {"nodes": [], "queued": False, "slurm": "", "restarts_left": spec.restarts}
     return {"id": job, **new, **times, **asked, "attempt": before.get("attempt", 0)}
 
 

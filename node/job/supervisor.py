@@ -1,32 +1,32 @@
-"""The job's service on the head: waits for its nodes, then makes attempts until the job has ended.
+"""Supervises a job: waits for its nodes, then makes attempts until the job has ended.
 
-Whatever ends this program, systemd then runs `aftermath`: it kills what is left on the nodes and records the end.
+Over SSH it is the job's service on the head. Whatever ends it, systemd then runs `aftermath`: it kills what is left on
+the nodes and records the end. With Slurm it is the batch script, on the first of the nodes that Slurm has chosen: Slurm
+kills what is left, and node/slurm/records.py records the end.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import TimeoutExpired, run
 
-from fabfile.launchers import SYSTEM_PYTHON, Launch
-from node.job import files, job_table
+from fabfile.launchers import Launch
+from node.job import files, job_table, submit
+from node.job.aftermath import sweep, warn
 from node.job.attempt import Attempt
-from node.job.diagnosis import Outcome, signal_name
+from node.job.diagnosis import Outcome
 from node.job.files import Record
 from node.job.log import Log
 from node.job.spec import of_job
-from node.scope import STRICT
+from node.job.time_limit import TimeLimit
+from node.slurm import step
+from node.slurm.allocation import Allocation
+from node.slurm.queue import SlurmError
 
 QUEUE_POLL = 0.5
 STOPPED = "stopped"
 """Start of the trainer's last line if it ended because it was asked to, and not because it was done just then."""
-SWEEP = 5.0
-"""Seconds that a node has to kill a job's processes and answer."""
 
 
 class Supervisor:
@@ -35,11 +35,15 @@ class Supervisor:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.spec = spec = of_job(run_dir)
-        self.log = Log(run_dir / "log", spec.cluster.head.name)
+        self.slurm = Allocation(spec) if spec.is_slurms else None
+        nodes = self.slurm.nodes if self.slurm else spec.cluster.nodes
+        self.log = Log(run_dir / "log", nodes[0].name)
         self._now = False
+        self._dead: set[str] = set()  # nodes of the last attempt that cannot be reached; known only with Slurm
+        self.limit = TimeLimit(spec.time_limit, time.monotonic())
         self.launch = Launch(
             id=spec.id,
-            nodes=spec.cluster.nodes,
+            nodes=nodes,
             run_dir=str(run_dir),
             code=spec.code,
             interface=spec.cluster.interface,
@@ -51,30 +55,76 @@ class Supervisor:
     def run(self) -> None:
         """Wait for the nodes, make attempts until the job has ended, and record its end in state.json."""
         signal.signal(signal.SIGTERM, self._terminated)
+        signal.signal(signal.SIGUSR1, self._warned)
         if not self._wait_for_nodes():
             self._over("CANCELLED", "stopped before it started", 1)
             return
         before = files.read(self.run_dir / "state.json")
         launch = self.launch.on(self.launch.nodes, before["attempt"] + 1)
-        restarts = self.spec.restarts
+        restarts = before.get("restarts_left", self.spec.restarts) - bool(self.slurm and self.slurm.requeued)
+        if restarts < 0:
+            self._over("FAILED", "requeued by Slurm, with no restart left", 1)
+            return
         while True:
-            state = self._running(launch)
-            began = state["started"] + state.get("paused", 0.0)
-            attempt = Attempt(self.spec.launcher, launch, self.spec.timeout, self.log, self.asked, began)
-            verdict = attempt.run()
+            attempt, verdict = self._attempt(launch, restarts)
             unusable = self._record(verdict, attempt) | attempt.expiry.taken
             nodes = tuple(node for node in launch.nodes if node.name not in unusable)
-            if not self._may_go_on(verdict, attempt) or not restarts or launch.nodes[0] not in nodes:
+            may_go_on = self._may_go_on(verdict, attempt) and restarts > 0
+            if may_go_on and self.slurm and unusable & {node.name for node in launch.nodes}:
+                self._goes_on_elsewhere(self.slurm, unusable, restarts - 1)
+                return
+            if not may_go_on or launch.nodes[0] not in nodes:
                 break
             restarts -= 1
             launch = launch.on(nodes, launch.attempt + 1)
             self.log.say(f"restart from the last checkpoint on {len(nodes)} nodes; {restarts} more allowed")
+        self._ended(verdict, attempt)
+        self._tell_down()
+
+    def _attempt(self, launch: Launch, restarts: int) -> tuple[Attempt, Outcome]:
+        state = self._running(launch, restarts)
+        began = state["started"] + state.get("paused", 0.0)
+        attempt = Attempt(self.spec.launcher, launch, self.spec.timeout, self.log, self.asked, began)
+        return attempt, attempt.run()
+
+    def _ended(self, verdict: Outcome, attempt: Attempt) -> None:
+        """Record the end of the job with its last attempt."""
         if attempt.stopping and (verdict.code or verdict.reason.startswith(STOPPED)):
-            self._over("CANCELLED", "; ".join(filter(None, (attempt.expiry.reason, verdict.reason))), 1)
+            state, reason = (
+                "CANCELLED",
+                "; ".join(filter(None, (attempt.expiry.reason, self.limit.reason, verdict.reason))),
+            )
+            if self.slurm and self._now:
+                state, reason = self.slurm.ended_by()
+            self._over(state, reason, 1)
         elif verdict.code:
             self._over("FAILED", verdict.reason, verdict.code)
         else:
             self._over("SUCCEEDED", "", 0)
+
+    def _goes_on_elsewhere(self, slurm: Allocation, without: set[str], restarts: int) -> None:
+        """Have Slurm start the job again on other nodes, and end here; or record that it cannot."""
+        names = ", ".join(sorted(without))
+        try:
+            number, count = slurm.goes_on_without(without, restarts)
+        except SlurmError as error:
+            self._over("FAILED", f"{names} lost, and Slurm does not start it again: {error}", 1)
+        else:
+            waits = {"state": "PENDING", "queued": True, "reason": "", "nodes": []}
+            job_table.set_state(self.run_dir, slurm=number, restarts_left=restarts, **waits)
+            where = f"{count} nodes without {names}, as Slurm's job {number}"
+            self.log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
+            slurm.is_not_requeued()
+        self._tell_down()
+
+    def _tell_down(self) -> None:
+        """Tell Slurm which nodes are dead. The last thing to do: Slurm then ends this job of its."""
+        if not self.slurm or not self._dead:
+            return
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        names = ", ".join(sorted(self._dead))
+        if why := self.slurm.tell_down(sorted(self._dead), f"trainyard: no answer to {self.spec.id}"):
+            self.log.say(f"warning: Slurm was not told that {names} is down: {why}")
 
     def _may_go_on(self, verdict: Outcome, attempt: Attempt) -> bool:
         """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back."""
@@ -86,15 +136,20 @@ class Supervisor:
 
     def asked(self) -> str:
         """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
-        return "now" if self._now else str(files.read(self.run_dir / "stop.json").get("how", ""))
+        how = str(files.read(self.run_dir / "stop.json").get("how", ""))
+        return "now" if self._now else how or self.limit.asked(time.monotonic())
 
     def _terminated(self, _signal: int, _frame: object) -> None:
         self._now = True
 
+    def _warned(self, _signal: int, _frame: object) -> None:
+        """Slurm ends the job soon, at a limit of its own."""
+        self.limit.end_now()
+
     def _wait_for_nodes(self) -> bool:
         """Wait until no job with a lower number holds any of the nodes; False if the user stopped the job meanwhile."""
         names, runs, waits_for = set(self.spec.node_names), self.run_dir.parent, ""
-        while self.spec.queue and not self.asked():
+        while self.spec.queue and not self.slurm and not self.asked():
             with job_table.locked(runs):
                 before = job_table.in_the_way(runs, names, self.launch.id)
                 if not before:
@@ -106,8 +161,9 @@ class Supervisor:
             time.sleep(QUEUE_POLL)
         return not self.asked()
 
-    def _running(self, launch: Launch) -> Record:
+    def _running(self, launch: Launch, restarts: int) -> Record:
         state, now = files.read(self.run_dir / "state.json"), time.time()
+        slurms = {"restarts_left": restarts, "queued": False, "reason": ""} if self.slurm else {}
         before = state["ended_before"] if state["started"] else None
         return job_table.set_state(
             self.run_dir,
@@ -118,6 +174,7 @@ class Supervisor:
             # The time between a job's end and its resumption costs nothing.
             paused=state["paused"] + (now - before if before else 0.0),
             ended_before=None,
+            **slurms,
         )
 
     def _record(self, verdict: Outcome, attempt: Attempt) -> set[str]:
@@ -127,68 +184,36 @@ class Supervisor:
         if attempt.first_step:
             job_table.set_state(self.run_dir, first_step=attempt.first_step)
         # The keepers of these nodes have not confirmed that all processes are gone: ask over a new connection.
-        remaining = sweep(self.launch.id, attempt.unknown, self.spec.program)
+        unknown = attempt.unknown
+        if self.slurm:
+            # Not after Slurm has ended this job: it runs no step for it any more, and kills what is left by itself.
+            unknown = [] if self._now else unknown
+            self._dead = self.slurm.dead(unknown)
+        remaining = {node: ["not known: it does not answer"] for node in self._dead}
+        asked = [node for node in unknown if node not in self._dead]
+        remaining |= sweep(self.launch.id, asked, self.spec.program, slurms=self.slurm is not None)
         warn(self.log, {**attempt.remaining, **remaining})
         return set(remaining)
 
     def _over(self, state: str, reason: str, code: int) -> None:
+        if state == "PENDING":  # it is requeued: the next one goes on with the record
+            self.log.say(f"{self.launch.id}: {reason}")
+            return
         self.log.say(f"{self.launch.id} {state}{': ' + reason if reason else ''}")
         self.log.flush(5.0)
         job_table.over(self.run_dir, state, reason, code)
 
 
-def warn(log: Log, alive: dict[str, list[str]]) -> None:
-    """Write to the job's log what could not be killed, by node."""
-    for node, what in alive.items():
-        log.say(f"warning: left on {node}: {'; '.join(what)}")
-
-
 def main(argv: list[str]) -> int:
     """`supervise RUN_DIR`."""
-    Supervisor(Path(argv[0])).run()
-    return 0
-
-
-def aftermath(argv: list[str]) -> int:
-    """`aftermath RUN_DIR`: runs after the service, whatever ended it. Removes the job's secrets from the head. If the
-    record has no end, kills the job's processes on all nodes and records FAILED. Returns 0."""
-    run_dir = Path(argv[0])
-    files.secrets_of(run_dir.name).unlink(missing_ok=True)
-    if files.read(run_dir / "state.json")["state"] in files.OVER:
+    supervisor = Supervisor(Path(argv[0]))
+    if supervisor.slurm is None:
+        supervisor.run()
         return 0
-    spec = of_job(run_dir)
-    found = sweep(spec.id, spec.node_names, spec.program)
-    reason = f"its launcher on the head {_how()}"
-    log = Log(run_dir / "log", spec.cluster.head.name)
-    log.say(f"error: {reason}")
-    warn(log, found)
-    log.say(f"{spec.id} FAILED: {reason}")
-    job_table.over(run_dir, "FAILED", reason, 1)
+    step.signalled_with_slurmstepd(signal.SIGTERM)
+    submit.write_secrets(supervisor.spec.id, supervisor.slurm.secrets)
+    try:
+        supervisor.run()
+    finally:
+        files.secrets_of(supervisor.spec.id).unlink(missing_ok=True)
     return 0
-
-
-def _how() -> str:
-    """How the service ended, from the variables that systemd sets for ExecStopPost."""
-    status = os.environ.get("EXIT_STATUS", "")
-    if os.environ.get("EXIT_CODE") in ("killed", "dumped"):
-        name = signal_name(int(status)) if status.isdigit() else f"SIG{status.removeprefix('SIG')}"
-        return f"was killed by {name}"
-    return f"ended with exit code {status}; why: journalctl -u trainyard-job-*"
-
-
-def sweep(job: str, nodes: list[str], code: str) -> dict[str, list[str]]:
-    """Kill a job's remaining processes on all nodes at once; returns by node what could not be killed, or why that is
-    not known."""
-
-    def one(node: str) -> list[str]:
-        argv = ["ssh", "-n", "-x", *STRICT, node, f"{SYSTEM_PYTHON} -I {code} sweep {job}"]
-        try:
-            done = run(argv, capture_output=True, text=True, timeout=SWEEP)
-        except TimeoutExpired:
-            return ["not known: it does not answer"]
-        if done.returncode != 0:
-            return [f"not known: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"]
-        return list(json.loads(done.stdout)["alive"])
-
-    with ThreadPoolExecutor(max(1, len(nodes))) as pool:
-        return {node: what for node, what in zip(nodes, pool.map(one, nodes), strict=True) if what}

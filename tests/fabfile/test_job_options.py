@@ -49,13 +49,13 @@ def test_a_record_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize(("text", "value"), [("", 0), ("30s", 30), ("5m", 300), ("2h", 7200), ("1d", 86400)])
 def test_since(text: str, value: float) -> None:
-    assert seconds(text) == value
+    assert seconds(text, "--since") == value
 
 
 @pytest.mark.parametrize("text", ["5", "m", "5 m", "-5m", "5w"])
 def test_since_that_makes_no_sense(text: str) -> None:
     with pytest.raises(Exit, match="must be a number with") as error:
-        seconds(text)
+        seconds(text, "--since")
     assert error.value.code == 2
 
 

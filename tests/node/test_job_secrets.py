@@ -14,7 +14,7 @@ import pytest
 
 from fabfile.launchers import nodes_to_text
 from infra.inventory import Node, SshCluster
-from node.job import files, job_table, rank_wrapper, submit, supervisor
+from node.job import aftermath, files, job_table, rank_wrapper, submit
 from node.job.spec import JobSpec, from_record
 
 KEY = {"WANDB_API_KEY": "k" * 40}
@@ -88,8 +88,8 @@ def test_they_go_with_the_job_s_service_whatever_ended_it(
     run_dir.mkdir(parents=True)
     files.write(run_dir / "spec.json", replace(asked(tmp_path), id="demo-1", run_dir=str(run_dir)).to_record())
     files.write(run_dir / "state.json", {"id": "demo-1", "state": state, "nodes": ["node1"], "created": 0})
-    monkeypatch.setattr(supervisor, "sweep", lambda *_: {})
-    supervisor.aftermath([str(run_dir)])
+    monkeypatch.setattr(aftermath, "sweep", lambda *_: {})
+    aftermath.main([str(run_dir)])
     assert [path.name for path in kept.iterdir()] == ["demo-2.json"]
 
 

@@ -18,6 +18,7 @@ from fabfile.backends.base import (
     LogLine,
     LogPart,
     LogRequest,
+    OtherJob,
     SampleOptions,
     Submission,
     Submitted,
@@ -46,6 +47,7 @@ class MemoryBackend:
     content: dict[str, bytes] = field(default_factory=dict)
     """What each job's folder has."""
     table: list[JobRecord] = field(default_factory=list)
+    others: list[OtherJob] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     bucket: dict[str, str] = field(default_factory=dict)
     """job.toml of the jobs that the mirror alone knows."""
@@ -88,6 +90,9 @@ class MemoryBackend:
     def jobs(self) -> list[JobRecord]:
         assert self.is_open, "a verb asks inside of the backend's `with` block"
         return list(self.table)
+
+    def other_jobs(self) -> list[OtherJob]:
+        return list(self.others)
 
     def begun(self, job: str) -> Begun:
         return Begun(job, self.texts[job], len(self._job(job).nodes))

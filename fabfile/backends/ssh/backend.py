@@ -20,6 +20,7 @@ from fabfile.backends.base import (
     JobRecord,
     LogPart,
     LogRequest,
+    OtherJob,
     SampleOptions,
     Submission,
     Submitted,
@@ -98,6 +99,9 @@ class SshBackend:
             return [JobRecord.from_record(record) for record in self._head.ask("jobs", runs(self.cluster))]
         except ValueError as error:
             raise Exit(f"{self.host}: jobs: its answer cannot be read: {error}", code=1) from None
+
+    def other_jobs(self) -> list[OtherJob]:
+        return []
 
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)

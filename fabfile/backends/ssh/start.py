@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from invoke.exceptions import Exit
 
@@ -67,11 +68,11 @@ def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> Non
         raise CannotStart(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
 
 
-def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
-    """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
+def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec:
+    """What the head is asked to create; the job's id must not be in `taken`."""
     job, begun, cluster = submission.job, submission.begun, head.cluster
     launch = launch_of(cluster, submission)
-    spec = JobSpec(
+    return JobSpec(
         name=job.name,
         job=job.text,
         runs=runs(cluster),
@@ -80,6 +81,7 @@ def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitte
         cluster=replace(cluster, nodes=launch.nodes),
         timeout=job.timeout,
         threads=job.threads,
+        time_limit=submission.time_limit,
         restarts=submission.restarts,
         resume=begun.id if begun else "",
         mirrored=bool(begun and begun.mirrored),
@@ -87,8 +89,19 @@ def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitte
         queue=submission.queue,
         price_per_hour=launch.usd_per_hour,
     )
+
+
+def ask_to_create(head: Head, spec: JobSpec) -> dict[str, Any]:
+    """Create the job on the head; returns its answer. Raises CannotStart."""
     secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
-    answer = head.ask("create", stdin={**spec.to_record(), "secrets": secrets})
+    answer: dict[str, Any] = head.ask("create", stdin={**spec.to_record(), "secrets": secrets})
     if "refused" in answer:
         raise CannotStart(answer["refused"])
-    return Submitted(answer["id"], answer["log"])
+    return answer
+
+
+def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
+    """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
+    spec = spec_of(head, submission, taken)
+    answer = ask_to_create(head, spec)
+    return Submitted(answer["id"], answer["log"], ", ".join(spec.node_names))

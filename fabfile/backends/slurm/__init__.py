@@ -1,0 +1,1 @@
+"""Run jobs with Slurm, on a cluster whose head is reached over SSH."""

@@ -1,0 +1,94 @@
+"""Start a job with Slurm: its batch script, what a dry run shows of it, and its creation on the head."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile import launchers
+from fabfile.backends.base import OtherJob, Submission, Submitted
+from fabfile.backends.ssh import start as over_ssh
+from fabfile.backends.ssh.head import Head
+from fabfile.launchers import SLURM, HeadValues, Launch, LaunchError, plans, sbatch
+from fabfile.launchers.sbatch import Batch
+from fabfile.remote.deploy import package
+from fabfile.token_sets.token_set import is_shared
+from infra.inventory import SshCluster
+
+_VARIABLES = """
+# found by the supervisor when Slurm has chosen the nodes: $NODES, which these are; $MASTER_ADDR, the address of the
+# first; $MASTER_PORT, a free one there; $BEGAN, the job's start without its pauses (where the nodes have a price).
+# added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
+# interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
+# before it, a step on each node that watches the ranks: srun ... launch keep
+"""
+
+
+def check_launcher(submission: Submission) -> None:
+    """Exit 2 for a launcher other than Slurm's."""
+    if submission.launcher not in ("", SLURM):
+        raise Exit(f"--launcher {submission.launcher}: Slurm starts the jobs of this cluster: leave it out", code=2)
+
+
+def code_folder(cluster: SshCluster) -> str:
+    """The folder with the versions of our programs, which all nodes share."""
+    return f"{cluster.shared_dir.rstrip('/')}/.trainyard/code"
+
+
+def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
+    """The job on as many nodes as it asks for; which ones Slurm chooses."""
+    launch = over_ssh.launch_of(cluster, submission)
+    run_dir = launch.run_dir.removeprefix("~/")
+    return replace(launch, run_dir=run_dir, code=f"{code_folder(cluster)}/{package().hash}")
+
+
+def shown(cluster: SshCluster, submission: Submission) -> str:
+    """The batch script as it is submitted, and the srun that it ends in. Exit 2 for what cannot work."""
+    check_launcher(submission)
+    launch = launch_of(cluster, submission)
+    node = launch.nodes[0]
+    batch = Batch(
+        id=launch.id,
+        nodes=len(launch.nodes),
+        slots=node.slots,
+        gpus=node.gpus,
+        run_dir=launch.run_dir,
+        program=f"{launch.code}/launch",
+        restarts=submission.restarts,
+        time_limit=submission.time_limit,
+    )
+    try:
+        plan = plans.plan(SLURM, launch, HeadValues())
+    except LaunchError as error:
+        raise Exit(str(error), code=2) from None
+    text = sbatch.script(batch).rstrip()
+    srun = launchers.shown(plan, where="the ranks' environment on the job's first node")
+    job = f"# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
+    return f"# sbatch {launch.run_dir}/{sbatch.SCRIPT}\n{text}\n\n{srun}\n{_VARIABLES}\n{job}"
+
+
+def has_shared_data(cluster: SshCluster, job: str) -> bool:
+    """Whether a job's data are in the folder that all nodes share."""
+    path: str = tomllib.loads(job)["data"]["path"]
+    return is_shared(path, cluster.shared_dir)
+
+
+def create(head: Head, submission: Submission, taken: Sequence[str], code: str) -> Submitted:
+    """Create the job's number and directory on the head, and submit it to Slurm; its id must not be in `taken`. `code`:
+    the folder with our programs, shared by all nodes. Raises CannotStart if its nodes are taken, and it is not to wait,
+    or if Slurm refuses it."""
+    spec = over_ssh.spec_of(head, submission, taken)
+    spec = replace(spec, launcher=SLURM, cluster=head.cluster, count=submission.nodes, code=code)
+    answer = over_ssh.ask_to_create(head, spec)
+    nodes = "1 node" if submission.nodes == 1 else f"{submission.nodes} nodes"
+    return Submitted(answer["id"], answer["log"], f"{nodes}, as Slurm's job {answer['slurm']}")
+
+
+def other_job(record: Mapping[str, Any]) -> OtherJob:
+    """A job that somebody submitted by hand, from the head's answer."""
+    keys = ("id", "user", "name", "state", "nodes", "count", "submitted", "started")
+    return OtherJob(**{key: record[key] for key in keys})

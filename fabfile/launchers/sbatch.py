@@ -1,0 +1,77 @@
+"""The batch script of a Slurm job: a pure function, with which `fab train --dry-run` prints what the head submits.
+
+The script's program is the job's supervisor (node/job/supervisor.py). Slurm runs it on the first of the job's nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from fabfile.launchers import SYSTEM_PYTHON
+
+SCRIPT = "job.sbatch"
+"""The script's name in the job's run directory."""
+OUTPUT = "slurm.out"
+"""What the supervisor itself prints, most often nothing; in the run directory, too."""
+WARNING = 120
+"""Seconds before a time limit of Slurm's own (a partition's) at which the supervisor is told, for a checkpoint. Slurm
+may tell it up to 60 s earlier."""
+_COMMENT = "trainyard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A job as Slurm is asked for it."""
+
+    id: str
+    """Ours. Slurm's own numbers begin at 1 again in a new cluster."""
+    nodes: int
+    slots: int
+    """Ranks on each node."""
+    run_dir: str
+    """The job's directory, absolute and on storage that all nodes share."""
+    program: str
+    """The node program (see node/main.py), on storage that all nodes share."""
+    gpus: int = 0
+    """GPUs of each node."""
+    restarts: int = 0
+    """How often the job may be started again; above 0 Slurm requeues it if its first node dies."""
+    time_limit: float = 0.0
+    """Seconds; 0: the partition's limit."""
+    exclude: tuple[str, ...] = ()
+    """Names of nodes that Slurm must not choose."""
+
+
+def comment(job: str) -> str:
+    """The comment by which a Slurm job is known as the one with this id of ours."""
+    return f"{_COMMENT}:{job}"
+
+
+def id_of(comment: str) -> str:
+    """The reverse of `comment`; empty for a job that is not ours."""
+    mark, _, job = comment.partition(":")
+    return job if mark == _COMMENT else ""
+
+
+def script(batch: Batch) -> str:
+    """The text of the batch script."""
+    options = [
+        f"--job-name={batch.id}",
+        f"--comment={comment(batch.id)}",
+        f"--nodes={batch.nodes}",
+        f"--ntasks-per-node={batch.slots}",
+        "--exclusive",
+        "--mem=0",
+        f"--output={batch.run_dir}/{OUTPUT}",
+        "--open-mode=append",
+        "--chdir=/",
+        "--requeue" if batch.restarts else "--no-requeue",
+        *([f"--gpus-per-node={batch.gpus}"] if batch.gpus else []),
+        *([f"--exclude={','.join(batch.exclude)}"] if batch.exclude else []),
+        # With a limit of ours the supervisor counts the time itself, exactly; Slurm knows whole minutes.
+        *([f"--time={math.ceil(batch.time_limit / 60)}"] if batch.time_limit else [f"--signal=B:USR1@{WARNING}"]),
+    ]
+    program = shlex.join([SYSTEM_PYTHON, "-I", batch.program, "supervise", batch.run_dir])
+    return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), f"exec {program}", ""])

@@ -1,0 +1,101 @@
+"""A job's record beside what Slurm knows: which state is the true one, and the end of a job that nobody recorded.
+
+The supervisor, which is the batch script, records a job's end. It cannot if it is killed with its node or by hand; then
+the first program on the head that looks at the job does. slurmdbd is not needed: the record is what is kept.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from fabfile.launchers import sbatch
+from node.job import files
+from node.job.diagnosis import signal_name
+from node.job.files import Record
+from node.job.log import Log
+from node.slurm import queue
+from node.slurm.queue import Fate, QueuedJob, SlurmError
+
+_TO_SUBMIT = 30.0
+"""Seconds after a job's record is made by which Slurm has it."""
+
+
+def is_ours(record: Record) -> bool:
+    """Whether this is the record of a job that Slurm runs."""
+    return "slurm" in record
+
+
+def now(run_dir: Path, record: Record, queued: Sequence[QueuedJob] | None = None) -> Record:
+    """The job's state, by its record and by Slurm's queue. If Slurm does not answer, as while slurmctld restarts, it is
+    what was recorded last. `queued`: the queue, if it is known already."""
+    if record["state"] in files.OVER:
+        return record
+    try:
+        queued = queue.jobs() if queued is None else queued
+        row = _row(record, queued)
+        if row is not None and row.state == "PENDING":
+            return {**record, "state": "PENDING", "reason": f"Slurm: {row.reason}", "queued": True}
+        if row is not None:
+            return record
+        again = files.read(run_dir / "state.json")
+        if again.get("slurm") != record["slurm"] or again.get("state") in files.OVER:
+            return again  # it has ended, or gone on in another job of Slurm's, between the two looks
+        if not record["slurm"] and time.time() - record["created"] < _TO_SUBMIT:
+            return record
+        return settle(run_dir)
+    except SlurmError:
+        return record
+
+
+def settle(run_dir: Path) -> Record:
+    """Record the end of a job that Slurm does not run any more; returns its record. SlurmError."""
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two programs that look at once
+        record = files.read(run_dir / "state.json")
+        if record["state"] in files.OVER:
+            return record
+        fate = queue.fate(record["slurm"], record["id"]) if record["slurm"] else None
+        if fate is not None and not fate.is_over:
+            return record  # it was submitted after the queue was read
+        state, reason = why(fate) if record["slurm"] else ("FAILED", "it was never submitted to Slurm")
+        log = Log(run_dir / "log", fate.host if fate and fate.host else os.uname().nodename)
+        log.say(f"error: {reason}")
+        log.say(f"{record['id']} {state}: {reason}")
+        ended = {**record, "state": state, "reason": reason, "exit_code": 1, "ended": time.time()}
+        files.write(run_dir / "state.json", ended)
+    return ended
+
+
+def why(fate: Fate | None) -> tuple[str, str]:
+    """(state, reason) of a job whose supervisor did not record its end."""
+    if fate is None:
+        return "FAILED", "Slurm does not know it any more, and its supervisor has not recorded how it ended"
+    where = f" on {fate.host}" if fate.host else ""
+    match fate.state:
+        case "CANCELLED":
+            return "CANCELLED", "cancelled in Slurm (scancel)"
+        case "TIMEOUT":
+            return "FAILED", "Slurm's time limit ended it"
+        case "NODE_FAIL":
+            return "FAILED", f"its first node, {fate.host}, failed" if fate.host else "one of its nodes failed"
+    if fate.signal:
+        return "FAILED", f"its supervisor{where} was killed by {signal_name(fate.signal)}"
+    return "FAILED", f"its supervisor{where} ended with exit code {fate.code} (Slurm: {fate.state}): {sbatch.OUTPUT}"
+
+
+def others(queued: Sequence[QueuedJob], records: Sequence[Record]) -> list[QueuedJob]:
+    """The jobs of the queue that are none of these: somebody submitted them by hand, or from another cluster's `runs`.
+    A colleague may give a job our comment; it is ours only with our user."""
+    user = pwd.getpwuid(os.getuid()).pw_name
+    known = {record["id"] for record in records}
+    return [job for job in queued if job.ours not in known or job.user != user]
+
+
+def _row(record: Record, queued: Sequence[QueuedJob]) -> QueuedJob | None:
+    found = (job for job in queued if job.id == record["slurm"] and job.ours == record["id"])
+    return next(found, None)

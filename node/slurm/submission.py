@@ -1,0 +1,117 @@
+"""Submits a job to Slurm, refuses it if its nodes are taken, and cancels it. Runs on the head, and on a job's node."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fabfile.launchers import sbatch
+from fabfile.launchers.sbatch import Batch
+from node.job import files, job_table
+from node.job.spec import JobSpec
+from node.slurm import queue, records
+from node.slurm.queue import QueuedJob, SlurmError
+
+_NOW_SECONDS = 5.0
+"""How long a supervisor has to end its job at once, before Slurm is asked to kill it."""
+_SECRETS = "WANDB_"
+_POLL = 0.1
+
+
+def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> Batch:
+    """The job as Slurm is asked for it; `nodes`: another number of them than the user asked for."""
+    node = spec.cluster.head
+    return Batch(
+        id=spec.id,
+        nodes=nodes or spec.node_count,
+        slots=node.slots,
+        gpus=node.gpus,
+        run_dir=spec.run_dir,
+        program=spec.program,
+        restarts=spec.restarts,
+        time_limit=spec.time_limit,
+        exclude=tuple(exclude),
+    )
+
+
+def submit(batch: Batch, secrets: Mapping[str, str]) -> str:
+    """Write the batch script into the job's directory and submit it; returns Slurm's number. The secrets go to the
+    supervisor's environment, which Slurm keeps among its own files on the head, for root and itself. SlurmError."""
+    script = Path(batch.run_dir) / sbatch.SCRIPT
+    script.write_text(sbatch.script(batch))
+    user = pwd.getpwuid(os.getuid())
+    plain = {"PATH": os.environ.get("PATH", os.defpath), "HOME": user.pw_dir, "USER": user.pw_name, "LANG": "C.UTF-8"}
+    answer = queue.ask(["sbatch", "--parsable", str(script)], environment={**plain, **secrets})
+    return answer.strip().partition(";")[0]  # behind the semicolon: the cluster's name
+
+
+def taken_secrets() -> dict[str, str]:
+    """Take the job's secrets out of this process' environment, so that no step inherits them."""
+    return {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_SECRETS)}
+
+
+def refused(spec: JobSpec) -> str:
+    """Why the job cannot have its nodes now; empty if it can. One that may wait (`queue`) needs them only to exist."""
+    try:
+        states, queued = queue.nodes(), queue.jobs()
+    except SlurmError as error:
+        return f"Slurm: {error}"
+    return too_few(spec.node_count, states, queued, waits=spec.queue)
+
+
+def too_few(wanted: int, states: Mapping[str, str], queued: Sequence[QueuedJob], *, waits: bool) -> str:
+    """Which nodes are not free, and why, if fewer are than wanted; else empty."""
+    broken = {name: state for name, state in states.items() if state.lower().startswith(("down", "drain", "fail"))}
+    free = [name for name, state in states.items() if queue.is_free(state)]
+    if len(free) >= wanted or (waits and len(states) - len(broken) >= wanted):
+        return ""
+    holders = [f"{job.nodes}: busy with {called(job)}" for job in queued if job.nodes]
+    out = [f"{name} is {state}" for name, state in broken.items()]
+    return f"{len(free)} of {len(states)} nodes free, {wanted} wanted; {'; '.join([*holders, *out]) or 'fab status'}"
+
+
+def called(job: QueuedJob) -> str:
+    """What a message calls a job: our id, or Slurm's number and whose it is."""
+    return job.ours or f"Slurm's job {job.id} of {job.user}"
+
+
+def stop(argv: list[str]) -> int:
+    """`slurm-stop RUN_DIR stop|now`: ask the supervisor to end the job, or, if it has not begun or does not answer,
+    cancel it in Slurm and record that. Prints {} or {"refused": why}."""
+    run_dir, how = files.absolute(argv[0]), argv[1]
+    files.write(run_dir / "stop.json", {"how": how})
+    try:
+        state = job_table.state_of(run_dir)
+        if state["state"] == "RUNNING" and how == "now":
+            state = _awaited(run_dir)
+        if state["state"] == "PENDING" or (state["state"] == "RUNNING" and how == "now"):
+            queue.ask(["scancel", state["slurm"]])
+            _cancelled(run_dir, state)
+    except SlurmError as error:
+        print(json.dumps({"refused": f"Slurm: {error}"}), flush=True)
+        return 0
+    print("{}", flush=True)
+    return 0
+
+
+def _awaited(run_dir: Path) -> files.Record:
+    """The job's record when it is over, or after _NOW_SECONDS."""
+    deadline = time.monotonic() + _NOW_SECONDS
+    while (state := files.read(run_dir / "state.json"))["state"] not in files.OVER and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return state
+
+
+def _cancelled(run_dir: Path, before: files.Record) -> None:
+    """Record the end of a job that Slurm has been told to cancel, once Slurm has let go of it."""
+    deadline = time.monotonic() + queue.SECONDS
+    while any(job.id == before["slurm"] for job in queue.jobs()) and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    if before["started"] is None:
+        job_table.over(run_dir, "CANCELLED", "stopped before it started", 1)
+    else:
+        records.settle(run_dir)
