@@ -34,6 +34,8 @@ class Batch:
     """The job's directory, absolute and on storage that all nodes share."""
     program: str
     """The node program (see node/main.py), on storage that all nodes share."""
+    partition: str = ""
+    """Empty: Slurm's default one."""
     gpus: int = 0
     """GPUs of each node."""
     restarts: int = 0
@@ -60,6 +62,7 @@ def script(batch: Batch) -> str:
     options = [
         f"--job-name={batch.id}",
         f"--comment={comment(batch.id)}",
+        *([f"--partition={batch.partition}"] if batch.partition else []),
         f"--nodes={batch.nodes}",
         f"--ntasks-per-node={batch.slots}",
         "--exclusive",

@@ -27,6 +27,7 @@ from typing import IO, Any
 from node import memory
 from node.job import cleanup, files, usage
 from node.job.spec import KeeperSpec
+from node.slurm import continuation
 
 POLL = 0.2
 BEAT = 1.0
@@ -105,6 +106,8 @@ class Keeper:
                 return
         # Without the head nothing can be reported, and writing to stdout might block.
         self._kill()
+        if cleanup.under_slurm():
+            continuation.take_over(self.run_dir, self.spec.node)
         os._exit(3)
 
     def _look(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import SLURM
-from infra.inventory import SshCluster, from_object, to_object
+from infra.inventory import Node, SshCluster, from_object, to_object
 from node.job import files
 
 
@@ -43,6 +43,8 @@ class JobSpec:
     """Whether the bucket has the job to resume, so that it need not be on the nodes."""
     taken: tuple[str, ...] = ()
     """Job ids that other clusters have put into the bucket."""
+    has_secrets: bool = False
+    """Whether secrets came with it, such as a tracker's key; they themselves are on no disk of ours."""
     queue: bool = False
     """Whether it may wait for its nodes while other jobs have them."""
     price_per_hour: float = 0.0
@@ -87,6 +89,23 @@ def from_record(record: Mapping[str, Any]) -> JobSpec:
 def of_job(run_dir: Path) -> JobSpec:
     """Read a job's spec from its directory on the head."""
     return from_record(files.read(run_dir / "spec.json"))
+
+
+def job_nodes(cluster: SshCluster) -> tuple[Node, ...]:
+    """The machines that run a cluster's jobs: those of its queue, if it has one. These have no fixed address, so their
+    name stands for it."""
+    queue = cluster.queue
+    if queue is None:
+        return cluster.nodes
+    like = Node(
+        name="",
+        private_ip="",
+        slots=queue.slots,
+        cores_per_slot=queue.cores_per_slot,
+        gpus=queue.gpus,
+        memory_gb=queue.memory_gb,
+    )
+    return tuple(dataclasses.replace(like, name=name, private_ip=name) for name in queue.node_names)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from fabfile.launchers import SYSTEM_PYTHON
 from node.job import cleanup, files, job_table, log
 from node.job.files import Record
 from node.job.spec import JobSpec, from_record
-from node.slurm import submission
+from node.slurm import records, submission
 from node.slurm.queue import SlurmError
 
 STOP_SECONDS = 20
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         before, log_size = files.read(run_dir / "state.json"), log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
         (run_dir / "job.toml").write_text(spec.job)
-        spec = replace(spec, id=job, run_dir=str(run_dir))
+        spec = replace(spec, id=job, run_dir=str(run_dir), has_secrets=bool(secrets))
         files.write(run_dir / "spec.json", spec.to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
         if refused := _submit(spec, secrets) if spec.is_slurms else _serve(spec, secrets):
@@ -57,11 +57,13 @@ def main(argv: list[str]) -> int:
 
 def _submit(spec: JobSpec, secrets: dict[str, str]) -> str:
     """Submit the job to Slurm; returns why that refuses it, empty if it does not."""
-    try:
-        number = submission.submit(submission.batch_of(spec), secrets)
-    except SlurmError as error:
-        return f"Slurm: {error}"
-    job_table.set_state(Path(spec.run_dir), slurm=number)
+    run_dir = Path(spec.run_dir)
+    with records.locked(run_dir):  # the job may start before its number is written, and reads it
+        try:
+            number = submission.submit(submission.batch_of(spec), secrets)
+        except SlurmError as error:
+            return f"Slurm: {error}"
+        job_table.set_state(run_dir, slurm=number)
     return ""
 
 

@@ -20,9 +20,8 @@ from node.job.files import Record
 from node.job.log import Log
 from node.job.spec import of_job
 from node.job.time_limit import TimeLimit
-from node.slurm import step
+from node.slurm import continuation, step
 from node.slurm.allocation import Allocation
-from node.slurm.queue import SlurmError
 
 QUEUE_POLL = 0.5
 STOPPED = "stopped"
@@ -56,6 +55,8 @@ class Supervisor:
         """Wait for the nodes, make attempts until the job has ended, and record its end in state.json."""
         signal.signal(signal.SIGTERM, self._terminated)
         signal.signal(signal.SIGUSR1, self._warned)
+        if self.slurm and not self.slurm.is_current(self.run_dir):
+            return
         if not self._wait_for_nodes():
             self._over("CANCELLED", "stopped before it started", 1)
             return
@@ -71,7 +72,8 @@ class Supervisor:
             nodes = tuple(node for node in launch.nodes if node.name not in unusable)
             may_go_on = self._may_go_on(verdict, attempt) and restarts > 0
             if may_go_on and self.slurm and unusable & {node.name for node in launch.nodes}:
-                self._goes_on_elsewhere(self.slurm, unusable, restarts - 1)
+                continuation.go_on(self.run_dir, self.slurm, self.log, unusable)
+                self._tell_down()
                 return
             if not may_go_on or launch.nodes[0] not in nodes:
                 break
@@ -102,28 +104,13 @@ class Supervisor:
         else:
             self._over("SUCCEEDED", "", 0)
 
-    def _goes_on_elsewhere(self, slurm: Allocation, without: set[str], restarts: int) -> None:
-        """Have Slurm start the job again on other nodes, and end here; or record that it cannot."""
-        names = ", ".join(sorted(without))
-        try:
-            number, count = slurm.goes_on_without(without, restarts)
-        except SlurmError as error:
-            self._over("FAILED", f"{names} lost, and Slurm does not start it again: {error}", 1)
-        else:
-            waits = {"state": "PENDING", "queued": True, "reason": "", "nodes": []}
-            job_table.set_state(self.run_dir, slurm=number, restarts_left=restarts, **waits)
-            where = f"{count} nodes without {names}, as Slurm's job {number}"
-            self.log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
-            slurm.is_not_requeued()
-        self._tell_down()
-
     def _tell_down(self) -> None:
         """Tell Slurm which nodes are dead. The last thing to do: Slurm then ends this job of its."""
         if not self.slurm or not self._dead:
             return
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         names = ", ".join(sorted(self._dead))
-        if why := self.slurm.tell_down(sorted(self._dead), f"trainyard: no answer to {self.spec.id}"):
+        if why := self.slurm.tell_down(self._dead):
             self.log.say(f"warning: Slurm was not told that {names} is down: {why}")
 
     def _may_go_on(self, verdict: Outcome, attempt: Attempt) -> bool:

@@ -7,10 +7,12 @@ import socket
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from infra.inventory import Node, SshCluster
-from node.job.spec import JobSpec
-from node.slurm import queue, submission
+from node.job import files
+from node.job.spec import JobSpec, job_nodes
+from node.slurm import queue, records, submission
 from node.slurm.queue import SlurmError
 
 _REACH = 1.5
@@ -28,6 +30,13 @@ class Allocation:
         self.nodes = nodes_of(spec.cluster, hosts(os.environ["SLURM_JOB_NODELIST"]))
         self._parent = os.getppid()
         self.secrets = submission.taken_secrets()
+
+    def is_current(self, run_dir: Path) -> bool:
+        """Whether this job of Slurm's is the one that the record names, and it is not over. Slurm may requeue one that
+        has just ended, or whose place another one has taken."""
+        with records.locked(run_dir):  # whoever submitted it is about to write its number
+            state = files.read(run_dir / "state.json")
+        return state["state"] not in files.OVER and state["slurm"] == self.number
 
     def dead(self, names: Collection[str]) -> set[str]:
         """Which of these nodes cannot be reached at all. On one that only refuses the connection slurmd is not running,
@@ -56,7 +65,7 @@ class Allocation:
         A new job, not a requeue of this one: Slurm holds a requeued job back until its old credential has expired,
         for up to two minutes, and only an administrator may tell it that a node is dead.
         """
-        states, own = queue.nodes(), {node.name for node in self.nodes}
+        states, own = queue.nodes(submission.partition(self._spec)), {node.name for node in self.nodes}
         usable = [name for name, state in states.items() if name not in lost and (name in own or queue.is_free(state))]
         count = min(self._spec.node_count, len(usable))
         if not count:
@@ -69,12 +78,12 @@ class Allocation:
         with suppress(SlurmError):  # it is over, or an administrator has ruled that out already
             queue.ask(["scontrol", "update", f"jobid={self.number}", "requeue=0"])
 
-    def tell_down(self, lost: Sequence[str], why: str) -> str:
+    def tell_down(self, dead: Collection[str]) -> str:
         """Tell Slurm that nodes are dead, which it notices by itself only after SlurmdTimeout; this also ends our own
         job. Returns why that failed; empty if it did not."""
-        update = ["scontrol", "update", f"nodename={','.join(lost)}", "state=down", f"reason={why}"]
+        update = ["scontrol", "update", f"nodename={','.join(sorted(dead))}", "state=down"]
         try:
-            queue.ask(["sudo", "-n", *update])
+            queue.ask(["sudo", "-n", *update, f"reason=trainyard: no answer to {self._spec.id}"])
         except SlurmError as error:
             return str(error)
         return ""
@@ -96,8 +105,9 @@ def hosts(text: str) -> list[str]:
 
 
 def nodes_of(cluster: SshCluster, names: Sequence[str]) -> tuple[Node, ...]:
-    """The inventory's nodes of these names. A node that Slurm has made since the inventory was written is as large as
-    the inventory's last one, and is reached by its name."""
-    known = {node.name: node for node in cluster.nodes}
-    other = cluster.nodes[-1]
-    return tuple(known.get(name) or replace(other, name=name, private_ip=name, role="worker") for name in names)
+    """The inventory's nodes of these names, with the addresses that they have now. A node of a name that the inventory
+    does not have is as large as its first."""
+    known = {node.name: node for node in job_nodes(cluster)}
+    like = job_nodes(cluster)[0]
+    found = [known.get(name) or replace(like, name=name, private_ip=name, role="worker") for name in names]
+    return tuple(replace(node, private_ip=socket.gethostbyname(node.private_ip)) for node in found)

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 5.0
 _SLURMD_PORT = 6818
 _SQUEUE = "%i|%T|%u|%D|%N|%V|%S|%r|%k|%j"
 _FIELDS = _SQUEUE.count("|") + 1
-_PREFIX = re.compile(r"^\w+: (error: )?(slurm_\w+( error)?: )?")
+_PREFIX = re.compile(r"^(\w+: )?(error: )?(slurm_\w+ error: )?")
 _FREE = re.compile(r"(idle|completing)[~%]?")
 """States of a node that can take a job: with ~ it is powered down and Slurm boots it, with % it is being so."""
 

@@ -10,7 +10,8 @@ import fcntl
 import os
 import pwd
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fabfile.launchers import sbatch
@@ -39,6 +40,8 @@ def now(run_dir: Path, record: Record, queued: Sequence[QueuedJob] | None = None
         queued = queue.jobs() if queued is None else queued
         row = _row(record, queued)
         if row is not None and row.state == "PENDING":
+            if row.reason == "BeginTime" and record["started"]:
+                _release(row.id)
             return {**record, "state": "PENDING", "reason": f"Slurm: {row.reason}", "queued": True}
         if row is not None:
             return record
@@ -52,10 +55,24 @@ def now(run_dir: Path, record: Record, queued: Sequence[QueuedJob] | None = None
         return record
 
 
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the lock under which programs on several nodes may decide how a job goes on, or that it has ended."""
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _release(number: str) -> None:
+    """Let Slurm start a job at once that it has requeued, and holds back until the job's old credential has expired. It
+    is that of a node that died: there is nothing to wait for."""
+    with suppress(SlurmError):  # it has just started
+        queue.ask(["scontrol", "update", f"jobid={number}", "starttime=now"])
+
+
 def settle(run_dir: Path) -> Record:
     """Record the end of a job that Slurm does not run any more; returns its record. SlurmError."""
-    with (run_dir / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two programs that look at once
+    with locked(run_dir):
         record = files.read(run_dir / "state.json")
         if record["state"] in files.OVER:
             return record

@@ -12,7 +12,7 @@ from pathlib import Path
 from fabfile.launchers import sbatch
 from fabfile.launchers.sbatch import Batch
 from node.job import files, job_table
-from node.job.spec import JobSpec
+from node.job.spec import JobSpec, job_nodes
 from node.slurm import queue, records
 from node.slurm.queue import QueuedJob, SlurmError
 
@@ -24,9 +24,10 @@ _POLL = 0.1
 
 def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> Batch:
     """The job as Slurm is asked for it; `nodes`: another number of them than the user asked for."""
-    node = spec.cluster.head
+    node = job_nodes(spec.cluster)[0]
     return Batch(
         id=spec.id,
+        partition=partition(spec),
         nodes=nodes or spec.node_count,
         slots=node.slots,
         gpus=node.gpus,
@@ -36,6 +37,11 @@ def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> B
         time_limit=spec.time_limit,
         exclude=tuple(exclude),
     )
+
+
+def partition(spec: JobSpec) -> str:
+    """Slurm's partition for the job; empty: its default one."""
+    return spec.cluster.queue.name if spec.cluster.queue else ""
 
 
 def submit(batch: Batch, secrets: Mapping[str, str]) -> str:
@@ -57,7 +63,7 @@ def taken_secrets() -> dict[str, str]:
 def refused(spec: JobSpec) -> str:
     """Why the job cannot have its nodes now; empty if it can. One that may wait (`queue`) needs them only to exist."""
     try:
-        states, queued = queue.nodes(), queue.jobs()
+        states, queued = queue.nodes(partition(spec)), queue.jobs()
     except SlurmError as error:
         return f"Slurm: {error}"
     return too_few(spec.node_count, states, queued, waits=spec.queue)

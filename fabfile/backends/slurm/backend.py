@@ -11,7 +11,7 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import OtherJob, Submission, Submitted
+from fabfile.backends.base import JobNode, OtherJob, Submission, Submitted
 from fabfile.backends.slurm import start
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.head import runs
@@ -20,6 +20,7 @@ from fabfile.launchers import SLURM
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from infra.inventory import SshCluster
+from node.job.spec import job_nodes
 
 
 class SlurmBackend(SshBackend):
@@ -30,6 +31,10 @@ class SlurmBackend(SshBackend):
             raise Exit(f"{cluster.name}: launcher = {SLURM!r} needs shared_dir, a folder that all nodes share", code=2)
         super().__init__(cluster, timeout)
         self._code = ""  # the shared folder with this checkout's programs; empty: not copied yet
+
+    def nodes(self) -> tuple[JobNode, ...]:
+        there = job_nodes(self.cluster)
+        return tuple(JobNode(node.name, node.slots, self.cluster.hourly_usd / len(there)) for node in there)
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self.cluster, submission)

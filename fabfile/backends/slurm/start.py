@@ -18,6 +18,7 @@ from fabfile.launchers.sbatch import Batch
 from fabfile.remote.deploy import package
 from fabfile.token_sets.token_set import is_shared
 from infra.inventory import SshCluster
+from node.job.spec import job_nodes
 
 _VARIABLES = """
 # found by the supervisor when Slurm has chosen the nodes: $NODES, which these are; $MASTER_ADDR, the address of the
@@ -41,7 +42,7 @@ def code_folder(cluster: SshCluster) -> str:
 
 def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
     """The job on as many nodes as it asks for; which ones Slurm chooses."""
-    launch = over_ssh.launch_of(cluster, submission)
+    launch = over_ssh.launch_of(replace(cluster, nodes=job_nodes(cluster)), submission)
     run_dir = launch.run_dir.removeprefix("~/")
     return replace(launch, run_dir=run_dir, code=f"{code_folder(cluster)}/{package().hash}")
 
@@ -53,6 +54,7 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
     node = launch.nodes[0]
     batch = Batch(
         id=launch.id,
+        partition=cluster.queue.name if cluster.queue else "",
         nodes=len(launch.nodes),
         slots=node.slots,
         gpus=node.gpus,
@@ -82,7 +84,9 @@ def create(head: Head, submission: Submission, taken: Sequence[str], code: str) 
     the folder with our programs, shared by all nodes. Raises CannotStart if its nodes are taken, and it is not to wait,
     or if Slurm refuses it."""
     spec = over_ssh.spec_of(head, submission, taken)
+    price = launch_of(head.cluster, submission).usd_per_hour
     spec = replace(spec, launcher=SLURM, cluster=head.cluster, count=submission.nodes, code=code)
+    spec = replace(spec, price_per_hour=price)
     answer = over_ssh.ask_to_create(head, spec)
     nodes = "1 node" if submission.nodes == 1 else f"{submission.nodes} nodes"
     return Submitted(answer["id"], answer["log"], f"{nodes}, as Slurm's job {answer['slurm']}")

@@ -1,0 +1,60 @@
+"""How a job goes on when some of its nodes are dead: in a new job of Slurm's, with spare nodes in their place.
+
+The supervisor does this; if it died with its own node, the keeper of another one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from node.job import files, job_table
+from node.job.log import Log
+from node.job.spec import of_job
+from node.slurm import records
+from node.slurm.allocation import Allocation
+from node.slurm.queue import SlurmError
+
+
+def go_on(run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], why: str = "") -> None:
+    """Have Slurm start the job again without these nodes, with a restart less, or record that it cannot. `why`: for
+    the record, if no restart is left. Does nothing if another program has done it already."""
+    names = ", ".join(sorted(without))
+    with records.locked(run_dir):
+        state = files.read(run_dir / "state.json")
+        if state["state"] in files.OVER or state["slurm"] != slurm.number:
+            return
+        restarts = state["restarts_left"] - 1
+        try:
+            if restarts < 0:
+                raise SlurmError("no restart is left")
+            number, count = slurm.goes_on_without(without, restarts)
+        except SlurmError as error:
+            reason = why or f"{names} lost, and Slurm does not start it again: {error}"
+            log.say(f"{state['id']} FAILED: {reason}")
+            job_table.over(run_dir, "FAILED", reason, 1)
+            return
+        waits = {"state": "PENDING", "queued": True, "reason": "", "nodes": []}
+        job_table.set_state(run_dir, slurm=number, restarts_left=restarts, **waits)
+        where = f"{count} nodes without {names}, as Slurm's job {number}"
+        log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
+    slurm.is_not_requeued()
+
+
+def take_over(run_dir: Path, node: str) -> None:
+    """Go on for a supervisor that has died with its node; by the keeper on another one, which has heard nothing from it
+    for a while. Does nothing while that node can be reached: then Slurm knows how the supervisor ended."""
+    spec = of_job(run_dir)
+    slurm = Allocation(spec)
+    head = slurm.nodes[0]
+    if head.name == node or not slurm.dead({head.name}):
+        return
+    log = Log(run_dir / "log", node)
+    ranks = ", ".join(map(str, range(head.slots)))
+    why = f"{head.name} (rank {ranks}) is cut off: no word for {files.LEASE:.0f} s"
+    log.say(f"error: {why}")
+    if spec.has_secrets:  # which Slurm alone has: it starts the job again itself, if it may
+        slurm.tell_down({head.name})
+        return
+    go_on(run_dir, slurm, log, {head.name}, why)
+    slurm.tell_down({head.name})

@@ -1,0 +1,170 @@
+"""A job's record beside Slurm's queue: which is believed, and the end of a job that nobody recorded."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.job import files, job_table, log
+from node.slurm import others, records
+from node.slurm.queue import Fate
+
+ROW = "{number}|{state}|{user}|2|node[1-2]|1795340150|1795340151|{reason}|trainyard:{job}|{job}"
+FAILED_BY_KILL = "JobName=a-1 JobState=FAILED Reason=None Restarts=0 ExitCode=0:9 BatchHost=node2 Comment=trainyard:a-1"
+
+
+class Slurm:
+    """squeue and scontrol, whose answers a test chooses."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.queue()
+        self.job("")
+
+    def queue(self, *rows: str) -> None:
+        self._program("squeue", "\n".join(rows))
+
+    def job(self, text: str) -> None:
+        self._program("scontrol", text)
+
+    def down(self) -> None:
+        for name in ("squeue", "scontrol"):
+            self._write(name, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+
+    def _program(self, name: str, text: str) -> None:
+        (self._folder / f"{name}.out").write_text(text + "\n" if text else "")
+        invalid = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+        scontrol = name == "scontrol" and not text
+        self._write(
+            name, invalid if scontrol else f'echo "$@" >>{self._folder}/{name}.log; cat {self._folder}/{name}.out'
+        )
+
+    def _write(self, name: str, line: str) -> None:
+        (self._folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (self._folder / name).chmod(0o755)
+
+    def asked(self, name: str) -> str:
+        return files.text(self._folder / f"{name}.log")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return Slurm(folder)
+
+
+def record(runs: Path, job: str = "a-1", **changes: Any) -> Path:
+    run_dir = runs / job
+    run_dir.mkdir(parents=True, exist_ok=True)
+    state = {"id": job, "state": "RUNNING", "reason": "", "nodes": ["node1"], "created": 0.0, "started": 1.0}
+    files.write(run_dir / "state.json", {**state, "slurm": "7", **changes})
+    return run_dir
+
+
+def row(state: str = "RUNNING", reason: str = "None", number: str = "7", job: str = "a-1", user: str = "") -> str:
+    return ROW.format(number=number, state=state, user=user or getpass.getuser(), reason=reason, job=job)
+
+
+def test_a_job_that_slurm_runs_is_as_its_record_says(tmp_path: Path, slurm: Slurm) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.queue(row())
+    assert job_table.state_of(run_dir)["state"] == "RUNNING"
+
+
+def test_a_job_that_slurm_has_put_back_waits(tmp_path: Path, slurm: Slurm) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.queue(row("PENDING", "Resources"))
+    state = job_table.state_of(run_dir)
+    assert (state["state"], state["reason"], state["queued"]) == ("PENDING", "Slurm: Resources", True)
+    assert slurm.asked("scontrol") == ""
+
+
+def test_a_job_held_back_for_its_credential_is_let_go(tmp_path: Path, slurm: Slurm) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.queue(row("PENDING", "BeginTime"))
+    slurm.job("ok")
+    job_table.state_of(run_dir)
+    assert slurm.asked("scontrol") == "update jobid=7 starttime=now\n"
+
+
+def test_the_number_alone_is_not_the_job(tmp_path: Path, slurm: Slurm) -> None:
+    """They begin at 1 again in a new cluster, which may find our files in a shared folder that outlived the old one."""
+    run_dir = record(tmp_path / "runs")
+    slurm.queue(row(job="b-9"))
+    assert job_table.state_of(run_dir)["state"] == "FAILED"
+
+
+def test_an_end_that_nobody_recorded_is_recorded_once_with_its_reason(tmp_path: Path, slurm: Slurm) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.job(FAILED_BY_KILL)
+    state = job_table.state_of(run_dir)
+    reason = "its supervisor on node2 was killed by SIGKILL"
+    assert (state["state"], state["reason"], state["exit_code"]) == ("FAILED", reason, 1)
+    assert files.read(run_dir / "state.json") == state and time.time() - state["ended"] < 60
+    slurm.job("")  # Slurm forgets it after some minutes
+    assert job_table.state_of(run_dir)["reason"] == reason
+    lines = [line[3] for line in log.read(run_dir / "log", 0, log.Wanted("", 0.0))[0]]
+    assert lines == [f"error: {reason}", f"a-1 FAILED: {reason}"]
+
+
+def test_a_job_submitted_after_the_queue_was_read_has_not_ended(tmp_path: Path, slurm: Slurm) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.job(FAILED_BY_KILL.replace("JobState=FAILED", "JobState=PENDING"))
+    assert job_table.state_of(run_dir)["state"] == "RUNNING"
+
+
+def test_while_slurm_does_not_answer_nothing_is_judged(tmp_path: Path, slurm: Slurm) -> None:
+    record(tmp_path / "runs")
+    slurm.down()
+    assert [state["state"] for state in job_table.every(tmp_path / "runs")] == ["RUNNING"]
+
+
+def test_the_queue_is_asked_once_for_all_jobs(tmp_path: Path, slurm: Slurm) -> None:
+    rows = []
+    for number in range(1, 6):
+        record(tmp_path / "runs", f"a-{number}", slurm=str(number))
+        rows.append(row(number=str(number), job=f"a-{number}"))
+    slurm.queue(*rows)
+    assert {state["state"] for state in job_table.every(tmp_path / "runs")} == {"RUNNING"}
+    assert len(slurm.asked("squeue").splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("fate", "state", "reason"),
+    [
+        (None, "FAILED", "Slurm does not know it any more"),
+        (Fate("CANCELLED", "node1", 0, 15, 0, "None"), "CANCELLED", r"cancelled in Slurm \(scancel\)"),
+        (Fate("TIMEOUT", "node1", 0, 15, 0, "TimeLimit"), "FAILED", "Slurm's time limit"),
+        (Fate("NODE_FAIL", "node2", 0, 0, 0, "NodeDown"), "FAILED", "its first node, node2, failed"),
+        (
+            Fate("FAILED", "node2", 3, 0, 0, "NonZeroExitCode"),
+            "FAILED",
+            "its supervisor on node2 ended with exit code 3",
+        ),
+    ],
+)
+def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason: str) -> None:
+    found = records.why(fate)
+    assert found[0] == state and re.match(reason, found[1])
+
+
+def test_what_others_have_submitted_is_listed_with_them(
+    tmp_path: Path, slurm: Slurm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "runs")
+    slurm.queue(row(), "9|PENDING|alice|3||1|N/A|Resources|(null)|hers", row(number="11", user="mallory"))
+    others.main([str(tmp_path / "runs")])
+    found = json.loads(capsys.readouterr().out)["jobs"]
+    assert [(job["id"], job["user"]) for job in found] == [("9", "alice"), ("11", "mallory")], "our comment, her job"
+    slurm.down()
+    others.main([str(tmp_path / "runs")])
+    assert json.loads(capsys.readouterr().out) == {"refused": "Slurm: Unable to contact slurm controller"}
