@@ -95,6 +95,7 @@ Bucket = Annotated[str, TextForm(_BUCKET_FORM, _BUCKET)]
 ClusterName = Annotated[str, TextForm("at most 63 letters, digits and '._-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")]
 Count = Annotated[int, Span(1, 1024)]
 Devices = Annotated[int, Span(0, 64)]
+GpuArchitecture = Annotated[str, TextForm("an architecture such as sm_70", r"sm_[0-9]{2,3}a?")]
 HostKey = Annotated[
     str,
     TextForm("'TYPE BASE64', the public half of a host key", r"(ssh|ecdsa)-[a-z0-9-]{1,40} [A-Za-z0-9+/=]{1,16000}"),
@@ -134,6 +135,14 @@ class Node:
     cores_per_slot: Count = 1
     """Physical cores per rank."""
     gpus: Devices = 0
+    gpu_architecture: GpuArchitecture = ""
+    """Such as sm_70; empty: no GPUs, or unknown."""
+    nvlink_gb_per_s: Amount = 0.0
+    """GB/s that each GPU sends over its NVLinks; 0: it has none, or that is unknown."""
+    efa_cards: Devices = 0
+    """Elastic Fabric Adapters, AWS's network cards for collectives."""
+    efa_gbps: Amount = 0.0
+    """Gbit/s of all of them together, in each direction."""
     memory_gb: Amount = 0.0
     """Memory in GiB; 0: unknown."""
     host_key: HostKey = ""
@@ -239,11 +248,18 @@ def to_json(cluster: Cluster) -> str:
     return json.dumps(to_object(cluster), indent=2)
 
 
+_OF_GPUS = ("gpu_architecture", "nvlink_gb_per_s", "efa_cards", "efa_gbps")
+
+
 def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
     fields = dataclasses.asdict(cluster)
     if fields.get("queue") is None:  # as older versions write it, and read it
         fields.pop("queue", None)
+    for node in fields.get("nodes", ()):
+        for key in _OF_GPUS:
+            if not node[key]:  # likewise: those versions know no GPUs' facts
+                del node[key]
     return {"schema": SCHEMA, "kind": cluster.kind, **fields}
 
 

@@ -27,6 +27,11 @@ class MachineType:
     """GPU architecture for the choice of a torch build, such as sm_70; empty without GPUs."""
     efa_cards: int = 0
     """Number of Elastic Fabric Adapters, AWS's network cards for collectives."""
+    efa_gbps: float = 0.0
+    """Gbit/s of all of them together, in each direction."""
+    nvlink_gb_per_s: float = 0.0
+    """GB/s that each GPU sends over its NVLinks, by NVIDIA's data sheet (half of the figure for both directions); 0:
+    the GPUs talk over PCIe."""
 
     def __post_init__(self) -> None:
         if self.gpus and not self.gpu_architecture:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 
+from fabfile.launchers import gpu
 from infra.inventory import Node
 
 VENV = "/opt/trainyard/venv/bin"
@@ -111,7 +112,7 @@ def rank_environment(launch: Launch, found: HeadValues) -> dict[str, str]:
         environment["TRAINYARD_INTERFACE"] = launch.interface
     if not any(node.gpus for node in launch.nodes):
         environment["ACCELERATE_USE_CPU"] = "true"
-    return environment
+    return environment | gpu.environment(launch.nodes, launch.interface or found.interface)
 
 
 def rank_argv(launch: Launch) -> list[str]:

@@ -41,6 +41,28 @@ def share(cores: list[Core], slots: int, local_rank: int, shared: bool) -> list[
     return sorted(cpu for cpu, _, _ in cores[first:last])
 
 
+def shares(cores: list[Core], slots: int, gpus: list[int], shared: bool) -> list[list[int]]:
+    """The processors of each of a node's ranks. `gpus`: the NUMA node of each GPU, in the order of the ranks that have
+    them; a rank gets cores of its GPU's. Without GPUs, or where a NUMA node has too few cores for its GPUs, as
+    `share`."""
+    near = [[cpu for cpu, _, node in cores if node == own] for own in gpus]
+    if shared or len(gpus) != slots or any(len(near[rank]) < gpus.count(gpus[rank]) for rank in range(slots)):
+        return [share(cores, slots, rank, shared) for rank in range(slots)]
+    each = []
+    for rank, (own, found) in enumerate(zip(gpus, near, strict=True)):
+        place, ranks = gpus[:rank].count(own), gpus.count(own)
+        each.append(sorted(found[len(found) * place // ranks : len(found) * (place + 1) // ranks]))
+    return each
+
+
+def gpu_nodes(proc: Path = Path("/proc/driver/nvidia/gpus"), bus: Path = Path("/sys/bus/pci/devices")) -> list[int]:
+    """The NUMA node of each GPU in the order of the PCI bus, which is CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID; empty
+    without NVIDIA's driver, or where the kernel does not know."""
+    names = sorted(path.name for path in proc.iterdir()) if proc.is_dir() else []
+    found = [int((bus / name.lower() / "numa_node").read_text()) for name in names]
+    return [] if -1 in found else found
+
+
 def ranges(numbers: list[int]) -> str:
     """Sorted numbers as taskset writes them, such as `0-3,8`."""
     parts: list[list[int]] = []

@@ -104,7 +104,7 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
     lines = files.text(Path(RUNTIME)).splitlines()
     environment = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     ready = files.read(READY)
-    collectives = ready.get("collectives") or "gloo"
+    collectives = "nccl" if ready.get("profile") == "cuda" else ready.get("collectives") or "gloo"
     environment |= {
         **secrets(place, os.environ),
         "TRAINYARD_NODE": place.node,
@@ -115,7 +115,7 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
         environment["ACCELERATE_USE_IPEX"] = "true"
     interface = os.environ.get("TRAINYARD_INTERFACE") or (scope.interface(place.others[0]) if place.others else "lo")
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"), interface)
-    every = [cores.share(cores.topology(), place.slots, rank, cores.is_shared()) for rank in range(place.slots)]
+    every = cores.shares(cores.topology(), place.slots, cores.gpu_nodes(), cores.is_shared())
     mine = every[place.local_rank]
     workers = collectives == "ccl"
     compute = mine[:-1] if workers and len(mine) > 1 else mine

@@ -1,0 +1,94 @@
+"""Ranks on nodes with GPUs: NCCL's and EFA's environment in the plan, and cores on the NUMA node of each rank's GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fabfile import launchers
+from fabfile.launchers import HeadValues, Launch, gpu, mpirun, torchrun
+from infra.inventory import Node
+from node.job import cores
+
+P3DN = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0}
+P4D = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_80", "efa_cards": 4, "efa_gbps": 400.0}
+G5 = {"slots": 1, "gpus": 1, "gpu_architecture": "sm_86"}
+
+
+def nodes(count: int, facts: dict[str, object]) -> tuple[Node, ...]:
+    return tuple(Node(name=f"node{i}", private_ip=f"10.0.0.{i}", **facts) for i in range(1, count + 1))  # type: ignore[arg-type]
+
+
+def launch(*which: Node) -> Launch:
+    return Launch(id="demo-1", nodes=which, run_dir="/r", code="/c")
+
+
+def of_ranks(argv: list[str]) -> dict[str, str]:
+    return {argv[i + 1]: argv[i + 2] for i, word in enumerate(argv) if word == "-genv"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        (P3DN, {"FI_PROVIDER": "efa"}),  # EFA does not read a V100's memory
+        (P4D, {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+        (G5, {}),
+    ],
+    ids=["p3dn", "p4d", "g5"],
+)
+def test_the_plan_has_what_nccl_and_efa_need(facts: dict[str, object], wanted: dict[str, str]) -> None:
+    plan = mpirun.plan(launch(*nodes(2, facts)), HeadValues(interface="ens5"))
+    found = of_ranks(plan.argv)
+    assert {key: value for key, value in found.items() if key.startswith("FI_")} == wanted
+    assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_DEBUG"]) == ("ens5", "WARN")
+    assert "ACCELERATE_USE_CPU" not in found
+
+
+def test_a_dry_run_shows_it() -> None:
+    shown = launchers.shown(mpirun.plan(launch(*nodes(2, P3DN)), HeadValues()))
+    assert "-genv FI_PROVIDER efa" in shown and "-genv NCCL_SOCKET_IFNAME $INTERFACE" in shown
+    assert "mpirun -n 16 -ppn 8" in shown and "FI_EFA_USE_DEVICE_RDMA" not in shown
+    alone = torchrun.plan(launch(*nodes(1, P3DN)), HeadValues())
+    assert alone.environment["FI_PROVIDER"] == "efa" and "NCCL_SOCKET_IFNAME" not in alone.environment
+
+
+def test_efa_is_used_only_where_every_node_has_it() -> None:
+    mixed = (*nodes(1, P3DN), *nodes(2, G5)[1:])
+    assert "FI_PROVIDER" not in gpu.environment(mixed, "ens5")
+    assert "FI_EFA_USE_DEVICE_RDMA" not in gpu.environment((*nodes(1, P3DN), *nodes(2, P4D)[1:]), "ens5")
+    assert gpu.environment(nodes(2, {}), "ens5") == {}
+
+
+# --- cores beside the GPU ---
+
+TWO_SOCKETS = [(cpu, cpu, cpu // 24) for cpu in range(48)]
+"""A p3dn.24xlarge without hyper-threads: 24 cores on each of two NUMA nodes."""
+
+
+def test_a_rank_gets_cores_of_its_gpus_numa_node() -> None:
+    straight = cores.shares(TWO_SOCKETS, 8, [0, 0, 0, 0, 1, 1, 1, 1], False)
+    assert [cores.ranges(each) for each in straight] == [f"{6 * rank}-{6 * rank + 5}" for rank in range(8)]
+    crossed = cores.shares(TWO_SOCKETS, 8, [1, 1, 0, 0, 1, 1, 0, 0], False)
+    assert [cores.ranges(each) for each in crossed[:4]] == ["24-29", "30-35", "0-5", "6-11"]
+    assert sorted(cpu for each in crossed for cpu in each) == list(range(48)), "each core once"
+
+
+def test_cores_are_cut_evenly_where_that_cannot_be() -> None:
+    even = [cores.share(TWO_SOCKETS, 2, rank, False) for rank in range(2)]
+    assert cores.shares(TWO_SOCKETS, 2, [], False) == even, "no GPUs"
+    assert cores.shares(TWO_SOCKETS, 2, [0, 0, 1, 1], False) == even, "another number of ranks than of GPUs"
+    assert cores.shares(TWO_SOCKETS, 2, [3, 3], False) == even, "a NUMA node without cores"
+    assert cores.shares(TWO_SOCKETS, 2, [0, 1], True) == [[], []], "a machine that others use too"
+
+
+def test_the_numa_nodes_of_gpus_are_in_the_order_of_the_bus(tmp_path: Path) -> None:
+    proc, bus = tmp_path / "gpus", tmp_path / "devices"
+    for name, node in (("0000:00:1E.0", "1"), ("0000:00:16.0", "0")):  # the driver writes capitals, sysfs does not
+        (proc / name).mkdir(parents=True)
+        (bus / name.lower()).mkdir(parents=True)
+        (bus / name.lower() / "numa_node").write_text(f"{node}\n")
+    assert cores.gpu_nodes(proc, bus) == [0, 1]
+    (bus / "0000:00:16.0" / "numa_node").write_text("-1\n")
+    assert cores.gpu_nodes(proc, bus) == [], "the kernel does not know"
+    assert cores.gpu_nodes(tmp_path / "no-driver", bus) == []
