@@ -6,7 +6,7 @@ create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
 keep, rank, sweep                    a job's part on each of its nodes
-facts, peers, launch, probe-rank, allreduce    probes, for `fab check`
+facts, peers, launch, probe-rank, allreduce, nccl    probes, for `fab check`
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ COMMANDS = {
     "peers": "node.probes.peers",
     "launch": "node.probes.launch",
     "allreduce": "node.probes.allreduce",
+    "nccl": "node.probes.nccl",
     "create": "node.job.submit",
     "job": "node.job.job_table:show",
     "jobs": "node.job.job_table",

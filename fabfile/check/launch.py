@@ -16,6 +16,10 @@ HELLO = 'printf \'{"rank": %s, "event": "hello", "hostname": "%s"}\\n\' "$PMI_RA
 HELLO_S = 20
 NETWORK_S = 120
 """Seconds for mpirun: sixteen nodes on two busy cores take 45 s to import torch, and gloo waits 30 s for a peer."""
+NCCL_S = 90
+"""Seconds for one all-reduce of nccl-tests; NCCL alone takes 20 s to join 64 GPUs the first time."""
+PAIRS_S = 180
+"""Seconds for all pairs of nodes together."""
 GLOO_S = 30
 LINKS_S = 8
 """Seconds for the measurement of all links together."""
@@ -62,6 +66,25 @@ def network(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
     """Measure every link, and an all-reduce over all nodes."""
     probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
     return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
+
+
+def nccl(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
+    """Measure NCCL's all-reduce on the GPUs: within every node, over all, and between every two
+    (node/probes/nccl.py)."""
+    name = f"check-{secrets.token_hex(4)}"
+    spec = {"id": name, "cluster": to_object(cluster), "seconds": PAIRS_S, "pair_seconds": NCCL_S}
+    run = ProbeRun()
+    try:
+        running = sessions[cluster.head.name].run("nccl", spec, timeout=2 * NCCL_S + PAIRS_S + 10)
+        try:
+            run.events += running.events()
+        finally:
+            running.let_go()
+    except TROUBLE as error:
+        run.failed = str(error)
+    finally:
+        run.uncleaned = clean(sessions, f"trainyard-{name}-*")
+    return run
 
 
 def _launch(

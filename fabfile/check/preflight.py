@@ -7,11 +7,11 @@ import queue
 import random
 import secrets
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fabfile.check import launch, network_rules, node_rules
+from fabfile.check import gpu_rules, launch, network_rules, node_rules
 from fabfile.check.session import TROUBLE, Running, Session
 from fabfile.check.verdict import UNREACHED, Fact, Verdict
 from fabfile.remote.ended import WHY, is_gone
@@ -29,6 +29,8 @@ DEADLINE_S = 45.0
 PORT_RANGE = range(20000, 32000)
 PORTS_TRIED = 5
 
+Run = Callable[[SshCluster, launch.Sessions], launch.ProbeRun]
+Judge = Callable[[SshCluster, launch.ProbeRun], Verdict]
 Report = tuple[str, str, Any, str]
 """(node, fact, value, why it is missing)"""
 
@@ -41,10 +43,13 @@ def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, N
         facts[fact.name] = fact
         if fact.name in node_rules.RULES:
             yield node_rules.verdict(cluster, fact)
-    for name, run, judged in (
+    checks: list[tuple[str, Run, Judge]] = [
         ("mpirun", launch.hello, network_rules.mpirun),
         ("all-reduce", launch.network, network_rules.network),
-    ):
+    ]
+    if all(node.gpus for node in cluster.nodes):
+        checks.append(("nccl", launch.nccl, gpu_rules.nccl))
+    for name, run, judged in checks:
         one = network_rules.blocked(name, cluster, facts) or judged(cluster, run(cluster, collector.sessions))
         yield one
         if one.level == "fail":
