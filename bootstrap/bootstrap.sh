@@ -56,7 +56,7 @@ check_settings() {
         [[ " $allowed " == *" ${!key:-} "* ]] || give_up settings "$key is '${!key:-}' in /etc/trainyard.env, allowed: ${allowed// /, }"
     done <<-LIST
 	TRAINYARD_MODE bake node both
-	TRAINYARD_PROFILE native ipex
+	TRAINYARD_PROFILE native ipex cuda
 	TRAINYARD_COLLECTIVES gloo ccl
 	TRAINYARD_CLUSTER local aws-xeon azure-xeon
 	LIST

@@ -9,19 +9,27 @@ import ast
 import base64
 import gzip
 import hashlib
+import io
 import re
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
 from infra import cloud_config
-from infra.config.kinds import CLUSTERS
+from infra.config.kinds import CLOUDS, CLUSTERS
 from infra.config.settings import Settings
 from infra.errors import UsageError
 
 BOOTSTRAP = Path(__file__).resolve().parent.parent / "bootstrap"
 ON_NODE = "/opt/trainyard/bootstrap"
+OVERLAYS = ("cuda",)
+"""Profiles with a folder of their own in bootstrap/, which is laid over the rest: its files come beside those, or in
+place of one with the same name, except versions.env, which is added to the common one. On other machines nothing of it
+exists, so it is no part of their images' names."""
 _COMMENT = re.compile(rb"^[ \t]*#(?!!).*\n", re.MULTILINE)
 """A comment-only line, in shell, Python, units and settings."""
 
@@ -31,23 +39,59 @@ def image_key(settings: Settings, *base: str, bootstrap: Path = BOOTSTRAP) -> st
     digest = hashlib.sha256()
     for part in (*base, settings.profile, settings.collectives):
         digest.update(part.encode() + b"\0")
-    for name, content, mode in _scripts(bootstrap, settings.cluster):
+    for name, content, mode in _scripts(bootstrap, settings.facts.node_files, settings.profile):
         digest.update(f"{name} {mode}\0".encode() + content + b"\0")
     digest.update((bootstrap / cloud_config.NAME).read_bytes())
     return digest.hexdigest()[:16]
 
 
-def for_bake(settings: Settings, image: str, *, last_resort: str = "", bootstrap: Path = BOOTSTRAP) -> str:
-    """User data of the builder: the scripts, and the command that runs the image part.
+def for_bake(
+    settings: Settings,
+    image: str,
+    *,
+    last_resort: str = "",
+    machine: Mapping[str, object] = MappingProxyType({}),
+    alone: bool = True,
+    bootstrap: Path = BOOTSTRAP,
+) -> str:
+    """User data of the builder: the scripts, and the command that runs the image part. Not `alone`: only the values;
+    the scripts come later, as `archive`, and whoever brings them starts the bootstrap.
 
-    `last_resort`: a bash script that limits the builder's life; cloud-init runs it first, at each boot.
+    `last_resort`: a bash script that limits the builder's life; cloud-init runs it first, at each boot. `machine`:
+    facts of the nodes' type for the steps, by their names after TRAINYARD_.
     """
-    return _compose(settings, image, "bake", ("builder", "builder"), bootstrap, last_resort)
+    text = _compose(settings, image, "bake", ("builder", "builder"), bootstrap, last_resort, machine)
+    if alone:
+        return text
+    config = yaml.safe_load(text)
+    config["write_files"] = [file for file in config["write_files"] if not file["path"].startswith(ON_NODE)]
+    del config["runcmd"]  # it starts the bootstrap
+    return _text(config)
 
 
-def for_node(settings: Settings, image: str, name: str, role: str, *, baked: bool, bootstrap: Path = BOOTSTRAP) -> str:
-    """User data of a node. `baked`: its image already has the scripts and the software."""
-    return _compose(settings, image, "node" if baked else "both", (name, role), bootstrap)
+def archive(settings: Settings, *, bootstrap: Path = BOOTSTRAP) -> str:
+    """The scripts for a machine with these settings: a tar file for ON_NODE, packed by xz, in base64. Deterministic."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as made:
+        for name, content, mode in _scripts(bootstrap, settings.facts.node_files, settings.profile):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), int(mode, 8)
+            made.addfile(entry, io.BytesIO(content))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+def for_node(
+    settings: Settings,
+    image: str,
+    name: str,
+    role: str,
+    *,
+    baked: bool,
+    machine: Mapping[str, object] = MappingProxyType({}),
+    bootstrap: Path = BOOTSTRAP,
+) -> str:
+    """User data of a node. `baked`: its image already has the scripts and the software. `machine`: as in for_bake."""
+    return _compose(settings, image, "node" if baked else "both", (name, role), bootstrap, machine=machine)
 
 
 def packed(text: str) -> str:
@@ -56,7 +100,13 @@ def packed(text: str) -> str:
 
 
 def _compose(
-    settings: Settings, image: str, mode: str, node: tuple[str, str], bootstrap: Path, last_resort: str = ""
+    settings: Settings,
+    image: str,
+    mode: str,
+    node: tuple[str, str],
+    bootstrap: Path,
+    last_resort: str = "",
+    machine: Mapping[str, object] = MappingProxyType({}),
 ) -> str:
     """`mode`: that of bootstrap.sh; `node`: its name and role."""
     config = cloud_config.read(bootstrap)
@@ -66,17 +116,26 @@ def _compose(
         config["users"][0]["ssh_authorized_keys"] = [settings.public_key]
     values: dict[str, object] = {"MODE": mode, "STACK": settings.stack, "NODE": node[0], "ROLE": node[1]}
     values |= {"PROFILE": settings.profile, "COLLECTIVES": settings.collectives, "IMAGE": image}
-    values |= {"CLUSTER": settings.cluster, "MAX_HOURS": settings.max_hours, "IDLE_MINUTES": settings.idle_minutes}
+    values |= {
+        "CLUSTER": settings.facts.node_files,
+        "MAX_HOURS": settings.max_hours,
+        "IDLE_MINUTES": settings.idle_minutes,
+    }
     # AWS only (Azure measures machines by itself): a cluster has monitor.py if its nodes send metrics.
-    if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.cluster / "monitor.py").exists():
+    if settings.cloud.monitoring and mode != "bake" and (bootstrap / settings.facts.node_files / "monitor.py").exists():
         values["MONITORING"] = "true"
     if settings.cloud.region:  # for training/store/bucket.py: no library finds the region by itself
         values["REGION"] = settings.cloud.region
+    values |= machine
     env = "".join(f"TRAINYARD_{key}={value}\n" for key, value in values.items())
     files = [{"path": "/etc/trainyard.env", "content": env}]
     if mode != "node":
-        files += [_file(*script) for script in _scripts(bootstrap, settings.cluster)]
+        files += [_file(*script) for script in _scripts(bootstrap, settings.facts.node_files, settings.profile)]
     config["write_files"] = [*config.get("write_files", []), *files]
+    return _text(config)
+
+
+def _text(config: dict[str, Any]) -> str:
     return "#cloud-config\n" + yaml.dump(config, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
@@ -103,23 +162,39 @@ def _file(name: str, content: bytes, mode: str) -> dict[str, Any]:
         raise UsageError(f"bootstrap/{name}: must be text in UTF-8, as it travels in user data") from None
 
 
-def _scripts(bootstrap: Path, cluster: str) -> list[tuple[str, bytes, str]]:
-    """(name, content, mode) of every file for the machine, in a stable order.
+def _scripts(bootstrap: Path, cloud: str, profile: str = "native") -> list[tuple[str, bytes, str]]:
+    """(name, content, mode) of every file for a machine of the cloud whose folder is `cloud`, in a stable order.
 
-    A folder named after a kind of cluster is for that kind only. Comments and docstrings are removed, as user data has
-    a size limit.
+    A folder named after a kind of cluster is for its cloud only, one named after a profile for that profile. Comments
+    and docstrings are removed, as user data has a size limit.
     """
-    excluded = {*CLUSTERS, cloud_config.NAME, "__pycache__"} - {cluster}
-    found = []
+    folders = {*CLUSTERS, *(facts.node_files for facts in CLOUDS.values()), *OVERLAYS}
+    excluded = {*folders, cloud_config.NAME, "__pycache__"} - {cloud, profile}
+    files: dict[Path, bytes] = {}
     for path in sorted(bootstrap.rglob("*")):
         name = path.relative_to(bootstrap)
-        if path.is_file() and not excluded.intersection(name.parts):
-            content = _COMMENT.sub(b"", path.read_bytes())
-            if path.suffix == ".py":
-                content = _without_docstrings(str(name), content)
-            # Mode from the content: a checkout's umask or a zip file must not change an image's name.
-            found.append((str(name), content, "0755" if content.startswith(b"#!") else "0644"))
+        if path.is_file() and not excluded.intersection(name.parts) and name.parts[0] not in OVERLAYS:
+            files[name] = _COMMENT.sub(b"", path.read_bytes())
+    if profile in OVERLAYS:
+        for path in sorted((bootstrap / profile).rglob("*")):
+            name = path.relative_to(bootstrap / profile)
+            if path.is_file() and not excluded.intersection(name.parts):
+                added = files[name] if name.name == "versions.env" else b""
+                files[name] = added + _COMMENT.sub(b"", path.read_bytes())
+    found = []
+    for name in sorted(files):
+        content = _allowing(profile, files[name]) if name.name == "bootstrap.sh" else files[name]
+        if name.suffix == ".py":
+            content = _without_docstrings(str(name), content)
+        # Mode from the content: a checkout's umask or a zip file must not change an image's name.
+        found.append((str(name), content, "0755" if content.startswith(b"#!") else "0644"))
     return found
+
+
+def _allowing(profile: str, runner: bytes) -> bytes:
+    """bootstrap.sh, without the profiles whose folder the machine has not."""
+    absent = "|".join(name for name in OVERLAYS if name != profile)
+    return re.sub(rf"(?m)^(\tTRAINYARD_PROFILE .*?) ({absent})\b".encode(), rb"\1", runner) if absent else runner
 
 
 def _without_docstrings(name: str, program: bytes) -> bytes:

@@ -73,6 +73,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "bootstrap": (),
     "bootstrap.aws-xeon.monitor": ("botocore", "psutil"),
+    "bootstrap.cuda.torch_build": ("torch",),
     "bootstrap.verify": (
         *("torch", "accelerate", "tiktoken", "gigatoken", "safetensors"),
         *("s3fs", "adlfs", "azure.identity"),

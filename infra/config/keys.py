@@ -62,8 +62,9 @@ KEYS = {
     ),
     "profile": Key(
         "native",
-        "Software on the nodes: native is torch 2.13, ipex is torch 2.8 with Intel's extension",
-        choices=("native", "ipex"),
+        "Software on the nodes: native is torch 2.13, ipex is torch 2.8 with Intel's extension, cuda is torch for "
+        "NVIDIA's GPUs with driver, NCCL and EFA",
+        choices=("native", "ipex", "cuda"),
     ),
     "collectives": Key(
         "gloo",

@@ -33,9 +33,14 @@ class CloudFacts:
     base_image_form: str = ""
     offered_by: str = "region"
     """The key on which the offer of a machine type depends: zone or region."""
+    node_files: str = ""
+    """The folder of bootstrap/ with what this cloud's nodes run, whatever kind of cluster they are of; also the value
+    of TRAINYARD_CLUSTER on a node."""
 
 
-LOCAL = CloudFacts(image=re.compile(r"[0-9a-f]{16}"), image_form="16 hexadecimal digits; fab images")
+LOCAL = CloudFacts(
+    image=re.compile(r"[0-9a-f]{16}"), image_form="16 hexadecimal digits; fab images", node_files="local"
+)
 AWS = CloudFacts(
     name="aws",
     title="AWS",
@@ -48,6 +53,7 @@ AWS = CloudFacts(
     base_image=r"ami-[0-9a-f]{8,17}",
     base_image_form="ami-...",
     offered_by="zone",
+    node_files="aws-xeon",
 )
 AZURE = CloudFacts(
     name="azure",
@@ -60,7 +66,10 @@ AZURE = CloudFacts(
     instance_type="Standard_D32s_v6",
     base_image=r"[A-Za-z0-9._-]+(:[A-Za-z0-9._-]+){3}",
     base_image_form="publisher:offer:sku:version",
+    node_files="azure-xeon",
 )
 CLOUDS = {facts.name: facts for facts in (AWS, AZURE)}
-CLUSTERS = {"local": LOCAL, "aws-xeon": AWS, "azure-xeon": AZURE}
+CLUSTERS = {"local": LOCAL, "aws-xeon": AWS, "aws-gpu": AWS, "azure-xeon": AZURE}
 """Kind of cluster -> where its machines come from."""
+WITH_GPUS = ("aws-gpu",)
+"""The kinds of cluster whose nodes have NVIDIA's GPUs, and so profile cuda; no other has it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from infra.config import cloud_settings
 from infra.config.keys import KEYS, value
-from infra.config.kinds import CLUSTERS, CloudFacts
+from infra.config.kinds import CLUSTERS, WITH_GPUS, CloudFacts
 from infra.config.values import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
         cluster=cluster,
         nodes=nodes,
         cidr=_network(raw["cidr"], nodes),
-        profile=value(raw, "profile"),
+        profile=_profile(raw, cluster),
         collectives=_collectives(raw),
         public_key=_public_key(key_file) if reads_key else "",
         public_key_file=key_file,
@@ -133,8 +133,20 @@ def _scheduler(raw: Mapping[str, str], cluster: str) -> str:
     return chosen
 
 
+def _profile(raw: Mapping[str, str], cluster: str) -> str:
+    """GPUs need profile cuda, and profile cuda needs GPUs."""
+    chosen: str = value(raw, "profile")
+    if cluster in WITH_GPUS and chosen != "cuda":
+        raise SettingsError("profile", chosen, f"cuda on cluster {cluster}, whose nodes have GPUs")
+    if cluster not in WITH_GPUS and chosen == "cuda":
+        raise SettingsError("profile", chosen, f"native or ipex: cuda is for nodes with GPUs ({', '.join(WITH_GPUS)})")
+    return chosen
+
+
 def _collectives(raw: Mapping[str, str]) -> str:
     chosen: str = value(raw, "collectives")
+    if chosen == "ccl" and raw["profile"] == "cuda":
+        raise SettingsError("collectives", chosen, "gloo with profile cuda: GPUs talk through NCCL")
     if chosen == "ccl" and raw["profile"] == "native":
         allowed = "gloo with profile native: oneCCL's binding is built for ipex's torch"
         raise SettingsError("collectives", chosen, allowed)

@@ -14,10 +14,13 @@ import boto3
 import pytest
 from ssm_agent import REGION, Agent, amazon, answering, instance
 
+from infra import user_data
 from infra.clouds.aws import api, builder, host_key, ssm
 from infra.clouds.aws.builder import BakedProvider, BakeError, SealedProvider
 from infra.clouds.aws.host_key import HostKeyProvider
 from infra.clouds.aws.ssm import ManagedMachine, SsmCommandError
+from infra.config import stack_file
+from infra.config.settings import load
 from infra.state import operation
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"
@@ -160,6 +163,26 @@ def test_the_gate_opens_by_the_bootstraps_own_record(
     assert made.id == machine.instance
     assert "image: torch 2 s" in capsys.readouterr().out
     assert state(machine.instance) == "running"  # the seal is next
+
+
+def test_scripts_that_are_too_large_for_user_data_are_brought_and_started(
+    agent: Agent, machine: ManagedMachine, tmp_path: Path
+) -> None:
+    (tmp_path / "opt").mkdir()
+    packed = user_data.archive(load("local", {**stack_file.defaults(), "profile": "native"}, reads_key=False))
+    chunks = [packed[at : at + builder._CHUNK] for at in range(0, len(packed), builder._CHUNK)]
+    assert len(chunks) > 1, "in several commands, as one may not be of any size"
+    paste = [f'printf %s {chunk} {">>" if at else ">"}"{builder._ARCHIVE}"' for at, chunk in enumerate(chunks)]
+    agent.here |= {*paste, builder._UNPACK}  # but not the start, which is the machine's own systemd's
+    progress(agent, "packages")
+    record(agent, "ready")
+    BakedProvider().create(props(machine, scripts=packed))
+    brought = tmp_path / "opt/trainyard/bootstrap"
+    assert (brought / "bootstrap.sh").stat().st_mode & 0o777 == 0o755
+    assert (brought / "steps/image/50-torch").read_text().startswith("version=")
+    assert list((tmp_path / "opt").iterdir()) == [tmp_path / "opt/trainyard"], "nothing else is left"
+    places = [agent.ran.index(script) for script in (builder._SETTLED, *paste, builder._UNPACK, builder._START)]
+    assert places == sorted(places) and places[-1] < agent.ran.index(builder._LOOK)
 
 
 def test_a_finished_cloud_init_is_no_reason_to_open(agent: Agent, machine: ManagedMachine) -> None:

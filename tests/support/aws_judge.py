@@ -262,8 +262,13 @@ def _addresses(ran: Ran) -> Iterator[str]:
     for network in (*networks, *subnets.values()):
         if not 16 <= network.prefixlen <= 28:
             yield f"{network}: AWS's networks are of /16 to /28"
+    templates = {f"{one.name}-id": one.inputs for one in ran.of("ec2/launchTemplate:LaunchTemplate")}
     for one in ran.of("ec2/instance:Instance"):
-        given, subnet = one.inputs.get("privateIp"), subnets[one.inputs["subnetId"]]
+        if "subnetId" in one.inputs:
+            given, subnet = one.inputs.get("privateIp"), subnets[one.inputs["subnetId"]]
+        else:  # a node with EFA has its place in the network from its own template
+            first = templates[one.inputs["launchTemplate"]["id"]]["networkInterfaces"][0]
+            given, subnet = first["privateIpAddress"], subnets[first["subnetId"]]
         if given is None:
             continue
         at = int(ipaddress.IPv4Address(given)) - int(subnet.network_address)

@@ -16,6 +16,8 @@ OURS = "ami-0bbbbbbbbbbbbbbbb"
 BAKED_FROM = "0123456789abcdef"
 FOREIGN = "ami-0cccccccccccccccc"
 """An image of the account's that is not ours."""
+ELASTIC = "203.0.113.99"
+"""Every Elastic IP."""
 RESERVATION = "cr-0123456789abcdef0"
 BUCKET = f"trainyard-aws-xeon-{STACK_ID}-use1"
 
@@ -32,9 +34,14 @@ class Amazon(Kind):
         made: dict[str, dict[str, Any]] = {
             "HostKey": {"host_key": HOST_KEY},
             "Reserved": {"reservation": RESERVATION},
-            "Instance": {"publicIp": public_ip(args.name) if args.inputs.get("associatePublicIpAddress") else ""},
+            "Instance": {
+                "publicIp": public_ip(args.name) if args.inputs.get("associatePublicIpAddress") else "",
+                "primaryNetworkInterfaceId": "eni-0123456789abcdef0",
+            },
             "LaunchTemplate": {"latestVersion": 3},
             "AmiFromInstance": {"id": "ami-0123456789abcdef0", "rootSnapshotId": "snap-0123456789abcdef0"},
+            "Eip": {"publicIp": ELASTIC},
+            "EipAssociation": {"publicIp": ELASTIC},
             "Bucket": {"arn": f"arn:aws:s3:::{args.inputs.get('bucket')}"},
         }
         return {"arn": arn, **made.get(kind, {})}

@@ -70,6 +70,7 @@ REQUESTS: dict[str, list[Call]] = {
     "aws:ec2/route:Route": [Call("ec2", "CreateRoute")],
     "aws:ec2/routeTableAssociation:RouteTableAssociation": [Call("ec2", "AssociateRouteTable")],
     "aws:ec2/eip:Eip": [Call("ec2", "AllocateAddress")],
+    "aws:ec2/eipAssociation:EipAssociation": [Call("ec2", "AssociateAddress")],
     "aws:ec2/natGateway:NatGateway": [Call("ec2", "CreateNatGateway")],
     "aws:ec2/vpcEndpoint:VpcEndpoint": [Call("ec2", "CreateVpcEndpoint")],
     "aws:ec2/flowLog:FlowLog": [
@@ -93,7 +94,10 @@ REQUESTS: dict[str, list[Call]] = {
         Call(
             "ec2",
             "CreateLaunchTemplate",
-            {"name": "LaunchTemplateName", "description": "VersionDescription", "updateDefaultVersion": OWN},
+            {
+                **{"name": "LaunchTemplateName", "description": "VersionDescription", "updateDefaultVersion": OWN},
+                "networkInterfaces.securityGroups": "Groups",
+            },
             rest="LaunchTemplateData",
         )
     ],

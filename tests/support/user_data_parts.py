@@ -14,6 +14,8 @@ from infra.config.settings import Settings
 IMAGE = "0123456789abcdef"
 CLOUDS = ("aws-xeon", "azure-xeon")
 """Folders of what only one kind of cluster gets."""
+OVERLAYS = user_data.OVERLAYS
+"""Folders of what only one profile gets."""
 AWS_LIMIT = 16 * 1024
 """What AWS takes of user data, compressed (TRAPS.md 16)."""
 
@@ -40,7 +42,8 @@ def env(text: str) -> dict[str, str]:
 def scripts(*, every: bool = False) -> Iterator[Path]:
     """Those of the local stack, or of every kind of cluster."""
     for path in user_data.BOOTSTRAP.rglob("*"):
-        other = not every and path.relative_to(user_data.BOOTSTRAP).parts[0] in CLOUDS
+        folder = path.relative_to(user_data.BOOTSTRAP).parts[0]
+        other = folder in OVERLAYS or (not every and folder in CLOUDS)
         if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
             yield path
 

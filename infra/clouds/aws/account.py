@@ -48,6 +48,11 @@ def _ec2(settings: Settings) -> Any:
     return api.client("ec2", region(settings))
 
 
+def _another_type(settings: Settings) -> str:
+    """The command that sets the type which the stack's kind of cluster has by default."""
+    return set_key("instanceType", machine_types.choice(settings).default, settings.stack)
+
+
 def _findings(settings: Settings) -> Iterator[Finding]:
     try:
         who = api.identity(region(settings))
@@ -86,7 +91,7 @@ def _region(settings: Settings) -> str:
 
 @judged("type", "aws ec2 describe-instance-types --instance-types {type}")
 def _type(settings: Settings) -> str:
-    name, mend = machine_types.name_of(settings), set_key("instanceType", machine_types.DEFAULT, settings.stack)
+    name, mend = machine_types.name_of(settings), _another_type(settings)
     try:
         listed = _ec2(settings).describe_instance_types(InstanceTypes=[name])["InstanceTypes"]
     except api.FAILURES as error:
@@ -100,7 +105,7 @@ def _type(settings: Settings) -> str:
 def _zone(settings: Settings) -> str:
     name, zone, offered = machine_types.name_of(settings), zones.zone(settings), offers(settings)
     if not offered:
-        mend = set_key("instanceType", machine_types.DEFAULT, settings.stack)
+        mend = _another_type(settings)
         raise Unfit(f"no zone of {region(settings)} offers {name}", mend)
     if zone not in offered:
         problem = f"{zone} does not offer {name}; these do: {', '.join(offered)}"

@@ -20,6 +20,7 @@ from infra.clouds.aws import ssm
 from infra.clouds.dynamic_provider import OnceProvider
 from infra.errors import OperationError, UsageError, visible
 from infra.state import operation
+from infra.user_data import ON_NODE
 
 BAKE = 3600.0
 """Timeout of a whole bake in seconds. The bootstrap itself ends a step that hangs long before."""
@@ -46,6 +47,22 @@ done
 if [ -e "$s/progress.jsonl" ]; then sed 's/^/step /' "$s/progress.jsonl"; fi
 """
 _ENSURE_END = f"systemctl is-active trainyard-builder-end.timer || shutdown -P +{END_MINUTES}"
+_CHUNK = 8000
+"""Characters of an archive in one command."""
+# The settings are cloud-init's to write, and the bootstrap reads them first.
+_SETTLED = "cloud-init status --wait >/dev/null || true; test -s /etc/trainyard.env"
+_ARCHIVE = "${TRAINYARD_PREFIX:-}/opt/trainyard-bootstrap"
+_UNPACK = f"""
+set -eu
+folder=${{TRAINYARD_PREFIX:-}}{ON_NODE}
+mkdir -p "$folder"
+base64 -d "{_ARCHIVE}" >"{_ARCHIVE}.tar.xz"
+tar -xJf "{_ARCHIVE}.tar.xz" --no-same-owner -C "$folder"
+rm "{_ARCHIVE}" "{_ARCHIVE}.tar.xz"
+"""
+_START = f"""
+systemctl enable {ON_NODE}/trainyard-bootstrap.service && systemctl restart --no-block trainyard-bootstrap
+"""
 _SEAL = "exec bash /opt/trainyard/bootstrap/seal.sh"
 
 
@@ -66,6 +83,16 @@ def stopped_on_failure(props: dict[str, Any]) -> Iterator[ssm.ManagedMachine]:
             still_running = f"the builder {machine.instance} could not be stopped and costs money: {failed}"
             raise BakeError(f"{error}\n{still_running}") from error
         raise
+
+
+def bring(machine: ssm.ManagedMachine, scripts: str) -> None:
+    """Bring the bootstrap's scripts (user_data.archive) to the builder and start it: they are too large for user
+    data."""
+    machine.run(_SETTLED)
+    for at in range(0, len(scripts), _CHUNK):
+        machine.run(f'printf %s {scripts[at : at + _CHUNK]} {">>" if at else ">"}"{_ARCHIVE}"')
+    machine.run(_UNPACK)
+    machine.run(_START)
 
 
 def await_record(machine: ssm.ManagedMachine, timeout: float = BAKE) -> None:
@@ -118,6 +145,9 @@ class BakedProvider(OnceProvider):
 
     def create(self, props: dict[str, Any]) -> CreateResult:
         with stopped_on_failure(props) as machine:
+            if scripts := props.get("scripts"):
+                machine.start()
+                bring(machine, scripts)
             await_record(machine)
         return CreateResult(id_=props["instance"], outs=props)
 
@@ -138,7 +168,7 @@ class Baked(Resource, module="aws", name="Baked"):
     """A builder whose bootstrap has succeeded."""
 
     def __init__(self, name: str, machine: dict[str, pulumi.Input[str]], opts: pulumi.ResourceOptions) -> None:
-        """`machine`: region and instance."""
+        """`machine`: region and instance; and scripts, those of the bootstrap if they are not in the user data."""
         super().__init__(BakedProvider(), name, {**machine}, opts)
 
 

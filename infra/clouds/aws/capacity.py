@@ -41,11 +41,13 @@ _INPUTS = ("region", "zone", "type", "group")
 
 @dataclass(frozen=True)
 class Given:
-    """A reservation that the user made."""
+    """A reservation or a Capacity Block that the user made."""
 
     id: str
     group: str
     """Name of its placement group; empty if it has none."""
+    block: bool = False
+    """Whether it is a Capacity Block for ML, which machines have to ask for as a market of its own."""
 
 
 def wanted(settings: Settings) -> bool:
@@ -68,7 +70,8 @@ def given(settings: Settings, instance_type: str, zone: str) -> Given | None:
         ]
         if why := unfit(one, instance_type, zone, settings.nodes - len(inside)):
             raise UsageError(f"capacityReservation = {name!r}: {why}")
-        return Given(name, _group_name(one.get("PlacementGroupArn", "")))
+        block = one.get("ReservationType") == "capacity-block"
+        return Given(name, _group_name(one.get("PlacementGroupArn", "")), block)
     raise UsageError(f"capacityReservation = {name!r}: none of this account in {region(settings)}")
 
 

@@ -48,6 +48,10 @@ class HostKey(Resource, module="aws", name="HostKey"):
 
     host_key: pulumi.Output[str]
 
-    def __init__(self, node: str, *, region: str, instance: pulumi.Input[str]) -> None:
+    def __init__(
+        self, node: str, *, region: str, instance: pulumi.Input[str], after: pulumi.Resource | None = None
+    ) -> None:
+        """`after`: what the node needs, beside itself, to reach Systems Manager."""
         inputs = {"node": node, "region": region, "instance": instance, "host_key": None}
-        super().__init__(HostKeyProvider(), f"{node}-host-key", inputs)
+        opts = pulumi.ResourceOptions(depends_on=[after] if after else None)
+        super().__init__(HostKeyProvider(), f"{node}-host-key", inputs, opts)

@@ -25,8 +25,13 @@ UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/amd64/hvm/eb
 """The SSM parameter that names Canonical's newest image."""
 BUILDER_DISK_GB = 30
 """Enough GB for the software and its installation; a node's root file system grows to its own disk at first boot."""
+CUDA_DISK_GB = 60
+"""The same with profile cuda: torch with CUDA's libraries, the driver, and the compiler that builds nccl-tests."""
 BUILDER_CORES = 4
 """Few, as most of a bake is downloads and unpacking."""
+GPU_BUILDER = "m6i.2xlarge"
+"""Bakes the image of nodes with GPUs: the software needs a GPU to be tested, not to be installed, and a p3dn.24xlarge
+costs 80 times as much. Every zone that offers p3dn offers it. The nodes test the GPUs at their first boot."""
 IMAGING = "90m"
 """Timeout of making the image: the snapshot copies the whole new volume."""
 KEPT = ["ami", "instance_type", "associate_public_ip_address", "user_data_base64"]
@@ -50,7 +55,10 @@ def bakes(settings: Settings) -> bool:
 def key(settings: Settings) -> str:
     """The key of the image that these settings bake: with the name of the base, as Canonical's newest image changes
     every other week, and each change would cost half an hour of baking. `baseImage: ami-...` pins the base."""
-    return user_data.image_key(settings, "aws", settings.cloud.base_image or UBUNTU)
+    machine = machine_types.for_nodes(machine_types.of(settings))
+    # With GPUs the software depends on them: their architecture, and whether EFA reads their memory.
+    gpus = [str(machine[key]) for key in ("GPU_ARCHITECTURE", "GPU_RDMA") if key in machine]
+    return user_data.image_key(settings, "aws", settings.cloud.base_image or UBUNTU, *gpus)
 
 
 def check(settings: Settings) -> None:
@@ -80,7 +88,9 @@ def bake(settings: Settings, ground: Ground) -> Golden:
     machine = _builder(settings, baked_from, ground)
     # The gates are dynamic resources and call AWS themselves, so they take no Pulumi provider.
     gate: dict[str, pulumi.Input[str]] = {"region": where, "instance": machine.id}
-    baked = Baked(f"baked-{baked_from}", gate, pulumi.ResourceOptions())
+    scripts = brought(settings)
+    with_scripts: dict[str, pulumi.Input[str]] = {**gate, **({"scripts": scripts} if scripts else {})}
+    baked = Baked(f"baked-{baked_from}", with_scripts, pulumi.ResourceOptions())
     sealed = Sealed(f"sealed-{baked_from}", gate, pulumi.ResourceOptions(depends_on=[baked]))
     # Make the image while the builder is stopped: the disk is complete, and a sealed machine never boots again.
     stopped = aws.ec2transitgateway.InstanceState(
@@ -131,7 +141,7 @@ def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Ins
             http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
         ),
         root_block_device=aws.ec2.InstanceRootBlockDeviceArgs(
-            volume_type="gp3", volume_size=BUILDER_DISK_GB, encrypted=True, delete_on_termination=True
+            volume_type="gp3", volume_size=disk_gb(settings), encrypted=True, delete_on_termination=True
         ),
         tags=titled(settings, "builder"),
         volume_tags={**tags(settings), **titled(settings, "builder")},
@@ -144,14 +154,29 @@ def _builder(settings: Settings, baked_from: str, ground: Ground) -> aws.ec2.Ins
     )
 
 
+def disk_gb(settings: Settings) -> int:
+    """GB of the builder's disk, and so the least that a node's disk can have."""
+    return CUDA_DISK_GB if settings.profile == "cuda" else BUILDER_DISK_GB
+
+
 def builder_data(settings: Settings) -> str:
     """The builder's user data: the bake, and the timer that powers the builder off if nobody else does."""
-    return user_data.for_bake(settings, key(settings), last_resort=END)
+    machine = machine_types.for_nodes(machine_types.of(settings))
+    alone = not brought(settings)
+    return user_data.for_bake(settings, key(settings), last_resort=END, machine=machine, alone=alone)
+
+
+def brought(settings: Settings) -> str:
+    """The scripts, if the gate brings them to the builder (see builder.bring): those of a profile with a folder of its
+    own are too large for user data. Empty: they are in it."""
+    return user_data.archive(settings) if settings.profile in user_data.OVERLAYS else ""
 
 
 def builder_type(settings: Settings) -> str:
-    """A smaller size of the nodes' own family, so that the image is verified on their processor."""
+    """A smaller size of the nodes' own family, so that the image is verified on their processor. Without GPUs."""
     wanted = machine_types.of(settings)
+    if wanted.gpus:
+        return GPU_BUILDER
     series = wanted.name.partition(".")[0]
     family = [entry for entry in machine_types.TYPES.values() if entry.name.partition(".")[0] == series]
     return next(entry.name for entry in family if entry.cores >= min(BUILDER_CORES, wanted.cores))

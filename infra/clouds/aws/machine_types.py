@@ -2,20 +2,20 @@
 
 Cores, memory and placement: EC2's DescribeInstanceTypes, as recorded by moto 5.2 (a test compares). Sockets: the
 number of cores that one processor of the family gives a guest (Ice Lake 8375C 32, Sapphire Rapids 8488C 48 and 6455B
-32, Granite Rapids 6975P-C 96), as EC2 does not report it; on the node, `fab check` shows the actual NUMA nodes.
-Bare-metal types are left out: EC2 cannot switch off their hyper-threads.
+32, Granite Rapids 6975P-C 96; under GPUs Xeon 8175M and 8275CL 24, EPYC 7R32 and 7R13 and Xeon 8488C 48), as EC2 does
+not report it; on the node, `fab check` shows the actual NUMA nodes. Bare-metal types are left out: EC2 cannot switch
+off their hyper-threads. GPUs, EFA and its Gbit/s: the same record. NVLink: NVIDIA's data sheets of V100, A100, H100
+and H200.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
 from infra.machine import MachineType
-
-DEFAULT = "m7i.8xlarge"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class InstanceType(MachineType):
 
     cluster: bool
     """Whether a cluster placement group accepts it."""
+    cpu_options: bool = True
+    """Whether EC2 can switch off its hyper-threads."""
 
 
 def _cores(size: str) -> int:
@@ -63,30 +65,124 @@ TYPES: dict[str, InstanceType] = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Gpu:
+    """A model of GPU, as a family of instances has it."""
+
+    architecture: str
+    nvlink_gb_per_s: float = 0.0
+    efa_gbps: dict[str, float] = field(default_factory=dict)
+    """Gbit/s of all EFA cards of a size, for those that have any."""
+    card_gbps: float = 0.0
+    """Gbit/s of one card; 0: there is one card, whatever its speed."""
+    cores_per_socket: int = 48
+    cpu_options: bool = True
+
+
+def _gpu_family(
+    name: str, gpu: _Gpu, sizes: dict[str, int], *, cores: int = 0, gb: float = 0
+) -> dict[str, InstanceType]:
+    """`sizes`: GPUs by size. `cores` and `gb`: if they do not follow from the size as in the G families, 8 GiB a
+    core."""
+    found = {}
+    for size, count in sizes.items():
+        own, gbps = cores or _cores(size), gpu.efa_gbps.get(size, 0.0)
+        found[f"{name}.{size}"] = InstanceType(
+            name=f"{name}.{size}",
+            cores=own,
+            memory_gb=gb or own * 8,
+            numa_nodes=math.ceil(own / gpu.cores_per_socket),
+            gpus=count,
+            gpu_architecture=gpu.architecture,
+            nvlink_gb_per_s=gpu.nvlink_gb_per_s,
+            efa_cards=round(gbps / gpu.card_gbps) if gpu.card_gbps else int(gbps > 0),
+            efa_gbps=gbps,
+            cluster=True,
+            cpu_options=gpu.cpu_options,
+        )
+    return found
+
+
+_G_SIZES = {
+    **dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1),
+    **{"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
+}
+_G_EFA = {"8xlarge": 25.0, "16xlarge": 25.0, "12xlarge": 40.0, "24xlarge": 50.0, "48xlarge": 100.0}
+_V100 = _Gpu(architecture="sm_70", nvlink_gb_per_s=150, efa_gbps={"24xlarge": 100}, card_gbps=100, cores_per_socket=24)
+_A100 = _Gpu(architecture="sm_80", nvlink_gb_per_s=300, efa_gbps={"24xlarge": 400}, card_gbps=100, cores_per_socket=24)
+_H100 = _Gpu(architecture="sm_90", nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=100)
+_H200 = _Gpu(architecture="sm_90", nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=200)
+GPU_TYPES: dict[str, InstanceType] = {
+    **_gpu_family("p3dn", _V100, {"24xlarge": 8}, cores=48, gb=768),
+    **_gpu_family("p4d", _A100, {"24xlarge": 8}, cores=48, gb=1152),
+    **_gpu_family("p4de", _A100, {"24xlarge": 8}, cores=48, gb=1152),
+    **_gpu_family("p5", _H100, {"48xlarge": 8}, cores=96, gb=2048),
+    **_gpu_family("p5en", _H200, {"48xlarge": 8}, cores=96, gb=2048),
+    # A10G and L4, over PCIe. EC2 lists no CPU options for g5.
+    **_gpu_family("g5", _Gpu(architecture="sm_86", efa_gbps=_G_EFA, cpu_options=False), _G_SIZES),
+    **_gpu_family("g6", _Gpu(architecture="sm_89", efa_gbps=_G_EFA), _G_SIZES),
+}
+
+
+RDMA = ("sm_80", "sm_90")
+"""Architectures of the P families whose memory EFA reads and writes without the processor."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The types that the nodes of a kind of cluster can have."""
+
+    default: str
+    types: dict[str, InstanceType]
+
+
+CHOICES = {"aws-xeon": Choice("m7i.8xlarge", TYPES), "aws-gpu": Choice("p3dn.24xlarge", GPU_TYPES)}
+
+
+def choice(settings: Settings) -> Choice:
+    """The types of the stack's kind of cluster."""
+    return CHOICES[settings.cluster]
+
+
 def name_of(settings: Settings) -> str:
     """The name of the nodes' type, whether or not there is such a type."""
-    return settings.cloud.instance_type or DEFAULT
+    return settings.cloud.instance_type or choice(settings).default
 
 
 def of(settings: Settings) -> InstanceType:
-    """The nodes' type. Raises SettingsError for an unknown one, or one that a cluster placement group refuses."""
-    name = name_of(settings)
-    known, family = TYPES.get(name), name.partition(".")[0]
+    """The nodes' type. Raises SettingsError for an unknown one, one of another kind of cluster, or one that a cluster
+    placement group refuses."""
+    name, own = name_of(settings), choice(settings)
+    known, family = own.types.get(name), name.partition(".")[0]
     if known is None:
-        usable = [entry.name for entry in TYPES.values() if entry.cluster]
+        usable = [entry.name for entry in own.types.values() if entry.cluster]
         sizes = [entry for entry in usable if entry.partition(".")[0] == family]
         families = ", ".join(sorted({entry.partition(".")[0] for entry in usable}))
-        allowed = f"one of {', '.join(sizes)}" if sizes else f"a size of {families}, such as {DEFAULT}"
-        raise SettingsError("instanceType", name, allowed)
+        allowed = f"one of {', '.join(sizes)}" if sizes else f"a size of {families}, such as {own.default}"
+        others = [cluster for cluster, other in CHOICES.items() if name in other.types]
+        raise SettingsError("instanceType", name, f"{allowed}; it is one of cluster {others[0]}" if others else allowed)
     if not known.cluster:
         one = name.replace("-flex", "")
         raise SettingsError("instanceType", name, f"a type that a cluster placement group takes; {one} is one")
     return known
 
 
+def for_nodes(known: InstanceType) -> dict[str, object]:
+    """What the bootstrap of a node of this type has to know of it; empty without GPUs."""
+    if not known.gpus:
+        return {}
+    # EFA reads a GPU's memory itself from p4d on, not on p3dn: aws/aws-ofi-nccl#104.
+    rdma = known.efa_cards > 0 and known.gpu_architecture in RDMA
+    return {
+        **{"GPUS": known.gpus, "GPU_ARCHITECTURE": known.gpu_architecture},
+        **{"NVLINK": str(known.nvlink_gb_per_s > 0).lower(), "EFA_CARDS": known.efa_cards},
+        "GPU_RDMA": str(rdma).lower(),
+    }
+
+
 def without_amx(known: InstanceType) -> str:
-    """A warning about a type without AMX; empty for one that has it."""
-    if known.amx:
+    """A warning about a type without AMX; empty for one that has it, or has GPUs, which compute instead."""
+    if known.amx or known.gpus:
         return ""
     return (
         f"{known.name} has neither AMX nor AVX512_BF16: bf16 is computed in software there and is slower than fp32, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from infra.clouds import naming
@@ -14,45 +15,78 @@ from infra.clouds.aws.names import region
 from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 
-QUOTAS = {False: "L-1216C47A", True: "L-34B43A08"}
-"""Service Quotas codes of the vCPU limits of the standard families (A, C, D, H, I, M, R, T, Z): on demand, Spot."""
-STANDARD = "acdhimrtz"
+
+@dataclass(frozen=True)
+class Limit:
+    """One of EC2's vCPU limits: a set of families shares it."""
+
+    families: str
+    """First letters of the families' names."""
+    on_demand: str
+    """Service Quotas code of the limit on demand."""
+    spot: str
+    """That for Spot. P5 and newer P families count in others, which are not in this table: undecided."""
+    what: str
+
+    def code(self, spot: bool) -> str:
+        return self.spot if spot else self.on_demand
+
+    def counts(self, type_: str, spot: bool) -> bool:
+        """Whether machines of this type count in it."""
+        return type_[0] in self.families and not (spot and type_.startswith(("p5", "p6")))
+
+
+LIMITS = (
+    Limit("acdhimrtz", "L-1216C47A", "L-34B43A08", "standard"),
+    Limit("p", "L-417A185B", "L-7212CCBC", "P"),
+    Limit("gv", "L-DB2E81BA", "L-3819A6DF", "G and VT"),
+)
+"""From Service Quotas' list of EC2: running on-demand Standard, P, G and VT instances, and Spot requests of each."""
+
+
+def limit_of(type_: str, spot: bool) -> Limit | None:
+    """The limit in which machines of a type count; None: one that is not in the table."""
+    return next((limit for limit in LIMITS if limit.counts(type_, spot)), None)
 
 
 def findings(settings: Settings) -> Iterator[Finding]:
-    """Findings for the nodes and for the builder, which is never Spot. Beside on-demand nodes it is added to them.
+    """Findings for the nodes and for the builder, which is never Spot. It is added to nodes of the same limit.
 
     The first `up` stops the builder before it launches nodes, but a bake after a changed bootstrap runs beside nodes.
     """
     name, spot = machine_types.name_of(settings), settings.cloud.spot
     look = f"https://{region(settings)}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
 
-    def quota(check: str, spot: bool, who: str, machines: Counter[str]) -> Finding:
-        return judged(check, f"{look}/{QUOTAS[spot]}")(_quota)(settings, spot, who, machines)
+    def quota(check: str, limit: Limit, spot: bool, who: str, machines: Counter[str]) -> Finding:
+        return judged(check, f"{look}/{limit.code(spot)}")(_quota)(settings, limit, spot, who, machines)
 
     nodes, machines = f"{settings.nodes} nodes", Counter({name: settings.nodes})
-    bakes_one = bakes(settings) and name in machine_types.TYPES  # `up` refuses an unknown type, so nothing is baked
+    bakes_one = bakes(settings) and name in machine_types.choice(settings).types  # `up` refuses an unknown type
     builder = builder_type(settings) if bakes_one else ""
-    if name[0] not in STANDARD:
-        yield Finding("quota", "undecided", f"{name} is of no standard family", look)
-    elif builder and not spot:
-        yield quota("quota", False, f"{nodes} and the image's builder ({builder}) need", machines + Counter([builder]))
+    own = limit_of(name, spot)
+    if own is None:
+        yield Finding("quota", "undecided", f"{name} counts in a limit that is not known here", look)
+    elif builder and not spot and own.counts(builder, spot):
+        both = machines + Counter([builder])
+        yield quota("quota", own, False, f"{nodes} and the image's builder ({builder}) need", both)
+        builder = ""
     else:
-        yield quota("quota", spot, f"{nodes} need", machines)
-        if builder:
-            yield quota("builder", False, f"the image's builder ({builder}) needs", Counter([builder]))
+        yield quota("quota", own, spot, f"{nodes} need", machines)
+    if builder and (limit := limit_of(builder, False)):
+        yield quota("builder", limit, False, f"the image's builder ({builder}) needs", Counter([builder]))
 
 
-def _quota(settings: Settings, spot: bool, who: str, machines: Counter[str]) -> str:
+def _quota(settings: Settings, limit: Limit, spot: bool, who: str, machines: Counter[str]) -> str:
     """Compare the vCPUs of these machines with what the limit leaves beside others' machines."""
-    where, code, ec2 = region(settings), QUOTAS[spot], api.client("ec2", region(settings))
+    where, code, ec2 = region(settings), limit.code(spot), api.client("ec2", region(settings))
     with api.explain("the vCPU limit"):
         quotas = api.client("service-quotas", where)
-        limit = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
-        needed, used = _vcpus(ec2, machines), _vcpus(ec2, _others(ec2, settings, spot))
+        most = quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]["Value"]
+        needed, used = _vcpus(ec2, machines), _vcpus(ec2, _others(ec2, settings, limit, spot))
     market = "Spot" if spot else "On-Demand"
-    usage = f"{who} {needed} vCPUs; the {market} limit is {limit:.0f}, others use {used}"
-    if needed + used > limit:
+    whose = "" if limit is LIMITS[0] else f" of {limit.what} instances"
+    usage = f"{who} {needed} vCPUs; the {market} limit{whose} is {most:.0f}, others use {used}"
+    if needed + used > most:
         raise Unfit(
             usage,
             f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
@@ -61,13 +95,13 @@ def _quota(settings: Settings, spot: bool, who: str, machines: Counter[str]) -> 
     return usage
 
 
-def _others(ec2: Any, settings: Settings, spot: bool) -> Counter[str]:
-    """Machines of the standard families, by type, that run in the same market (Spot or not), without this stack's."""
+def _others(ec2: Any, settings: Settings, limit: Limit, spot: bool) -> Counter[str]:
+    """Machines that count in the limit, by type, that run in the same market (Spot or not), without this stack's."""
     return Counter(
         item["InstanceType"]
         for item in api.instances(ec2, api.RUNNING)
         if (item.get("InstanceLifecycle") == "spot") == spot
-        and item["InstanceType"][0] in STANDARD
+        and limit.counts(item["InstanceType"], spot)
         and not naming.owns(settings, api.tags(item))
     )
 

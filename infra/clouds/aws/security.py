@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from infra.clouds.aws import machine_types
 from infra.clouds.aws.names import named, titled
 from infra.clouds.aws.network import ANYWHERE, Network
 from infra.config.settings import Settings
@@ -48,12 +49,27 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
         tags=titled(settings, "operator-ssh"),
         opts=opts,
     )
+    rules: list[pulumi.Resource] = [between_nodes, ssh, out]
+    if machine_types.of(settings).efa_cards:
+        # EFA's own traffic is no IP traffic: a rule for 0.0.0.0/0 does not let it out, one for the group does.
+        # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
+        rules.append(
+            aws.vpc.SecurityGroupEgressRule(
+                "nodes-to-each-other",
+                description="EFA to the other nodes",
+                security_group_id=nodes.id,
+                referenced_security_group_id=nodes.id,
+                ip_protocol="-1",
+                tags=titled(settings, "nodes-to-each-other"),
+                opts=opts,
+            )
+        )
     if not builder:
-        return Security(nodes, None, [between_nodes, ssh, out])
+        return Security(nodes, None, rules)
     # Nothing may connect to the builder: its commands come through Systems Manager, which it contacts itself.
     lets_nobody_in = f"Builder of the Trainyard stack {settings.stack}, which lets nobody in"
     baking, its_out = _group(settings, network, "builder", lets_nobody_in, opts)
-    return Security(nodes, baking, [between_nodes, ssh, out, its_out])
+    return Security(nodes, baking, [*rules, its_out])
 
 
 def _group(

@@ -1,0 +1,333 @@
+"""Profile cuda: what it lays over the bootstrap, and what each part says on a machine without a GPU."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from bootstrap_runner import BOOTSTRAP, VERSIONS_STEP, Machine
+
+from infra import user_data
+from infra.config.settings import Settings, load
+
+CUDA = BOOTSTRAP / "cuda"
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, CUDA / f"{name}.py")
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def composed(profile: str) -> dict[str, str]:
+    return {name: content.decode() for name, content, _ in user_data._scripts(BOOTSTRAP, "aws-xeon", profile)}
+
+
+# --- laid over the rest ---
+
+
+def test_the_steps_of_cuda_come_among_the_others_and_replace_torchs() -> None:
+    cuda, native = composed("cuda"), composed("native")
+    steps = [name.partition("image/")[2] for name in cuda if name.startswith("steps/image/")]
+    assert steps == sorted(steps) and {"25-driver", "26-efa", "52-nccl-tests", "91-record"} <= set(steps)
+    assert cuda["steps/image/50-torch"] != native["steps/image/50-torch"]
+    assert cuda["steps/image/40-libraries"] == native["steps/image/40-libraries"]
+    assert cuda["versions.env"].startswith(native["versions.env"]) and "NVIDIA_BRANCH=580" in cuda["versions.env"]
+    assert not any("cuda/" in name for name in cuda)
+
+
+def test_other_profiles_have_nothing_of_it_and_their_images_keep_their_names(
+    good: dict[str, str], tmp_path: Path
+) -> None:
+    bare = tmp_path / "bootstrap"
+    shutil.copytree(BOOTSTRAP, bare, ignore=shutil.ignore_patterns("cuda", "__pycache__"))
+    for profile in ("native", "ipex"):
+        wanted = load("local", {**good, "profile": profile, "collectives": "gloo"})
+        assert user_data.image_key(wanted) == user_data.image_key(wanted, bootstrap=bare)
+        assert "cuda" not in composed(profile)["bootstrap.sh"]
+    assert "TRAINYARD_PROFILE native ipex cuda" in composed("cuda")["bootstrap.sh"]
+
+
+def test_the_archive_is_what_user_data_would_have_brought(good: dict[str, str]) -> None:
+    wanted: Settings = load("local", {**good, "profile": "native"})
+    packed = user_data.archive(wanted)
+    assert packed == user_data.archive(wanted), "deterministic"
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(packed))) as found:
+        modes = {entry.name: entry.mode for entry in found}
+        runner = found.extractfile("bootstrap.sh")
+        assert runner is not None and runner.read().decode() == composed("native")["bootstrap.sh"]
+    assert modes["bootstrap.sh"] == 0o755 and modes["lib.sh"] == 0o644
+
+
+@pytest.fixture
+def gpus(machine: Machine) -> Machine:
+    """A machine with the files of profile cuda, but no steps of the others."""
+    shutil.rmtree(machine.root / "bootstrap")
+    for name, content, mode in user_data._scripts(BOOTSTRAP, "aws-xeon", "cuda"):
+        path = machine.root / "bootstrap" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(int(mode, 8))
+    for path in (machine.root / "bootstrap/steps").glob("*/*"):
+        path.unlink()
+    machine.step("image/99-versions", VERSIONS_STEP)
+    machine.step("node/99-none", "true")
+    return machine
+
+
+SETTINGS = {
+    **{"TRAINYARD_PROFILE": "cuda", "TRAINYARD_CLUSTER": "aws-xeon", "TRAINYARD_GPU_ARCHITECTURE": "sm_70"},
+    **{"TRAINYARD_GPUS": "8", "TRAINYARD_EFA_CARDS": "1", "TRAINYARD_NVLINK": "true", "TRAINYARD_GPU_RDMA": "false"},
+}
+
+
+def step(gpus: Machine, name: str) -> None:
+    content = composed("cuda")[f"steps/{name}"]
+    (gpus.root / "bootstrap/steps" / name).write_text(content)
+
+
+def test_the_runner_takes_the_profile(gpus: Machine) -> None:
+    assert gpus.boot(**SETTINGS).returncode == 0
+    assert gpus.record("ready")["profile"] == "cuda"
+
+
+# --- on a machine without a GPU ---
+
+
+def test_a_node_without_a_gpu_says_so(gpus: Machine) -> None:
+    step(gpus, "node/25-gpus")
+    assert gpus.boot(**SETTINGS).returncode == 1
+    failed = gpus.record("failed")
+    assert failed["step"] == "gpus"
+    assert failed["reason"] == (
+        "this machine has no NVIDIA GPU on its PCI bus; profile cuda is for machines with them (8 here)"
+    )
+
+
+@pytest.mark.parametrize(("given", "why"), [("sm_61", "'sm_61'"), ("", "''")])
+def test_gpus_that_the_software_does_not_know_are_refused_first(gpus: Machine, given: str, why: str) -> None:
+    step(gpus, "image/11-gpus")
+    assert gpus.boot(**{**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": given}).returncode == 1
+    assert f"TRAINYARD_GPU_ARCHITECTURE is {why}" in str(gpus.record("failed")["reason"])
+
+
+def test_a_driver_that_is_there_stays_unless_it_has_left_volta_behind(gpus: Machine) -> None:
+    step(gpus, "image/25-driver")
+    gpus.program("modinfo", "echo 580.126.18")
+    assert gpus.boot(**SETTINGS).returncode == 0
+    gpus.program("modinfo", "echo 595.10.01")
+    assert gpus.boot(**SETTINGS, TRAINYARD_IMAGE="key-2").returncode == 1
+    assert "driver 595.10.01, and only branch 580 still drives Volta" in str(gpus.record("failed")["reason"])
+    newer = {**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": "sm_80", "TRAINYARD_IMAGE": "key-3"}
+    assert gpus.boot(**newer).returncode == 0
+
+
+def test_volta_gets_closed_modules_and_newer_gpus_open_ones(gpus: Machine) -> None:
+    step(gpus, "image/25-driver")
+    (gpus.root / "etc/os-release").write_text("ID=ubuntu\n")
+    gpus.program("apt-get")
+    gpus.program("modinfo", f"test -e {gpus.root}/installed && echo 580.126.18")
+    gpus.program("uname", f"touch {gpus.root}/installed; echo 6.14.0-1018-aws")
+    for image, architecture, flavour in (("key-2", "sm_70", "server"), ("key-3", "sm_86", "server-open")):
+        (gpus.root / "called").unlink(missing_ok=True)
+        (gpus.root / "installed").unlink(missing_ok=True)
+        more = {**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": architecture, "TRAINYARD_IMAGE": image}
+        assert gpus.boot(**more).returncode == 0
+        (line,) = [line for line in gpus.called() if line.startswith("apt-get") and " install " in line]
+        assert f"linux-modules-nvidia-580-{flavour}-6.14.0-1018-aws " in line
+        assert f"nvidia-headless-no-dkms-580-{flavour} " in line
+
+
+def test_the_runtime_has_efas_plugin_and_none_of_intels_providers(gpus: Machine) -> None:
+    step(gpus, "image/81-runtime")
+    gpus.step("image/80-before", 'printf "PATH=/x\\nFI_PROVIDER_PATH=/v\\n" >"$RUNTIME_ENV"')
+    assert gpus.boot(**SETTINGS).returncode == 0
+    lines = (gpus.root / "etc/trainyard/runtime.env").read_text().splitlines()
+    assert lines[:2] == ["PATH=/x", "CUDA_DEVICE_ORDER=PCI_BUS_ID"]
+
+
+# --- torch's build ---
+
+
+def test_a_build_serves_newer_gpus_of_its_generation_only() -> None:
+    build = module("torch_build")
+    assert build.serves(["sm_70", "sm_80"], "sm_86") and build.serves(["sm_90a"], "sm_90")
+    assert not build.serves(["sm_75", "sm_80", "sm_90"], "sm_70") and not build.serves(["sm_86"], "sm_80")
+    assert not build.serves([], "sm_70")
+
+
+def test_torch_is_asked_what_it_is_built_for(tmp_path: Path) -> None:
+    """The torch of this environment: built with CUDA 13 or without CUDA, but in no case for Volta."""
+    pytest.importorskip("torch")
+    versions = tmp_path / "versions.json"
+    versions.write_text('{"torch": "x"}')
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, CUDA / "torch_build.py", *arguments], capture_output=True, text=True)
+
+    volta = run("sm_70", str(versions))
+    assert volta.returncode == 1 and volta.stdout.endswith("nothing of it runs on sm_70\n")
+    assert json.loads(versions.read_text()) == {"torch": "x"}
+    ampere = run("sm_86", str(versions))
+    if "without CUDA" in volta.stdout:
+        assert ampere.returncode == 1
+        return
+    assert ampere.returncode == 0
+    found = json.loads(versions.read_text())
+    assert found["torch"] == "x" and "sm_80" in found["torch architectures"] and found["cuda"].startswith("1")
+    assert found["nccl"][0].isdigit() and found["efa installer"] == "none"
+
+
+INDEX = """
+case "$*" in
+    *--dry-run*) exit {answers} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "answers", "wanted"),
+    [
+        ("sm_70", 0, "torch==2.13.0+cu126"),
+        ("sm_70", 2, "torch==2.10.0"),  # the default index has none for Volta after 2.10
+        ("sm_90", 0, "torch==2.13.0+cu130"),
+        ("sm_90", 2, "torch==2.13.0"),
+    ],
+)
+def test_torch_comes_from_either_index_without_being_told(
+    gpus: Machine, architecture: str, answers: int, wanted: str
+) -> None:
+    step(gpus, "image/50-torch")
+    gpus.program("uv", INDEX.format(answers=answers))
+    gpus.program("python")
+    binaries = gpus.root / "opt/trainyard/venv/bin"
+    binaries.mkdir(parents=True)
+    for name in ("uv", "python"):
+        (binaries / name).symlink_to(gpus.root / "bin" / name)
+    assert gpus.boot(**{**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": architecture}).returncode == 0
+    (install,) = [line for line in gpus.called() if line.startswith("uv ") and "--dry-run" not in line]
+    assert install.split()[-1] == wanted
+    assert ("--index https://download.pytorch.org/whl/cu1" in install) == (answers == 0)
+    assert any(f"torch_build.py {architecture}" in line for line in gpus.called())
+
+
+@pytest.mark.skipif("TRAINYARD_SLOW" not in os.environ, reason="downloads 4 GB: set TRAINYARD_SLOW=1")
+def test_torch_for_volta_is_in_the_default_index(tmp_path: Path) -> None:
+    """The promise of versions.env's TORCH_cuda_volta_default, by the package itself."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv/bin/python"
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "torch==2.10.0"], check=True)
+    library = next((tmp_path / "venv").rglob("libtorch_cuda.so"))
+    assert b"sm_70" in subprocess.run(["strings", "-a", library], capture_output=True, check=True).stdout
+
+
+# --- what the machine's own commands print ---
+
+SMI = """00000000:00:16.0, Tesla V100-SXM2-32GB, 7.0, 580.126.18, 32768
+00000000:00:17.0, Tesla V100-SXM2-32GB, 7.0, 580.126.18, 32768
+"""
+NVLINK = """GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-0)
+\t Link 0: 25.781 GB/s
+\t Link 1: 25.781 GB/s
+GPU 1: Tesla V100-SXM2-32GB (UUID: GPU-1)
+\t Link 0: <inactive>
+\t Link 1: 25.781 GB/s
+"""
+"""The form of https://docs.nvidia.com/deploy/nvidia-smi/, nvlink --status"""
+FI_INFO = """provider: efa
+    fabric: efa
+    domain: rdmap83s0-rdm
+    version: 204.0
+    type: FI_EP_RDM
+    protocol: FI_PROTO_EFA
+provider: efa
+    fabric: efa
+    domain: rdmap83s0-dgrm
+    version: 204.0
+    type: FI_EP_DGRAM
+    protocol: FI_PROTO_EFA
+"""
+"""The form of https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html; one card with two endpoints"""
+
+
+def test_the_commands_answers_are_read() -> None:
+    program = module("gpus")
+    assert [gpu["compute_cap"] for gpu in program.gpus(SMI)] == ["7.0", "7.0"]
+    assert program.active_links(NVLINK) == [2, 1]
+    assert program.efa_cards(FI_INFO) == 1 and program.efa_cards("fi_getinfo: -61 (No data available)") == 0
+
+
+@pytest.fixture
+def p3dn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, dict[str, str]]:
+    """A machine of two V100 with one EFA card: its PCI bus, and what its commands print."""
+    program = module("gpus")
+    for slot in ("0000:00:16.0", "0000:00:17.0"):
+        device = tmp_path / "sys/bus/pci/devices" / slot
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+    answers = {
+        "nvidia-smi": SMI,
+        "nvlink": NVLINK.replace("<inactive>", "25.781 GB/s"),
+        "efa": FI_INFO,
+        "python": "2\n",
+    }
+
+    def run(*command: str) -> str:
+        key = "nvlink" if "nvlink" in command else "efa" if command[-1] == "efa" else Path(command[0]).name
+        return answers[key]
+
+    monkeypatch.setattr(program, "PREFIX", str(tmp_path))
+    monkeypatch.setattr(program, "run", run)
+    return program, answers
+
+
+WANTED = {"GPUS": "2", "GPU_ARCHITECTURE": "sm_70", "NVLINK": "true", "EFA_CARDS": "1"}
+
+
+def test_a_machine_that_is_what_it_should_be(p3dn: tuple[ModuleType, dict[str, str]]) -> None:
+    found = p3dn[0].check(WANTED)
+    assert (found["nvlinks"], found["efa_cards"], found["architecture"]) == ([2, 2], 1, "sm_70")
+
+
+@pytest.mark.parametrize(
+    ("part", "printed", "wanted", "why"),
+    [
+        (
+            "nvidia-smi",
+            SMI.splitlines()[0],
+            {},
+            "the driver shows 1 GPUs, 2 are on the PCI bus, and the machine should have 2",
+        ),
+        (
+            "nvidia-smi",
+            SMI.replace("7.0", "8.0"),
+            {},
+            "the GPUs are sm_80 (Tesla V100-SXM2-32GB), and the image is for sm_70",
+        ),
+        ("nvlink", "", {}, "NVLink is down: active links by GPU: none"),
+        ("nvlink", NVLINK.replace("25.781 GB/s", "<inactive>"), {}, "NVLink is down: active links by GPU: 0 0"),
+        ("efa", "fi_getinfo: -61", {}, "EFA is off: fi_info -p efa shows 0 cards, and the machine should have 1"),
+        ("python", "1\n", {}, "torch computes on 1 of 2 GPUs"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_said(
+    p3dn: tuple[ModuleType, dict[str, str]], part: str, printed: str, wanted: dict[str, str], why: str
+) -> None:
+    program, answers = p3dn
+    answers[part] = printed
+    with pytest.raises(program.Wrong) as caught:
+        program.check({**WANTED, **wanted})
+    assert str(caught.value) == why
