@@ -63,7 +63,7 @@ LEAKS = {
     "a private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----\n[A-Za-z0-9+/=]{64}",
     "a cloud's access key": r"\b(AKIA|ASIA)[A-Z0-9]{16}\b",
 }
-PUBLIC = ("pypi.org", "pythonhosted.org", "debian.org", "ubuntu.com", "pytorch.org", "localhost")
+PUBLIC = ("github.com", "pypi.org", "pythonhosted.org", "debian.org", "ubuntu.com", "pytorch.org", "localhost")
 
 
 def own_hosts() -> set[str]:
