@@ -43,6 +43,12 @@ def test_an_empty_and_a_whole_cache(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_layer_names_the_image_under_it(tmp_path: Path) -> None:
+    bake(tmp_path, "a1", json.dumps(WHOLE))
+    bake(tmp_path, "b2", json.dumps({**WHOLE, "parent": "a1"}))
+    assert "b2     slurm over a1" in images(tmp_path, "images").stdout
+
+
 @pytest.mark.parametrize("verb", ["images", "prune"])
 @pytest.mark.parametrize("record", ["", "{", "[1]", "null", "{}"])
 def test_a_damaged_record_of_an_image(verb: str, record: str, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
     /var/lib/trainyard/
         base/<key>/rootfs          a Debian root file system from mmdebstrap, shifted into the machines' ids
-        images/<id>/layer          what the bootstrap added to a base; image.json describes it, and is written last
+        images/<id>/layer          what the bootstrap added to a base, or Slurm's packages to an image; image.json
+                                   describes it, and is written last
         stacks/<stack>/nodes/...   one directory per machine: spec.json, upper, work, root, console.log
         stacks/<stack>/build/...   the same for a machine that is baking an image
+        stacks/<stack>/slurm/...   what nodes with Slurm share: configuration, key, /fsx
 
 All three are accessible to root only: the files in them belong to the machines' users, and some are set-id. Bases and
 images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is deleted by destroy.
