@@ -145,6 +145,21 @@ def test_dropout_depends_on_the_window_and_not_on_its_batch() -> None:
     assert float(ours.eval()(*batch).detach()) == float(ours(*ours.batch(made, seeds)).detach())
 
 
+def test_a_compiled_model_is_compiled_once_for_any_number_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would be compiled again in most steps; and the digits would depend on the steps before."""
+    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
+    ours, eager = model(dropout=0.1).train(), model(dropout=0.1).train()
+    ours.compile(dynamic=False, backend="eager")
+    made, counts = windows(ours), set()
+    for step in range(6):
+        batch = ours.batch(made, order.window_seeds(1, step, 0, 3))
+        counts.add(len(batch[3]))
+        loss = ours(*batch)
+        loss.backward()
+        assert float(loss.detach()) == float(eager(*batch).detach())
+    assert len(counts) > 1
+
+
 def test_the_targets_are_counted_before_they_are_drawn() -> None:
     ours = model()
     seeds = order.window_seeds(3, 5, 0, 3)

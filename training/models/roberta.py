@@ -57,16 +57,13 @@ class WindowDropout:
         self.probability = probability
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds.tolist()]
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph cannot have generators
     def __call__(self, x: Tensor) -> Tensor:
         """Drop values of x (rows, ...), a row for each window."""
-        return (x * self.kept(x)).div_(1 - self.probability)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph cannot have generators
-    def kept(self, x: Tensor) -> Tensor:
         kept = torch.empty(x.shape, dtype=torch.bool, device=x.device)
         for row, generator in zip(kept, self.generators, strict=True):
             row.bernoulli_(1 - self.probability, generator=generator)
-        return kept
+        return (x * kept).div_(1 - self.probability)
 
 
 class Attention(nn.Module):
@@ -182,6 +179,8 @@ class Roberta(Model):
     def targets(self, tokens: Sequence[int], seeds: Sequence[int]) -> int:
         return int(masking.counts(np.asarray(tokens), np.array(seeds, dtype=np.uint64)).sum())
 
+    # What has one shape is compiled, `hidden`; each batch has another number of targets.
+    @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, inputs: Tensor, seeds: Tensor, places: Tensor, targets: Tensor) -> Tensor:
         dropout = None
         if self.training and self.dropout:
@@ -192,7 +191,7 @@ class Roberta(Model):
     def _dropout(self, seeds: Tensor, device: torch.device) -> WindowDropout:
         return WindowDropout(seeds, self.dropout, device)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # each batch has another number of targets
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _loss(self, hidden: Tensor, places: Tensor, targets: Tensor) -> Tensor:
         features = self._features(hidden.flatten(0, 1)[places])
         return summed_cross_entropy(features, self.tokens.weight, targets, self.out_bias)
