@@ -86,4 +86,4 @@ def of_account(stack: str) -> list[Verdict]:
     is local, or whose file cannot be used."""
     levels: dict[str, Level] = {"ok": "pass", "undecided": "warn", "failed": "fail"}
     findings = pulumi_cli.answer("clouds.account", stack or pulumi_cli.default_stack())
-    return [Verdict(entry["check"], levels[entry["state"]], entry["said"], entry["mend"]) for entry in findings]
+    return [Verdict(entry["check"], levels[entry["state"]], entry["detail"], entry["mend"]) for entry in findings]

@@ -23,18 +23,17 @@ from fabfile.output import say
 from fabfile.stacks import pulumi_cli
 
 
-def repair_files(stack: str) -> None:
+def repair_files(stack: str, root: Path) -> None:
     """Undo what a killed `pulumi` left half-written, and say so; until then every command of Pulumi's ends in "EOF".
 
     Its library rewrites the `.attrs` beside each file in place (they only have a content type and a hash, and may be
     missing), the state itself by a rename, which a power cut can still lose: then its last backup takes its place.
-    Changes nothing while a process holds a lock of the stack.
+    Changes nothing while a process holds a lock of the stack. `root` as from `backend_folder`.
     """
     import psutil  # imported here, and below: it would cost every verb 15 ms at its start
 
-    root, here = _directory(), socket.gethostname()
-    held = _locks(stack) or ()
-    if root is None or any(holder["hostname"] != here or psutil.pid_exists(holder["pid"]) for holder in held):
+    held, here = _locks(stack, root), socket.gethostname()
+    if any(holder["hostname"] != here or psutil.pid_exists(holder["pid"]) for holder in held):
         return
     for file in (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs")):
         if _parsed(file) is None:
@@ -47,15 +46,13 @@ def repair_files(stack: str) -> None:
             say(f"{state}: half-written; Pulumi's backup of the change before took its place")
 
 
-def free(stack: str) -> None:
-    """Cancel the stack's lock if its holder is dead; Exit 1 names a holder that is alive."""
+def free(stack: str, root: Path | None) -> None:
+    """Cancel the stack's lock if its holder is dead; Exit 1 names a holder that is alive. `root` as above."""
     import psutil
 
-    held = _locks(stack)
-    if held is None:
+    held = _locks(stack, root) if root else []
+    if root is None:
         say("the backend does not say who holds a lock: cancelling it as asked")
-        pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
-        return
     for holder in held:
         pid, host = holder["pid"], holder["hostname"]
         if host != socket.gethostname():
@@ -63,7 +60,7 @@ def free(stack: str) -> None:
         if psutil.pid_exists(pid):
             raise Exit(f"stack {stack}: process {pid} is at work on it; wait for it, or stop it", code=1)
         say(f"lock of process {pid}, which is dead: freed")
-    if held:
+    if held or root is None:
         pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
 
 
@@ -80,17 +77,13 @@ def end_language_hosts() -> None:
                     process.terminate()
 
 
-def _locks(stack: str) -> list[dict[str, Any]] | None:
-    """The holders of the stack's locks; None if the backend has no files on this machine. A lock whose writing was cut
-    off has no process: its `pid` is -1."""
-    root = _directory()
-    if root is None:
-        return None
+def _locks(stack: str, root: Path) -> list[dict[str, Any]]:
+    """The holders of the stack's locks. A lock whose writing was cut off has no process: its `pid` is -1."""
     unknown = {"pid": -1, "hostname": socket.gethostname()}
     return [_parsed(file) or unknown for file in sorted(root.glob(f"locks/**/{escape(stack)}/*.json"))]
 
 
-def _directory() -> Path | None:
+def backend_folder() -> Path | None:
     """The folder of Pulumi's file backend; None if the backend has no files on this machine."""
     url = urlparse(json.loads(pulumi_cli.ask(["pulumi", "whoami", "--json"]))["url"])
     if url.scheme != "file":

@@ -15,8 +15,9 @@ from fabfile.stacks import orphans, pulumi_cli, pulumi_lock, removal
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
     must_be_answerable(yes)
-    if pulumi_cli.has_pulumi():
-        pulumi_lock.repair_files(stack)  # first: before, nothing of the state can be read
+    backend = pulumi_lock.backend_folder() if pulumi_cli.has_pulumi() else None
+    if backend:
+        pulumi_lock.repair_files(stack, backend)  # first: before, nothing of the state can be read
     facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
     if not yes:
@@ -24,7 +25,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     if not pulumi_cli.has_pulumi():
         pulumi_cli.run("refresh", stack)
     elif pulumi_cli.exists(stack):
-        pulumi_lock.free(stack)
+        pulumi_lock.free(stack, backend)
         pulumi_lock.end_language_hosts()
         pulumi_cli.run("refresh", stack, "--clear-pending-creates", *pulumi_cli.YES)
     of_state = orphans.known(stack, facts)

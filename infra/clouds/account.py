@@ -1,6 +1,6 @@
 """Is the cloud's account fit for this stack? `python -m infra.clouds.account STACK [--offers]`, before any node exists.
 
-Prints a JSON list of {check, state: ok|failed|undecided, said, mend}; with --offers the zones (on Azure: the regions)
+Prints a JSON list of {check, state: ok|failed|undecided, detail, mend}; with --offers the zones (on Azure: the regions)
 that offer the stack's machine type. Changes nothing. Exit code 2 and one line for what the stack's file has wrong.
 """
 
@@ -79,7 +79,7 @@ def main() -> object:
     args = parser.parse_args()
     settings, record = stack_file.settings(args.stack), stack_record.read(args.stack)
     settings = replace(settings, stack_id=record.id if record else "")
-    return of(settings).offers(settings) if args.offers else [finding.record() for finding in check(settings)]
+    return of(settings).offers(settings) if args.offers else [vars(finding) for finding in check(settings)]
 
 
 if __name__ == "__main__":

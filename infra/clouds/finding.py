@@ -21,7 +21,3 @@ class Finding:
     def __post_init__(self) -> None:
         if (self.state == "ok") != (not self.mend):
             raise ValueError(f"{self.check}: {self.state} with mend = {self.mend!r}")
-
-    def record(self) -> dict[str, str]:
-        """Its entry in the JSON that `fab check` reads."""
-        return {"check": self.check, "state": self.state, "said": self.detail, "mend": self.mend}

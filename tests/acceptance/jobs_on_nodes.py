@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from on_host import Traces, members, until
+from on_host import Traces, members
+from polling import until
 from project import Project
 
 from infra.clouds.local import nodes

@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +18,6 @@ from infra.clouds.local import cgroup, paths
 
 RUN = Path("/run/systemd/nspawn")
 NAMESPACES = ("net", "mnt", "pid", "uts", "ipc", "cgroup", "user")
-
-
-def until(what: Callable[[], object], seconds: float, message: str) -> None:
-    """Ask again and again until `what` is true."""
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, f"{message}: not within {seconds:.0f} s"
-        time.sleep(0.02)
 
 
 def processes(project: Project, *words: str) -> list[int]:
@@ -113,7 +105,7 @@ class Traces:
             self.namespaces |= set(_namespaces(str(pid))) - own
         self.locks |= _locks(line for line in _mounts() if f"/stacks/{self.project.stack}/" in line)
 
-    def left(self) -> list[str]:
+    def remaining(self) -> list[str]:
         """Everything of the stack that is still there."""
         stack, home = self.project.stack, self.project.home
         # The kernel gives the numbers of what is gone to what comes next: another stack's machine is not ours.
@@ -140,9 +132,9 @@ class Traces:
     def check_nothing_is_left(self) -> None:
         """The kernel takes a moment to end a network namespace with its link, and Pulumi's helpers to notice."""
         deadline = time.monotonic() + 20
-        while (remaining := self.left()) and time.monotonic() < deadline:
+        while (found := self.remaining()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert remaining == []
+        assert found == []
 
 
 def _all_processes() -> Iterator[int]:

@@ -71,7 +71,7 @@ class Project:
         self.fab("wait")
         yield self
         self.fab("destroy", "--yes")
-        assert self.left() == []
+        assert self.remaining() == []
 
     def fab(self, *args: str, code: int | None = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a verb to its end; `code` is the exit code that it must have (None: any)."""
@@ -108,16 +108,16 @@ class Project:
     def ssh(self, node: str, command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return self.fab("run", command, "--nodes", node, **options)
 
-    def left(self) -> list[LiveResource]:
+    def remaining(self) -> list[LiveResource]:
         """What of the stack exists on this machine."""
         return orphans.find(self.stack)
 
     def clean(self) -> None:
         """Whatever a test did: nothing of its stack stays."""
         kill_all_of(self.root)
-        if self.left():
+        if self.remaining():
             orphans.sweep(self.stack, ())
-        assert self.left() == []
+        assert self.remaining() == []
 
 
 def kill_all_of(root: Path) -> None:

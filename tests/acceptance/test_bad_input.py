@@ -53,7 +53,7 @@ def write(project: Project, keys: dict[str, object]) -> None:
 
 
 def nothing_made(project: Project) -> None:
-    assert project.left() == []
+    assert project.remaining() == []
     assert not paths.stack(project.stack).exists()
     assert not (project.home / ".trainyard").exists(), "no state of the embedded engine, no trusted keys"
     assert not list((project.home / "state").rglob(f"*{project.stack}*")), "no stack in Pulumi's backend"
@@ -274,6 +274,6 @@ def test_pulumi_alone_refuses_with_the_same_line(with_pulumi: Project) -> None:
         typed = pulumi("preview")  # Pulumi itself holds the types of Pulumi.yaml
         assert typed.returncode != 0 and "nodes" in typed.stderr
         assert "Traceback" not in done.stdout + done.stderr + typed.stdout + typed.stderr
-        assert project.left() == []
+        assert project.remaining() == []
     finally:
         assert pulumi("stack", "rm", "--yes").returncode == 0

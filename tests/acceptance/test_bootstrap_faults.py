@@ -84,7 +84,7 @@ def fault(shared: Project) -> Iterator[Fault]:
     with Fault(shared) as fault:
         yield fault
     shared.fab("destroy", "--yes")
-    assert shared.left() == []
+    assert shared.remaining() == []
 
 
 def failed_up(project: Project, *, code: int = 1, bound: float = 90) -> str:
@@ -96,7 +96,7 @@ def failed_up(project: Project, *, code: int = 1, bound: float = 90) -> str:
     # Pulumi's own server of dynamic providers shows every failure with its traceback; the message is its end.
     assert "Traceback" not in output
     # What a later `up` goes on with: the stack's name is taken, and its network may be there.
-    assert {resource.owner for resource in project.left()} <= {"network", "stack-id"}
+    assert {resource.owner for resource in project.remaining()} <= {"network", "stack-id"}
     assert not set(re.findall(r"image ([0-9a-f]{16})", output)) & set(image.baked()), (
         "a bake that fails leaves no image"
     )
@@ -117,7 +117,7 @@ def test_bad_cloud_config_is_refused_before_anything_is_made(
     with Fault(shared) as fault:
         fault.replace("bootstrap/cloud-config.yaml", pattern, new)
         done = shared.fab("up", "--yes", code=2)
-    assert shared.left() == []
+    assert shared.remaining() == []
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("bootstrap/cloud-config.yaml: ")
     assert words in line
@@ -140,7 +140,7 @@ def test_failing_command(any_project: Project) -> None:
     assert "builder: step fault failed: exit code 2: ls: cannot access '/no/such/thing'" in output
     assert "    about to look" in output, "the log's tail"
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []
 
 
 def test_missing_wheel(fault: Fault) -> None:
@@ -194,7 +194,7 @@ def faulty_nodes(make_shared_project: Callable[..., Project]) -> Iterator[Projec
     project.fab("up", "--yes")
     yield project
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []
 
 
 def wait_for(project: Project, names: set[str], *, code: int, timeout: int = 60) -> str:

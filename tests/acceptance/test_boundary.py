@@ -46,7 +46,7 @@ def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     project.fab("wait")
     yield project
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []
 
 
 def as_root(project: Project, script: str, node: str = "node1") -> subprocess.CompletedProcess[str]:

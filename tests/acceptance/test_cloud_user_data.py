@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from aws_mocks import Amazon
 from azure_mocks import Azure
-from on_host import until, why_not
+from on_host import why_not
+from polling import until
 from program_recorder import Kind, Ran, run
 
 from infra.clouds.local import bake, cgroup, image, paths

@@ -8,7 +8,7 @@ from project import Project
 def test_up_wait_check_run_destroy(any_project: Project) -> None:
     project = any_project
     project.fab("preview")
-    assert project.left() == [], "preview makes nothing"
+    assert project.remaining() == [], "preview makes nothing"
     project.fab("up", "--yes", timeout=600)
     waited = project.fab("wait").stdout
     assert "3 nodes" in waited
@@ -18,5 +18,5 @@ def test_up_wait_check_run_destroy(any_project: Project) -> None:
     assert {f"[node{n}] node{n}" for n in (1, 2, 3)} <= set(output.splitlines())
     project.fab("audit")
     assert "nothing" in project.fab("destroy", "--yes").stdout
-    assert project.left() == []
+    assert project.remaining() == []
     project.fab("destroy", "--yes")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 from jobs_on_nodes import DATA, ENDLESS, JOB
-from on_host import Traces, boots, members, until
+from on_host import Traces, boots, members
+from polling import until
 from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
@@ -53,12 +54,12 @@ def ends_in(project: Project, node: str, seconds: float) -> None:
 def limits(project: Project) -> dict[str, dict[str, object]]:
     """What `fab status` says of each node's limits, once each has looked at them."""
 
-    def told() -> dict[str, dict[str, object]]:
+    def known() -> dict[str, dict[str, object]]:
         nodes = json.loads(project.fab("status", "--json").stdout)["nodes"]
         return {node["name"]: node["limits"] for node in nodes if node["limits"]}
 
-    until(lambda: len(told()) == 2, TICK, "both nodes have looked at their limits")
-    return told()
+    until(lambda: len(known()) == 2, TICK, "both nodes have looked at their limits")
+    return known()
 
 
 def job(project: Project, *argv: str) -> str:

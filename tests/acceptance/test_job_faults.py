@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, listed, parts, process
-from on_host import members, until
+from on_host import members
+from polling import until
 from project import Project
 
 pytestmark = pytest.mark.faults

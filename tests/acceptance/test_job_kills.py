@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from jobs_on_nodes import DATA, GONE_SECONDS, RANK, Job, Start, folder, parts, process
-from on_host import members, until
+from on_host import members
+from polling import until
 from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, parts
-from on_host import boots, until
+from on_host import boots
+from polling import until
 from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 from jobs_on_nodes import ENDLESS, Job, Start, folder, parts
-from on_host import boots, until
+from on_host import boots
+from polling import until
 from project import Project
 
 pytestmark = pytest.mark.faults

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from on_host import Traces, boots, groups, members, until
+from on_host import Traces, boots, groups, members
+from polling import until
 from project import Project
 
 HOG = "python3 -c \"x = []\nwhile True: x.append(b'x' * 2**20)\""
@@ -115,7 +116,7 @@ def test_nodes_come_and_go_alone(cluster: Project) -> None:
     cluster.configure(nodes=1)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack) == {"node1": before["node1"]}
-    assert {resource.owner for resource in cluster.left()} == {"node1", "network", "stack-id"}
+    assert {resource.owner for resource in cluster.remaining()} == {"node1", "network", "stack-id"}
     cluster.configure(nodes=2)
     cluster.fab("up", "--yes")
     assert boots(cluster.stack)["node1"] == before["node1"]
@@ -143,7 +144,7 @@ def test_two_stacks_do_not_touch_each_other(cluster: Project, make_project: Call
     own, inside = other.cidr, cluster.cidr.replace("/24", "/25")
     other.configure(nodes=1, cidr=inside)
     refused = other.fab("up", "--yes", code=2)
-    assert refused.stderr.startswith(f"cidr = '{inside}'") and other.left() == []
+    assert refused.stderr.startswith(f"cidr = '{inside}'") and other.remaining() == []
     other.configure(cidr=own)
     other.fab("up", "--yes")
     other.fab("wait")

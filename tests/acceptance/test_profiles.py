@@ -199,4 +199,4 @@ def test_ccl_is_installed_or_refused_with_the_reason(make_project: Callable[...,
             stderr,
         ), stderr
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []

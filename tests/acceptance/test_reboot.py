@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from on_host import Traces, boots, members, processes, until
+from on_host import Traces, boots, members, processes
+from polling import until
 from project import Project
 
 from infra.clouds.local import nodes

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 
 import pytest
-from on_host import Traces, boots, processes, until
+from on_host import Traces, boots, processes
+from polling import until
 from project import Project
 
 from infra.clouds.local import paths
@@ -110,13 +111,13 @@ def test_interrupted_up_needs_no_recover(engine: str, make_project: Callable[...
 def check_others_are_refused(project: Project) -> None:
     """While an `up` is at work, another one and a recover say so, and say who it is."""
     holder = str(processes(project, *VICTIMS["pulumi" if project.engine == "pulumi" else "engine"])[0])
-    before = project.left()
+    before = project.remaining()
     for verb in ("up", "recover", "destroy"):
         refused = project.fab(verb, "--yes", code=None)
         output = refused.stdout + refused.stderr
         assert refused.returncode == (1 if project.engine == "pulumi" else 2), output
         assert holder in output and "Traceback" not in output, output
-    assert [resource for resource in before if resource not in project.left() and resource.kind != "process"] == []
+    assert [resource for resource in before if resource not in project.remaining() and resource.kind != "process"] == []
 
 
 def start(project: Project, phase: str) -> subprocess.Popen[str]:

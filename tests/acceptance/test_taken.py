@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from jobs_on_nodes import ENDLESS, Job
-from on_host import until
+from polling import until
 from project import ROOT, Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]

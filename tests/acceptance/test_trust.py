@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from polling import until
 from project import Project
 
 from infra.clouds.local import cgroup, network, nodes
@@ -51,7 +52,7 @@ def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     known(project)
     yield project
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []
 
 
 def root_of(project: Project, node: str) -> Path:
@@ -287,7 +288,4 @@ def wait_for_sshd(address: str) -> None:
     """Until sshd shows its key there."""
     scan = shutil.which("ssh-keyscan")
     assert scan
-    deadline = time.monotonic() + 60
-    while not subprocess.run([scan, "-T", "2", "-t", "ed25519", address], capture_output=True).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: subprocess.run([scan, "-T", "2", "-t", "ed25519", address], capture_output=True).stdout)

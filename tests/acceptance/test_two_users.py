@@ -60,4 +60,4 @@ def test_a_stack_from_before_ids_is_changed_and_destroyed_by_its_own_state(
     assert boots(project.stack) == running
     project.fab("audit")
     project.fab("destroy", "--yes")
-    assert project.left() == []
+    assert project.remaining() == []

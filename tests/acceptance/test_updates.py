@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from jobs_on_nodes import DATA, ENDLESS, JOB, Job, starting
-from on_host import boots, until
+from on_host import boots
+from polling import until
 from project import Project
 
 from infra.clouds.local import base_image, nodes

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -20,6 +20,7 @@ from typing import Any
 import http_server
 import pytest
 from http_server import Answer, Asked
+from polling import until
 
 PROGRAM = Path(__file__).resolve().parents[2] / "bootstrap/notice.py"
 
@@ -92,13 +93,6 @@ def record(root: Path) -> dict[str, Any]:
     path = root / "run/trainyard/notice.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
-
-
-def until(what: Callable[[], bool], seconds: float = 15.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_ec2_says_that_it_takes_a_spot_node(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ AZURE = (
     'Code="OperationNotAllowed" Message="Operation could not be completed as it results in exceeding approved '
     'standardDSv6Family Cores quota. Additional details - Deployment Model: Resource Manager, Location: eastus"'
 )
-TOLD = {"cloud": "aws", "offered_by": "zone", "type": "m7i.8xlarge", "place": "use1-az6"}
+FACTS = {"cloud": "aws", "offered_by": "zone", "type": "m7i.8xlarge", "place": "use1-az6"}
 
 
 def event(message: str, name: str = "node2", severity: str = "error") -> str:
@@ -49,7 +49,7 @@ def test_what_pulumi_wrote_is_read(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
     monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '["use1-az1", "use1-az4"]')
-    update = capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD)
+    update = capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", FACTS)
     shown = capfd.readouterr().out
     live, _, advice = shown.partition("no capacity: ")
     assert update.code != 0 and update.began and "dynamic:Resource fine created" in live
@@ -78,7 +78,7 @@ def test_an_up_that_is_well_says_nothing_more(
     for name, value in toy_project.make(tmp_path, json.dumps({"fine": ""})).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)
-    assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", TOLD) == capacity.Update(
+    assert capacity.up(["pulumi", "up", "--yes", "--skip-preview", "--stack", "toy"], "toy", FACTS) == capacity.Update(
         0, began=True
     )
     assert "capacity" not in capfd.readouterr().out
@@ -120,7 +120,7 @@ def test_a_resource_is_told_of_once() -> None:
 
 def test_spot_says_that_there_is_on_demand(offers: None) -> None:
     found = capacity.shortages(event("api error SpotMaxPriceTooLow: below the minimum"))
-    assert "  or on demand: pulumi config set spot false --stack yard" in capacity.advice(found, "yard", TOLD)
+    assert "  or on demand: pulumi config set spot false --stack yard" in capacity.advice(found, "yard", FACTS)
 
 
 def test_a_cloud_that_cannot_be_asked_for_zones_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +128,5 @@ def test_a_cloud_that_cannot_be_asked_for_zones_is_no_end(monkeypatch: pytest.Mo
         raise Exit("AWS does not answer", code=1)
 
     monkeypatch.setattr(pulumi_cli, "ask", fails)
-    lines = capacity.advice(capacity.shortages(event(NO_ROOM)), "yard", TOLD)
+    lines = capacity.advice(capacity.shortages(event(NO_ROOM)), "yard", FACTS)
     assert "  which zones offer m7i.8xlarge could not be asked: AWS does not answer" in lines

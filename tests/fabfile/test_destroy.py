@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
-from played_stack import AZURE, DATA, Played, thing
+from played_stack import AZURE, DATA, Played, live_resource
 
 from fabfile.stacks import orphans, pulumi_cli
 from fabfile.verbs import destroy as destroying
@@ -57,7 +57,7 @@ def test_an_account_that_no_state_knows_is_kept_with_its_group(played: Played) -
 @pytest.mark.parametrize("holds", ["", "5 objects"])
 def test_data_that_the_last_up_retained_goes_when_it_is_given_up(holds: str, played: Played) -> None:
     """Pulumi lets go of an empty bucket as of a full one."""
-    played.told["keep_data"], played.retains, played.there[1]["holds"] = True, True, holds
+    played.facts["keep_data"], played.retains, played.there[1]["holds"] = True, True, holds
     destroy(delete_data=True)
     assert played.there == []
 
@@ -69,13 +69,13 @@ def test_an_empty_bucket_is_not_asked_about(played: Played) -> None:
 
 
 def test_a_bucket_that_cannot_be_looked_into_is_taken_for_full(played: Played) -> None:
-    played.there = [thing("bucket", "cannot be listed: AccessDenied", None, unseen=True)]
+    played.there = [live_resource("bucket", "cannot be listed: AccessDenied", None, unseen=True)]
     with pytest.raises(Exit, match="add --delete-data, or --keep-data"):
         destroy()
 
 
 def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
-    played.stays = [thing("volume", "vol-1", 0.02), thing("image", "ami-1", None)]
+    played.stays = [live_resource("volume", "vol-1", 0.02), live_resource("image", "ami-1", None)]
     with pytest.raises(
         Exit,
         match=r"2 resources of stack yard remain \(listed above\), cost: at least 0\.0200 USD per hour; .*fab recover",
@@ -87,7 +87,7 @@ def test_it_is_not_over_while_something_still_costs(played: Played, capsys: pyte
 
 
 def test_what_could_not_be_looked_at_is_not_called_clean(played: Played) -> None:
-    played.stays = [thing("placement group", "cannot be listed: UnauthorizedOperation", None, unseen=True)]
+    played.stays = [live_resource("placement group", "cannot be listed: UnauthorizedOperation", None, unseen=True)]
     with pytest.raises(Exit, match=r"1 resource of stack yard remains \(listed above\)"):
         destroy(delete_data=True)
 
@@ -101,13 +101,13 @@ def test_a_refresh_asks_what_is_really_there(played: Played, capsys: pytest.Capt
 def test_an_audit_compares_ids(played: Played) -> None:
     """Two machines of one name: the one whose id the state does not have is nobody's."""
     recovering.audit(Context(), stack="yard")
-    played.there.append(thing("instance", "i-2", 1.6))
+    played.there.append(live_resource("instance", "i-2", 1.6))
     with pytest.raises(Exit, match=r"1 resource of stack yard is outside its state \(listed above\)"):
         recovering.audit(Context(), stack="yard")
 
 
 def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
-    played.there.append(thing("instance", "i-2", 1.6))
+    played.there.append(live_resource("instance", "i-2", 1.6))
     recovering.recover(Context(), stack="yard", yes=True)
     assert [entry["owner"] for entry in played.there] == ["i-1", "trainyard-yard"]
     del played.state[DATA]
@@ -117,7 +117,7 @@ def test_a_recovery_sweeps_what_is_nobodys_and_never_data(played: Played, capsys
 
 
 def test_a_recovery_waits_for_what_a_cloud_still_lists(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    going = thing("volume", "vol-1", 0.02)
+    going = live_resource("volume", "vol-1", 0.02)
     answers = iter([[going], [going], []])
     monkeypatch.setattr(orphans, "SETTLE_S", 60.0)
     monkeypatch.setattr(orphans, "SETTLE_POLL_S", 0.0)

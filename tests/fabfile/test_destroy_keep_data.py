@@ -30,7 +30,7 @@ def test_data_that_is_kept_stays_in_the_state_and_is_said(played: Played, capsys
 
 def test_the_settings_keep_data_unless_told_otherwise(played: Played) -> None:
     """What the last `up` retained, Pulumi only lets go of: --delete-data still means it."""
-    played.told["keep_data"] = True
+    played.facts["keep_data"] = True
     destroy()
     assert [entry["kind"] for entry in played.there] == ["bucket"]
     played.retains = True

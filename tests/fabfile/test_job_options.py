@@ -11,7 +11,7 @@ import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
-from fabfile import backends, program
+from fabfile import backends
 from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import refuse, shown
@@ -24,11 +24,6 @@ from fabfile.verbs.train import choose
 from infra.inventory import KubeCluster, Node, SshCluster
 
 CLUSTER = SshCluster(name="test", nodes=tuple(Node(name=name, private_ip=f"10.0.0.{name[-1]}") for name in NODES))
-
-
-def fab(*words: str) -> int:
-    """The exit code of a command line, in this process."""
-    return program.run(words)
 
 
 def test_the_inventory_decides_who_runs_jobs() -> None:

@@ -8,17 +8,13 @@ import signal
 from pathlib import Path
 
 import pytest
+from fab_command import fab
 from memory_backend import CREATED, NODES, MemoryBackend
 
-from fabfile import backends, log_display, program
+from fabfile import backends, log_display
 from fabfile.backends.base import Backend, JobState
 from fabfile.job_file import resolve
 from node import run_data
-
-
-def fab(*words: str) -> int:
-    """The exit code of a command line, in this process."""
-    return program.run(words)
 
 
 def test_a_job_is_followed_to_its_end(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from infra.inventory import Node
 from node import ssh_trust
 
 NODES = tuple(Node(name=f"node{i}", private_ip=f"10.0.0.{i}") for i in (1, 2, 3))
-SAID = {node.name: {"key": f"ssh-ed25519 KEY{node.name}", "port": "22", "digest": ""} for node in NODES}
+NODE_KEYS = {node.name: {"key": f"ssh-ed25519 KEY{node.name}", "port": "22", "digest": ""} for node in NODES}
 HOST_KEYS = {node.name: f"ssh-ed25519 HOST{node.name}" for node in NODES}
-BLOCKS = make_blocks(NODES, "trainyard", SAID, HOST_KEYS)
+BLOCKS = make_blocks(NODES, "trainyard", NODE_KEYS, HOST_KEYS)
 NAMES = [node.name for node in NODES]
 
 
@@ -56,7 +56,7 @@ def test_install_twice_changes_nothing_and_another_set_replaces_the_first(machin
     assert [(path.read_text(), path.stat().st_ino) for path in paths] == before
     assert ssh_trust.digest(ssh_trust.current(root, home)) == ssh_trust.digest(BLOCKS)
 
-    fewer = make_blocks(NODES[:2], "trainyard", SAID, HOST_KEYS)
+    fewer = make_blocks(NODES[:2], "trainyard", NODE_KEYS, HOST_KEYS)
     assert ssh_trust.digest(fewer) != ssh_trust.digest(BLOCKS)
     ssh_trust.install(root, home, fewer, NAMES[:2])
     for path in paths:

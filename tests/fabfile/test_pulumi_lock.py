@@ -54,10 +54,10 @@ def test_an_empty_file_of_attributes_ends_every_command_and_is_removed(
     broken.write_text("")
     with pytest.raises(Exit, match=r"EOF.*fab recover --stack mine"):
         pulumi_cli.exists("mine")
-    pulumi_lock.repair_files("mine")
+    pulumi_lock.repair_files("mine", backend)
     assert str(broken) in capsys.readouterr().out
     assert pulumi_cli.exists("mine") and pulumi_cli.exists("other")
-    pulumi_lock.repair_files("mine")
+    pulumi_lock.repair_files("mine", backend)
     assert capsys.readouterr().out == "", "what is well stays"
 
 
@@ -67,7 +67,7 @@ def test_a_state_that_was_cut_off_is_taken_from_its_backup(backend: Path, remain
     state.write_text(state.read_text()[:remains])
     with pytest.raises(Exit):
         pulumi_cli.exists("mine")
-    pulumi_lock.repair_files("mine")
+    pulumi_lock.repair_files("mine", backend)
     assert pulumi_cli.exists("mine") and state.read_text() == state_of(backend, "mine", ".bak").read_text()
 
 
@@ -76,11 +76,11 @@ def test_nothing_is_repaired_while_pulumi_is_at_work(backend: Path, holder: dict
     broken = state_of(backend, "mine", ".attrs")
     broken.write_text("")
     lock(backend, json.dumps(holder))
-    pulumi_lock.repair_files("mine")
+    pulumi_lock.repair_files("mine", backend)
     assert broken.exists()
 
 
 def test_a_lock_that_was_cut_off_is_freed(backend: Path) -> None:
     lock(backend, '{"pid": 1')
-    pulumi_lock.free("mine")
+    pulumi_lock.free("mine", pulumi_lock.backend_folder())
     assert not list((backend / "locks").rglob("*.json"))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sshd
+from polling import until
 
 from fabfile.remote.command import LineSplitter
 from fabfile.remote.fleet import Fleet
@@ -84,7 +85,7 @@ def test_a_timeout_ends_the_command_on_the_node(yard: sshd.Yard) -> None:
     mark = f"86400.{os.getpid()}"
     result = sshd.run_all(yard.cluster(server.node("node1")), f"sleep {mark} & sleep {mark}", timeout=0.5)["node1"]
     assert (result.exited, result.reason) == (124, "node1: not finished after 0.5 s")
-    sshd.eventually(lambda: alive(mark), 0)
+    until(lambda: alive(mark) == 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -102,12 +103,12 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    sshd.eventually(lambda: alive(mark), 4)
+    until(lambda: alive(mark) == 4)
     process.send_signal(number)
     _, output = process.communicate(timeout=20)
     if number == signal.SIGINT:
         assert (process.returncode, output) == (130, "interrupted\n")
-    sshd.eventually(lambda: alive(mark), 0)
+    until(lambda: alive(mark) == 0)
 
 
 def test_kept_connections_are_used_again_and_made_again(yard: sshd.Yard) -> None:

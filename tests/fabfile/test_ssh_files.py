@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import sshd
 from invoke.exceptions import Exit
+from polling import until
 
 from fabfile.remote.connection import connect
 from fabfile.remote.known_hosts import (
@@ -50,7 +51,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent(
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        sshd.eventually((tmp_path / "agent").exists, True)
+        until((tmp_path / "agent").exists)
         asked = tmp_path / "askpass"
         asked.write_text("#!/bin/sh\necho correct horse\n")
         asked.chmod(0o755)

@@ -29,7 +29,7 @@ CLUSTER = SshCluster(
     ),
     hourly_usd=3.0,
 )
-TOLD: dict[str, Any] = {
+STATUS: dict[str, Any] = {
     "ready": {"mode": "node", "profile": "native", "versions": {"torch": "2.13.0"}, "cpu": {"cores": 2, "amx": True}},
     "failed": None,
     "step": "names",
@@ -45,7 +45,7 @@ TOLD: dict[str, Any] = {
 
 
 def state_of(**changes: object) -> tuple[str, str]:
-    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes})))
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**STATUS, **changes})))
     return node["state"], node["reason"]
 
 
@@ -70,7 +70,7 @@ def test_a_local_node_that_has_ended() -> None:
 
 
 def test_price_memory_and_job() -> None:
-    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps(TOLD)))
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps(STATUS)))
     assert node["hourly_usd"] == 1.5
     assert (node["memory_used_gb"], node["memory_gb"]) == (1.25, 4)
     assert node["job"] == {"id": "12", "state": "RUNNING"}
@@ -87,7 +87,7 @@ LIMITS = {
 
 
 def row_of(**changes: object) -> list[str]:
-    return _row(describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, **changes}))))
+    return _row(describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**STATUS, **changes}))))
 
 
 def test_money_and_limits_of_a_node() -> None:
@@ -101,7 +101,7 @@ def test_money_and_limits_of_a_node() -> None:
 
 
 def test_money_of_the_cluster_names_who_is_not_counted() -> None:
-    known = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, "age_seconds": 3600})))
+    known = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**STATUS, "age_seconds": 3600})))
     gone = describe(CLUSTER, CLUSTER.nodes[1], Result("node2", 255, reason="no answer"))
     assert _money(CLUSTER, [known, known]) == "yard: $3.00/h, $3.00 so far"
     assert _money(CLUSTER, [known, gone]) == "yard: $3.00/h, $1.50 so far, without node2, which may cost as well"
@@ -133,8 +133,8 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
     machines, servers = cluster
     folder = servers[0].root / "var/lib/trainyard"
     folder.mkdir(parents=True)
-    (folder / "ready.json").write_text(json.dumps(TOLD["ready"]))
-    (folder / "job.json").write_text(json.dumps(TOLD["job"]))
+    (folder / "ready.json").write_text(json.dumps(STATUS["ready"]))
+    (folder / "job.json").write_text(json.dumps(STATUS["job"]))
     (folder / "first-boot.json").write_text(json.dumps({"time": time.time() - 7200, "instance": "i-1"}))
     record = {
         "deadline": time.time() + 3630,
@@ -178,7 +178,7 @@ def test_over_ssh(cluster: tuple[SshCluster, list[sshd.Sshd]], tmp_path: Path) -
 
 @pytest.mark.parametrize(("columns", "remaining"), [(0, 14), (200, 14), (100, 11), (80, 9), (40, 7)])
 def test_a_table_gives_up_columns_until_it_fits(columns: int, remaining: int) -> None:
-    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**TOLD, "limits": LIMITS})))
+    node = describe(CLUSTER, CLUSTER.head, Result("node1", 0, json.dumps({**STATUS, "limits": LIMITS})))
     rows, left_out = fitting([_HEADING, _row(node)], columns)
     assert len(rows[0]) == len(rows[1]) == remaining and len(left_out) == 14 - remaining
     assert {"NAME", "STATE", "MEMORY", "DISK", "JOB", "AGE", "ENDS"} <= set(rows[0])

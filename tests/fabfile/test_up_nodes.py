@@ -17,7 +17,7 @@ from fabfile.stacks import capacity, pulumi_cli, work_lost
 from fabfile.verbs import up as verbs
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
-TOLD = {"about": {"cloud": ""}, "bill": {}}
+PREFLIGHT = {"about": {"cloud": ""}, "bill": {}}
 
 
 class Played:
@@ -55,7 +55,7 @@ class Played:
             raise self.refusal
         if "select" in argv:
             self.file.write_text(self.file.read_text() + "encryptionsalt: v1:abc=\n")
-        return json.dumps(TOLD)
+        return json.dumps(PREFLIGHT)
 
     @property
     def nodes(self) -> str:

@@ -11,13 +11,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import polling
 import pytest
 import service_player
 import sshd
@@ -52,11 +52,8 @@ class Node:
         return self._capsys.readouterr().out
 
     def until(self, what: Callable[[], object], seconds: float = 120.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not what():
-            log = self.home / "service.out"
-            assert time.monotonic() < deadline, log.read_text() if log.exists() else "no job was started"
-            time.sleep(0.05)
+        log = self.home / "service.out"
+        polling.until(what, seconds, lambda: log.read_text() if log.exists() else "no job was started")
 
 
 @pytest.fixture

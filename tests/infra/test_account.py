@@ -53,19 +53,19 @@ def test_the_program_takes_the_stacks_id_from_the_users_record(make: Make, monke
 def test_the_verb_prints_a_line_for_each_and_ends_with_the_first_mend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = [
+    findings = [
         Finding("sign-in", "ok", "account 1"),
         Finding("rights", "undecided", "not simulated", "look there"),
         Finding("zone", "failed", "use1-az3 does not offer it", "pulumi config set zone use1-az1 --stack yard"),
     ]
-    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps([finding.record() for finding in told]))
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: json.dumps([vars(finding) for finding in findings]))
     with pytest.raises(Exit) as failed:
         check(Context(), stack="yard", account=True)
     assert failed.value.code == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "warn  rights      not simulated; mend: look there"
     assert lines[-1] == "next: pulumi config set zone use1-az1 --stack yard"
-    told.pop()
+    findings.pop()
     check(Context(), stack="yard", account=True)  # what is undecided keeps nobody
     assert capsys.readouterr().out.splitlines()[-1].startswith("next: fab up")
     with pytest.raises(Exit, match="not of an inventory"):

@@ -51,8 +51,8 @@ def test_an_account_that_is_fit(make: Make, moto: str, monkeypatch: pytest.Monke
     assert {name for name, state in states(found).items() if state == "ok"} == {
         *("sign-in", "region", "type", "zone", "quota", "image", "launch")
     }
-    said = "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
-    assert finding(found, "quota").detail == said
+    detail = "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
+    assert finding(found, "quota").detail == detail
     assert boto3.client("ec2").describe_instances()["Reservations"] == [], "nothing was launched"
 
 

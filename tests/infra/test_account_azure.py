@@ -68,12 +68,12 @@ def usage(name: str, used: int, limit: int) -> dict[str, Any]:
 def test_a_subscription_that_is_fit(make: Make, place: tuple[Arm, Cloud]) -> None:
     found = azure.check(make("azure-xeon"), place[0])
     assert states(found) == dict.fromkeys(("sign-in", "providers", "region", "type", "quota", "image", "rights"), "ok")
-    said = "3 nodes and the builder need 100 of standardDSv6Family (4 of 104 used), 100 of cores (4 of 350 used)"
-    assert finding(found, "quota").detail == said
+    detail = "3 nodes and the builder need 100 of standardDSv6Family (4 of 104 used), 100 of cores (4 of 350 used)"
+    assert finding(found, "quota").detail == detail
 
 
 @pytest.mark.parametrize(
-    "check, changes, said, mend",
+    "check, changes, detail, mend",
     [
         ("region", {"region": "moonbase"}, "no region moonbase", "config set region eastus"),
         ("type", {"zone": "4"}, "zone 4 of eastus does not offer", "config set zone 1"),
@@ -88,10 +88,10 @@ def test_a_subscription_that_is_fit(make: Make, place: tuple[Arm, Cloud]) -> Non
     ],
 )
 def test_what_is_wrong_on_azure_comes_with_its_mend(
-    check: str, changes: dict[str, str], said: str, mend: str, make: Make, place: tuple[Arm, Cloud]
+    check: str, changes: dict[str, str], detail: str, mend: str, make: Make, place: tuple[Arm, Cloud]
 ) -> None:
     found = finding(azure.check(make("azure-xeon", **changes), place[0]), check)
-    assert found.state == "failed" and said in found.detail and mend in found.mend, found
+    assert found.state == "failed" and detail in found.detail and mend in found.mend, found
 
 
 def machine(cloud: Cloud, name: str, size: str, *, stack_id: str = "", owner: str = "ada", **more: Any) -> None:

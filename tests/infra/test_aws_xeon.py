@@ -24,7 +24,7 @@ pytest_plugins = ["aws_xeon_fixtures"]
 def test_the_stack_builds(program: Program, preview: bool) -> None:
     ran = program(preview=preview)
     assert [node.name for node in machines(ran)] == ["node1", "node2", "node3"]
-    assert ran.said == []
+    assert ran.messages == []
     names = {found.type.split(":")[-1] for found in ran.declared.values()}
     assert names >= {"Vpc", "Subnet", "NatGateway", "VpcEndpoint", "SecurityGroup", "KeyPair", "InstanceProfile"}
     assert names >= {"PlacementGroup", "AmiFromInstance", "LaunchTemplate", "Bucket", "Budget"}

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from polling import until
 
 from fabfile.launchers import nodes_to_text
 from infra.inventory import Node
@@ -38,14 +38,6 @@ def wrapped(tmp_path: Path, program: str, **environment: str) -> subprocess.Pope
     }
     argv = [sys.executable, "-c", code, "rank", "--", sys.executable, "-u", "-c", program]
     return subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
@@ -88,19 +80,19 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     until(path.exists)
     rank, events = keeper.Rank(0, path, tmp_path), []
 
-    def told(kind: str) -> Any:
+    def events_of(kind: str) -> Any:
         events.extend(rank.news())
         return [event for event in events if event["event"] == kind]
 
-    until(lambda: "hello" in [event["text"] for event in told("log")])
+    until(lambda: "hello" in [event["text"] for event in events_of("log")])
     step = until(rank.step)
     assert (step["step"], step["phase"]) == (4, "train") and step["age"] < 30
     pid = files.read(path)["pid"]
     os.kill(pid, signal.SIGSTOP)
-    assert until(lambda: told("stopped")) == [{"event": "stopped", "rank": 0}]
+    assert until(lambda: events_of("stopped")) == [{"event": "stopped", "rank": 0}]
     os.kill(pid, signal.SIGCONT)
     rank.term()
-    assert until(lambda: [event for event in told("rank") if event["state"] == "exited"])[0]["code"] == 0
+    assert until(lambda: [event for event in events_of("rank") if event["state"] == "exited"])[0]["code"] == 0
     assert wrapper.wait(10) == 0
     wrapper.communicate()
 
@@ -114,22 +106,22 @@ def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     monkeypatch.setattr(files, "NOTICE", notice)
     holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job=""))
 
-    def told() -> list[dict[str, Any]]:
+    def new_events() -> list[dict[str, Any]]:
         holder._look_at_limits()
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
-    assert told() == [], "a node without limits"
+    assert new_events() == [], "a node without limits"
     record.write_text(json.dumps({"deadline": time.time() + 100}))
-    (event,) = told()
-    assert event["event"] == "ends" and 90 < event["in"] <= 100 and told() == []
+    (event,) = new_events()
+    assert event["event"] == "ends" and 90 < event["in"] <= 100 and new_events() == []
     record.write_text(json.dumps({"deadline": time.time() + 50}))
-    assert 40 < told()[0]["in"] <= 50
+    assert 40 < new_events()[0]["in"] <= 50
     notice.write_text(json.dumps({"time": time.time(), "at": time.time() + 120, "why": "EC2 takes this Spot node"}))
-    (event,) = told()
+    (event,) = new_events()
     assert (event["event"], event["why"]) == ("notice", "EC2 takes this Spot node") and 110 < event["in"] <= 120
-    assert told() == []
+    assert new_events() == []
     notice.unlink()
-    assert told() == [{"event": "notice", "in": None, "why": ""}]
+    assert new_events() == [{"event": "notice", "in": None, "why": ""}]
 
 
 def test_a_line_of_a_job_has_the_money_where_the_nodes_have_a_price() -> None:

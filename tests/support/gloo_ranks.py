@@ -154,10 +154,3 @@ def losses(run: Path) -> dict[int, float]:
     found = lines(run)
     assert [line["step"] for line in found] == list(range(1, len(found) + 1))
     return {line["step"]: line["loss"] for line in found}
-
-
-def wait_for(condition: Callable[[], object], timeout: float = 60) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)

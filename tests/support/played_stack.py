@@ -23,7 +23,10 @@ DATA = "urn:pulumi:yard::trainyard::aws:s3/bucket:Bucket::data"
 NODE = "urn:pulumi:yard::trainyard::aws:ec2/instance:Instance::node1"
 
 
-def thing(kind: str, identifier: str, usd: float | None = 0.0, holds: str = "", unseen: bool = False) -> dict[str, Any]:
+def live_resource(
+    kind: str, identifier: str, usd: float | None = 0.0, holds: str = "", unseen: bool = False
+) -> dict[str, Any]:
+    """As infra.clouds.audit lists it."""
     return {
         **{"kind": kind, "what": identifier, "owner": identifier, "id": "", "usd_per_hour": usd},
         **{"holds": holds, "ours": True, "whose": "", "unseen": unseen},
@@ -52,7 +55,7 @@ AZURE = {
 """Name -> urn and id, as the program declares them and Pulumi's state has them."""
 
 
-BUCKET = thing("bucket", "trainyard-yard", 0.01, "5 objects (older versions counted), 2.0 GB")
+BUCKET = live_resource("bucket", "trainyard-yard", 0.01, "5 objects (older versions counted), 2.0 GB")
 
 
 def destroyed_by_pulumi(urns: Iterable[str], needs: Mapping[str, list[str]], options: list[str]) -> set[str]:
@@ -87,7 +90,7 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.state = {NODE: "i-1", DATA: "trainyard-yard"}
-        self.there = [thing("instance", "i-1", 1.6), dict(BUCKET)]
+        self.there = [live_resource("instance", "i-1", 1.6), dict(BUCKET)]
         self.needs: dict[str, list[str]] = {}
         """What each depends on, all the way: it stays in the state with what is excluded."""
         self.refuses: set[str] = set()
@@ -95,13 +98,13 @@ class Played:
         self.retains = False
         """Whether Pulumi lets go of the bucket instead of deleting it."""
         self.stays: list[dict[str, Any]] = []
-        self.told = {"cluster": "aws-xeon", "cloud": "aws", "keep_data": False}
+        self.facts = {"cluster": "aws-xeon", "cloud": "aws", "keep_data": False}
         self.ran: list[list[str]] = []
         self.forgot = False
         """Whether the user's record of the stack was removed."""
         fake_backend.play(
             monkeypatch,
-            facts_of=lambda _stack: self.told,
+            facts_of=lambda _stack: self.facts,
             ask=self.ask,
             follow=self.follow,
             exported=self.exported,
@@ -109,7 +112,7 @@ class Played:
 
     def move_to_azure(self) -> None:
         """A node and an account whose firewall names the subnet, which is behind a NAT gateway."""
-        self.told = {"cluster": "azure-xeon", "cloud": "azure", "keep_data": False}
+        self.facts = {"cluster": "azure-xeon", "cloud": "azure", "keep_data": False}
         self.state = dict(AZURE.values())
         self.needs = {
             AZURE[name][0]: [AZURE[other][0] for other in ("group", "nat-address", "nat", "network", "subnet")]
@@ -117,9 +120,12 @@ class Played:
         }
         ids = {name: identifier.lower() for name, (_, identifier) in AZURE.items()}
         self.there = [
-            *(thing("machine", ids["node1"], 1.6), thing("network", ids["network"])),
-            *(thing("NAT gateway", ids["nat"], 0.045), thing("address", ids["nat-address"], 0.005)),
-            *(thing("storage account", ids["data"], 0.01, "3 blobs"), thing("resource group", ids["group"])),
+            *(live_resource("machine", ids["node1"], 1.6), live_resource("network", ids["network"])),
+            *(live_resource("NAT gateway", ids["nat"], 0.045), live_resource("address", ids["nat-address"], 0.005)),
+            *(
+                live_resource("storage account", ids["data"], 0.01, "3 blobs"),
+                live_resource("resource group", ids["group"]),
+            ),
         ]
 
     def exported(self, _stack: str) -> list[dict[str, Any]]:

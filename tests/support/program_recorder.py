@@ -109,11 +109,11 @@ class Engine(MockEngine):
 
     def __init__(self) -> None:
         super().__init__(None)
-        self.said: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
 
     def Log(self, request: Any) -> None:
         if request.severity != engine_pb2.DEBUG:
-            self.said.append((engine_pb2.LogSeverity.Name(request.severity).lower(), request.message))
+            self.messages.append((engine_pb2.LogSeverity.Name(request.severity).lower(), request.message))
 
 
 class Monitor(MockMonitor):
@@ -150,7 +150,7 @@ class Ran:
 
     monitor: Monitor
     raw: dict[str, str] = field(repr=False)
-    said: list[tuple[str, str]]
+    messages: list[tuple[str, str]]
     """What it told its user: (severity, message)."""
     plain_dicts: list[str]
     """Arguments, as `node1.metadata_options`, that were plain dicts: a typing error in one of those is sent as it is,
@@ -184,7 +184,7 @@ class Ran:
         )
 
     def warnings(self) -> list[str]:
-        return [message for severity, message in self.said if severity == "warning"]
+        return [message for severity, message in self.messages if severity == "warning"]
 
     def closure(self, name: str) -> set[str]:
         """All that must be there before `name`, however far."""
@@ -221,7 +221,7 @@ def run(raw: Mapping[str, str], kind: Kind, *, stack: str = "local", preview: bo
             asyncio.run(run_in_stack(_main))
     finally:
         signal.signal(signal.SIGINT, handler)
-    return Ran(monitor, dict(raw), engine.said, plain)
+    return Ran(monitor, dict(raw), engine.messages, plain)
 
 
 def _main() -> None:

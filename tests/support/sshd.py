@@ -146,15 +146,6 @@ Subsystem sftp internal-sftp
         raise AssertionError(f"no sshd on {server.address}:{server.port}: {server.log}")
 
 
-def eventually(read: object, expected: object, seconds: float = 20.0) -> None:
-    """Wait until `read()` gives the expected value."""
-    assert callable(read)
-    deadline = time.monotonic() + seconds
-    while read() != expected and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert read() == expected
-
-
 def run_all(
     cluster: SshCluster,
     command: str,

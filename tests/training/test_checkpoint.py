@@ -17,7 +17,8 @@ pytest.importorskip("torch")
 
 import token_files
 import torch
-from gloo_ranks import losses, start, wait_for
+from gloo_ranks import losses, start
+from polling import until
 
 from training import job as jobs
 from training import manifest, sample
@@ -225,7 +226,7 @@ def test_killed_during_saves_it_goes_on_bit_for_bit(job: Path, tmp_path: Path) -
     for _ in range(4):
         group = start(job, run, 2, overrides, before=slow_writes)
         size = choose.randrange(1, 5)
-        wait_for(
+        until(
             lambda group=group, size=size: (
                 not group.alive() or any(len(list(path.iterdir())) >= size for path in listed(run) if path.is_dir())
             )

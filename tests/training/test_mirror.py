@@ -16,7 +16,8 @@ pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
 import bucket_servers
 from bucket_servers import Server
-from gloo_ranks import Group, lines, losses, start, wait_for
+from gloo_ranks import Group, lines, losses, start
+from polling import until
 
 from training import manifest
 from training.checkpoint import files as checkpoint
@@ -53,7 +54,7 @@ def one_by_one(_: int) -> None:
 
     def offer(self: Mirror, *what: object) -> None:
         original(self, *what)  # type: ignore[arg-type]
-        wait_for(lambda: not self._next())
+        until(lambda: not self._next())
 
     Mirror.offer = offer  # type: ignore[method-assign]
 
@@ -120,14 +121,14 @@ def test_a_server_that_is_away_for_a_while(job: Path, tmp_path: Path, shelf: buc
     run = tmp_path / "run"
     overrides = ["train.steps=100000", "checkpoint.every=50", "train.eval_every=1000"]
     group = train(job, run, shelf, 1, *overrides)
-    wait_for(lambda: len(steps(shelf)) >= 2)
+    until(lambda: len(steps(shelf)) >= 2)
     s3.wire.cut()
-    wait_for(lambda: "is not mirrored, next attempt at the next one" in group.output(), 90)
+    until(lambda: "is not mirrored, next attempt at the next one" in group.output(), 90)
     output = group.output()
     assert f"{shelf.url}/run" in output and "no answer" in output
     before = lines(run)[-1]["step"]
     s3.wire.reset()
-    wait_for(lambda: steps(shelf) and int(steps(shelf)[-1][-6:]) > before, 90)
+    until(lambda: steps(shelf) and int(steps(shelf)[-1][-6:]) > before, 90)
     group.processes[0].terminate()
     assert group.wait(60) == [0]
     last = lines(run)[-1]["step"]
@@ -163,7 +164,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         s3.wire.rate = 100e3  # a checkpoint takes a second
         group = train(job, run, place, 1, "train.steps=8", "checkpoint.every=1")
         there = place.at("run").at("checkpoints")
-        wait_for(lambda there=there, count=count: sum(len(there.at(n).files()) for n in there.folders()) >= count)
+        until(lambda there=there, count=count: sum(len(there.at(n).files()) for n in there.folders()) >= count)
         group.kill()
         s3.wire.reset()
         time.sleep(0.5)
@@ -182,14 +183,14 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
 def test_its_own_process_may_be_killed(job: Path, tmp_path: Path, shelf: bucket.BucketFolder) -> None:
     run = tmp_path / "run"
     group = train(job, run, shelf, 1, "train.steps=100000", "checkpoint.every=20", "train.eval_every=1000")
-    wait_for(lambda: len(steps(shelf)) >= 1)
+    until(lambda: len(steps(shelf)) >= 1)
     before = steps(shelf)[-1]
     import psutil
 
     for child in psutil.Process(group.processes[0].pid).children():
         if "training.store.mirror_process" in child.cmdline():
             child.send_signal(signal.SIGKILL)
-    wait_for(lambda: steps(shelf)[-1:] > [before])
+    until(lambda: steps(shelf)[-1:] > [before])
     group.processes[0].terminate()
     assert group.wait(60) == [0]
     assert steps(shelf)[-1] == f"step-{lines(run)[-1]['step']:06d}"

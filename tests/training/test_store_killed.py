@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from bucket_servers import Server
-from gloo_ranks import wait_for
+from polling import until
 from store_commands import SERVERS, done, folder_of, place, same, store
 
 from training import manifest
@@ -40,7 +40,7 @@ def test_a_killed_download_goes_on_where_it_was(cloud: Server, big: Path, tmp_pa
     part = target / manifest.DOWNLOAD / "train.bin"
     cloud.wire.rate = 20e6
     process = store(cloud, "pull", url, target)
-    wait_for(lambda: part.exists() and part.stat().st_size >= 2 * transfer.PIECE)
+    until(lambda: part.exists() and part.stat().st_size >= 2 * transfer.PIECE)
     process.kill()
     process.communicate()
     had = part.stat().st_size
@@ -77,7 +77,7 @@ def test_a_killed_upload_is_not_whole_and_goes_on(
     there = place(cloud, url, monkeypatch)
     cloud.wire.rate = 15e6
     process = store(cloud, "push", url, folder)
-    wait_for(lambda: len(there.files()) >= 2)  # one that is whole, beside what says that more is to come
+    until(lambda: len(there.files()) >= 2)  # one that is whole, beside what says that more is to come
     process.kill()
     process.communicate()
     cloud.wire.reset()
@@ -99,7 +99,7 @@ def test_a_wire_that_is_cut_is_said_and_gone_on_after(s3: Server, big: Path, tmp
     s3.wire.rate = 20e6
     process = store(s3, "pull", url, target)
     part = target / manifest.DOWNLOAD / "train.bin"
-    wait_for(lambda: part.exists() and part.stat().st_size >= transfer.PIECE)
+    until(lambda: part.exists() and part.stat().st_size >= transfer.PIECE)
     s3.wire.cut()
     assert "no answer" in done(process, 1)
     s3.wire.reset()

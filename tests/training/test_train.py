@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from gloo_ranks import Group, lines, losses, start, wait_for
+from gloo_ranks import Group, lines, losses, start
+from polling import until
 
 pytestmark = pytest.mark.faults
 pytest_plugins = ["training_fixtures"]
@@ -43,7 +44,7 @@ def test_resumed_losses_are_bit_identical_wherever_it_is_killed(job: Path, tmp_p
     run = tmp_path / "killed"
     for at in (2, 5, 7):
         group = start(job, run, 3)
-        wait_for(lambda at=at: (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= at)
+        until(lambda at=at: (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= at)
         group.kill()
     start(job, run, 3).done()
     assert losses(run) == losses(tmp_path / "whole")
@@ -56,7 +57,7 @@ def lines_so_far(run: Path) -> list[str]:
 
 def test_sigterm_to_one_rank_saves_and_stops_all(job: Path, tmp_path: Path) -> None:
     group = start(job, tmp_path / "run", 2, ["train.steps=100000", "checkpoint.every=100000"])
-    wait_for(lambda: "step 3/" in group.output(0))
+    until(lambda: "step 3/" in group.output(0))
     os.kill(group.processes[1].pid, signal.SIGTERM)
     assert group.wait(30) == [0, 0]
     last = lines(tmp_path / "run")[-1]["step"]
@@ -92,7 +93,7 @@ def test_ranks_that_are_not_in_step_are_named_and_nothing_is_saved(job: Path, tm
 @pytest.mark.parametrize(("number", "lost"), [(signal.SIGKILL, 1), (signal.SIGKILL, 0), (signal.SIGSTOP, 2)])
 def test_a_lost_rank_is_named_by_all_others_in_time(job: Path, tmp_path: Path, number: int, lost: int) -> None:
     group = start(job, tmp_path / "run", 3, ["train.steps=100000", "checkpoint.every=100000", "train.timeout=3"])
-    wait_for(lambda: "step 3/" in group.output(0))
+    until(lambda: "step 3/" in group.output(0))
     begin = time.monotonic()
     os.kill(group.processes[lost].pid, number)
     others = [rank for rank in range(3) if rank != lost]
@@ -130,7 +131,7 @@ def test_a_node_without_the_checkpoint_gets_it_from_another(job: Path, tmp_path:
     expected = losses(runs[0])
     again = [tmp_path / "c", tmp_path / "d"]
     group = start(job, again, 2)
-    wait_for(lambda: (again[0] / "metrics.jsonl").exists() and len(lines_so_far(again[0])) >= 5)
+    until(lambda: (again[0] / "metrics.jsonl").exists() and len(lines_so_far(again[0])) >= 5)
     group.kill()
     group = start(job, [again[0], tmp_path / "new"], 2)
     group.done()
