@@ -73,10 +73,12 @@ class Parameter:
 
     @property
     def flag(self) -> str:
+        """The long flag: --dry-run."""
         return "--" + self.name.strip("_").replace("_", "-")
 
     @property
     def flags(self) -> list[str]:
+        """The long flag, after the short one if it has one."""
         short = SHORT.get(self.name.strip("_"))
         return [short, self.flag] if short else [self.flag]
 
@@ -121,6 +123,7 @@ class Verb:
         return {flag: one for one in self.parameters if not one.positional for flag in one.flags}
 
     def takes(self, name: str) -> bool:
+        """Whether its function has a parameter of this name."""
         return any(parameter.name == name for parameter in self.parameters)
 
     @property

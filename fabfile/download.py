@@ -7,19 +7,17 @@ import filecmp
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from fabfile.backends.base import Backend, File, Refused
-from fabfile.output import gigabytes, say
+from fabfile.output import Progress, gigabytes, say
 from fabfile.remote.filenames import refusal
 
 MOST_FILES = 100_000
 _SMALL = 1 << 20  # bytes below which a file is fetched again even with the same size and time: cheap, and safe
 _GROWTH = 1 << 30  # bytes that logs and metrics may grow by between the list and the fetch
 _SPARE = 256 << 20  # bytes that must stay free on this disk
-_PROGRESS_SECONDS = 10.0
 
 
 def download(backend: Backend, job: str, target: Path) -> None:
@@ -32,16 +30,16 @@ def download(backend: Backend, job: str, target: Path) -> None:
     beside.mkdir(parents=True, exist_ok=True)
     room = max(0, shutil.disk_usage(beside).free - _SPARE)
     if announced > room:
-        raise Refused(f"it has {gigabytes(announced / 2**30)}, {beside} has room for {gigabytes(room / 2**30)}")
+        raise Refused(f"its files need {gigabytes(announced / 2**30)}, and {beside} has {gigabytes(room / 2**30)} free")
     temporary = Path(tempfile.mkdtemp(dir=beside, prefix=".fetch-"))
     try:
         limit = min(announced + _GROWTH, room)
-        taken = backend.fetch(job, sorted(wanted), temporary, limit, DownloadProgress(announced))
+        taken = backend.fetch(job, sorted(wanted), temporary, limit, Progress(announced))
         new = _put(temporary, target, taken)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     for name in sorted(set(wanted) - set(taken)):
-        say(f"{name}: was gone before it was read")
+        say(f"{name}: was removed there before it could be read")
     size = sum(listed[name].size for name in listed if name not in taken) + sum(taken.values())
     kept = f", {len(new)} of {len(listed)} files new or changed" if there else ""
     say(f"{target}: {gigabytes(size / 2**30)}{kept}")
@@ -59,7 +57,7 @@ def checked(listed: Iterable[tuple[str, File | None]]) -> dict[str, File]:
         if file:
             files[name] = file
     if len(files) > MOST_FILES:
-        raise Refused(f"it has {len(files)} files; {MOST_FILES} are the most that are fetched")
+        raise Refused(f"it has {len(files)} files; at most {MOST_FILES} are fetched")
     for name in files:
         for folder in Path(name).parents:
             if str(folder) in files:
@@ -80,7 +78,7 @@ def _there(target: Path, listed: dict[str, File]) -> dict[str, File]:
                 break
             last = path == target / name
             if not (stat.S_ISREG(mode) if last else stat.S_ISDIR(mode)):
-                raise Refused(f"{path} is in the way: it is no {'plain file' if last else 'folder'}")
+                raise Refused(f"{path} is in the way: it is not a {'plain file' if last else 'folder'}")
             if last:
                 found[name] = File(path.lstat().st_size, int(path.lstat().st_mtime))
     return found
@@ -97,16 +95,3 @@ def _put(temporary: Path, target: Path, taken: dict[str, int]) -> list[str]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).replace(target / name)
     return new
-
-
-class DownloadProgress:
-    """Prints every few seconds how many of `total` bytes have arrived."""
-
-    def __init__(self, total: int) -> None:
-        self._total, self._done, self._printed = total, 0, time.monotonic()
-
-    def __call__(self, count: int) -> None:
-        self._done += count
-        if time.monotonic() - self._printed > _PROGRESS_SECONDS:
-            self._printed = time.monotonic()
-            say(f"{gigabytes(self._done / 2**30)} of {gigabytes(self._total / 2**30)}")

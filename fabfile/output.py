@@ -11,7 +11,8 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from invoke.exceptions import Exit
@@ -20,6 +21,7 @@ _COLOURS = {"red": 31, "green": 32, "yellow": 33, "blue": 34, "magenta": 35, "cy
 _NODE_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
 _COMMAND = re.compile(r"\bfab ([a-z][a-z-]*)(?![^\n,;()]*--(?:stack|inventory)\b)")
 """A `fab` command in a hint, unless it already names its cluster."""
+_PROGRESS_S = 5.0
 _lock = threading.Lock()
 _target = [""]  # the flag that names this command's cluster, then the verbs that take it
 
@@ -165,6 +167,20 @@ def duration(seconds: float) -> str:
 def gigabytes(value: float) -> str:
     """0.4 -> 410M, 3.25 -> 3.2G: short, for a table."""
     return f"{value * 1024:.0f}M" if value < 1 else f"{value:.1f}".removesuffix(".0") + "G"
+
+
+class Progress:
+    """Prints every few seconds how many of `total` bytes (0: not known, and nothing is printed) are done."""
+
+    def __init__(self, total: int, show: Callable[[str], None] = say) -> None:
+        self._total, self._show = total, show
+        self._done, self._shown = 0, time.monotonic()
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        if self._total and time.monotonic() - self._shown > _PROGRESS_S:
+            self._shown = time.monotonic()
+            self._show(f"{gigabytes(self._done / 2**30)} of {gigabytes(self._total / 2**30)}")
 
 
 @contextlib.contextmanager

@@ -51,15 +51,16 @@ class Program(fabric.main.Fab):  # type: ignore[misc]
     """Fabric's program after it has found this collection: it parses nothing and runs no task; `run` does both."""
 
     def parse_tasks(self) -> None:
-        pass
+        """Nothing: `run` looks the verbs up."""
 
     def parse_cleanup(self) -> None:
-        pass
+        """Nothing: `run` handles --help, --list and --version."""
 
     def update_config(self) -> None:
-        pass
+        """Nothing: the verbs read no configuration of Invoke's."""
 
     def execute(self) -> None:
+        """Run the command line, and exit with its code."""
         sys.exit(run(self.argv[1:]))
 
 
@@ -158,13 +159,11 @@ def _verb(word: str, known: Mapping[str, Verb]) -> Verb:
         raise CommandLineError(f"fab: there is no verb {word!r}{meant(word, known)} (all of them: fab --list)")
     flag = word.partition("=")[0]
     if any(flag in verb.options for verb in known.values()):
-        raise CommandLineError(f"fab: {flag} stands after a verb: fab VERB {flag} ...")
+        raise CommandLineError(f"fab: {flag} must come after the verb: fab VERB {flag} ...")
     fabrics = fabric.main.make_program().initial_context.flags
     if flag in fabrics or (not flag.startswith("--") and flag[:2] in fabrics):
-        raise CommandLineError(
-            f"fab: {flag} is an option of Fabric's that no verb here honours (all verbs: fab --list)"
-        )
-    raise CommandLineError(f"fab: there is no option {flag}, and options stand after a verb: fab VERB --help")
+        raise CommandLineError(f"fab: {flag} is an option of Fabric that no verb here supports (all verbs: fab --list)")
+    raise CommandLineError(f"fab: there is no option {flag}; options come after the verb (see fab VERB --help)")
 
 
 def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> None:

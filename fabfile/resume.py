@@ -28,18 +28,18 @@ def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> 
     found = find_job(backend, wanted)
     own = backend.begun(found.id)
     if not own.text:
-        raise Exit(f"{backend.host}: {own.id} has no job.toml: it cannot be gone on with", code=2)
+        raise Exit(f"{backend.host}: {own.id} has no job.toml: it cannot be resumed", code=2)
     return replace(own, succeeded=found.state == JobState.SUCCEEDED)
 
 
 def _mirrored(backend: Backend, url: str, wanted: str, job: str) -> Begun:
     """A job that another cluster began, from its folder in a bucket."""
-    say(f"{wanted} is not one of {backend.name}'s jobs: going on from {url}")
+    say(f"{wanted} is not one of {backend.name}'s jobs: resuming it from {url}")
     text = backend.mirrored_job(url)
     if not text and not job:
         raise Exit(f"{url} has no job.toml: name the job: fab train JOB --resume {wanted}", code=2)
     if not text:
-        say(f"{wanted}: its mirror has no job.toml; {job} is taken for it")
+        say(f"{wanted}: its mirror has no job.toml: using {job} instead")
     return Begun(wanted, text or resolve(job, (), 1).text, 0, mirrored=True)
 
 
@@ -66,7 +66,7 @@ def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Re
     steps, more = (_flat(each.text)["train.steps"] for each in (as_begun, resolved))
     if begun.succeeded and more <= steps:
         command = f"fab train --resume {begun.id} train.steps={2 * steps}"
-        raise Exit(f"{begun.id} has done its {steps} steps; to go on, give it more: {command}", code=2)
+        raise Exit(f"{begun.id} has done its {steps} steps; give it more to continue: {command}", code=2)
     other = differences(resolved.text, resolve(job, overrides, ranks, resolved.mirror).text) if job else []
     if other:
         say(f"{begun.id}: keeps its own settings; {job} differs and is not read: {'; '.join(other)}")

@@ -16,6 +16,7 @@ from infra.state import stack_id
 
 
 def main() -> None:
+    """Build the cluster that the stack's configuration describes. A bad value ends the program with one line."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # Ctrl-C under Pulumi ends this process; Python's own handler would print a traceback.
         signal.signal(signal.SIGINT, signal.SIG_DFL)

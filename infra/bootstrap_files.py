@@ -45,6 +45,7 @@ def files(settings: Settings, image: str, node: dict[str, str], user: str) -> li
 
 @prints_json
 def main() -> dict[str, Any]:
+    """Read what is asked from stdin; returns what is printed as JSON."""
     asked = json.load(sys.stdin)
     settings = settings_of(asked)
     image = user_data.image_key(settings)

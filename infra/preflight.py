@@ -23,6 +23,7 @@ from infra.prices import cost
 
 @prints_json
 def main() -> dict[str, Any]:
+    """Check the stack named on the command line; returns its facts and its bill, for JSON."""
     parser = argparse.ArgumentParser(prog="python -m infra.preflight", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
     parser.add_argument("--state", default="{}", help="the stack's id by the state, as infra.clouds.audit takes it")

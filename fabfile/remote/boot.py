@@ -19,7 +19,7 @@ from fabfile.remote.known_hosts import HostKeyError, SshError
 from infra.inventory import Node
 from node import FOLDER
 
-NEVER_BOOTSTRAPPED = "nobody has made this machine a node: fab bootstrap --inventory FILE does"
+NEVER_BOOTSTRAPPED = "this machine is not a node yet; run: fab bootstrap --inventory FILE"
 _FOLLOWER = (FOLDER / "boot.sh").read_text()
 _POLL_SECONDS = 0.3
 _REACH_SECONDS = 1.0  # limit of one TCP attempt: a node that boots meanwhile answers the next

@@ -60,6 +60,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
+        """Whether the command ended with exit code 0."""
         return self.exited == 0
 
     @property

@@ -40,6 +40,7 @@ class Tunnel:
         return getattr(self._channel, name)
 
     def close(self) -> None:
+        """Close the channel, also one that is lost."""
         with contextlib.suppress(EOFError, OSError, paramiko.SSHException):
             self._channel.close()
 
@@ -59,6 +60,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
         self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
 
     def open(self) -> None:
+        """Log in, unless it is open. SshError says why that failed, HostKeyError whose key was offered."""
         if self.is_connected:
             return
         for file in trusted_files(self._cluster, self.node):
@@ -75,6 +77,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
         self.transport = transport
 
     def close(self) -> None:
+        """Close it, and a connection to the jump host that it has opened itself."""
         # Shutting the socket wakes paramiko's thread at once; otherwise it notices 0.1 s later.
         if self._socket is not None:
             shut(self._socket)
@@ -119,7 +122,7 @@ class StrictConnection(Connection):  # type: ignore[misc]
             expected, offered = (fingerprint(key.asbytes()) for key in (error.expected_key, error.key))
             raise HostKeyMismatch(
                 f"{where(node)}: HOST KEY MISMATCH: expected {expected}, offered {offered}; nothing was sent: "
-                "somebody else answers there, or the node was made again behind the inventory's back"
+                "somebody else answers there, or the node was made again and the inventory is older"
             ) from None
         except paramiko.AuthenticationException as error:
             raise SshError(f"{where(node)}: sshd refuses user {self.user!r} with our key: {error}") from None

@@ -29,10 +29,6 @@ class Piece:
     seconds: float
     share: float
     """Share of the run's time, from 0 to 1."""
-    text: str
-    """The text on the piece; empty if it does not fit."""
-    fits_phone: bool
-    """Whether the text also fits on a narrow screen."""
 
 
 def parts(run: JobRun) -> dict[str, float]:
@@ -50,9 +46,10 @@ def time_bars(runs: Sequence[JobRun]) -> list[tuple[JobRun, float, list[Piece]]]
     longest = max((sum(one.values()) for one in found), default=0.0)
     if not longest:
         return []
+    totals = [sum(one.values()) for one in found]
     return [
-        (run, sum(one.values()) / longest * 100, [_piece(one, name, longest) for name in one])
-        for run, one in zip(runs, found, strict=True)
+        (run, total / longest * 100, [Piece(name, seconds, seconds / total) for name, seconds in one.items()])
+        for run, one, total in zip(runs, found, totals, strict=True)
     ]
 
 
@@ -65,13 +62,6 @@ def time_rows(bars: Sequence[tuple[JobRun, float, list[Piece]]]) -> list[tuple[s
             both = [one or (0.0, 0.0) for one in found]
             rows.append((part, [text for s, share in both for text in (numbers.span(s), numbers.percent(share))]))
     return rows
-
-
-def _piece(of_run: dict[str, float], part: str, longest: float) -> Piece:
-    share = of_run[part] / sum(of_run.values())
-    text, room = f"{NAMES[part][0]} {numbers.percent(share)}", of_run[part] / longest
-    fits, fits_phone = room > 0.01 * len(text) + 0.01, room > 0.025 * len(text) + 0.03
-    return Piece(part, of_run[part], share, text if fits else "", fits_phone)
 
 
 def node_bars(runs: Sequence[JobRun]) -> list[tuple[str, str, float, str]]:

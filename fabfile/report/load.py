@@ -23,7 +23,7 @@ from node.run_data import number
 def from_folder(folder: Path) -> JobRun:
     """The run in a run directory on this machine; Exit 2 if it is none. Only its cluster knows its price."""
     if not (folder / "metrics.jsonl").exists() and not (folder / "job.toml").exists():
-        raise Exit(f"{folder}: neither metrics.jsonl nor job.toml is there: this is no run directory", code=2)
+        raise Exit(f"{folder}: not a run directory: it has neither metrics.jsonl nor job.toml", code=2)
     return run_of(run_data.collect(folder.absolute()))
 
 

@@ -19,30 +19,21 @@ from invoke.exceptions import Exit
 from fabfile.output import say
 from fabfile.stacks import pulumi_cli
 
-_ROOM = "the cloud has no such machine free there now"
+_ROOM = "the cloud has no free machine of this type there now"
 _QUOTA = "the account's own limit is too low"
-_SPOT = "no Spot machine is to be had for that"
-_OFFER = "this account is not offered the type there"
-CODES = {
+_SPOT = "no Spot machine is available there now"
+_OFFER = "this account may not use this machine type there"
+_CODES_OF = {
     # AWS: EC2's error codes, https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
-    "InsufficientInstanceCapacity": _ROOM,
-    "InsufficientHostCapacity": _ROOM,
-    "InsufficientCapacity": _ROOM,
-    "InsufficientReservedInstanceCapacity": _ROOM,
-    "SpotMaxPriceTooLow": _SPOT,
-    "UnfulfillableCapacity": _SPOT,
-    "MaxSpotInstanceCountExceeded": _QUOTA,
-    "VcpuLimitExceeded": _QUOTA,
-    "InstanceLimitExceeded": _QUOTA,
-    "Unsupported": _OFFER,
     # Azure: https://learn.microsoft.com/azure/virtual-machines/allocation-failure
-    "AllocationFailed": _ROOM,
-    "ZonalAllocationFailed": _ROOM,
-    "OverconstrainedAllocationRequest": _ROOM,
-    "OverconstrainedZonalAllocationRequest": _ROOM,
-    "SkuNotAvailable": _OFFER,
-    "QuotaExceeded": _QUOTA,
+    _ROOM: "InsufficientInstanceCapacity InsufficientHostCapacity InsufficientCapacity "
+    "InsufficientReservedInstanceCapacity AllocationFailed ZonalAllocationFailed OverconstrainedAllocationRequest "
+    "OverconstrainedZonalAllocationRequest",
+    _SPOT: "SpotMaxPriceTooLow UnfulfillableCapacity",
+    _QUOTA: "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded QuotaExceeded",
+    _OFFER: "Unsupported SkuNotAvailable",
 }
+CODES = {code: why for why, codes in _CODES_OF.items() for code in codes.split()}
 # `Unsupported` is a common word, so only in EC2's form. Azure's OperationNotAllowed does not only mean a quota.
 _CODE = re.compile(rf"\b({'|'.join(code for code in CODES if code != 'Unsupported')})\b|api error (Unsupported):")
 _AZURE_QUOTA = re.compile(r"OperationNotAllowed.*exceeding approved .*Cores quota", re.DOTALL)
@@ -58,6 +49,7 @@ class Shortage:
 
     @property
     def why(self) -> str:
+        """What the code means."""
         return CODES[self.code]
 
 
@@ -127,14 +119,14 @@ def advice(found: list[Shortage], stack: str, facts: Mapping[str, Any]) -> list[
         elsewhere = f"pulumi config set {facts['offered_by']} ... --stack {stack}"
         lines += [
             _offers(stack, facts),
-            f"  elsewhere: {elsewhere}, then fab up (nodes are made anew)",
-            "  or later: fab up again takes up where it ended; or fewer nodes, or another instanceType",
+            f"  elsewhere: {elsewhere}, then fab up (it makes all nodes again)",
+            "  or later: run fab up again, it continues where it stopped; or with fewer nodes, or another instanceType",
         ]
     if _SPOT in reasons:
         lines.append(f"  or on demand: pulumi config set spot false --stack {stack}")
     if _QUOTA in reasons:
         lines.append(f"  the limit, and how to raise it: fab check --account --stack {stack}")
-    lines.append(f"  what is up already costs money meanwhile: fab destroy --stack {stack} takes it down")
+    lines.append(f"  what is up already costs money; to remove it: fab destroy --stack {stack}")
     return lines
 
 
@@ -143,5 +135,5 @@ def _offers(stack: str, facts: Mapping[str, Any]) -> str:
     try:
         found = pulumi_cli.answer("clouds.account", stack, "--offers")
     except Exit as error:
-        return f"  which {what} offer {facts['type']} could not be asked: {error.message}"
+        return f"  which {what} offer {facts['type']} is not known: {error.message}"
     return f"  {facts['type']} is offered in these {what}: {', '.join(found) or 'none'} (you asked in {facts['place']})"

@@ -34,6 +34,7 @@ def default_stack() -> str:
 
 
 def has_pulumi() -> bool:
+    """Whether there is a `pulumi` command; otherwise the embedded engine runs local stacks."""
     return shutil.which("pulumi") is not None
 
 
@@ -137,7 +138,7 @@ def end(code: int, stack: str) -> None:
     if code in (USAGE, INTERRUPTED):
         raise Exit(code=code)
     if code != 0:
-        raise Exit(f"stack {stack}: it did not finish; when it was killed: fab recover", code=1)
+        raise Exit(f"stack {stack}: it did not finish; if it was killed, run: fab recover", code=1)
 
 
 def _relay(source: IO[bytes], target: TextIO) -> None:

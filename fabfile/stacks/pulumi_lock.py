@@ -38,12 +38,12 @@ def repair_files(stack: str, root: Path) -> None:
     for file in (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs")):
         if _parsed(file) is None:
             file.unlink()
-            say(f"{file}: a killed pulumi left it half-written; removed, Pulumi does without it")
+            say(f"{file}: a killed pulumi left it half-written: removed (Pulumi does not need it)")
     for state in root.glob(f"stacks/*/{escape(stack)}.json"):
         backup = state.with_name(f"{state.name}.bak")
         if _parsed(state) is None and _parsed(backup) is not None:
             shutil.copyfile(backup, state)
-            say(f"{state}: half-written; Pulumi's backup of the change before took its place")
+            say(f"{state}: half-written: replaced by Pulumi's backup of the state before")
 
 
 def free(stack: str, root: Path | None) -> None:
@@ -52,14 +52,14 @@ def free(stack: str, root: Path | None) -> None:
 
     held = _locks(stack, root) if root else []
     if root is None:
-        say("the backend does not say who holds a lock: cancelling it as asked")
+        say("the backend does not record who holds a lock: cancelling it, as you asked")
     for holder in held:
         pid, host = holder["pid"], holder["hostname"]
         if host != socket.gethostname():
             raise Exit(f"stack {stack}: locked by process {pid} on {host}; recover it there", code=1)
         if psutil.pid_exists(pid):
             raise Exit(f"stack {stack}: process {pid} is at work on it; wait for it, or stop it", code=1)
-        say(f"lock of process {pid}, which is dead: freed")
+        say(f"freed the lock of process {pid}, which has ended")
     if held or root is None:
         pulumi_cli.ask(["pulumi", "cancel", "--yes", "--stack", stack])
 

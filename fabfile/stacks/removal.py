@@ -32,17 +32,17 @@ def show_destroy(stack: str, facts: dict[str, Any]) -> None:
     if there:
         say(f"destroy removes of stack {stack}: {', '.join(there)}")
     if beside:
-        say("and what its state does not know:")
+        say("and what is not in its state:")
         orphans.show(beside, facts)
     if not there and not beside:
-        say(f"stack {stack}: nothing of it is there")
+        say(f"stack {stack}: it has no resources")
 
 
 def show_recover(stack: str, facts: dict[str, Any]) -> None:
     """List what `recover` removes: the user's own resources outside the state, except data."""
     found = orphans.find(stack, orphans.known(stack, facts), facts)
     own = [each for each in orphans.goes(found) if not each["holds"]]
-    heading = f"outside the state of stack {stack}, to be removed:"
+    heading = f"not in the state of stack {stack}, and will be removed:"
     say(heading if own else f"nothing of stack {stack} is outside its state")
     orphans.show(own, facts)
 

@@ -38,7 +38,7 @@ def say_of_up(stack: str, cloud: str) -> None:
     jobs = jobs_of(backend)
     if jobs == []:
         return  # nothing can be lost, so no preview is needed
-    say("looking which nodes this `up` removes or replaces (a preview)")
+    say("checking which nodes this `up` removes or replaces (a preview)")
     gone = nodes_that_go(stack, cloud)
     if gone:
         say(f"this `up` removes or replaces {', '.join(gone)}")

@@ -10,13 +10,12 @@ import json
 import shlex
 from urllib.request import urlopen
 
-import paramiko
 from invoke.exceptions import Exit
 
 from fabfile.launchers import VENV
 from fabfile.output import gigabytes, say
-from fabfile.remote.command import exit_status
 from fabfile.remote.fleet import Fleet
+from fabfile.remote.send import SendError, send
 
 _SECONDS = 60.0
 _LARGEST = 64 << 20
@@ -58,12 +57,8 @@ def fetch(url: str, head: str, name: str) -> bytes:
 def _put(fleet: Fleet, data: bytes, file: str) -> None:
     """Write a file on the head, under another name until it is complete."""
     head, quoted = fleet.cluster.head, shlex.quote(file)
+    command = f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}'
     try:
-        with fleet.connection(head).create_session() as channel:
-            channel.exec_command(f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}')
-            channel.sendall(data)
-            channel.shutdown_write()
-            if code := exit_status(channel, _SECONDS):
-                raise Exit(f"{head.name}: {file} cannot be written: exit code {code}", code=1)
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        raise Exit(f"{head.name}: the connection was lost: {error}", code=1) from None
+        send(fleet, head, command, lambda out: out.write(data), seconds=_SECONDS)
+    except SendError as error:
+        raise Exit(f"{head.name}: {file} cannot be written: {error}", code=1) from None

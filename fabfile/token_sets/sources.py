@@ -12,26 +12,23 @@ import glob
 import hashlib
 import shlex
 import tarfile
-import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-import paramiko
 from invoke.exceptions import Exit
 
-from fabfile.output import gigabytes, prefixed, say
+from fabfile.output import gigabytes, say
 from fabfile.question import must_be_answerable
-from fabfile.remote.command import exit_status, last_words
-from fabfile.remote.fleet import Fleet, apart
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.send import Out, SendError, send
 
 ASK_BYTES = 1 << 30
 """A folder larger than this is sent only after a question."""
 FOLDER = "sources"
-_PROGRESS_S = 5.0
-_END_S = 600.0
-"""Seconds for the head to finish writing after the last byte is sent."""
+_SECONDS = 600.0
+"""Seconds in which the head must take the next bytes, and finish writing after the last one."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class LocalFiles:
 
     @property
     def bytes(self) -> int:
+        """Size of all files together."""
         return sum(file.stat().st_size for file in self.files)
 
     @property
@@ -59,6 +57,7 @@ class LocalFiles:
         return hashlib.sha256(repr(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def name(self, file: Path) -> Path:
+        """A file's name on the head, relative to the folder that they go to."""
         return file.relative_to(self.root)
 
     @property
@@ -100,7 +99,7 @@ def found_here(word: str) -> LocalFiles | None:
     if path.is_dir():
         files = tuple(sorted(_below(path)))
         if not files:
-            raise Exit(f"data.source {word}: a folder of this machine without a file", code=2)
+            raise Exit(f"data.source {word}: a folder of this machine that has no files", code=2)
         return LocalFiles(word, path, files)
     if path.is_file():
         return LocalFiles(word, path.parent, (path,))
@@ -133,7 +132,7 @@ def _is_on_head(fleet: Fleet, word: str) -> bool:
 
 def _confirm(local: LocalFiles, head: str, *, yes: bool) -> None:
     size = gigabytes(local.bytes / 2**30)
-    say(f"data.source {local.word}: {len(local.files)} files of this machine, {size}, are brought to {head}")
+    say(f"data.source {local.word}: {len(local.files)} files of this machine, {size}, are sent to {head}")
     if local.bytes <= ASK_BYTES or yes:
         return
     must_be_answerable(yes)
@@ -150,30 +149,19 @@ def _send(fleet: Fleet, local: LocalFiles) -> None:
     part = f"{target}.part"
     unpack = f"rm -rf {part} && mkdir -p {part} && tar -x -C {part} && mv -T {part} {target}"
     try:
-        with fleet.connection(head).create_session() as channel:
-            channel.exec_command(f"cd ~; {unpack}")
-            for done in apart(_packed(channel, local)):
-                say(prefixed(head.name, f"{gigabytes(done / 2**30)} of {gigabytes(local.bytes / 2**30)}"))
-            channel.shutdown_write()
-            if exit_status(channel, _END_S) != 0:
-                raise Exit(f"{head.name}: ~/{target}: {last_words(channel, 'tar failed')}", code=1)
-    except (paramiko.SSHException, EOFError, OSError) as error:
-        raise Exit(f"{head.name}: {local.word} was not brought there: {error}", code=1) from None
+        send(fleet, head, f"cd ~; {unpack}", lambda out: _pack(out, local), seconds=_SECONDS, total=local.bytes)
+    except SendError as error:
+        raise Exit(f"{head.name}: {local.word} was not sent: {error}", code=1) from None
 
 
-def _packed(channel: paramiko.Channel, local: LocalFiles) -> Generator[int, None, None]:
-    """Send the files; every few seconds yield how many bytes have been sent."""
-    done, shown = 0, time.monotonic()
+def _pack(out: Out, local: LocalFiles) -> None:
+    """Write the files as a tar, without their owners."""
 
     def anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
         entry.uname = entry.gname = ""
         return entry
 
-    with tarfile.open(fileobj=cast(IO[bytes], channel.makefile("wb")), mode="w|", dereference=True) as archive:
+    with tarfile.open(fileobj=cast(IO[bytes], out), mode="w|", dereference=True) as archive:
         for file in local.files:
             archive.add(str(file), str(local.name(file)), filter=anonymous)
-            done += file.stat().st_size
-            if time.monotonic() - shown > _PROGRESS_S:
-                shown = time.monotonic()
-                yield done

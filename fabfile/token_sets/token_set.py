@@ -104,6 +104,7 @@ def own(path: str) -> str:
 
 
 def python(folder: str) -> str:
+    """The beginning of a shell command that runs a module of the package in `folder` on a node."""
     return f"PYTHONPATH={folder} PYTHONIOENCODING=utf-8 {VENV}/python -u -m"
 
 

@@ -9,25 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-import time
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import paramiko
 from invoke.exceptions import Exit
 
-from fabfile.output import gigabytes, prefixed, say
-from fabfile.remote.command import exit_status, last_words
+from fabfile.output import gigabytes, say
 from fabfile.remote.filenames import refusal
 from fabfile.remote.fleet import Fleet
-from fabfile.remote.keepalive import why_lost
+from fabfile.remote.send import SendError, send
 from fabfile.token_sets import token_set
 
 MANIFEST = "manifest.json"
 _BARE = ("train.bin", "val.bin")
 _CHUNK = 1 << 18
 _LONGEST_MANIFEST = 64 << 20
-_PROGRESS_S = 5.0
 _QUIET = 120.0
 """Seconds without progress after which the connection counts as lost."""
 
@@ -44,7 +41,7 @@ def prepared(folder: Path) -> list[Path]:
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         kinds = f"needed: {MANIFEST} and what it lists, or nanoGPT's train.bin and val.bin"
-        raise Exit(f"{folder}: no prepared token set: {missing[0]} is not there; {kinds}", code=2)
+        raise Exit(f"{folder}: not a prepared token set: {missing[0]} is missing; {kinds}", code=2)
     return [folder / name for name in names]
 
 
@@ -92,30 +89,22 @@ def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
 def _send(fleet: Fleet, file: Path, target: str) -> None:
     """Send one file, from where an earlier attempt stopped."""
     head, quoted, size = fleet.cluster.head, shlex.quote(target), file.stat().st_size
-    channel: paramiko.Channel | None = None
+    found = fleet.run(f"cd ~; touch {quoted} && stat -c %s {quoted}", nodes=[head], timeout=_QUIET)[head.name]
+    there = int(found.stdout) if found.ok else -1
+    if not 0 <= there <= size:
+        why = found.why if there < 0 else "longer than the file that is sent"
+        raise Exit(f"{head.name}: {target}: {why}", code=1)
+    if there == size:
+        return
+    rest = size - there
+    say(f"{file.name}: {gigabytes(rest / 2**30)} to send")
     try:
-        with fleet.connection(head).create_session() as channel, file.open("rb") as source:
-            assert channel is not None
-            channel.settimeout(_QUIET)
-            channel.exec_command(f"cd ~; touch {quoted}; stat -c %s {quoted}; exec cat >>{quoted}")
-            answers = channel.makefile("r")
-            there = int(answers.readline() or -1)
-            if not 0 <= there <= size:
-                raise Exit(f"{head.name}: {target}: {last_words(channel, 'longer than what is sent')}", code=1)
+        with file.open("rb") as source:
             source.seek(there)
-            shown = time.monotonic()
-            while chunk := source.read(_CHUNK):
-                channel.sendall(chunk)
-                there += len(chunk)
-                if time.monotonic() - shown > _PROGRESS_S:
-                    shown = time.monotonic()
-                    say(prefixed(head.name, f"{file.name}: {gigabytes(there / 2**30)} of {gigabytes(size / 2**30)}"))
-            channel.shutdown_write()
-            if exit_status(channel, _QUIET):
-                raise Exit(f"{head.name}: {target}: {last_words(channel)}", code=1)
-    except (paramiko.SSHException, EOFError, OSError, ValueError) as error:
-        why = why_lost(channel) if channel is not None else str(error)
-        raise Exit(f"{head.name}: {why}; the same command again goes on: {error}", code=1) from None
+            command = f"cd ~; exec cat >>{quoted}"
+            send(fleet, head, command, lambda out: shutil.copyfileobj(source, out, _CHUNK), seconds=_QUIET, total=rest)
+    except (SendError, OSError) as error:
+        raise Exit(f"{head.name}: {file.name}: {error}; run the same command again to continue", code=1) from None
 
 
 def _key(files: Sequence[Path]) -> str:

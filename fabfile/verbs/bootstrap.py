@@ -14,16 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import paramiko
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile.output import next_command, say, table
 from fabfile.question import ask, must_be_answerable
-from fabfile.remote.command import exit_status, last_words
 from fabfile.remote.fleet import Fleet, in_parallel
-from fabfile.remote.known_hosts import SshError
+from fabfile.remote.send import SendError, send
 from fabfile.stacks import pulumi_cli
 from fabfile.targets import choose, load
 from fabfile.verbs.wait import follow_boot
@@ -81,7 +79,7 @@ def bootstrap(
     cluster = load("", inventory)
     chosen = choose(cluster, nodes)
     if cluster.ssh_user == "root":
-        why = "nodes let no root in; name another user who has sudo without a password"
+        why = "nodes refuse root over SSH; name another user, who has sudo without a password"
         raise Exit(f"{inventory}: ssh_user = 'root': {why}", code=2)
     order = software(cluster, chosen, profile, collectives)
     with Fleet(replace(cluster, nodes=tuple(chosen))) as fleet:
@@ -136,7 +134,7 @@ def problem(machine: Machine) -> str:
     system, arch = machine.get("system", "unknown").strip(), machine.get("arch", "unknown")
     needs = (
         (system.partition(" ")[0] in SYSTEMS, f"its system is {system}; needed: Debian or Ubuntu"),
-        (arch == "x86_64", f"its processor is {arch}; needed: x86_64, as Intel MPI is for no other"),
+        (arch == "x86_64", f"its processor is {arch}; needed: x86_64, the only one that Intel MPI is made for"),
         ("systemd" in machine, "systemd does not run there"),
         ("sudo" in machine, "sudo asks this user for a password; needed: sudo without one"),
         ("busy" not in machine, "a job runs there: stop it first (fab jobs)"),
@@ -164,16 +162,10 @@ def _ask(nodes: Sequence[Node], *, yes: bool) -> None:
 
 def _install(fleet: Fleet, node: Node, files: Sequence[Mapping[str, str]]) -> None:
     """Copy the scripts and their settings to the machine, and start the service that runs them."""
+    command = f"exec sudo -n sh -c {shlex.quote(_START)}"
     try:
-        with fleet.connection(node).create_session() as channel:
-            channel.settimeout(_TIMEOUT)
-            channel.exec_command(f"exec sudo -n sh -c {shlex.quote(_START)}")
-            channel.sendall(packed(files))
-            channel.shutdown_write()
-            code = exit_status(channel, _TIMEOUT)
-            if code != 0:
-                raise OSError(last_words(channel, f"exit code {code}"))
-    except (SshError, paramiko.SSHException, EOFError, OSError) as error:
+        send(fleet, node, command, lambda out: out.write(packed(files)), seconds=_TIMEOUT)
+    except SendError as error:
         raise Exit(f"{node.name}: the bootstrap could not be started: {error}", code=1) from None
 
 

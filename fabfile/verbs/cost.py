@@ -85,7 +85,7 @@ def _refresh(cloud: str, *, quiet: bool) -> None:
         return
     say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices/prices.toml")
     for why in done["left"][:_MOST_SHOWN]:
-        say(f"left as it was: {why}")
+        say(f"not changed: {why}")
     if len(done["left"]) > _MOST_SHOWN:
         say(f"and {len(done['left']) - _MOST_SHOWN} more")
     say(next_command("git diff infra/prices/prices.toml"))

@@ -53,7 +53,7 @@ def prepare(
             token_set.run(fleet, [head], _copies(data["path"], others))
         verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
-    say(f"{data['path']} is whole on {len(cluster.nodes)} nodes, checksums verified")
+    say(f"{data['path']} is complete on {len(cluster.nodes)} nodes, checksums verified")
     say(next_command(token_set.train_command(job, set_)))
 
 
@@ -95,7 +95,7 @@ def data(
     cluster = load(stack, inventory)
     if not cluster.data_url:
         without = f"next: fab prepare {shlex.quote(job)}"
-        raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare does without\n{without}", code=2)
+        raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare needs none\n{without}", code=2)
     wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
     path, url = wanted["path"], address(cluster.data_url, wanted["path"])
@@ -113,7 +113,7 @@ def data(
             token_set.store_text(fleet, folder, wanted, url, yes=yes)
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster.shared_dir) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
-    say(f"{path} is whole on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
+    say(f"{path} is complete on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
     say(next_command(token_set.train_command(job, set_)))
 
 

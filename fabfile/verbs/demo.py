@@ -83,10 +83,10 @@ def _refuse_to_take_over() -> None:
     found = orphans.find(STACK, [], orphans.facts_of(STACK))
     whose = ", ".join(sorted({str(each["whose"]) for each in orphans.strangers(found)}))
     if whose:
-        raise Exit(f"stack {STACK} on this machine is of {whose}: wait until it is gone", code=1)
+        raise Exit(f"stack {STACK} on this machine belongs to {whose}: wait until it is gone", code=1)
     if found or removal.names(STACK):
         raise Exit(
-            f"stack {STACK} is there already, and not this demo's: use it (fab status --stack {STACK}), or remove it: "
+            f"stack {STACK} exists already, made by you: use it (fab status --stack {STACK}), or remove it: "
             f"fab destroy --stack {STACK}",
             code=1,
         )

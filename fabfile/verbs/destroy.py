@@ -16,8 +16,8 @@ from fabfile.stacks import orphans, pulumi_cli, removal, work_lost
 
 @task(
     help={
-        "keep-data": "leave the bucket with what it holds, and the right to pay for it",
-        "delete-data": "remove the bucket with what it holds, without asking",
+        "keep-data": "keep the bucket with its content, which goes on costing money",
+        "delete-data": "remove the bucket with its content, without asking",
     }
 )
 def destroy(

@@ -140,7 +140,7 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
             say(f"{after.id} {after.state}: {after.reason}")
         leftovers = backend.leftovers(before.id)
     for name, what in leftovers.items():
-        say(f"{name}: left there: {what}")
+        say(f"{name}: still there: {what}")
     if leftovers:
         raise Exit(next_command("fab status"), code=1)
     say(f"nothing of {before.id} is left on {len(backend.nodes())} nodes")

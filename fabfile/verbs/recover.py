@@ -21,7 +21,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
     if not yes:
-        ask(f"free the lock of stack {stack} and remove what its state does not know?")
+        ask(f"free the lock of stack {stack} and remove what is not in its state?")
     if not pulumi_cli.has_pulumi():
         pulumi_cli.run("refresh", stack)
     elif pulumi_cli.exists(stack):

@@ -48,7 +48,7 @@ def _check_same(target: Path, job: JobRecord) -> None:
     """Refuse a folder with files of another run: two clusters may both have a job of this name."""
     if not target.exists() or not any(target.iterdir()):
         return
-    other = Exit(f"{target}: has something else than {job.id} in it; name another folder with --to", code=2)
+    other = Exit(f"{target}: has files that are not of {job.id}; name another folder with --to", code=2)
     try:
         there = json.loads((target / "state.json").read_text())
         same = there["id"] == job.id and there["started"] in (None, job.started)

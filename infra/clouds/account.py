@@ -49,11 +49,11 @@ def address(settings: Settings) -> Finding:
     except OSError as error:
         return Finding("ssh", "undecided", f"{echo} cannot be reached: {getattr(error, 'reason', error)}", look)
     except ValueError:
-        return Finding("ssh", "undecided", f"{echo} answers with no IPv4 address", look)
+        return Finding("ssh", "undecided", f"{echo} does not answer with an IPv4 address", look)
     if allowed is None or mine not in allowed:
         mend = set_key("adminCidr", f"{mine}/32", settings.stack)
-        return Finding("ssh", "failed", f"you come from {mine}, SSH is opened to {allowed}", mend)
-    return Finding("ssh", "ok", f"you come from {mine}, which is in {allowed}")
+        return Finding("ssh", "failed", f"your address is {mine}, SSH is open to {allowed}", mend)
+    return Finding("ssh", "ok", f"your address is {mine}, which is in {allowed}")
 
 
 def cheap(settings: Settings) -> None:
@@ -73,6 +73,7 @@ def cheap(settings: Settings) -> None:
 
 @prints_json
 def main() -> object:
+    """The checks of the stack named on the command line, or its offers, for JSON."""
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.account", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
     parser.add_argument("--offers", action="store_true", help="where the stack's machine type can be had")

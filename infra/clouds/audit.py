@@ -69,7 +69,7 @@ def _where(stack: str, state: Mapping[str, Any], is_local: bool) -> tuple[Settin
     settings = None if is_local else cloud_settings(stack)
     claim = claim_of(stack, settings.cloud.owner if settings else "", state)
     if settings is None and os.geteuid() != 0:
-        raise UsageError("a local stack's machines are root's: run this with sudo")
+        raise UsageError("the machines of a local stack belong to root: run this with sudo")
     return settings, claim
 
 
@@ -105,6 +105,7 @@ def unknown(live_resources: list[LiveResource], known: Collection[str]) -> list[
 
 @prints_json
 def main() -> list[dict[str, Any]]:
+    """List, sweep or forget as the command line says; returns the resources, for JSON."""
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.audit", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack")
     parser.add_argument("--local", action="store_true", help="the stack is on this machine, whatever its file says")

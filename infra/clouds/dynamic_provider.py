@@ -43,6 +43,7 @@ class OnceProvider(PlainProvider):
     delete_before_replace = False
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """Replace the resource if its machine was replaced; nothing else counts as a change."""
         changed = olds[self.machine] != news.get(self.machine)  # missing: unknown yet, so a new machine is coming
         return DiffResult(
             changes=changed,

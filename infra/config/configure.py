@@ -43,7 +43,7 @@ def set_value(stack: str, key: str, value: str) -> None:
     before = path.read_text(encoding="utf-8")
     after = edited(before, key, value)
     if _own(after) != {**_own(before), key: value}:
-        raise UsageError(f"{path}: {key} cannot be set without changing more; write it by hand")
+        raise UsageError(f"{path}: {key} cannot be set without changing other lines; edit the file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(after, encoding="utf-8")
     temporary.replace(path)
@@ -82,6 +82,7 @@ def _own(text: str) -> dict[str, str]:
 
 @prints_json
 def main() -> list[dict[str, object]]:
+    """Set the key named on the command line, if there is one; returns the listing, for JSON."""
     parser = argparse.ArgumentParser(prog="python -m infra.config.configure")
     parser.add_argument("stack")
     parser.add_argument("pair", nargs="*", help="KEY VALUE")

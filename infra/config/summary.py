@@ -25,6 +25,7 @@ def of(settings: Settings) -> dict[str, Any]:
 
 @prints_json
 def main() -> dict[str, Any]:
+    """The facts of the stack named on the command line, for JSON."""
     return of(stack_file.settings(sys.argv[1]))
 
 

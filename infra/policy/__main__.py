@@ -61,6 +61,7 @@ def _at(container: Any, key: Any) -> Any:
 
 
 def resource_of(args: ResourceValidationArgs | PolicyResource) -> DeclaredResource:
+    """A resource of the engine's in the form that the rules judge."""
     links = args.property_dependencies if isinstance(args, PolicyResource) else {}
     return DeclaredResource(
         type=args.resource_type,
@@ -109,6 +110,7 @@ def _undecided(_: StackValidationArgs, report: ReportViolation) -> None:
 
 
 def main() -> None:
+    """Register every rule, and the list of what they could not decide, with Pulumi."""
     PolicyPack(
         name=pack.NAME,
         enforcement_level=EnforcementLevel.MANDATORY,

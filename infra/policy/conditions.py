@@ -103,6 +103,7 @@ holds_some = Condition("must not be empty", lambda value: not is_empty.allows(va
 
 
 def equals(*wanted: Any) -> Condition:
+    """One of these values."""
     text = f"must be {' or '.join(map(str, wanted))}"
     return Condition(text, lambda value: value is not None and any(value == one for one in wanted))
 
@@ -114,6 +115,7 @@ def same(*wanted: str) -> Condition:
 
 
 def at_least(wanted: int) -> Condition:
+    """A number that is not smaller."""
     return Condition(f"must be {wanted} or more", lambda value: value is not None and int(value) >= wanted)
 
 
@@ -123,4 +125,5 @@ def matches(pattern: str) -> Condition:
 
 
 def absent_or(other: Condition) -> Condition:
+    """Not given, or what the other condition allows."""
     return Condition(f"{other.text}, if it is given", lambda value: value is None or other.allows(value))

@@ -53,6 +53,7 @@ class Stack:
     """Images named in the settings."""
 
     def of(self, *types: str) -> list[DeclaredResource]:
+        """The resources of these types."""
         return [resource for resource in self.resources if resource.type in types]
 
 
@@ -91,6 +92,7 @@ class PolicyRule(_Named):
     problem: Problem
 
     def judge(self, resource: DeclaredResource) -> Iterator[PolicyFinding]:
+        """The findings about one resource; none for a type that the rule is not about."""
         found = self.parts.get(resource.type, self.parts.get("*"))
         if found is not None:
             yield from _judge(self, ((resource, part) for part in found(resource)), resource)
@@ -105,6 +107,7 @@ class StackRule(_Named):
     problem: Problem
 
     def judge(self, stack: Stack) -> Iterator[PolicyFinding]:
+        """The findings about the stack's resources."""
         yield from _judge(self, self.parts(stack), None)
 
 

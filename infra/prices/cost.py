@@ -41,6 +41,7 @@ def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Print a stack's bill, or refresh the table of prices, as the command line says. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m infra.prices.cost", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack", nargs="?")
     parser.add_argument("--refresh", action="store_true", help="ask the providers, and rewrite the table of prices")

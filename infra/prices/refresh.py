@@ -62,7 +62,7 @@ def _refresh_cloud(cloud: str, rows: list[dict[str, Any]], today: str, done: Ref
             found = CLOUDS[cloud](region, [row["sku"] for row in here])
         except (OSError, EOFError) as error:  # a truncated gzip is an EOFError
             raise OperationError(
-                f"prices of {cloud} in {region} cannot be had, the table is as it was: {error}"
+                f"cannot get the prices of {cloud} in {region}, the table is unchanged: {error}"
             ) from None
         done.asked += len(here)
         for row in here:

@@ -54,11 +54,13 @@ class EmbeddedEngine(Mocks):
         self.changed: list[str] = []
 
     def call(self, args: MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]] | None]:
+        """Answer a function that the program invokes: only the reading of the stack's own state."""
         if args.token == stack_id.READ_STATE:
             return {"outputs": self.state.by_urn()}, []
         raise OperationError(f"the embedded engine has no provider for {args.token}; install pulumi")
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        """(id, outputs) of a resource that the program declares; a failure is recorded too."""
         if PROVIDER not in args.inputs:
             raise OperationError(f"the embedded engine has no provider for {args.typ}; install pulumi")
         self.declared.add(args.name)
@@ -124,6 +126,7 @@ class Monitor(MockMonitor):
         self.outputs: dict[str, Any] = {}
 
     def RegisterResourceOutputs(self, request: Any) -> Any:
+        """Keep the outputs of the stack itself."""
         if "pulumi:pulumi:Stack" in request.urn:
             self.outputs = rpc.deserialize_properties(request.outputs)
         return super().RegisterResourceOutputs(request)
@@ -269,6 +272,7 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the verb on the command line; returns the exit code: 0, 1, 2 for wrong input, 130 if interrupted."""
     parser = argparse.ArgumentParser(prog="python -m infra.state.engine", description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("stack")

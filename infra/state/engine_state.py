@@ -71,9 +71,11 @@ class EngineState:
         return copy
 
     def get(self, name: str) -> StoredResource | None:
+        """The resource of this name, if there is one."""
         return self._resources.get(name)
 
     def put(self, resource: StoredResource) -> None:
+        """Store a resource, under its name."""
         with self._lock:
             if resource.pending:
                 self._resources.pop(resource.name, None)  # made again: moves to the end of the order
@@ -81,16 +83,19 @@ class EngineState:
             self._write()
 
     def remove(self, name: str) -> None:
+        """Drop a resource. KeyError for an unknown one."""
         with self._lock:
             del self._resources[name]
             self._write()
 
     def set_outputs(self, outputs: dict[str, Any]) -> None:
+        """Store the stack's outputs."""
         with self._lock:
             self.outputs = outputs
             self._write()
 
     def reversed(self) -> list[StoredResource]:
+        """All resources, the newest first."""
         return list(reversed(self._resources.values()))
 
     def by_urn(self) -> dict[str, dict[str, Any]]:
@@ -110,6 +115,7 @@ class EngineState:
         self._temporary.unlink(missing_ok=True)
 
     def text(self) -> str:
+        """The state as JSON."""
         resources = [dataclasses.asdict(resource) for resource in self._resources.values()]
         return json.dumps({"resources": resources, "outputs": self.outputs}, indent=1)
 

@@ -142,36 +142,28 @@ def _outlive(engine: int) -> None:
 def _engine() -> int:
     """Process id of the engine: the parent process, or the one above Pulumi's shell script."""
     pid = os.getppid()
-    while WRAPPER in _command_of(pid):
-        pid = _parent_of(pid)
+    with suppress(psutil.Error):  # the script has ended meanwhile: its id is then no longer the engine's
+        while _runs(script := psutil.Process(pid), WRAPPER):
+            pid = int(script.ppid())
     return pid
 
 
-def _descendant(root: int, name: str) -> psutil.Process | None:
-    """A process below `root` with `name` in its command line."""
+def _runs(process: psutil.Process, program: str) -> bool:
+    """Whether a process has the program's name in its command line."""
     try:
-        below = psutil.Process(root).children(recursive=True)
+        return program in " ".join(process.cmdline())
     except psutil.Error:
-        return None  # `root` has ended meanwhile, which by itself ends the operation
-    return next((process for process in below if name in _command_of(process.pid)), None)
+        return False  # it has ended meanwhile, or belongs to another user
+
+
+def _descendant(root: int, program: str) -> psutil.Process | None:
+    """A process below `root` that runs the program; None also if `root` has ended, which itself ends the operation."""
+    with suppress(psutil.Error):
+        return next((each for each in psutil.Process(root).children(recursive=True) if _runs(each, program)), None)
+    return None
 
 
 def _has_ended(process: psutil.Process) -> bool:
-    try:
+    with suppress(psutil.Error):
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
-
-
-def _command_of(pid: int) -> str:
-    try:
-        return " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        return ""  # it has ended meanwhile, or belongs to another user
-
-
-def _parent_of(pid: int) -> int:
-    try:
-        return int(psutil.Process(pid).ppid())
-    except psutil.Error:
-        return -1  # it has ended meanwhile
+    return True

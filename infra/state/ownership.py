@@ -28,6 +28,7 @@ class Location:
 
     @staticmethod
     def read(raw: Mapping[str, Any]) -> Location:
+        """From the dictionary form that states and records have; missing entries are empty."""
         return Location(*(str(raw.get(key, "")) for key in ("cloud", "region", "account", "profile")))
 
 

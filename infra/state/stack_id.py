@@ -72,20 +72,24 @@ class StackIdProvider(PlainProvider):
     """Stores the id and every place where the stack has been; for a local stack it also takes the name."""
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Record the id; a local stack's name is claimed on this machine first."""
         if not props["cloud"]:
             owner.claim(props["stack"], props["stack_id"])
         return CreateResult(id_=props["stack_id"], outs=self._outs(props, []))
 
     def diff(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> DiffResult:
+        """A change of place, or a local stack whose claim is gone, makes an update."""
         changed = any(olds.get(key) != news.get(key) for key in ("cloud", "region"))
         # The owner record is missing after somebody removed all of a local stack by hand: write it again.
         changed = changed or (not news["cloud"] and owner.read(news["stack"]) is None)
         return DiffResult(changes=changed, replaces=[], delete_before_replace=False)
 
     def read(self, id_: str, props: dict[str, Any]) -> ReadResult:
+        """Nothing outside the state can have changed."""
         return ReadResult(id_=id_, outs=props)
 
     def update(self, id_: str, olds: dict[str, Any], news: dict[str, Any]) -> UpdateResult:
+        """Add the new place; claim a local stack's name again."""
         if not news["cloud"]:
             owner.claim(news["stack"], id_)
         return UpdateResult(outs=self._outs({**news, "stack_id": id_}, olds.get("locations") or []))

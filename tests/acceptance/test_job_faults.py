@@ -134,7 +134,7 @@ def test_a_resumed_job_keeps_its_settings_and_its_log_is_not_shown_again(cluster
     first = cluster.fab("train", "job.toml", "train.steps=5")
     job = first.stdout.partition(":")[0]
     done = cluster.fab("train", "--resume", "latest", code=2)
-    assert done.stderr.startswith(f"{job} has done its 5 steps; to go on, give it more")
+    assert done.stderr.startswith(f"{job} has done its 5 steps; give it more to continue")
     resumed = cluster.fab("train", "--resume", "latest", "train.steps=8", "train.threads=2").stdout
     assert resumed.startswith(f"{job}: train.steps: 5 -> 8\n{job}: train.threads: 0 -> 2\n{job}: 3 ranks on")
     assert "going on from step 5" in resumed and "rank=0] step 8/8" in resumed and "2 threads on" in resumed

@@ -65,7 +65,7 @@ def test_a_plain_debian_becomes_a_node(make_project: Callable[..., Project]) -> 
         file.write_text(json.dumps(inventory))
         target = ["--inventory", str(file)]
 
-        assert "nobody has made this machine a node" in project.fab("wait", *target, code=1).stderr
+        assert "this machine is not a node yet" in project.fab("wait", *target, code=1).stderr
         assert "no node" in project.fab("status", *target, code=None).stdout
         asked = project.fab("bootstrap", *target, code=2)
         assert "add --yes" in asked.stderr and f"{NAME}  127.0.0.1  debian" in asked.stdout

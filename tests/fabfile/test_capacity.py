@@ -53,7 +53,7 @@ def test_what_pulumi_wrote_is_read(
     shown = capfd.readouterr().out
     live, _, advice = shown.partition("no capacity: ")
     assert update.code != 0 and update.began and "dynamic:Resource fine created" in live
-    assert "node2: InsufficientInstanceCapacity: the cloud has no such machine free there now" in advice
+    assert "node2: InsufficientInstanceCapacity: the cloud has no free machine of this type there now" in advice
     assert "node3: VcpuLimitExceeded: the account's own limit is too low" in advice
     assert "m7i.8xlarge is offered in these zones: use1-az1, use1-az4 (you asked in use1-az6)" in advice
     assert "fab check --account --stack toy" in advice and "fab destroy --stack toy" in advice
@@ -129,4 +129,4 @@ def test_a_cloud_that_cannot_be_asked_for_zones_is_no_end(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pulumi_cli, "ask", fails)
     lines = capacity.advice(capacity.shortages(event(NO_ROOM)), "yard", FACTS)
-    assert "  which zones offer m7i.8xlarge could not be asked: AWS does not answer" in lines
+    assert "  which zones offer m7i.8xlarge is not known: AWS does not answer" in lines

@@ -130,6 +130,6 @@ def test_a_refresh_tells_what_was_left(monkeypatch: pytest.MonkeyPatch, capsys: 
     _refresh("azure", quiet=False)
     lines = capsys.readouterr().out.splitlines()
     assert "8 of 20 prices are today's, in infra/prices/prices.toml" in lines
-    assert "left as it was: thing9 in eastus: azure has no price for it" in lines and "and 2 more" in lines
+    assert "not changed: thing9 in eastus: azure has no price for it" in lines and "and 2 more" in lines
     with pytest.raises(Exit, match="--cloud: goes with --refresh"):
         verb.body(None, cloud="azure")

@@ -97,7 +97,7 @@ def test_it_is_made_once_and_brought_to_every_node(
     overrides = ["data.path=sets/tiny", f"data.source={texts}", "data.train_vocab=300"]
     nodes.fab(*overrides)
     output = capsys.readouterr().out
-    assert "sets/tiny is whole on 2 nodes, checksums verified; kept in s3://shelf/sets/tiny" in output
+    assert "sets/tiny is complete on 2 nodes, checksums verified; kept in s3://shelf/sets/tiny" in output
     assert "next: fab train smoke" in output
     for home in nodes.homes:
         assert tokens.open(home / "sets/tiny", verify=True).manifest["vocab_size"] <= 301
@@ -191,7 +191,7 @@ def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
     with SshBackend(nodes.cluster) as backend:
         assert backend.mirrored(backend.mirror) == ["demo-7"]
         assert resume.begun(backend, "demo-7", "", ()).mirrored
-        assert "demo-7 is not one of yard's jobs: going on from s3://shelf/runs/demo-7" in capsys.readouterr().out
+        assert "demo-7 is not one of yard's jobs: resuming it from s3://shelf/runs/demo-7" in capsys.readouterr().out
         with pytest.raises(Exit, match="no job 'demo-8' on yard"):
             resume.begun(backend, "demo-8", "", ())
         own = nodes.homes[0] / "runs/demo-7"

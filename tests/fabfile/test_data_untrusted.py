@@ -45,7 +45,7 @@ def test_a_folder_that_is_no_set_is_refused_before_a_connection(tmp_path: Path, 
         (mine / "val.bin").unlink()
     if spoil == "not JSON":
         (mine / manifest.NAME).write_text("{")
-    with pytest.raises(Exit, match=r"no prepared token set|not the manifest of a token set") as end:
+    with pytest.raises(Exit, match=r"not a prepared token set|not the manifest of a token set") as end:
         upload.prepared(mine)
     assert end.value.code == 2
 

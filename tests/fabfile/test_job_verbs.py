@@ -113,7 +113,7 @@ def test_a_job_that_the_mirror_alone_knows_is_resumed(
 ) -> None:
     backend.mirror, backend.bucket = "s3://shelf/runs", {"smoke-8": resolve("smoke", ["train.steps=30"], 1).text}
     assert fab("train", "--resume", "smoke-8") == 0
-    assert "smoke-8 is not one of memory's jobs: going on from s3://shelf/runs/smoke-8" in capsys.readouterr().out
+    assert "smoke-8 is not one of memory's jobs: resuming it from s3://shelf/runs/smoke-8" in capsys.readouterr().out
     assert "steps = 30\n" in backend.texts["smoke-8"]
 
 
@@ -180,7 +180,7 @@ def test_a_job_is_stopped(
     backend.left = {"node2": "process 12"}
     assert fab("stop", "smoke-1") == 1
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["smoke-1 is CANCELLED already", "node2: left there: process 12"]
+    assert lines == ["smoke-1 is CANCELLED already", "node2: still there: process 12"]
 
 
 def test_files_are_fetched(

@@ -63,7 +63,7 @@ def test_cloud_init_that_is_still_at_work_may_bring_the_bootstrap(cluster: SshCl
     with Fleet(cluster) as fleet, pytest.raises(Exit, match="not ready after 3 s"):
         follow_boot(fleet, 3)
     (root / "run/cloud-init/result.json").write_text("{}")
-    with Fleet(cluster) as fleet, pytest.raises(Exit, match="nobody has made this machine a node"):
+    with Fleet(cluster) as fleet, pytest.raises(Exit, match="this machine is not a node yet"):
         follow_boot(fleet, 20)
 
 
@@ -87,7 +87,7 @@ def test_what_cannot_become_a_node_is_said(line: str, spoilt: str, problem: str)
 
 def test_bad_input_is_refused_before_anything_is_touched(cluster: SshCluster, tmp_path: Path) -> None:
     cases: list[tuple[SshCluster, dict[str, Any], str]] = [
-        (replace(cluster, ssh_user="root"), {}, "nodes let no root in"),
+        (replace(cluster, ssh_user="root"), {}, "nodes refuse root over SSH"),
         (replace(cluster, ssh_user="me"), {"profile": "cuda"}, "profile"),
         (replace(cluster, ssh_user="me"), {"collectives": "ccl"}, "--collectives ccl"),
         (replace(cluster, ssh_user="me"), {"nodes": "node9"}, "no node 'node9'"),

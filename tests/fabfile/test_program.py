@@ -67,13 +67,13 @@ def test_help_is_help_for_both_commands(name: str, start: list[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("-R destroy --yes", "fab: -R is an option of Fabric's that no verb here honours"),
+        ("-R destroy --yes", "fab: -R is an option of Fabric that no verb here supports"),
         ("--dry destroy --yes", "fab: --dry is an option of Fabric's"),
         ("-H host up --yes", "fab: -H is an option of Fabric's"),
         ("-e up --yes", "fab: -e is an option of Fabric's"),
         ("-S file up --yes", "fab: -S is an option of Fabric's"),
         ("destroy --yes -R", "fab destroy: there is no option -R"),
-        ("--stack x up", "fab: --stack stands after a verb"),
+        ("--stack x up", "fab: --stack must come after the verb"),
         ("up wait", "fab up: one verb at a time: fab up ... && fab wait"),
         ("destory", "fab: there is no verb 'destory'; did you mean destroy?"),
         ("status --stak x", "fab status: there is no option --stak; did you mean --stack?"),

@@ -35,7 +35,7 @@ def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: No such file or directory")
     done = fab(tmp_path, "runs/demo-3")
     assert done.returncode == 2
-    assert done.stderr.strip().endswith("this is no run directory")
+    assert done.stderr.strip().endswith("not a run directory: it has neither metrics.jsonl nor job.toml")
     assert not list(tmp_path.glob(".report*"))
 
 

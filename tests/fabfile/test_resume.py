@@ -82,7 +82,7 @@ def test_a_job_that_its_mirror_alone_knows_goes_on_with_the_mirrors_settings(
     text = resolve("smoke", ["train.steps=77"], 1).text
     bucket = "checkpoint.mirror=s3://bucket/runs"
     assert "steps = 77\n" in resumed(MemoryBackend(bucket={"smoke-1": text}), bucket).text
-    assert "smoke-1 is not one of memory's jobs: going on from s3://bucket/runs/smoke-1\n" in capsys.readouterr().out
+    assert "smoke-1 is not one of memory's jobs: resuming it from s3://bucket/runs/smoke-1\n" in capsys.readouterr().out
     with pytest.raises(Exit, match=r"has no job\.toml: name the job: fab train JOB --resume smoke-1"):
         resumed(MemoryBackend(bucket={"smoke-1": ""}), bucket)
     assert "steps = 20\n" in resumed(MemoryBackend(bucket={"smoke-1": ""}), bucket, job="smoke").text

@@ -73,7 +73,7 @@ def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest
     (head.here / "texts/link").symlink_to("/etc/passwd")
     head.prepare("texts")
     output = capsys.readouterr().out
-    assert "texts: 300 files of this machine" in output and "are brought to node1" in output
+    assert "texts: 300 files of this machine" in output and "are sent to node1" in output
     assert "next: fab train smoke data.path=set" in output, "on the tokens that were made"
     assert tokens.open(head.home / "set", verify=True).manifest["vocab_size"] <= 301
     (brought,) = (head.home / "sources").iterdir()
@@ -120,18 +120,24 @@ def test_much_text_is_asked_about(head: Head, monkeypatch: pytest.MonkeyPatch) -
 def test_half_of_it_is_never_taken_for_the_whole(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     texts(head.here / "texts", 5)
 
-    def broken(channel: Any, local: sources.LocalFiles) -> Iterator[int]:
-        channel.close()
-        yield 0
+    def broken(out: Any, local: sources.LocalFiles) -> None:
+        out._channel.close()
         raise OSError("the connection broke")
 
-    monkeypatch.setattr(sources, "_packed", broken)
-    with pytest.raises(Exit, match="texts was not brought there"):
+    monkeypatch.setattr(sources, "_pack", broken)
+    with pytest.raises(Exit, match="texts was not sent"):
         head.place("texts")
     monkeypatch.undo()
     monkeypatch.chdir(head.here)
     folder = head.home / head.place("texts")
     assert len(list(folder.iterdir())) == 5
+
+
+def test_a_head_that_cannot_write_says_why(head: Head) -> None:
+    texts(head.here / "texts", 5)
+    (head.home / "sources").write_text("a file where the folder goes")
+    with pytest.raises(Exit, match=r"node1: texts was not sent: mkdir: cannot create directory .*sources"):
+        head.place("texts")
 
 
 def test_the_options_that_prepare_suggests_are_there(head: Head, capsys: pytest.CaptureFixture[str]) -> None:

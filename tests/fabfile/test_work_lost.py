@@ -99,7 +99,7 @@ def test_a_preview_that_fails_is_said(
     Preview(monkeypatch, "pulumi", answer)
     work_lost.say_of_up("yard", "")
     looking, failed = capsys.readouterr().out.splitlines()
-    assert looking == "looking which nodes this `up` removes or replaces (a preview)"
+    assert looking == "checking which nodes this `up` removes or replaces (a preview)"
     assert failed.startswith("which nodes it removes or replaces is not known: ")
     assert "no such type and more" in failed or not isinstance(answer, Exit)
 

@@ -19,6 +19,7 @@ class MonthProvider(OnceProvider):
     machine = "of"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Record the current month, in UTC."""
         today = datetime.datetime.now(datetime.UTC)
         return CreateResult(id_=f"{today:%Y-%m}", outs={**props, "first": f"{today:%Y-%m}-01T00:00:00Z"})
 

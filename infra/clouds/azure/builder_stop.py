@@ -35,6 +35,7 @@ class StopProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Wait for the sealed machine to be off, then deallocate it. Raises StopError, with the machine stopped."""
         name, machine = props["name"], RunningMachine(props["machine"], operation.CancellationWatch().check)
         again = f"bake again: pulumi up --replace '**::{name}'"
 

@@ -23,6 +23,7 @@ AZURE_CLI = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
 
 
 def region(settings: Settings) -> str:
+    """The region of the stack, or the default one."""
     return settings.cloud.region or DEFAULT_REGION
 
 
@@ -71,6 +72,7 @@ class Base:
 
     @property
     def location(self) -> str:
+        """The region of the stack."""
         return region(self.settings)
 
     @property
@@ -84,6 +86,7 @@ class Base:
         return self.settings.cloud.keep_data
 
     def name(self, logical: str) -> str:
+        """A resource's name in the stack's group, as the function `name`."""
         return name(self.settings.stack, logical)
 
     def opts(self, **options: Any) -> pulumi.ResourceOptions:

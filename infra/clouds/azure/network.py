@@ -26,6 +26,7 @@ def has_nat_gateway(settings: Settings) -> bool:
 
 
 def declare(base: Base) -> Network:
+    """Declare the VNet, the firewall, and the subnet with its way out."""
     cidr = base.settings.cidr
     around = cidr.supernet(new_prefix=min(VNET_PREFIX, cidr.prefixlen))  # or the subnet itself, if it is that large
     vnet = network.VirtualNetwork(

@@ -78,7 +78,7 @@ def items(base: str, where: str) -> Iterator[Item]:
                 url = page.get("NextPageLink") or ""
                 found = list(page["Items"])
             except (ValueError, KeyError, TypeError):
-                raise OSError(f"{base}: its answer is not as documented: its form has changed") from None
+                raise OSError(f"{base}: its answer does not have the documented form") from None
         for item in found:
             if not item.get("tierMinimumUnits") and item.get("isPrimaryMeterRegion", True):
                 yield item

@@ -63,6 +63,7 @@ class CommandProvider(OnceProvider):
     machine = "incarnation"
 
     def create(self, props: dict[str, Any]) -> CreateResult:
+        """Run the command; the output is what matches `wanted`. A builder where it fails is stopped."""
         machine = RunningMachine(props["machine"], operation.CancellationWatch().check)
         try:
             if props["builder"]:

@@ -38,6 +38,7 @@ class RunningMachine:
             time.sleep(WAIT)
 
     def power(self) -> str:
+        """The power state that Azure reports now, see power_state."""
         return power_state(self.arm.get(f"{self.id}/instanceView", COMPUTE))
 
     def start(self, seconds: float = 900) -> None:
