@@ -106,7 +106,7 @@ LISTS: dict[str, tuple[dict[str, int], str, str]] = {
     "file and folder": ({"a": 1, "a/b": 1}, "", "'a' is listed as a file and as a folder"),
     "twice": ({"a": 1}, "f 1 1.0 a\0", "'a' is listed twice"),
     "no size": ({}, "f -1 1.0 a\0", "'a' is listed with the size '-1'"),
-    "more than the disk": ({"a": 1 << 60}, "", "and .* has .* free"),
+    "more than the disk": ({"a": 1 << 60}, "", " free"),
     "many": ({str(number): 0 for number in range(100_001)}, "", "it has 100001 files"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ def play(monkeypatch: pytest.MonkeyPatch, **functions: Callable[..., Any]) -> No
     for name, function in played.items():
         monkeypatch.setattr(pulumi_cli, name, function)
     monkeypatch.setattr(known_hosts, "forget", lambda _stack: None)
-    monkeypatch.setattr(pulumi_lock, "repair_files", lambda _stack: None)
-    monkeypatch.setattr(pulumi_lock, "free", lambda _stack: None)
+    monkeypatch.setattr(pulumi_lock, "backend_folder", lambda: Path("/no/backend"))
+    monkeypatch.setattr(pulumi_lock, "repair_files", lambda _stack, _backend: None)
+    monkeypatch.setattr(pulumi_lock, "free", lambda _stack, _backend: None)
     monkeypatch.setattr(pulumi_lock, "end_language_hosts", lambda: None)
     monkeypatch.setattr(orphans, "SETTLE_S", 0.0)
