@@ -1,7 +1,7 @@
 """Check a stack before anything is touched: `python -m infra.preflight STACK [--state JSON]`.
 
 Exit code 2 and one line if the user's input is wrong or the machine lacks something. Otherwise JSON for the verbs:
-{"about": from infra.config.summary, "bill": from infra.prices.cost}.
+{"facts": from infra.config.summary, "bill": from infra.prices.cost}.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> dict[str, Any]:
     clusters.of(settings).check(settings)
     account.cheap(settings)
     bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
-    return {"about": summary.of(settings), "bill": bill}
+    return {"facts": summary.of(settings), "bill": bill}
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def _refresh(cloud: str, *, quiet: bool) -> None:
     if quiet:
         return
     say(f"{done['found']} of {done['asked']} prices are today's, in infra/prices/prices.toml")
-    for why in done["left"][:_MOST_SHOWN]:
+    for why in done["unchanged"][:_MOST_SHOWN]:
         say(f"not changed: {why}")
-    if len(done["left"]) > _MOST_SHOWN:
-        say(f"and {len(done['left']) - _MOST_SHOWN} more")
+    if len(done["unchanged"]) > _MOST_SHOWN:
+        say(f"and {len(done['unchanged']) - _MOST_SHOWN} more")
     say(next_command("git diff infra/prices/prices.toml"))

@@ -73,7 +73,7 @@ def _checked(stack: str) -> dict[str, Any]:
     announce(answer["bill"])
     if not pulumi_cli.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
-    facts: dict[str, Any] = answer["about"]
+    facts: dict[str, Any] = answer["facts"]
     return facts
 
 

@@ -3,21 +3,20 @@
 Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
 "estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}, from the
 table alone. With --refresh the providers are asked, the table is rewritten, and the JSON is
-{"asked", "found", "left": [why]}.
+{"asked", "found", "unchanged": [why]}.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import sys
 from typing import Any
 
 from infra import clusters
 from infra.config import stack_file
-from infra.config.settings import Settings, load
-from infra.errors import OperationError, UsageError, show_error
+from infra.config.settings import Settings
+from infra.errors import prints_json
 from infra.prices import refresh, table
 
 
@@ -40,8 +39,9 @@ def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Print a stack's bill, or refresh the table of prices, as the command line says. Returns the exit code."""
+@prints_json
+def main() -> dict[str, Any]:
+    """A stack's bill, or what a refresh of the table changed, as the command line says; for JSON."""
     parser = argparse.ArgumentParser(prog="python -m infra.prices.cost", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stack", nargs="?")
     parser.add_argument("--refresh", action="store_true", help="ask the providers, and rewrite the table of prices")
@@ -49,16 +49,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.refresh == bool(args.stack):
         parser.error("a stack, or --refresh")
-    try:
-        if args.refresh:
-            done = refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(refresh.CLOUDS))
-            print(json.dumps({"asked": done.asked, "found": done.found, "left": done.unchanged}))
-        else:
-            settings = load(args.stack, stack_file.read(args.stack))
-            print(json.dumps(bill(settings, datetime.datetime.now(datetime.UTC).date())))
-    except (UsageError, OperationError, OSError) as error:
-        return show_error(error)
-    return 0
+    if args.refresh:
+        return vars(refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(refresh.CLOUDS)))
+    return bill(stack_file.settings(args.stack), datetime.datetime.now(datetime.UTC).date())
 
 
 if __name__ == "__main__":
