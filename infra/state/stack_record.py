@@ -110,16 +110,15 @@ def _write(stack: str, stack_id: str, locations: Sequence[Location], *, new: boo
     file = path(stack)
     own_folder(*file.parts[-3:-1])
     body = {"backend": backend(), "id": stack_id, "locations": [asdict(entry) for entry in locations]}
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
-        temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         temporary.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
-        try:
-            with suppress(FileExistsError):  # another program was first; the caller reads what it wrote
-                if new:
-                    os.link(temporary, file)
-                else:
-                    temporary.replace(file)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with suppress(FileExistsError):  # another program was first; the caller reads what it wrote
+            if new:
+                os.link(temporary, file)
+            else:
+                temporary.replace(file)
     except OSError as error:
         raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -123,7 +123,9 @@ def test_what_makes_no_sense_is_refused(
     assert ended.value.code == 2 and "usage: python -m infra.prices.cost" in capsys.readouterr().err
 
 
-def test_a_refresh_tells_what_was_not_changed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refresh_tells_what_was_not_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     remaining = [f"thing{n} in eastus: azure has no price for it" for n in range(12)]
     record = json.dumps({"asked": 20, "found": 8, "unchanged": remaining})
     monkeypatch.setattr(pulumi_cli, "ask", lambda argv: record)
