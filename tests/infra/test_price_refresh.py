@@ -104,7 +104,7 @@ def cut_off(asked: Asked) -> Answer:
     [
         ("aws", cut_off, r".+"),
         ("aws", lambda _: Answer(status=503), "HTTP Error 503"),
-        ("aws", lambda _: Answer(body=b"<html>sorry</html>"), "does not have the documented form"),
+        ("aws", lambda _: Answer(body=b"<html>sorry</html>"), "its form has changed"),
         ("azure", lambda _: Answer(status=429), "HTTP Error 429"),
         ("azure", lambda _: Answer(body=b"<html>sorry</html>"), "does not have the documented form"),
         ("azure", lambda _: Answer(body=b"{}"), "does not have the documented form"),
