@@ -40,9 +40,7 @@ def check(arm: Arm, settings: Settings, skus: Mapping[str, Sku]) -> Finding:
     where, size = region(settings), machine_types.of(settings)
     builder = size.builder if settings.image == "bake" else ""
     if builder and builder.lower() not in skus:
-        return Finding(
-            "quota", "failed", f"{where} has no size {builder}, on which the image is baked", LOOK
-        )
+        return Finding("quota", "failed", f"{where} has no size {builder}, on which the image is baked", LOOK)
     machines = [(size.name, settings.cloud.spot)] * settings.nodes + ([(builder, False)] if builder else [])
     own = _count(_own(arm, settings), skus)
     path = f"{arm.subscription}/providers/Microsoft.Compute/locations/{where}/usages"
