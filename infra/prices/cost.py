@@ -1,8 +1,8 @@
 """What a stack costs: `python -m infra.prices.cost STACK`, or with `--refresh [--cloud aws|azure]`.
 
 Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
-"estimate"}], "hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest", "age_days"}, from the
-table alone. With --refresh the providers are asked, the table is rewritten, and the JSON is
+"estimate", "on_demand"}], "hourly_usd", "idle_hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest",
+"age_days"}, from the table alone. With --refresh the providers are asked, the table is rewritten, and the JSON is
 {"asked", "found", "unchanged": [why]}.
 """
 
@@ -31,6 +31,7 @@ def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
         "region": settings.cloud.region,
         "lines": [vars(line) for line in lines],
         "hourly_usd": round(hourly, 6),
+        "idle_hourly_usd": round(table.idle(lines), 6),
         "daily_usd": round(hourly * 24, 2),
         "max_hours": settings.max_hours,
         "until_max_hours_usd": round(hourly * settings.max_hours, 2) if settings.max_hours else None,

@@ -34,6 +34,8 @@ class PriceLine:
     """Day of the price, YYYY-MM-DD."""
     estimate: bool = False
     """The price was derived from another one: it is not a list price."""
+    on_demand: bool = False
+    """It is billed only while jobs run: machines that Slurm starts."""
 
 
 def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> PriceLine:
@@ -60,6 +62,11 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
 def total(lines: list[PriceLine]) -> float:
     """The sum of all lines, in USD per hour."""
     return sum(entry.usd_per_hour for entry in lines)
+
+
+def idle(lines: list[PriceLine]) -> float:
+    """The sum of what is billed while no job runs, in USD per hour."""
+    return total([entry for entry in lines if not entry.on_demand])
 
 
 @functools.cache

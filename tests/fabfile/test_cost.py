@@ -54,6 +54,17 @@ def test_a_bill_has_its_sums_and_the_age_of_its_oldest_price(stack: Settings, mo
     assert lines[-1] == "the prices are 181 days old (2026-09-01): fab cost --refresh"
 
 
+def test_what_runs_only_with_jobs_is_told_apart(stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm starts and ends such machines: the price is one while no job runs, and another with the whole queue."""
+    billed(monkeypatch, [LINES[1], replace(LINES[0], on_demand=True)])
+    found = cost.bill(replace(stack, max_hours=10), TODAY)
+    assert (found["idle_hourly_usd"], found["hourly_usd"]) == (0.045, 4.545)
+    sums = "$0.04 an hour while no job runs, $4.54 with the whole queue; until maxHours (10 h) $0.45 to $45.45"
+    assert f"stack local: {sums}" in shown(found).splitlines()
+    endless = shown(cost.bill(replace(stack, max_hours=0), TODAY))
+    assert "$4.54 with the whole queue, without an end: maxHours is 0" in endless
+
+
 def test_an_estimate_and_a_stack_without_an_end_are_said(stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     billed(monkeypatch, [replace(LINES[0], estimate=True)])
     found = cost.bill(replace(stack, max_hours=0), datetime.date(2026, 11, 22))
