@@ -13,8 +13,6 @@ import json
 import sys
 from typing import Any
 
-import yaml
-
 from infra import user_data
 from infra.config import stack_file
 from infra.config.settings import Settings, load
@@ -35,9 +33,8 @@ def settings_of(asked: dict[str, Any]) -> Settings:
 
 def files(settings: Settings, image: str, node: dict[str, str], user: str) -> list[dict[str, str]]:
     """The files for one machine; `user` is the login user."""
-    config = yaml.safe_load(user_data.for_node(settings, image, node["name"], node["role"], baked=False))
     found = []
-    for file in config["write_files"]:
+    for file in user_data.files_for_node(settings, image, node["name"], node["role"]):
         content = file["content"] + (f"TRAINYARD_USER={user}\n" if file["path"] == SETTINGS_FILE else "")
         found.append({"path": file["path"], "content": content, "mode": file.get("permissions", "0644")})
     return found

@@ -171,11 +171,16 @@ class Queue:
     node_prefix: HostName
     """What a node's name begins with; a dash and a number from 1 follow."""
     slots: Count = 1
-    """Ranks on each node."""
+    """This and what follows is of each node, and means the same as in Node."""
     cores_per_slot: Count = 1
     gpus: Devices = 0
+    gpu_architecture: GpuArchitecture = ""
+    nvlink_gb_per_s: Amount = 0.0
+    efa_cards: Devices = 0
+    efa_gbps: Amount = 0.0
     memory_gb: Amount = 0.0
-    """GiB of each node; 0: unknown."""
+    hourly_usd: Amount = 0.0
+    """Price of each node while it runs; the cluster's own `hourly_usd` is without the queue."""
 
     @property
     def node_names(self) -> tuple[str, ...]:

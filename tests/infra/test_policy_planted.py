@@ -19,7 +19,7 @@ from infra.policy import pack
 from infra.policy.rule import DeclaredResource
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
-SDKS = {"aws-xeon": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
+SDKS = {"aws-xeon": "pulumi_aws", "aws-slurm": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
 
 
 @dataclass(frozen=True)
@@ -181,12 +181,17 @@ EVERY_WAY = [
     {"nodes": "1"},
 ]
 """Settings that the program is judged with as it stands."""
-OF_ONE = {"aws-xeon": [{"monitoring": "true"}, {"capacityReservation": "none"}]}
+OF_ONE = {
+    "aws-xeon": [{"monitoring": "true"}, {"capacityReservation": "none"}],
+    "aws-slurm": [{"spot": "true", "monitoring": "true"}],
+}
 """Those that only one cluster has so far."""
+REFUSED = {"aws-slurm": [{"publicNodes": "all", "spot": "true"}, {"nodes": "1"}]}
+"""Those that a cluster's check refuses."""
 
 
 def ways(cluster: str) -> list[dict[str, str]]:
-    return [*EVERY_WAY, *OF_ONE.get(cluster, [])]
+    return [*(keys for keys in EVERY_WAY if keys not in REFUSED.get(cluster, [])), *OF_ONE.get(cluster, [])]
 
 
 def needs(cluster: str) -> None:

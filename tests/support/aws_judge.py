@@ -89,6 +89,13 @@ DOCUMENTED = (
         "https://docs.aws.amazon.com/AmazonCloudWatchLogs/latest/APIReference/API_PutRetentionPolicy.html",
     ),
     Form("iam", "CreateRole.AssumeRolePolicyDocument", r"(?s).{1,2048}", IAM_LIMITS),
+    Form("iam", "CreatePolicy.PolicyDocument", r"(?s).{1,6144}", IAM_LIMITS),
+    Form(
+        "cloudformation",
+        "CreateStack.TemplateBody",
+        r"(?s).{1,51200}",
+        "https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/cloudformation-limits.html",
+    ),
     Form("iam", "PutRolePolicy.PolicyDocument", r"(?s).{1,10240}", IAM_LIMITS),
     Form(
         "s3",

@@ -14,6 +14,14 @@ UBUNTU = "ami-0aaaaaaaaaaaaaaaa"
 OURS = "ami-0bbbbbbbbbbbbbbbb"
 """An image that was baked before, from this key:"""
 BAKED_FROM = "0123456789abcdef"
+BUILT = {"parallelcluster:version": "3.16.1", "parallelcluster:os": "ubuntu2404"}
+"""Tags of the same image, as if ParallelCluster had built it: aws-slurm boots such a one."""
+FILE_SYSTEM = "fs-0123456789abcdef0"
+STACK_OUTPUTS = {
+    "ServiceToken": "arn:aws:lambda:us-east-1:123456789012:function:pcluster-cfn-0123",
+    **{"PublicIp": "198.51.100.1", "PrivateIp": "10.0.0.20", "Instance": "i-0123456789abcdef0"},
+}
+"""Of CloudFormation's stacks: the provider's, and the wrapper's around a ParallelCluster."""
 FOREIGN = "ami-0cccccccccccccccc"
 """An image of the account's that is not ours."""
 ELASTIC = "203.0.113.99"
@@ -42,6 +50,8 @@ class Amazon(Kind):
             "AmiFromInstance": {"id": "ami-0123456789abcdef0", "rootSnapshotId": "snap-0123456789abcdef0"},
             "Eip": {"publicIp": ELASTIC},
             "EipAssociation": {"publicIp": ELASTIC},
+            "Stack": {"outputs": STACK_OUTPUTS},
+            "LustreFileSystem": {"id": FILE_SYSTEM},
             "Bucket": {"arn": f"arn:aws:s3:::{args.inputs.get('bucket')}"},
         }
         return {"arn": arn, **made.get(kind, {})}
@@ -52,7 +62,7 @@ class Amazon(Kind):
             "getParameter": {"value": UBUNTU},
             "getInstanceTypeOfferings": {"locations": ZONES},
             "getAmiIds": {"ids": [value for value in _asked(args) if value in (OURS, FOREIGN)]},
-            "getAmi": {"tags": {"trainyard-image": BAKED_FROM} if OURS in _asked(args) else {}},
+            "getAmi": {"tags": {"trainyard-image": BAKED_FROM, **BUILT} if OURS in _asked(args) else {}},
             "getResources": {
                 "resourceTagMappingLists": [{"resourceArn": f"arn:aws:s3:::{BUCKET}"}] if self.kept else []
             },

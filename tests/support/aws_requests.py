@@ -61,6 +61,11 @@ def _rule(operation: str) -> list[Call]:
     ]
 
 
+LUSTRE = (
+    *("deploymentType", "perUnitStorageThroughput", "dataCompressionType", "metadataConfiguration"),
+    "automaticBackupRetentionDays",
+)
+"""Properties of a file system that are of Lustre's kind alone."""
 _DISK = "BlockDeviceMappings[].Ebs"
 REQUESTS: dict[str, list[Call]] = {
     "aws:ec2/vpc:Vpc": [Call("ec2", "CreateVpc", {"enableDnsSupport": OWN, "enableDnsHostnames": OWN})],
@@ -161,6 +166,30 @@ REQUESTS: dict[str, list[Call]] = {
         "PutBucketLifecycleConfiguration", rules="LifecycleConfiguration.Rules"
     ),
     "aws:s3/bucketPolicy:BucketPolicy": _in_bucket("PutBucketPolicy", policy="Policy"),
+    "aws:s3/bucketObjectv2:BucketObjectv2": [Call("s3", "PutObject", {"content": "Body"})],
+    "aws:iam/policy:Policy": [
+        Call("iam", "CreatePolicy", {"name": "PolicyName", "policy": "PolicyDocument", "description": "Description"})
+    ],
+    "aws:cloudformation/stack:Stack": [Call("cloudformation", "CreateStack", {"name": "StackName", "parameters": OWN})],
+    "aws:fsx/lustreFileSystem:LustreFileSystem": [
+        Call(
+            "fsx",
+            "CreateFileSystem",
+            {
+                # Ids of other resources, which the recorder makes up in no form of EC2's.
+                **{"subnetIds": OWN, "securityGroupIds": OWN},
+                **{key: f"LustreConfiguration.{key[0].upper()}{key[1:]}" for key in LUSTRE},
+            },
+            {"FileSystemType": "LUSTRE", "SubnetIds": ["subnet-01234567"]},
+        )
+    ],
+    "aws:fsx/dataRepositoryAssociation:DataRepositoryAssociation": [
+        Call(
+            "fsx",
+            "CreateDataRepositoryAssociation",
+            {"batchImportMetaDataOnCreate": "BatchImportMetaDataOnCreate"},
+        )
+    ],
     "aws:budgets/budget:Budget": [
         Call(
             "budgets",

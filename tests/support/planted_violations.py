@@ -24,9 +24,15 @@ from infra.config import stack_file
 from infra.policy import pack
 from infra.policy.rule import DeclaredResource
 
-KINDS = {"aws-xeon": ("aws_mocks", "Amazon"), "azure-xeon": ("azure_mocks", "Azure")}
+KINDS = {
+    "aws-xeon": ("aws_mocks", "Amazon"),
+    "aws-slurm": ("aws_mocks", "Amazon"),
+    "azure-xeon": ("azure_mocks", "Azure"),
+}
 """What answers for a cluster's providers: module and class."""
 OWN = {"adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}
+OF_CLUSTER = {"aws-slurm": {"image": "ami-0bbbbbbbbbbbbbbbb"}}
+"""What a cluster needs besides OWN: p3dn an image of its own (aws_mocks.OURS)."""
 GONE = object()
 """As a new value: the property or the item is taken out."""
 
@@ -35,7 +41,7 @@ Change = Callable[[Resources], list[DeclaredResource]]
 
 
 def settings(cluster: str, keys: Mapping[str, str]) -> dict[str, str]:
-    return {**stack_file.read(cluster), **OWN, **keys}
+    return {**stack_file.read(cluster), **OWN, **OF_CLUSTER.get(cluster, {}), **keys}
 
 
 def declared(cluster: str, keys: Mapping[str, str]) -> list[DeclaredResource]:

@@ -37,8 +37,12 @@ class Access:
     """Machines depend on these: one that boots earlier has no rights yet."""
 
 
+def key(settings: Settings, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
+    """Declare the operator's key; returns its name."""
+    return aws.ec2.KeyPair("key", key_name=named(settings), public_key=settings.public_key, opts=opts).key_name
+
+
 def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> Access:
-    key = aws.ec2.KeyPair("key", key_name=named(settings), public_key=settings.public_key, opts=opts)
     role = aws.iam.Role(
         "role",
         name=named(settings),
@@ -63,4 +67,4 @@ def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOpti
         for what, text in policies.items()
     ]
     profile = aws.iam.InstanceProfile("profile", name=named(settings), role=role.name, opts=opts)
-    return Access(profile.name, key.key_name, rights)
+    return Access(profile.name, key(settings, opts), rights)

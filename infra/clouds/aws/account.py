@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.clouds.aws import api, capacity, machine_types, quota, zones
+from infra.clouds.aws import api, capacity, machine_types, pcluster_image, quota, zones
 from infra.clouds.aws.findings import Unfit, judged
 from infra.clouds.aws.image import UBUNTU, bakes
 from infra.clouds.aws.names import IMAGE_TAG, region
+from infra.clouds.aws.pcluster_config import CLUSTER, of_queue
 from infra.clouds.finding import Finding, State
 from infra.config.settings import Settings
 from infra.config.values import set_key
@@ -20,6 +21,11 @@ ACTIONS = (
     *("iam:CreateRole", "iam:PassRole", "s3:CreateBucket", "ssm:SendCommand", "budgets:ModifyBudget"),
 )
 """A sample of the actions that `up` needs, at least one for each kind of resource."""
+OF_PARALLELCLUSTER = (
+    *("cloudformation:CreateStack", "cloudformation:DeleteStack", "lambda:CreateFunction", "iam:CreatePolicy"),
+    *("iam:CreateServiceLinkedRole", "fsx:CreateFileSystem", "fsx:CreateDataRepositoryAssociation"),
+)
+"""More of them where ParallelCluster makes the cluster."""
 _ASK_ADMINISTRATOR = "aws sts decode-authorization-message --encoded-message ..., or ask the account's administrator"
 _PERMISSIONS = "https://console.aws.amazon.com/iam/ (the permissions of your user or role), or ask who administers it"
 
@@ -121,14 +127,16 @@ def _reservation(settings: Settings) -> str:
     """Checks the capacity reservation for the nodes that the settings name."""
     name = machine_types.name_of(settings)
     try:
-        capacity.given(settings, name, zones.zone(settings))
+        capacity.given(of_queue(settings), name, zones.zone(settings))
     except UsageError as error:
         raise Unfit(str(error), set_key("capacityReservation", '""', settings.stack)) from None
-    return f"{settings.cloud.capacity_reservation} has room for {settings.nodes} {name}"
+    return f"{settings.cloud.capacity_reservation} has room for {of_queue(settings).nodes} {name}"
 
 
 def _first_image(settings: Settings) -> str:
     """Id of the image that the first machine boots: the baked one, or the base that one is baked from."""
+    if settings.cluster == CLUSTER:
+        return str(pcluster_image.look(settings)["ImageId"])
     if not bakes(settings):
         return settings.image
     newest = api.client("ssm", region(settings)).get_parameter
@@ -137,6 +145,9 @@ def _first_image(settings: Settings) -> str:
 
 @judged("image", "aws ec2 describe-images --region {region} --image-ids {settings.image} {settings.cloud.base_image}")
 def _image(settings: Settings) -> str:
+    if settings.cluster == CLUSTER:
+        found = pcluster_image.look(settings)
+        return f"{found['ImageId']} ({found.get('Name', '')})"
     baked = not bakes(settings)
     key, shared = ("image", "") if baked else ("baseImage", ", nor one shared with it,")
     mend = set_key(key, "bake" if baked else '""', settings.stack)
@@ -180,13 +191,14 @@ def _rights(settings: Settings, arn: str) -> str:
     """The other actions that `up` needs, by IAM's simulation of the operator's policies."""
     if arn.endswith(":root"):
         return "the account's root may do everything (better not to work as root)"
+    actions = [*ACTIONS, *(OF_PARALLELCLUSTER if settings.cluster == CLUSTER else ())]
     with api.explain("your policies cannot be simulated"):
         iam = api.client("iam", region(settings))
-        answer = iam.simulate_principal_policy(PolicySourceArn=_source(arn), ActionNames=list(ACTIONS))
+        answer = iam.simulate_principal_policy(PolicySourceArn=_source(arn), ActionNames=actions)
     results = answer["EvaluationResults"]
     if denied := [entry["EvalActionName"] for entry in results if entry["EvalDecision"] != "allowed"]:
         raise Unfit(f"you may not {', '.join(denied)}", _PERMISSIONS)
-    return f"{len(ACTIONS)} actions that `up` needs are allowed"
+    return f"{len(actions)} actions that `up` needs are allowed"
 
 
 def _source(arn: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from infra.clouds.aws import api, removal
-from infra.clouds.aws.place import AccountRegion, FoundResource, ResourceKind
+from infra.clouds.aws.place import INSIDE_TAG, AccountRegion, FoundResource, ResourceKind
 
 COUNTED = 100_000
 """Counting stops after so many versions; the rest is reported as "more"."""
@@ -19,7 +19,7 @@ def _buckets(place: AccountRegion) -> Iterator[FoundResource]:
     for item in api.pages(s3, "list_buckets", "Buckets", Prefix=f"trainyard-{place.claim.stack}"):
         name = item["Name"]
         tags = _tags(s3, name) if place.may_name(name) else {}
-        if place.claim.is_of_stack(tags):
+        if place.claim.is_of_stack(tags) and INSIDE_TAG not in tags:  # else it goes with its CloudFormation stack
             # Do not measure another owner's bucket: we may lack the rights, and it is not ours to count.
             held, size = ("", 0) if place.claim.whose(tags) else _measure(s3, name)
             price = place.price("s3-gb-month", size / 1e9) if size else 0.0

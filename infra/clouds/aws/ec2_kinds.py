@@ -159,8 +159,14 @@ def _interfaces(place: AccountRegion) -> Iterator[FoundResource]:
             continue
         if place.is_of_stack(item):
             yield FoundResource(api.tags(item), name, name)
-        elif item.get("VpcId") in own:
+        elif item.get("VpcId") in own and not (item.get("RequesterManaged") and name in _of_file_systems(place)):
             yield FoundResource(None, f"{name}, in the stack's network without its tag", name)
+
+
+def _of_file_systems(place: AccountRegion) -> set[str]:
+    """Interfaces of FSx's file systems: they have no tag, and go with their file system."""
+    listed = api.pages(place.client("fsx"), "describe_file_systems", "FileSystems")
+    return {interface for item in listed for interface in item.get("NetworkInterfaceIds", [])}
 
 
 def _empty_groups(place: AccountRegion, names: list[str]) -> None:

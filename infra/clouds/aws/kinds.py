@@ -9,6 +9,7 @@ from infra.clouds.aws import api, removal
 from infra.clouds.aws.bucket import BUCKET
 from infra.clouds.aws.ec2_kinds import EC2_KINDS
 from infra.clouds.aws.place import AccountRegion, FoundResource, Item, ResourceKind
+from infra.clouds.aws.slurm_kinds import SLURM_KINDS
 
 
 def _named(
@@ -69,6 +70,7 @@ def _remove_budget(place: AccountRegion, name: str) -> None:
 
 
 _KINDS = (
+    *SLURM_KINDS,
     *EC2_KINDS,
     BUCKET,
     ResourceKind(

@@ -136,7 +136,11 @@ class Choice:
     types: dict[str, InstanceType]
 
 
-CHOICES = {"aws-xeon": Choice("m7i.8xlarge", TYPES), "aws-gpu": Choice("p3dn.24xlarge", GPU_TYPES)}
+CHOICES = {
+    "aws-xeon": Choice("m7i.8xlarge", TYPES),
+    "aws-gpu": Choice("p3dn.24xlarge", GPU_TYPES),
+    "aws-slurm": Choice("p3dn.24xlarge", GPU_TYPES),
+}
 
 
 def choice(settings: Settings) -> Choice:

@@ -69,18 +69,23 @@ def _out_of_reach(location: Location, current: str) -> LiveResource:
 def find(settings: Settings, claim: Claim | None = None) -> list[LiveResource]:
     """Everything with the stack's name; another owner's is not `ours`, a kind that cannot be listed is `unseen`."""
     places, found = places_of(settings, claim)
-    for place, kinds in _kinds(places):
+    for place, kinds in _kinds(places, settings.cluster):
         here = [live for kind in kinds for live in _of_kind(place, kind)]
-        found += [*here, *_of_other_kinds(place, {live.kind for live in here if live.unseen})]
+        found += [*here, *_of_other_kinds(place, settings.cluster, {live.kind for live in here if live.unseen})]
     return found
 
 
-def _kinds(places: list[AccountRegion]) -> Iterator[tuple[AccountRegion, list[ResourceKind]]]:
-    """The kinds to list in each place; account-wide kinds only in the first region of an account."""
+def _kinds(places: list[AccountRegion], cluster: str) -> Iterator[tuple[AccountRegion, list[ResourceKind]]]:
+    """The kinds to list in each place, those of one kind of `cluster` only for it; account-wide kinds only in the first
+    region of an account."""
     seen: set[str] = set()
     for place in places:
-        yield place, [kind for kind in KINDS.values() if not (kind.is_global and place.account in seen)]
+        yield place, [kind for kind in _of_cluster(cluster) if not (kind.is_global and place.account in seen)]
         seen.add(place.account)
+
+
+def _of_cluster(cluster: str) -> list[ResourceKind]:
+    return [kind for kind in KINDS.values() if kind.only in ("", cluster)]
 
 
 def _of_kind(place: AccountRegion, kind: ResourceKind) -> list[LiveResource]:
@@ -95,10 +100,10 @@ def unseen(kind: str, error: Exception) -> LiveResource:
     return LiveResource(kind, f"cannot be listed: {api.one_line(error)}", "?", usd_per_hour=None, unseen=True)
 
 
-def _of_other_kinds(place: AccountRegion, blind: Collection[str]) -> Iterator[LiveResource]:
+def _of_other_kinds(place: AccountRegion, cluster: str, blind: Collection[str]) -> Iterator[LiveResource]:
     """The account's tag index, for kinds that are not listed or could not be (`blind`). Others are skipped: it keeps
     deleted resources for an hour or so."""
-    covered = {type_ for kind in KINDS.values() if kind.name not in blind for type_ in kind.types.split()}
+    covered = {type_ for kind in _of_cluster(cluster) if kind.name not in blind for type_ in kind.types.split()}
     wanted = [{"Key": STACK_TAG, "Values": [place.claim.stack]}]
     try:
         index = place.client("resourcegroupstaggingapi")
@@ -134,7 +139,7 @@ def sweep(
         except api.FAILURES as error:
             trouble.append(f"{what}: {api.one_line(error)}")
 
-    for place, kinds in _kinds(places):
+    for place, kinds in _kinds(places, settings.cluster):
         for kind in kinds:
             # List each kind only when its turn comes: a disk may have gone with its instance.
             doomed = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from botocore import xform_name
@@ -15,6 +15,12 @@ from infra.errors import UsageError
 from infra.prices import table
 from infra.state.ownership import Claim
 
+CLUSTER_TAG = "parallelcluster:cluster-name"
+"""ParallelCluster's tag of all that it makes."""
+INSIDE_TAG = "aws:cloudformation:stack-id"
+"""CloudFormation's tag of all that it makes itself."""
+AROUND = "-cluster"
+"""What the name of the stack around a ParallelCluster has after the cluster's."""
 Item = dict[str, Any]
 """A resource as AWS describes it."""
 
@@ -29,6 +35,8 @@ class AccountRegion:
     partition: str
     profile: str = ""
     """AWS profile for the requests; empty: the environment's credentials."""
+    _stacks: list[Item] = field(default_factory=list, compare=False, repr=False)
+    """CloudFormation's stacks, once they were asked for."""
 
     def client(self, service: str) -> Any:
         return api.client(service, self.region, self.profile)
@@ -46,8 +54,27 @@ class AccountRegion:
         """Whether its tag has the stack's name; stacks of two owners may have the same name."""
         return self.claim.is_of_stack(api.tags(item))
 
+    def holder(self, tags: dict[str, str]) -> str:
+        """Id of the CloudFormation stack, in Pulumi's state, that a resource with these tags belongs to; empty: none.
+
+        A resource of a ParallelCluster belongs to the stack around the cluster (infra.clouds.aws.parallel_cluster).
+        """
+        cluster, inside = tags.get(CLUSTER_TAG), tags.get(INSIDE_TAG)
+        if not cluster and not inside:
+            return ""
+        if not self._stacks:
+            self._stacks.extend(api.pages(self.client("cloudformation"), "describe_stacks", "Stacks"))
+        around = f"{cluster}{AROUND}" if cluster else ""
+        for item in self._stacks:
+            if item["StackName"] == around or (not around and item["StackId"] == inside):
+                return str(item.get("RootId") or item["StackId"])
+        return ""
+
     def may_name(self, name: str) -> bool:
         """Whether the stack may have given this name. `yard` also matches `yard-2...`, so callers check the tag too."""
+        if name.startswith("/aws/lambda/pcluster-"):  # ParallelCluster names its functions' logs after no stack
+            return True
+        name = name.removeprefix("/aws/parallelcluster")
         return f"{name.strip('/').replace('/', '-')}-".startswith(f"trainyard-{self.claim.stack}-")
 
     def price(self, sku: str, count: float = 1) -> float | None:
@@ -85,11 +112,16 @@ class ResourceKind:
     """Runs before the removal, with the ids of all that are going to be removed."""
     is_global: bool = False
     """Whether any region lists all of the account's."""
+    only: str = ""
+    """The kind of cluster that has it; empty: every one. Of others it is not asked, which takes rights that they need
+    not have: the account's tag index shows one that there is."""
     arn: str = ""
     """The form of its ARN, if its id in the state is a name, which two regions may both have."""
 
     def live(self, place: AccountRegion, found: FoundResource) -> LiveResource:
         """Its tags say whether the user or another owner has it."""
-        described = (self.name, found.what, found.owner, found.id, found.usd_per_hour, found.holds)
+        holder = place.holder(found.tags or {})
+        whole = (holder, found.id or found.owner) if holder not in ("", found.owner) else (found.owner, found.id)
+        described = (self.name, found.what, *whole, found.usd_per_hour, found.holds)
         whose, arn = place.claim.whose(found.tags or {}), self.arn.format(place=place, name=found.owner)
         return LiveResource(*described, ours=found.tags is not None and not whose, whose=whose, arn=arn)

@@ -12,6 +12,7 @@ from infra.clouds.aws import api, machine_types
 from infra.clouds.aws.findings import Unfit, judged
 from infra.clouds.aws.image import bakes, builder_type
 from infra.clouds.aws.names import region
+from infra.clouds.aws.pcluster_config import HEAD, of_queue
 from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 
@@ -60,7 +61,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
     def quota(check: str, limit: Limit, spot: bool, who: str, machines: Counter[str]) -> Finding:
         return judged(check, f"{look}/{limit.code(spot)}")(_quota)(settings, limit, spot, who, machines)
 
-    nodes, machines = f"{settings.nodes} nodes", Counter({name: settings.nodes})
+    count = of_queue(settings).nodes
+    nodes, machines = f"{count} nodes", Counter({name: count})
     bakes_one = bakes(settings) and name in machine_types.choice(settings).types  # `up` refuses an unknown type
     builder = builder_type(settings) if bakes_one else ""
     own = limit_of(name, spot)
@@ -72,6 +74,8 @@ def findings(settings: Settings) -> Iterator[Finding]:
         builder = ""
     else:
         yield quota("quota", own, spot, f"{nodes} need", machines)
+    if count != settings.nodes:
+        yield quota("head", LIMITS[0], False, f"the head ({HEAD.name}) needs", Counter([HEAD.name]))
     if builder and (limit := limit_of(builder, False)):
         yield quota("builder", limit, False, f"the image's builder ({builder}) needs", Counter([builder]))
 

@@ -1,0 +1,122 @@
+"""ParallelCluster's own judgement of aws-slurm's configuration, in an environment of its own, against moto.
+
+Its schema, all its validators, and its synthesis of the CloudFormation templates, on which the policy rules are run.
+The part of `make faults`, as it takes minutes: a hundred packages the first time, and CDK, which needs Node.js.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pcluster_environment
+import pytest
+import synthesised
+import yaml
+from aws_xeon_program import settings
+from bad_settings import as_text
+
+from infra.clouds.aws import parallel_cluster, pcluster_config
+from infra.config.settings import ROOT
+from infra.policy import pack
+
+pytest_plugins = ["aws_slurm_program"]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+PARTS = ("head_subnet", "queue_subnet", "group", "key", "file_system", "bucket", "rights", "script")
+EXPLAINED = {
+    ("DetailedMonitoringValidator", "please set `Monitoring / DetailedMonitoring` to false."): "it warns of what it "
+    "costs, which `fab cost` has",
+    ("KeyPairValidator", "'KeyType'"): "moto's key pairs have no type",
+    ("HeadNodeLaunchTemplateValidator", "The request must contain the parameter ebs"): "moto's dry run of a launch",
+    ("ComputeResourceLaunchTemplateValidator", "The request must contain the parameter ebs"): "the same",
+}
+"""Findings that ask for no other configuration: (validator, what its message ends with) -> why."""
+
+
+def order(keys: dict[str, str], *, synthesise: bool = False, **changed: object) -> dict[str, Any]:
+    own = {**keys, "image": pcluster_environment.OWN, **{key: as_text(value) for key, value in changed.items()}}
+    wanted = replace(settings(own), stack="aws-slurm", stack_id="0123abcd")
+    image = None if wanted.image == "bake" else "@image@"
+    parts = pcluster_config.Parts(**{name: f"@{name}@" for name in PARTS}, image=image)
+    return {
+        "name": parallel_cluster.name(wanted),
+        "configuration": pcluster_config.configuration(wanted, parts),
+        "suppress": pcluster_config.suppressed(wanted),
+        "image": pcluster_environment.OWN,
+        "synthesise": synthesise,
+    }
+
+
+def unexplained(found: list[list[str]]) -> list[list[str]]:
+    return [one for one in found if not any(one[0] == name and one[2].endswith(end) for name, end in EXPLAINED)]
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    return pcluster_environment.python()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"nodes": 64, "cidr": "10.0.0.0/22", "spot": True, "monitoring": True, "idleMinutes": 0},
+        {"instanceType": "p4d.24xlarge", "image": "bake"},
+        {"instanceType": "g5.xlarge", "image": "bake", "nodes": 2},
+    ],
+    ids=["64 nodes on Spot", "p4d on ParallelCluster's image", "a type without EFA"],
+)
+def test_no_validator_finds_anything_unexplained(
+    program: Path, keys: dict[str, str], changed: dict[str, object]
+) -> None:
+    assert unexplained(pcluster_environment.judge(program, order(keys, **changed))["findings"]) == []
+
+
+def test_the_suppressed_validator_is_needed_and_refuses_p3dn_for_its_driver_alone(
+    program: Path, keys: dict[str, str]
+) -> None:
+    answer = pcluster_environment.judge(program, {**order(keys), "suppress": []})
+    (found,) = unexplained(answer["findings"])
+    assert found[0] == pcluster_config.KNOWN_SAFE.removeprefix("type:") and "OpenRM" in found[2]
+
+
+def test_the_judge_finds_what_is_wrong(program: Path, keys: dict[str, str]) -> None:
+    wrong = order(keys)
+    queue = wrong["configuration"]["Scheduling"]["SlurmQueues"][0]
+    queue["ComputeResources"][0]["InstanceType"] = "m5.xlarge"
+    found = unexplained(pcluster_environment.judge(program, wrong)["findings"])
+    assert any(name.startswith("Efa") and level == "ERROR" for name, level, _ in found), found
+
+
+def test_the_image_file_is_pclusters(program: Path) -> None:
+    text = (ROOT / "stacks/aws-slurm-image.yaml").read_text()
+    answer = pcluster_environment.judge(program, {"image_configuration": yaml.safe_load(text)})
+    # moto has no Image Builder, so the parent image cannot be looked up there.
+    assert {name for name, level, _ in answer["findings"] if level == "ERROR"} <= set(), answer["findings"]
+
+
+PARALLELCLUSTERS = {
+    "iam-no-stars": "its head, queue and functions name resources by their form: what they will be called is not known",
+    "roles-for-this-account": "its functions' roles trust Lambda without a condition",
+    "metadata-one-hop": "it has no setting for the hops; the tokens of IMDSv2 it requires",
+}
+"""Rules that what ParallelCluster itself makes does not keep, and why nothing can be done from here."""
+
+
+def test_the_policy_rules_hold_for_what_parallelcluster_makes(program: Path, keys: dict[str, str]) -> None:
+    if not shutil.which("node"):
+        pytest.skip(
+            "no Node.js on this machine, which ParallelCluster makes its templates with: apt-get install nodejs"
+        )
+    asked = order(keys, synthesise=True)
+    answer = pcluster_environment.judge(program, asked)
+    assert unexplained(answer["findings"]) == []
+    tags = {tag["Key"]: tag["Value"] for tag in asked["configuration"]["Tags"]}
+    resources = synthesised.resources(answer["templates"], tags)
+    assert {one.name for one in resources} >= {"HeadNode", "HeadNodeLaunchTemplate", "RoleHeadNode"}
+    broken: dict[str, list[str]] = {}
+    for one in resources:
+        for finding in pack.of_resource(one):
+            broken.setdefault(finding.rule, []).append(f"{one.name}: {finding.what}")
+    assert set(broken) <= set(PARALLELCLUSTERS), broken

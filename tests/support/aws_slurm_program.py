@@ -1,0 +1,54 @@
+"""Fixtures: the keys of aws-slurm, and its program run under mocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_mocks import OURS, Amazon
+from aws_xeon_program import OWN, Program, cent
+from bad_settings import as_text
+from program_recorder import Ran, run
+
+from infra.config import stack_file
+from infra.prices import table
+
+STACK = "aws-slurm"
+
+
+@pytest.fixture
+def keys(key_file: Path) -> dict[str, str]:
+    return {**stack_file.read(STACK), "publicKey": str(key_file), **OWN, "image": OURS}
+
+
+_RAN: dict[str, Ran] = {}
+"""Runs by what they were asked with: each takes seconds, and nobody changes what it has declared."""
+
+
+@pytest.fixture
+def program(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
+    """Run the program with these keys; a thing of any kind costs a cent an hour."""
+    monkeypatch.setattr(table, "line", cent)
+
+    def of_slurm(*, stack: str = STACK, preview: bool = False, **changed: object) -> Ran:
+        raw = {**keys, **{key: as_text(value) for key, value in changed.items()}}
+        asked = repr((stack, preview, changed))
+        if asked not in _RAN or "capacityReservation" in changed:
+            _RAN[asked] = run(raw, Amazon(), stack=stack, preview=preview)
+        return _RAN[asked]
+
+    return of_slurm
+
+
+def wrapper(ran: Ran) -> dict[str, Any]:
+    """The template of the stack around the cluster."""
+    found: dict[str, Any] = json.loads(ran["cluster"].inputs["templateBody"])
+    return found
+
+
+def configuration(ran: Ran) -> dict[str, Any]:
+    """ParallelCluster's configuration in it."""
+    found: dict[str, Any] = wrapper(ran)["Resources"]["Cluster"]["Properties"]["ClusterConfiguration"]
+    return found
