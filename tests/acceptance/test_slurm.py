@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from on_host import Traces, boots, members, until
+from on_host import Traces, boots, members
+from polling import until
 from project import Project
 
 from infra.clouds.local import cgroup, nodes
