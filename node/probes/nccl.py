@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,13 @@ def main(_argv: list[str]) -> None:
     unit = f"trainyard-{spec['id']}"
     threading.Thread(target=end_with_stdin, args=(unit,), daemon=True).start()
     seconds, number = spec["pair_seconds"], count()
+    program = sys.argv[0]
+    whole = Launch(
+        id=spec["id"], nodes=cluster.nodes, interface=cluster.interface, probe=command(), node_program=program
+    )
 
     def one(group: Sequence[Node]) -> None:
-        plan = {"interface": cluster.interface, "probe": command(), "node_program": sys.argv[0]}
-        launch = Launch(id=spec["id"], nodes=tuple(group), **plan)
-        found = measure(launch, f"{unit}-{next(number)}", seconds)
+        found = measure(replace(whole, nodes=tuple(group)), f"{unit}-{next(number)}", seconds)
         say(event="nccl", nodes=[node.name for node in group], **found)
 
     # Within the nodes all at once, as they share nothing; between them one after the other.

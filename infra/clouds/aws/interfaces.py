@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pulumi
 import pulumi_aws as aws
 
@@ -16,7 +18,7 @@ def of(settings: Settings, index: int, ground: Ground) -> list[aws.ec2.LaunchTem
     """The interfaces of node `index`; empty for a type without EFA, whose one interface EC2 makes by itself.
 
     The first is EFA with an ordinary interface (efa), which has the node's address; each further card has EFA alone
-    (efa-only), which has none, at device index 1, as index 0 is the first card's.
+    (efa-only), which has none, at device index 1.
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
     """
     cards = machine_types.of(settings).efa_cards
@@ -24,7 +26,10 @@ def of(settings: Settings, index: int, ground: Ground) -> list[aws.ec2.LaunchTem
         return []
     subnet = ground.network.public if is_public(settings, index) else ground.network.private
     assert subnet is not None  # a private subnet exists whenever a node is not public
-    every = {"subnet_id": subnet.id, "security_groups": [ground.security.nodes.id], "delete_on_termination": "true"}
+    every: dict[str, Any] = {
+        **{"subnet_id": subnet.id, "security_groups": [ground.security.nodes.id]},
+        "delete_on_termination": "true",
+    }
     own = str(is_public(settings, index)).lower() if cards == 1 else None
     first = aws.ec2.LaunchTemplateNetworkInterfaceArgs(
         network_card_index=0,
