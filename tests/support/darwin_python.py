@@ -47,6 +47,8 @@ def pretend() -> None:
     psutil.PROCFS_PATH = os.environ["DARWIN_PROC"]
     for name in LINUX_ONLY:
         hide(name)
+    if hasattr(os, "process_cpu_count"):  # from Python 3.13 on: without sched_getaffinity it is the same function
+        os.process_cpu_count = os.cpu_count
     # What urllib asks on macOS for the system's proxies.
     proxies = ModuleType("_scproxy")
     proxies._get_proxy_settings = proxies._get_proxies = dict  # type: ignore[attr-defined]
