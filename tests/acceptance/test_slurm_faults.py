@@ -1,0 +1,108 @@
+"""Jobs on nodes with Slurm, killed in every part: the culprit is named, nothing is left, and a job goes on."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
+from jobs_on_slurm import NODES, metrics, on_head, parts, slurm_of_three
+from on_host import members, until
+from project import Project
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+SUPERVISOR = r"/usr/bin/python3 -I \S+/launch supervise"
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    with slurm_of_three(make_shared_project()) as project:
+        yield project
+
+
+@pytest.fixture
+def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
+    with starting(cluster, tmp_path) as begin:
+        yield begin
+
+
+def kill_rank(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node2", RANK), signal.SIGKILL)
+    return "FAILED rank 1 on node2 was killed by SIGKILL"
+
+
+def kill_supervisor(project: Project, _job: Job) -> str:
+    os.kill(process(project, "node1", SUPERVISOR), signal.SIGKILL)
+    return "FAILED its supervisor on node1 was killed by SIGKILL"
+
+
+def kill_slurmstepd(project: Project, job: Job) -> str:
+    """That of the rank on node2."""
+    rank = process(project, "node2", RANK)
+    wrapper = parent(rank)
+    os.kill(parent(wrapper), signal.SIGKILL)
+    return "FAILED rank 1 on node2 is gone, with the program that watched it"
+
+
+def cancel(project: Project, job: Job) -> str:
+    on_head(project, f"scancel {job.state()['slurm']}")
+    return r"CANCELLED cancelled in Slurm \(scancel\)"
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("fault", [kill_rank, kill_supervisor, kill_slurmstepd, cancel])
+def test_a_fault_ends_the_job_everywhere(cluster: Project, start: Start, fault: Callable[[Project, Job], str]) -> None:
+    job = start(ENDLESS)
+    wanted = fault(cluster, job)
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    assert job.ends() == 1
+    state = job.state()
+    assert re.match(wanted, f"{state['state']} {state['reason']}"), (state, job.text())
+    assert f"{job.id} {state['state']}: {state['reason']}" in job.text()
+    after = start(step=0)
+    assert after.ends(120) == 0, after.text()
+
+
+def test_slurmctld_may_start_anew_under_a_job(cluster: Project, start: Start) -> None:
+    job = start("train.steps=60")
+    on_head(cluster, "sudo systemctl kill --signal=KILL slurmctld")
+    assert job.ends(120) == 0, job.text()
+    until(lambda: "3 idle" in on_head(cluster, "sinfo --noheader --format='%D %T' || true"), 30, "Slurm is idle again")
+
+
+@pytest.mark.parametrize("which", [-1, 0], ids=["worker", "first"])
+def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: Start, which: int) -> None:
+    """Also when it is the one with the supervisor. slurmctld's own node does not run the job."""
+    blocker = on_head(cluster, "sbatch --parsable --nodelist=node1 --chdir=/tmp --wrap='sleep 900'").strip()
+    try:
+        job = start(ENDLESS, "--nodes", "2", "--restarts", "1", step=8)
+        nodes = job.state()["nodes"]
+        assert sorted(nodes) == ["node2", "node3"]
+        on_head(cluster, f"scancel {blocker}")
+        dead, began = nodes[which], time.time()
+        before = metrics(cluster, job.id)[-1]["step"]
+        for pid in members(cluster.stack, dead, "payload"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        until(lambda: "attempt 2: 2 ranks on node1, " in job.text(), 40, f"another attempt: {job.text()}")
+        until(lambda: metrics(cluster, job.id)[-1]["step"] > before + 1, 60, "it trains again")
+        after = next(line for line in metrics(cluster, job.id) if line["time"] > began + 3)
+        print(f"{dead} dead to training again: {after['time'] - began:.1f} s")
+        assert f"error: {dead} (rank {nodes.index(dead)}) is cut off" in job.text() or "does not answer" in job.text()
+        assert "going on from step" in job.text() and job.state()["attempt"] == 2
+        assert "down" in on_head(cluster, f"sinfo --noheader --nodes={dead} --format=%T")
+        cluster.fab("stop", job.id, "--now", code=1)  # whether anything is left on the dead node, nobody can tell
+        until(lambda: not parts(cluster, job.id, *(name for name in NODES if name != dead)), GONE_SECONDS, "gone")
+    finally:
+        on_head(cluster, f"scancel {blocker} || true")
+        cluster.fab("up", "--yes")
+        cluster.fab("wait")
