@@ -69,9 +69,9 @@ def make(*, cluster: bool = True) -> dict[str, str]:
         **{"ImageId": image, "InstanceType": "c5n.2xlarge", "MinCount": 1, "MaxCount": 1, "SubnetId": subnet},
         TagSpecifications=[{"ResourceType": "instance", "Tags": [*YARD.tags("Compute"), *own]}],
     )["Instances"][0]["InstanceId"]
-    tags = {tag["Key"]: tag["Value"] for tag in YARD.tags()}
+    of_log = {tag["Key"]: tag["Value"] for tag in YARD.tags()}
     made["log"] = "/aws/lambda/pcluster-cfn-0123"
-    boto3.client("logs").create_log_group(logGroupName=made["log"], tags=tags)
+    boto3.client("logs").create_log_group(logGroupName=made["log"], tags=of_log)
     return made
 
 

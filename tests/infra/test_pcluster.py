@@ -35,7 +35,7 @@ EXPLAINED = {
 """Findings that ask for no other configuration: (validator, what its message ends with) -> why."""
 
 
-def order(keys: dict[str, str], *, synthesise: bool = False, **changed: object) -> dict[str, Any]:
+def order(keys: dict[str, str], *, synthesise: bool = False, **changed: Any) -> dict[str, Any]:
     own = {**keys, "image": pcluster_environment.OWN, **{key: as_text(value) for key, value in changed.items()}}
     wanted = replace(settings(own), stack="aws-slurm", stack_id="0123abcd")
     image = None if wanted.image == "bake" else "@image@"
@@ -67,9 +67,7 @@ def program() -> Path:
     ],
     ids=["64 nodes on Spot", "p4d on ParallelCluster's image", "a type without EFA"],
 )
-def test_no_validator_finds_anything_unexplained(
-    program: Path, keys: dict[str, str], changed: dict[str, object]
-) -> None:
+def test_no_validator_finds_anything_unexplained(program: Path, keys: dict[str, str], changed: dict[str, Any]) -> None:
     assert unexplained(pcluster_environment.judge(program, order(keys, **changed))["findings"]) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pulumi_aws as aws
@@ -79,7 +80,7 @@ def look(settings: Settings) -> dict[str, Any]:
     return newest
 
 
-def unfit(settings: Settings, tags: dict[str, str]) -> str:
+def unfit(settings: Settings, tags: Mapping[str, str]) -> str:
     """Why a cluster cannot boot the image with these tags; empty if it can."""
     found, system = tags.get(VERSION_TAG), tags.get(OS_TAG, OS)
     if (found, system) == (VERSION, OS):
