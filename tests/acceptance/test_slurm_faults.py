@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
 from jobs_on_slurm import NODES, metrics, on_head, parts, slurm_of_three
-from on_host import members, until
+from on_host import members
+from polling import until
 from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, listed, process, starting
 from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
-from on_host import until
+from polling import until
 from project import Project
 
 pytestmark = pytest.mark.timeout(900)
