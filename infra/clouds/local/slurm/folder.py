@@ -3,7 +3,8 @@
 stacks/<stack>/slurm/
     etc          /etc/slurm of every node, read-only there
     fsx          /fsx of every node: one folder for all jobs
-    state        slurmctld's queue: a head that is replaced goes on with it, and gives no job id twice
+    state        slurmctld's queue, written up to 5 s late: a head that is replaced goes on with it, and gives no
+                     job id that is in it once more
     munge.key    the stack's key, by which its nodes know each other; written into each node before it boots
 """
 
