@@ -19,7 +19,12 @@ from infra.policy import pack
 from infra.policy.rule import DeclaredResource
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----"
-SDKS = {"aws-xeon": "pulumi_aws", "aws-slurm": "pulumi_aws", "azure-xeon": "pulumi_azure_native"}
+SDKS = {
+    "aws-xeon": "pulumi_aws",
+    "aws-gpu": "pulumi_aws",
+    "aws-slurm": "pulumi_aws",
+    "azure-xeon": "pulumi_azure_native",
+}
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,7 @@ EVERY_WAY = [
 """Settings that the program is judged with as it stands."""
 OF_ONE = {
     "aws-xeon": [{"monitoring": "true"}, {"capacityReservation": "none"}],
+    "aws-gpu": [{"instanceType": "p4d.24xlarge", "publicNodes": "all"}, {"instanceType": "g5.xlarge"}],
     "aws-slurm": [{"spot": "true", "monitoring": "true"}],
 }
 """Those that only one cluster has so far."""

@@ -26,6 +26,7 @@ from infra.policy.rule import DeclaredResource
 
 KINDS = {
     "aws-xeon": ("aws_mocks", "Amazon"),
+    "aws-gpu": ("aws_mocks", "Amazon"),
     "aws-slurm": ("aws_mocks", "Amazon"),
     "azure-xeon": ("azure_mocks", "Azure"),
 }
