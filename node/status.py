@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
         "failed": failed,
         "step": last_step(),
         "bare": not (ready or failed) and is_bare(),
-        "job": record("job.json"),
+        "job": job(),
         "load": os.getloadavg()[0],
         "shared": shared,
         "memory_used_gb": round(memory_used(shared) / GIB, 3),
@@ -54,6 +54,12 @@ def main(argv: list[str]) -> None:
 def record(name: str) -> files.Record | None:
     """A record in STATE that was written during this boot; None if there is none, or it is damaged."""
     return (files.read(STATE / name) or None) if of_this_boot(STATE / name) else None
+
+
+def job() -> files.Record | None:
+    """The job that this node is busy with. A keeper that Slurm has killed has left its record behind."""
+    found = record("job.json")
+    return found if found and Path(f"/proc/{found.get('keeper', 'self')}").exists() else None
 
 
 def of_this_boot(path: Path) -> bool:

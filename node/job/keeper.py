@@ -87,7 +87,7 @@ class Keeper:
             temporary.write_text(self.spec.job)
             temporary.replace(self.run_dir / "job.toml")
         (self.run_dir / "heartbeat").mkdir(exist_ok=True)
-        record = json.dumps({"id": self.id, "state": "RUNNING"})
+        record = json.dumps({"id": self.id, "state": "RUNNING", "keeper": os.getpid()})
         write = 'cat > "$1.new" && mv "$1.new" "$1"'
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
 

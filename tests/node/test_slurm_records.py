@@ -6,12 +6,14 @@ import getpass
 import json
 import os
 import re
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from node import status
 from node.job import files, job_table, log
 from node.slurm import others, records
 from node.slurm.queue import Fate
@@ -168,3 +170,15 @@ def test_what_others_have_submitted_is_listed_with_them(
     slurm.down()
     others.main([str(tmp_path / "runs")])
     assert json.loads(capsys.readouterr().out) == {"refused": "Slurm: Unable to contact slurm controller"}
+
+
+def test_a_node_is_not_busy_with_a_job_whose_keeper_slurm_has_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status, "STATE", tmp_path)
+    monkeypatch.setattr(status, "BOOTED", tmp_path / "none")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for keeper, shown in ((os.getpid(), "a-1"), (gone.pid, None)):
+        files.write(tmp_path / "job.json", {"id": "a-1", "state": "RUNNING", "keeper": keeper})
+        assert (status.job() or {}).get("id") == shown
