@@ -91,7 +91,8 @@ def test_the_image_file_is_pclusters(program: Path) -> None:
     text = (ROOT / "stacks/aws-slurm-image.yaml").read_text()
     answer = pcluster_environment.judge(program, {"image_configuration": yaml.safe_load(text)})
     # moto has no Image Builder, so the parent image cannot be looked up there.
-    assert {name for name, level, _ in answer["findings"] if level == "ERROR"} <= set(), answer["findings"]
+    wrong = [one for one in answer["findings"] if not one[2].startswith("Invalid image 'arn:aws:imagebuilder:")]
+    assert [one for one in wrong if one[1] == "ERROR"] == [], wrong
 
 
 PARALLELCLUSTERS = {
