@@ -41,7 +41,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.clouds.naming": ("infra.config.settings",),
     "infra.state.ownership": ("infra.clouds.naming",),
     "infra.state.stack_record": ("infra.errors", "infra.state.ownership"),
-    "infra.inventory": (),
+    "infra.inventory": ("infra.inventory_types",),
+    "infra.inventory_types": (),
     "infra.machine": (),
     "infra.user_data": (
         *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml"),
@@ -59,7 +60,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("infra.clouds.local", "infra.clouds.aws", "infra.clouds.azure"),
     ),
     # The verbs reach Pulumi only through its command and its outputs.
-    "fabfile": ("fabfile", "fabric", "invoke", "paramiko", "psutil", "infra.inventory", "node"),
+    "fabfile": (
+        *("fabfile", "fabric", "invoke", "paramiko", "psutil"),
+        *("infra.inventory", "infra.inventory_types", "node"),
+    ),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     "fabfile.report": ("fabfile", "invoke", "infra.inventory", "node", "jinja2"),
     # The program that runs on nodes, see fabfile/remote/node_program.py.

@@ -12,7 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from infra.inventory import ClusterName, InventoryError, Node, SshCluster, TextForm
+from infra.inventory import InventoryError, Node, SshCluster
+from infra.inventory_types import ClusterName, TextForm
 
 _FILES = ("known_hosts", "ssh_config")
 

@@ -33,7 +33,7 @@ _MAIN = b"import sys\n\nfrom node.main import main\n\nsys.exit(main(sys.argv[1:]
 def content() -> bytes:
     """The zip; equal sources give equal bytes. It has all modules that node/ may import (tests/test_imports.py)."""
     sources = [path for kind in ("*.py", "*.sh") for path in FOLDER.rglob(kind)]
-    sources += [_ROOT / "infra/inventory.py", *(_ROOT / "fabfile/launchers").glob("*.py")]
+    sources += [*_ROOT.glob("infra/inventory*.py"), *(_ROOT / "fabfile/launchers").glob("*.py")]
     files = {str(path.relative_to(_ROOT)): path.read_bytes() for path in sources}
     packages = {f"{folder}/__init__.py": b"" for name in files for folder in Path(name).parents if folder.name}
     return wheel.archive({**packages, **files, "__main__.py": _MAIN})

@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 
 from fabfile.remote.known_hosts import directory, known_hosts, trusted_files, write
-from infra.inventory import InventoryError, Node, SshCluster, split_jump_host
+from infra.inventory import InventoryError, Node, SshCluster
+from infra.inventory_types import split_jump_host
 
 STRANGER = "Host key verification failed"  # what ssh prints on a node that lacks the new host key of another
 MEET = "a node was made again, and the others do not know its key yet; run: fab wait"

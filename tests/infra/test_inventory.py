@@ -20,12 +20,11 @@ from infra.inventory import (
     KubeCluster,
     Node,
     Queue,
-    Span,
     SshCluster,
-    TextForm,
     from_json,
     to_json,
 )
+from infra.inventory_types import Span, TextForm
 
 TEXT = st.text(max_size=20)
 JSON = st.recursive(
