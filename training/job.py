@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
 from training.metrics import check_wandb
@@ -27,7 +27,6 @@ from training.models import ARCHITECTURES
 
 if TYPE_CHECKING:
     from training.data.token_set import TokenSet
-
 
 _MIRROR = re.compile(r"(none)?|(s3|abfs|file)://.*", re.DOTALL)
 _NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
@@ -171,13 +170,7 @@ class Job:
         return "\n".join(lines)
 
 
-_SECTIONS: dict[str, Any] = {
-    "data": DataSection,
-    "model": ModelSection,
-    "train": TrainSection,
-    "checkpoint": CheckpointSection,
-    "run": RunSection,
-}
+_SECTIONS: dict[str, Any] = get_type_hints(Job)
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Job:

@@ -4,7 +4,7 @@
 
 The program and its providers run in this process, with this module behind the program's resource monitor. It supports
 only what the local stack needs: create, update and replace in dependency order, a state that records each resource
-before and after it is made, and delete in reverse order. `fab` uses it only if there is no `pulumi`.
+before and after it is made, and delete in reverse order.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from infra.state import operation, stack_id, stack_record
 from infra.state.engine_state import EngineState, StoredResource
 
 PROVIDER = "__provider"
-BACKEND = "embedded"
-"""Name of this engine's state in the user's record of a stack's id."""
+BACKEND = "embedded"  # name of this engine's state in the user's record of a stack's id
 
 
 class EmbeddedEngine(Mocks):
@@ -296,7 +295,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     code = main()
-    # The SDK leaves an event loop in each of its threads; they print warnings when the interpreter exits normally.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)  # the SDK's threads have event loops, which print warnings when the interpreter exits normally
