@@ -72,17 +72,17 @@ def outline(chart: Chart) -> dict[str, Any]:
     drawn = [(line, points) for line, points in drawn if points]
     xs, ys = zip(*(point for _, points in drawn for point in points), strict=True)
     left, low, high = min(xs), min(0.0, *ys) if chart.from_zero else min(ys), max(ys)
-    across, up = WIDTH / (max(xs) - left or 1.0), HEIGHT / (high - low or 1.0)
+    across, up = max(xs) - left or 1.0, high - low or 1.0
     lines = [
         (
             line.colour,
-            " ".join(f"{(x - left) * across:.1f},{(high - y) * up:.1f}" for x, y in points),
+            " ".join(f"{(x - left) / across * WIDTH:.1f},{(high - y) / up * HEIGHT:.1f}" for x, y in points),
             f"{line.full_name}: from {chart.form(points[0][1])} to {chart.form(points[-1][1])}",
         )
         for line, points in drawn
     ]
     for mark in chart.marks:
-        x, top = (mark.step - left) * across, 0 if mark.kind == "restart" else 0.96 * HEIGHT
+        x, top = (mark.step - left) / across * WIDTH, 0 if mark.kind == "restart" else 0.96 * HEIGHT
         lines.append((mark.kind, f"{x:.1f},{top:.1f} {x:.1f},{HEIGHT}", ""))
     across_text = f"{'seconds' if chart.along_time else 'steps'} {numbers.count(left)} to {numbers.count(max(xs))}"
     return {"lines": lines, "axes": f"Across: {across_text}. Up: {chart.form(low)} to {chart.form(high)}."}

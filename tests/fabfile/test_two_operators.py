@@ -114,7 +114,7 @@ def test_what_a_killed_first_up_has_left_is_found_by_the_users_own_record(
     VERBS["recover"]()
     assert own(bob) == []
     listed, _, after = capsys.readouterr().out.partition("removed ")
-    assert "outside the state of stack yard, to be removed" in listed and "resources that are in no state" in after
+    assert "not in the state of stack yard, and will be removed" in listed and "resources that are in no state" in after
 
 
 def test_all_that_goes_is_listed_before_the_question(

@@ -20,8 +20,8 @@ pytest_plugins = ["aws_slurm_program"]
 
 
 @pytest.fixture
-def slurm(keys: dict[str, str]) -> Settings:
-    return settings(keys)
+def slurm(slurm_keys: dict[str, str]) -> Settings:
+    return settings(slurm_keys)
 
 
 def script(wanted: Settings, shared: str = "/fsx") -> str:

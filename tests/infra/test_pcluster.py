@@ -35,8 +35,8 @@ EXPLAINED = {
 """Findings that ask for no other configuration: (validator, what its message ends with) -> why."""
 
 
-def order(keys: dict[str, str], *, synthesise: bool = False, **changed: Any) -> dict[str, Any]:
-    own = {**keys, "image": pcluster_environment.OWN, **{key: as_text(value) for key, value in changed.items()}}
+def order(slurm_keys: dict[str, str], *, synthesise: bool = False, **changed: Any) -> dict[str, Any]:
+    own = {**slurm_keys, "image": pcluster_environment.OWN, **{key: as_text(value) for key, value in changed.items()}}
     wanted = replace(settings(own), stack="aws-slurm", stack_id="0123abcd")
     image = None if wanted.image == "bake" else "@image@"
     parts = pcluster_config.Parts(**{name: f"@{name}@" for name in PARTS}, image=image)
@@ -67,20 +67,22 @@ def program() -> Path:
     ],
     ids=["64 nodes on Spot", "p4d on ParallelCluster's image", "a type without EFA"],
 )
-def test_no_validator_finds_anything_unexplained(program: Path, keys: dict[str, str], changed: dict[str, Any]) -> None:
-    assert unexplained(pcluster_environment.judge(program, order(keys, **changed))["findings"]) == []
+def test_no_validator_finds_anything_unexplained(
+    program: Path, slurm_keys: dict[str, str], changed: dict[str, Any]
+) -> None:
+    assert unexplained(pcluster_environment.judge(program, order(slurm_keys, **changed))["findings"]) == []
 
 
 def test_the_suppressed_validator_is_needed_and_refuses_p3dn_for_its_driver_alone(
-    program: Path, keys: dict[str, str]
+    program: Path, slurm_keys: dict[str, str]
 ) -> None:
-    answer = pcluster_environment.judge(program, {**order(keys), "suppress": []})
+    answer = pcluster_environment.judge(program, {**order(slurm_keys), "suppress": []})
     (found,) = unexplained(answer["findings"])
     assert found[0] == pcluster_config.KNOWN_SAFE.removeprefix("type:") and "OpenRM" in found[2]
 
 
-def test_the_judge_finds_what_is_wrong(program: Path, keys: dict[str, str]) -> None:
-    wrong = order(keys)
+def test_the_judge_finds_what_is_wrong(program: Path, slurm_keys: dict[str, str]) -> None:
+    wrong = order(slurm_keys)
     queue = wrong["configuration"]["Scheduling"]["SlurmQueues"][0]
     queue["ComputeResources"][0]["InstanceType"] = "m5.xlarge"
     found = unexplained(pcluster_environment.judge(program, wrong)["findings"])
@@ -103,12 +105,12 @@ PARALLELCLUSTERS = {
 """Rules that what ParallelCluster itself makes does not keep, and why nothing can be done from here."""
 
 
-def test_the_policy_rules_hold_for_what_parallelcluster_makes(program: Path, keys: dict[str, str]) -> None:
+def test_the_policy_rules_hold_for_what_parallelcluster_makes(program: Path, slurm_keys: dict[str, str]) -> None:
     if not shutil.which("node"):
         pytest.skip(
             "no Node.js on this machine, which ParallelCluster makes its templates with: apt-get install nodejs"
         )
-    asked = order(keys, synthesise=True)
+    asked = order(slurm_keys, synthesise=True)
     answer = pcluster_environment.judge(program, asked)
     assert unexplained(answer["findings"]) == []
     tags = {tag["Key"]: tag["Value"] for tag in asked["configuration"]["Tags"]}

@@ -19,7 +19,7 @@ STACK = "aws-slurm"
 
 
 @pytest.fixture
-def keys(key_file: Path) -> dict[str, str]:
+def slurm_keys(key_file: Path) -> dict[str, str]:
     return {**stack_file.read(STACK), "publicKey": str(key_file), **OWN, "image": OURS}
 
 
@@ -28,12 +28,12 @@ _RAN: dict[str, Ran] = {}
 
 
 @pytest.fixture
-def program(keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
+def slurm_program(slurm_keys: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Program:
     """Run the program with these keys; a thing of any kind costs a cent an hour."""
     monkeypatch.setattr(table, "line", cent)
 
     def of_slurm(*, stack: str = STACK, preview: bool = False, **changed: object) -> Ran:
-        raw = {**keys, **{key: as_text(value) for key, value in changed.items()}}
+        raw = {**slurm_keys, **{key: as_text(value) for key, value in changed.items()}}
         asked = repr((stack, preview, changed))
         if asked not in _RAN or "capacityReservation" in changed:
             _RAN[asked] = run(raw, Amazon(), stack=stack, preview=preview)
