@@ -162,9 +162,7 @@ def test_every_machine_and_volume_gets_the_stacks_tags(slurm_program: Program) -
 
 def test_nothing_is_left_where_nobody_looks(slurm_program: Program) -> None:
     found = configuration(slurm_program())
-    assert found["CustomS3Bucket"] == slurm_program()["data"].inputs["bucket"], (
-        "else a bucket for the account stays for ever"
-    )
+    assert found["CustomS3Bucket"] == slurm_program()["data"].inputs["bucket"], "else the account keeps a bucket"
     assert found["Monitoring"]["Logs"]["CloudWatch"]["DeletionPolicy"] == "Delete"
 
 
