@@ -106,7 +106,8 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         after = next(line for line in metrics(cluster, job.id) if line["time"] > began + 3)
         print(f"{dead} dead to training again: {after['time'] - began:.1f} s")
         assert f"error: {dead} (rank {nodes.index(dead)}) is cut off" in job.text() or "does not answer" in job.text()
-        assert "going on from step" in job.text() and job.state()["attempt"] == 2
+        until(lambda: "going on from step" in job.text(), 30, lambda: f"its log says so: {job.text()}")
+        assert job.state()["attempt"] == 2
         assert "down" in on_head(cluster, f"sinfo --noheader --nodes={dead} --format=%T")
         cluster.fab("stop", job.id, "--now", code=1)  # whether anything is left on the dead node, nobody can tell
         until(lambda: not parts(cluster, job.id, *(name for name in NODES if name != dead)), GONE_SECONDS, "gone")
