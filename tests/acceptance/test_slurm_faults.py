@@ -97,14 +97,15 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         assert sorted(nodes) == ["node2", "node3"]
         on_head(cluster, f"scancel {blocker}")
         dead, began = nodes[which], time.time()
-        before = metrics(cluster, job.id)[-1]["step"]
         for pid in members(cluster.stack, dead, "payload"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         until(lambda: "attempt 2: 2 ranks on node1, " in job.text(), 60, lambda: f"another attempt: {job.text()}")
-        until(lambda: metrics(cluster, job.id)[-1]["step"] > before + 1, 60, "it trains again")
-        after = next(line for line in metrics(cluster, job.id) if line["time"] > began + 3)
-        print(f"{dead} dead to training again: {after['time'] - began:.1f} s")
+        # What ranks that are alive still write comes within a second.
+        again = until(
+            lambda: [line for line in metrics(cluster, job.id) if line["time"] > began + 3], 60, "it trains again"
+        )
+        print(f"{dead} dead to training again: {again[0]['time'] - began:.1f} s")
         assert f"error: {dead} (rank {nodes.index(dead)}) is cut off" in job.text() or "does not answer" in job.text()
         until(lambda: "going on from step" in job.text(), 30, lambda: f"its log says so: {job.text()}")
         assert job.state()["attempt"] == 2
