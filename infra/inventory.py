@@ -146,6 +146,11 @@ class SshCluster:
     def head(self) -> Node:
         return self.nodes[0]
 
+    @property
+    def job_node_usd(self) -> float:
+        """US dollars an hour of each machine that runs jobs, while it runs."""
+        return self.queue.hourly_usd if self.queue else self.hourly_usd / len(self.nodes)
+
     def node(self, name: str) -> Node:
         """The node of that name. Raises InventoryError, listing the names, if there is none."""
         for node in self.nodes:

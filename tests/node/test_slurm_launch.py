@@ -8,6 +8,10 @@ from dataclasses import replace
 import pytest
 from small_cluster import cluster
 
+from fabfile.backends.base import Submission
+from fabfile.backends.slurm import start
+from fabfile.backends.slurm.backend import SlurmBackend
+from fabfile.job_file import Resolved
 from fabfile.launchers import HeadValues, Launch, LaunchError, nodes_to_text, sbatch, srun
 from fabfile.launchers.sbatch import Batch
 from infra.inventory import Node, Queue
@@ -95,6 +99,15 @@ def test_a_queues_machines_are_the_jobs_nodes() -> None:
     nodes = job_nodes(there)
     assert [(node.name, node.slots, node.gpus) for node in nodes] == [("p3dn-dy-big-1", 8, 8), ("p3dn-dy-big-2", 8, 8)]
     assert [node.name for node in job_nodes(cluster(2))] == ["node1", "node2"]
+
+
+def test_a_job_pays_for_the_queues_machines_and_not_for_the_head() -> None:
+    queue = Queue(name="p3dn", nodes=2, node_prefix="p3dn-dy-big", slots=8, gpus=8, hourly_usd=31.2)
+    on_demand = replace(cluster(1), launcher="slurm", shared_dir="/fsx", hourly_usd=0.75, queue=queue)
+    assert [node.usd_per_hour for node in SlurmBackend(on_demand).nodes()] == [31.2, 31.2]
+    job = Resolved(name="demo", text="", timeout=60, threads=0, mirror="")
+    assert start.launch_of(on_demand, Submission(job=job, nodes=2)).usd_per_hour == 62.4
+    assert replace(cluster(3), hourly_usd=4.5).job_node_usd == 1.5
 
 
 def test_slurms_choice_is_found_in_the_inventory() -> None:

@@ -33,8 +33,8 @@ class SlurmBackend(SshBackend):
         self._code = ""  # the shared folder with this checkout's programs; empty: not copied yet
 
     def nodes(self) -> tuple[JobNode, ...]:
-        there = job_nodes(self.cluster)
-        return tuple(JobNode(node.name, node.slots, self.cluster.hourly_usd / len(there)) for node in there)
+        price = self.cluster.job_node_usd
+        return tuple(JobNode(node.name, node.slots, price) for node in job_nodes(self.cluster))
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self.cluster, submission)

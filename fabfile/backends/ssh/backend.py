@@ -78,7 +78,7 @@ class SshBackend:
         self._fleet.connection(self.cluster.head)
 
     def nodes(self) -> tuple[JobNode, ...]:
-        price = self.cluster.hourly_usd / len(self.cluster.nodes)
+        price = self.cluster.job_node_usd
         return tuple(JobNode(node.name, node.slots, price) for node in self.cluster.nodes)
 
     def plan(self, submission: Submission) -> str:

@@ -37,7 +37,7 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
         run_dir=f"~/{runs(cluster)}/{name}",
         code=f"~/.cache/trainyard/code/{package().hash}",
         interface=cluster.interface,
-        usd_per_hour=round(cluster.hourly_usd * len(nodes) / len(cluster.nodes), 6),
+        usd_per_hour=round(cluster.job_node_usd * len(nodes), 6),
         threads=submission.job.threads,
         resume=begun is not None,
     )
