@@ -44,16 +44,16 @@ def wrong(cluster: SshCluster, event: Event) -> Iterator[Problem]:
     if len(names) == 1:
         expected, off = nodes[0].nvlink_gb_per_s * 1e9, "SHM" in event["ways"]
         way, look = "NVLink", NVLINK_LOOK
-        told = "NVLink is off: the GPUs talk through the machine's memory"
+        fault = "NVLink is off: the GPUs talk through the machine's memory"
     else:
         expected, off = min(node.efa_gbps for node in nodes) / 8 * 1e9, not over_efa(event)
         way, look = "EFA", EFA_LOOK
-        told = f"EFA is off: {network(event)}"
+        fault = f"EFA is off: {network(event)}"
     if not expected:
         return  # nothing is promised
     at = f"{rate(event['bus'])} of {rate(expected)}"
     if off:
-        yield Problem("fail", f"{who}: {told}, {at}", look)
+        yield Problem("fail", f"{who}: {fault}, {at}", look)
     elif event["bus"] < SLOW * expected:
         yield Problem("fail" if event["bus"] < BAD * expected else "warn", f"{who}: slow over {way}: {at}", SLOW_LOOK)
 

@@ -51,6 +51,6 @@ def parse(lines: Iterable[str], ranks: int = 0) -> dict[str, Any]:
             found["network"] = "Socket"
         elif channel := _CHANNEL.search(line):
             ways.add(channel["way"])
-        elif not warning and (told := _WARNING.search(line)):
-            warning = told[1].strip()
+        elif not warning and (logged := _WARNING.search(line)):
+            warning = logged[1].strip()
     return {**found, "ways": sorted(ways), "warning": warning}

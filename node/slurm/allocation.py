@@ -58,7 +58,7 @@ class Allocation:
             return "FAILED", "Slurm's time limit ended it"
         return "CANCELLED", "cancelled in Slurm (scancel)"
 
-    def goes_on_without(self, lost: Collection[str], restarts: int) -> tuple[str, int]:
+    def submit_without(self, lost: Collection[str], restarts: int) -> tuple[str, int]:
         """Submit the job again, without these nodes and with so many restarts left: with spare nodes in place of the
         lost ones, or on fewer if there are none. Returns (Slurm's number, how many nodes). SlurmError.
 
@@ -73,7 +73,7 @@ class Allocation:
         batch = submission.batch_of(replace(self._spec, restarts=restarts), nodes=count, exclude=sorted(lost))
         return submission.submit(batch, self.secrets), count
 
-    def is_not_requeued(self) -> None:
+    def forbid_requeue(self) -> None:
         """Tell Slurm not to requeue this job of its, as another one has taken its place."""
         with suppress(SlurmError):  # it is over, or an administrator has ruled that out already
             queue.ask(["scontrol", "update", f"jobid={self.number}", "requeue=0"])

@@ -28,7 +28,7 @@ def go_on(run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], 
         try:
             if restarts < 0:
                 raise SlurmError("no restart is left")
-            number, count = slurm.goes_on_without(without, restarts)
+            number, count = slurm.submit_without(without, restarts)
         except SlurmError as error:
             reason = why or f"{names} lost, and Slurm does not start it again: {error}"
             log.say(f"{state['id']} FAILED: {reason}")
@@ -38,7 +38,7 @@ def go_on(run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], 
         job_table.set_state(run_dir, slurm=number, restarts_left=restarts, **waits)
         where = f"{count} nodes without {names}, as Slurm's job {number}"
         log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
-    slurm.is_not_requeued()
+    slurm.forbid_requeue()
 
 
 def take_over(run_dir: Path, node: str) -> None:

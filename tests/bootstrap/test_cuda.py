@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import io
 import json
 import os
@@ -12,23 +11,12 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from types import ModuleType
 
 import pytest
-from bootstrap_runner import BOOTSTRAP, VERSIONS_STEP, Machine
+from bootstrap_runner import BOOTSTRAP, CUDA, VERSIONS_STEP, Machine, cuda_module
 
 from infra import user_data
 from infra.config.settings import Settings, load
-
-CUDA = BOOTSTRAP / "cuda"
-
-
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, CUDA / f"{name}.py")
-    assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
 
 
 def composed(profile: str) -> dict[str, str]:
@@ -162,7 +150,7 @@ def test_the_runtime_has_efas_plugin_and_none_of_intels_providers(gpus: Machine)
 
 
 def test_a_build_serves_newer_gpus_of_its_generation_only() -> None:
-    build = module("torch_build")
+    build = cuda_module("torch_build")
     assert build.serves(["sm_70", "sm_80"], "sm_86") and build.serves(["sm_90a"], "sm_90")
     assert not build.serves(["sm_75", "sm_80", "sm_90"], "sm_70") and not build.serves(["sm_86"], "sm_80")
     assert not build.serves([], "sm_70")

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bootstrap_runner import BOOTSTRAP
-
-CUDA = BOOTSTRAP / "cuda"
-
-
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, CUDA / f"{name}.py")
-    assert spec and spec.loader
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
+from bootstrap_runner import cuda_module
 
 SMI = """00000000:00:16.0, Tesla V100-SXM2-32GB, 7.0, 580.126.18, 32768
 00000000:00:17.0, Tesla V100-SXM2-32GB, 7.0, 580.126.18, 32768
@@ -48,7 +36,7 @@ provider: efa
 
 
 def test_the_commands_answers_are_read() -> None:
-    program = module("gpus")
+    program = cuda_module("gpus")
     assert [gpu["compute_cap"] for gpu in program.gpus(SMI)] == ["7.0", "7.0"]
     assert program.active_links(NVLINK) == [2, 1]
     assert program.efa_cards(FI_INFO) == 1 and program.efa_cards("fi_getinfo: -61 (No data available)") == 0
@@ -57,7 +45,7 @@ def test_the_commands_answers_are_read() -> None:
 @pytest.fixture
 def p3dn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, dict[str, str]]:
     """A machine of two V100 with one EFA card: its PCI bus, and what its commands print."""
-    program = module("gpus")
+    program = cuda_module("gpus")
     for slot in ("0000:00:16.0", "0000:00:17.0"):
         device = tmp_path / "sys/bus/pci/devices" / slot
         device.mkdir(parents=True)

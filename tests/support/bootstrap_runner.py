@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 BOOTSTRAP = Path(__file__).resolve().parents[2] / "bootstrap"
+CUDA = BOOTSTRAP / "cuda"
 SETTINGS = {
     "TRAINYARD_MODE": "both",
     "TRAINYARD_NODE": "node1",
@@ -23,6 +26,15 @@ SETTINGS = {
     "TRAINYARD_IDLE_MINUTES": "0",
 }
 VERSIONS_STEP = """echo '{"torch": "2.13.0"}' > "$STATE/versions.json" """
+
+
+def cuda_module(name: str) -> ModuleType:
+    """A program of bootstrap/cuda, which is no package, imported."""
+    spec = importlib.util.spec_from_file_location(name, CUDA / f"{name}.py")
+    assert spec and spec.loader
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 @dataclass(frozen=True)
