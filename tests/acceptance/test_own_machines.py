@@ -47,7 +47,7 @@ def plain_debian(project: Project, port: int) -> Iterator[NspawnMachine]:
         text = "".join(f'{name}="{value}"\n' for name, value in sorted(borrowed.items()))
         rootfs.write(machine.root, bake.HOST_ENV, text, mode=0o600)
         init = [word for word in bake.INIT if "ssh" not in word]
-        options = ["--resolv-conf=bind-host", "--timezone=off", *bake._binds(machine.directory / "borrowed")]
+        options = ["--resolv-conf=bind-host", "--timezone=off", *bake.borrowed(machine.directory / "borrowed")]
         machine.start(options, cpus=os.cpu_count() or 1, memory_mb=16 * 1024, init=init)
         yield machine
     finally:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from invoke.exceptions import Exit
+from polling import until
 
 from fabfile.stacks import pulumi_cli, pulumi_lock
 
@@ -78,6 +81,18 @@ def test_nothing_is_repaired_while_pulumi_is_at_work(backend: Path, holder: dict
     lock(backend, json.dumps(holder))
     pulumi_lock.repair_files("mine", backend)
     assert broken.exists()
+
+
+def test_a_killed_holder_whose_parent_did_not_wait_for_it_has_ended(backend: Path) -> None:
+    """It is a zombie then, which still has its process id."""
+    with subprocess.Popen(["sleep", "60"]) as holder:
+        lock(backend, json.dumps({"pid": holder.pid, "hostname": socket.gethostname()}))
+        with pytest.raises(Exit, match=f"process {holder.pid} is at work on it"):
+            pulumi_lock.free("mine", backend)
+        holder.kill()
+        until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE, 10, "it is a zombie")
+        pulumi_lock.free("mine", backend)
+    assert not list((backend / "locks").rglob("*.json"))
 
 
 def test_a_lock_that_was_cut_off_is_freed(backend: Path) -> None:
