@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import TypeVar
@@ -146,7 +147,7 @@ def in_parallel(work: Callable[[Node], T], nodes: Iterable[Node]) -> dict[str, T
 
     nodes = list(nodes)
     for node in nodes:
-        threading.Thread(target=one, args=(node,), daemon=True).start()
+        start_new_thread(one, (node,))  # not Thread.start, see `apart`
     results: dict[str, T] = {}
     for _ in nodes:
         name, result, error = done.get()
@@ -160,7 +161,8 @@ def apart(items: Generator[T, None, None]) -> Iterator[T]:
     """Yield the same items, read in a separate thread at most AHEAD items ahead. paramiko takes its locks outside of
     `try`: Ctrl-C at that moment leaves one locked, and closing the channel then hangs. Python raises Ctrl-C in the main
     thread only, so this thread is safe."""
-    # Not a Queue: it is written in Python, where Ctrl-C can leave its lock taken in the same way.
+    # Not a Queue: it is written in Python, where Ctrl-C can leave its lock taken in the same way. Nor Thread.start:
+    # it waits for the thread, and Ctrl-C in that wait ends in "cannot release un-acquired lock".
     taken: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
     closed = threading.Event()
 
@@ -178,7 +180,7 @@ def apart(items: Generator[T, None, None]) -> Iterator[T]:
             taken.put((None, error))
 
     try:
-        threading.Thread(target=take, daemon=True).start()
+        start_new_thread(take, ())
         while True:
             item, error = taken.get()
             if isinstance(error, StopIteration):
