@@ -12,145 +12,29 @@ import argparse
 import dataclasses
 import importlib.metadata
 import json
-import re
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from training.keys import JobError, at_least, fraction, key, known, not_negative, one_of, positive, section, text
+from training.keys import JobError, known, section
 from training.metrics import check_wandb
-from training.models import ARCHITECTURES
+from training.sections import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
 
 if TYPE_CHECKING:
     from training.data.token_set import TokenSet
-
-_MIRROR = re.compile(r"(none)?|(s3|abfs|file)://.*", re.DOTALL)
-_NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataSection:
-    path: str = key("", "the folder of a token set, see training.data.prepare", bool)
-    """The token set's folder, at the same path on every node."""
-    source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
-    """The text that `fab prepare` makes the token set from; a folder on your machine is copied to the head node."""
-    encoding: str = text("gpt2", "gpt2, another of tiktoken's encodings, or a .tiktoken rank file")
-    """The vocabulary."""
-    train_vocab: int = at_least(0, 0)
-    """Above 0: train a byte-level BPE of this size on the source instead of using `encoding`."""
-    text_key: str = key("text", "the name of a column", bool)
-    """The column or key of the text in .jsonl, .parquet and hf: sources."""
-    invalid: str = one_of("stop", "skip", "replace")
-    """What to do with text that is not UTF-8; the source stdlib always skips it."""
-    documents: str = one_of("whole", "lines")
-    """What a document is: a file, row or line of JSON as a whole, or each line of its text that is not empty."""
-    val_fraction: float = key(0.01, "a number from 0 to 0.5", lambda value: 0 <= value <= 0.5)
-    """Share of the documents that is held out for validation; for the source stdlib 0.05."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSection:
-    architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
-    """Which model is trained: gpt2 continues a text, roberta fills masks."""
-    n_layer: int = at_least(1, 12)
-    """Transformer blocks."""
-    n_head: int = at_least(1, 12)
-    """Attention heads of a block; divides n_embd."""
-    n_embd: int = at_least(1, 768)
-    """Width of the residual stream."""
-    block_size: int = at_least(2, 1024)
-    """Tokens of context."""
-    vocab_size: int = at_least(0, 0)
-    """Size of the vocabulary; 0: the token set's, for roberta with its 8 tokens more."""
-    dropout: float = fraction(0.0)
-    """Probability with which an activation is dropped while training."""
-    bias: bool = key(True, "true | false", lambda value: True)
-    """Biases in the linear layers and norms, as GPT-2 has them; roberta always has them."""
-    init_from: str = text("", "a folder with model.safetensors in Hugging Face's layout")
-    """Start from these weights; empty: at random, by `train.seed`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSection:
-    steps: int = at_least(1, 1000)
-    """Optimizer steps in all."""
-    global_batch_tokens: int = at_least(1, 98_304)
-    """Tokens of one optimizer step over all ranks: the same for any number of nodes. For roberta with the places that
-    stay empty as the next document does not fit."""
-    micro_batch: int = at_least(1, 4)
-    """Windows in one forward and backward pass of a rank; the gradients of its share are accumulated."""
-    optimizer: str = one_of("adamw", "muon")
-    """muon: Muon for the matrices of the blocks and AdamW for the rest; needs torch 2.9 (profile native)."""
-    lr: float = positive(6e-4)
-    """Learning rate after the warm-up."""
-    schedule: str = one_of("cosine", "polynomial")
-    """How the learning rate falls after the warm-up: a half cosine, or `power` of the share of steps that remains."""
-    power: float = positive(1.0)
-    """Of the polynomial schedule; 1: a straight line."""
-    decay_steps: int = at_least(0, 0)
-    """Steps of the whole schedule, warm-up included; 0: train.steps. More: the job is the beginning of a longer run."""
-    muon_lr: float = positive(0.02)
-    """Muon's learning rate after the warm-up; it falls with lr, in the same proportion."""
-    min_lr: float = not_negative(6e-5)
-    """Learning rate of the last step, where the schedule ends."""
-    warmup: int = at_least(0, 0)
-    """Steps in which the learning rate rises from 0 to lr."""
-    weight_decay: float = not_negative(0.1)
-    """Weight decay; on matrices only, not on biases and norms."""
-    beta1: float = fraction(0.9)
-    """AdamW: decay of the mean of the gradients."""
-    beta2: float = fraction(0.95)
-    """AdamW: decay of the mean of their squares."""
-    epsilon: float = positive(1e-8)
-    """AdamW: added to the root of the mean of their squares."""
-    clip: float = not_negative(1.0)
-    """Largest gradient norm; 0: no clipping."""
-    eval_every: int = at_least(0, 0)
-    """Steps between validations; 0: only after the last step."""
-    eval_windows: int = at_least(1, 64)
-    """Windows of the validation split that one validation reads, over all ranks."""
-    seed: int = at_least(0, 1337)
-    """Seed of the initial weights, the order of the data, the masks and the dropout."""
-    precision: str = one_of("auto", "fp32", "bf16", "fp16")
-    """Precision of the matmuls; auto: whichever is faster in a short measurement on the nodes."""
-    compile: str = one_of("false", "auto", "true")
-    """Compile the model with torch.compile; auto: if that is faster in a short measurement on the nodes."""
-    threads: int = at_least(0, 0)
-    """Threads of each rank (OMP_NUM_THREADS); 0: a node's cores divided among its ranks."""
-    timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
-    """How long a rank waits for the others before the job fails."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointSection:
-    every: int = at_least(1, 50)
-    """Steps between checkpoints; the last step always has one."""
-    keep: int = at_least(2, 2)
-    """How many verified checkpoints are kept; at least two, in case the newest is damaged."""
-    mirror: str = key("", "none, or an s3://, abfs:// or file:// address", lambda value: bool(_MIRROR.fullmatch(value)))
-    """Where checkpoints and the best model are copied to, in a folder with the run's name. Empty: the cluster's bucket,
-    if it has one; none: nowhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSection:
-    name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: bool(_NAME.fullmatch(value)))
-    """Start of the job's id: `demo` becomes demo-1, demo-2, ..."""
-    directory: str = text("")
-    """Run directory; empty: $RUN_DIR, or runs/<name> if that is not set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
     data: DataSection
-    model: ModelSection = ModelSection()
-    train: TrainSection = TrainSection()
-    checkpoint: CheckpointSection = CheckpointSection()
-    run: RunSection = RunSection()
+    model: ModelSection = field(default_factory=ModelSection)
+    train: TrainSection = field(default_factory=TrainSection)
+    checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
+    run: RunSection = field(default_factory=RunSection)
 
     def mirror(self, run: str) -> str:
         """The address of this run's mirror; empty: none."""

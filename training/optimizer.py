@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.job import TrainSection
 from training.models.base import Model
+from training.sections import TrainSection
 
 
 def learning_rate(train: TrainSection, step: int) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from training import optimizer
 from training.checkpoint.state import TrainingState
-from training.job import TrainSection
 from training.parallel import Parallelism
+from training.sections import TrainSection
 
 
 class Stepper:

@@ -27,10 +27,10 @@ from training import optimizer as optimizers
 from training import precision
 from training.checkpoint.state import TrainingState
 from training.data import order
-from training.job import TrainSection
 from training.models.roberta import PAD, Roberta, Shape
 from training.parallel.ddp import OneRank
 from training.parallel.ranks import join
+from training.sections import TrainSection
 from training.stepper import Stepper
 
 SIZES = {"small": (4, 4, 256), "base": (12, 12, 768), "large": (24, 16, 1024)}

@@ -11,8 +11,8 @@ import inspect
 import json
 from typing import Any
 
-from training import job
-from training.job import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
+from training import sections
+from training.sections import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
 
 SECTIONS: tuple[type[Any], ...] = (DataSection, ModelSection, TrainSection, CheckpointSection, RunSection)
 
@@ -32,9 +32,9 @@ def table() -> str:
 
 
 def _meanings() -> dict[tuple[str, str], str]:
-    """(class, field) -> the docstring below the field in training/job.py."""
+    """(class, field) -> the docstring below the field in training/sections.py."""
     found = {}
-    for node in ast.parse(inspect.getsource(job)).body:
+    for node in ast.parse(inspect.getsource(sections)).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, below in zip(node.body, [*node.body[1:], None], strict=True):

@@ -15,11 +15,11 @@ import torch
 from torch.nn import functional
 
 from training import optimizer as optim
-from training.job import TrainSection
 from training.models import cross_entropy as loss
 from training.models import hugging_face
 from training.models.gpt2 import GPT, Cache, Shape
 from training.sample import generate
+from training.sections import TrainSection
 
 SHAPE = Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=67)
 

@@ -16,11 +16,11 @@ from accelerate.state import AcceleratorState
 from training import optimizer as optimizers
 from training import precision
 from training.checkpoint.state import TrainingState
-from training.job import TrainSection
 from training.keys import JobError
 from training.models.roberta import Roberta, Shape
 from training.parallel.ddp import OneRank
 from training.parallel.ranks import Ranks
+from training.sections import TrainSection
 from training.stepper import Stepper
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")

@@ -14,10 +14,10 @@ from torch.nn import functional
 
 from training import optimizer as optim
 from training.data import order
-from training.job import ModelSection, TrainSection
 from training.keys import JobError
 from training.models import cross_entropy, hugging_face
 from training.models.roberta import PAD, Roberta, Shape
+from training.sections import ModelSection, TrainSection
 
 SHAPE = Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=75)
 TOKENS, SEPARATOR = 67, 66
