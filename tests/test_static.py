@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,30 @@ def check(*argv: str | Path) -> None:
 @pytest.mark.parametrize("argv", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join)
 def test_python(argv: list[str]) -> None:
     check(BIN / argv[0], *argv[1:])
+
+
+def own_modules(tree: ast.Module) -> dict[str, str]:
+    """The project's modules that a file imports by `from package import module`: their full names by the file's."""
+    found = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("infra", "fabfile", "node"):
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                with suppress(ModuleNotFoundError):  # node.module is a module, and the name is something in it
+                    if importlib.util.find_spec(full):
+                        found[alias.asname or alias.name] = full
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tests/acceptance").glob("*.py")), ids=lambda path: path.name)
+def test_what_acceptance_tests_use_of_the_project_is_there(path: Path) -> None:
+    """They run long and rarely: a name that was changed elsewhere would be noticed only then."""
+    tree = ast.parse(path.read_text())
+    modules = own_modules(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            module = importlib.import_module(modules[node.value.id])
+            assert hasattr(module, node.attr), f"line {node.lineno}: {module.__name__} has no {node.attr}"
 
 
 def test_shell() -> None:
