@@ -142,6 +142,7 @@ def _check_together(job: Job) -> None:
     schedule = ("train.decay_steps", train.decay_steps) if train.decay_steps else ("train.steps", train.steps)
     rules = (
         ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
+        *_rules_of_llama(model),
         ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),
         ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
         ("train.warmup", train.warmup < schedule[1] or not train.warmup, f"less than {schedule[0]} = {schedule[1]}"),
@@ -149,6 +150,23 @@ def _check_together(job: Job) -> None:
     for name, holds, allowed in rules:
         if not holds:
             raise JobError(f"{name} = {attrgetter(name)(job)}; allowed: {allowed}")
+
+
+def _rules_of_llama(model: ModelSection) -> list[tuple[str, bool, str]]:
+    """The rules for its keys, as (key, whether the rule holds, what is allowed)."""
+    if model.architecture != "llama":
+        plain = {field.name: field.default for field in dataclasses.fields(model)}
+        return [
+            (f"model.{name}", getattr(model, name) == plain[name], f"{json.dumps(plain[name])} unless llama is trained")
+            for name in ("n_kv_head", "intermediate_size", "rope_base", "norm_epsilon", "tie")
+        ]
+    shared = model.n_kv_head == 0 or model.n_head % model.n_kv_head == 0
+    pairs = f"an even multiple of model.n_head = {model.n_head}: a head's width is turned in pairs"
+    return [
+        ("model.n_kv_head", shared, f"0 or a divisor of model.n_head = {model.n_head}"),
+        ("model.n_embd", model.n_embd % (2 * model.n_head) == 0, pairs),
+        ("model.dropout", model.dropout == 0, "0 for llama"),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,21 +39,31 @@ class DataSection:
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
     architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
-    """Which model is trained: gpt2 continues a text, roberta fills masks."""
+    """Which model is trained: gpt2 and llama continue a text, roberta fills masks."""
     n_layer: int = at_least(1, 12)
     """Transformer blocks."""
     n_head: int = at_least(1, 12)
     """Attention heads of a block; divides n_embd."""
+    n_kv_head: int = at_least(0, 0)
+    """llama: heads of keys and values; divides n_head, and each is shared by n_head / n_kv_head heads. 0: n_head."""
     n_embd: int = at_least(1, 768)
     """Width of the residual stream."""
+    intermediate_size: int = at_least(0, 0)
+    """llama: width inside the MLP. 0: two thirds of 4 n_embd, rounded up to a multiple of 256, as in 7B and 13B."""
     block_size: int = at_least(2, 1024)
     """Tokens of context."""
     vocab_size: int = at_least(0, 0)
     """Size of the vocabulary; 0: the token set's, for roberta with its 8 tokens more."""
     dropout: float = fraction(0.0)
-    """Probability with which an activation is dropped while training."""
+    """Probability with which an activation is dropped while training; llama drops none."""
     bias: bool = key(True, "true | false", lambda value: True)
-    """Biases in the linear layers and norms, as GPT-2 has them; roberta always has them."""
+    """Biases in the linear layers and norms, as GPT-2 has them; roberta always has them, llama never."""
+    rope_base: float = positive(10_000.0)
+    """llama: base of the rotations that are its positions; 10,000 in Llama 2."""
+    norm_epsilon: float = positive(1e-5)
+    """llama: added to the mean square in a norm; 1e-5 in Llama 2."""
+    tie: bool = key(False, "true | false", lambda value: True)
+    """llama: the token embedding is the output layer, too. Llama 2 has an output layer of its own."""
     init_from: str = text("", "a folder with model.safetensors in Hugging Face's layout")
     """Start from these weights; empty: at random, by `train.seed`."""
 

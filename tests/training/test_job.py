@@ -57,6 +57,7 @@ def test_the_published_job_has_the_published_figures() -> None:
         ("train.min_lr=1", "train.min_lr = 1.0; allowed: at most train.lr = 0.0006"),
         ("train.warmup=1000", "train.warmup = 1000; allowed: less than train.steps = 1000"),
         ("checkpoint.keep=1", "checkpoint.keep = 1; allowed: a whole number of at least 2 (whole number)"),
+        ("model.n_kv_head=4", "model.n_kv_head = 4; allowed: 0 unless llama is trained"),
         ("model.n_head=5", "model.n_embd = 768; allowed: a multiple of model.n_head = 5"),
         ("data.path=", "data.path = not given; allowed: the folder of a token set, see training.data.prepare (text)"),
         ("run.name=../x", "run.name = \"../x\"; allowed: letters, digits, '-', '_' and '.' (text)"),
@@ -75,6 +76,23 @@ def test_what_is_wrong_is_named_with_its_value_and_what_is_allowed(
         jobs.load(path, [override])
     assert str(error.value).startswith(expected)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.n_kv_head=5", "model.n_kv_head = 5; allowed: 0 or a divisor of model.n_head = 12"),
+        ("model.n_embd=36", "model.n_embd = 36; allowed: an even multiple of model.n_head = 12: a head's width is "),
+        ("model.dropout=0.1", "model.dropout = 0.1; allowed: 0 for llama"),
+        ("model.rope_base=0", "model.rope_base = 0.0; allowed: a finite number above 0 (number)"),
+    ],
+)
+def test_llamas_keys_are_checked_together(tmp_path: Path, override: str, expected: str) -> None:
+    path = written(tmp_path, '[data]\npath = "tokens"\n[model]\narchitecture = "llama"\n')
+    assert jobs.load(path, ["model.n_kv_head=4"]).model.n_kv_head == 4
+    with pytest.raises(JobError) as error:
+        jobs.load(path, [override])
+    assert str(error.value).startswith(expected)
 
 
 @pytest.mark.parametrize("text", ["[data", "data = 3", "\xff", "[data]\npath = 3", ""])

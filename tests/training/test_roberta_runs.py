@@ -93,7 +93,7 @@ def test_the_log_and_the_metrics_have_the_perplexity_of_masked_tokens(job: Path,
             ["model.vocab_size=35"],
             "error: model.vocab_size = 35: 31 tokens of the token set and 5 special ones; allowed: 0",
         ),
-        (["model.architecture=bert"], 'error: model.architecture = "bert"; allowed: gpt2 | roberta (text)'),
+        (["model.architecture=bert"], 'error: model.architecture = "bert"; allowed: gpt2 | llama | roberta (text)'),
         (["train.schedule=linear"], 'error: train.schedule = "linear"; allowed: cosine | polynomial (text)'),
         (["train.warmup=8"], "error: train.warmup = 8; allowed: less than train.steps = 8"),
         (

@@ -72,7 +72,7 @@ def test_another_model_is_trained_resumed_and_read_by_the_same_loop(job: Path, t
 def test_an_architecture_that_does_not_exist_is_one_line(job: Path, tmp_path: Path) -> None:
     group = start(job, tmp_path / "run", 1, ["model.architecture=gpt3"])
     assert group.wait() == [2]
-    assert 'error: model.architecture = "gpt3"; allowed: gpt2 | roberta (text)' in group.output()
+    assert 'error: model.architecture = "gpt3"; allowed: gpt2 | llama | roberta (text)' in group.output()
 
 
 def shard(folder: Path, shards: int) -> None:

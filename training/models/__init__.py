@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from training.models.base import Model
 
-ARCHITECTURES = {"gpt2": "training.models.gpt2:GPT", "roberta": "training.models.roberta:Roberta"}
+ARCHITECTURES = {
+    "gpt2": "training.models.gpt2:GPT",
+    "llama": "training.models.llama:Llama",
+    "roberta": "training.models.roberta:Roberta",
+}
 """Value of the key model.architecture -> module:class."""
 
 

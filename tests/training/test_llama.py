@@ -1,0 +1,183 @@
+"""Llama against transformers', its cache against none, its initial weights on the meta device, its published sizes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch.nn import functional
+
+from training.models import hugging_face
+from training.models.llama import Llama, Shape, intermediate_size
+from training.sample import generate
+from training.sections import ModelSection
+
+GROUPED = Shape(
+    n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48, block_size=16, vocab_size=67, rope_base=500.0
+)
+SHAPES = {
+    "grouped": GROUPED,
+    "one": replace(GROUPED, n_kv_head=1, tie=True, norm_epsilon=1e-6),
+    "each": replace(GROUPED, n_kv_head=4),
+}
+
+
+def model(shape: Shape = GROUPED, seed: int = 1) -> Llama:
+    """With norms that are not ones, and weights so large that positions and the mask are seen in the logits."""
+    torch.manual_seed(seed)
+    made = Llama(shape).eval()
+    for parameter in made.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return made
+
+
+def all_logits(ours: Llama, tokens: torch.Tensor) -> torch.Tensor:
+    return functional.linear(ours.hidden(tokens), ours.out_weight)
+
+
+def config_of(shape: Shape) -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.LlamaConfig(
+        num_hidden_layers=shape.n_layer,
+        num_attention_heads=shape.n_head,
+        num_key_value_heads=shape.n_kv_head,
+        hidden_size=shape.n_embd,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=shape.block_size,
+        vocab_size=shape.vocab_size,
+        rms_norm_eps=shape.norm_epsilon,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_base},
+        tie_word_embeddings=shape.tie,
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_our_weights_open_in_transformers(tmp_path: Path, shape: Shape) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = model(shape)
+    hugging_face.save(Llama, shape, ours.state_dict(), tmp_path)
+    theirs, report = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
+    tokens = torch.randint(0, 67, (3, 16))
+    torch.testing.assert_close(all_logits(ours, tokens), theirs.eval()(tokens).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_their_weights_open_in_ours(tmp_path: Path, shape: Shape) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(5)
+    theirs = transformers.LlamaForCausalLM(config_of(shape)).eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+    ours = Llama(shape).eval()
+    hugging_face.load(ours, tmp_path)
+    tokens = torch.randint(0, 67, (3, 16))
+    torch.testing.assert_close(all_logits(ours, tokens), theirs(tokens).logits, rtol=0, atol=1e-5)
+
+
+def test_the_gradients_are_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = model().train()
+    hugging_face.save(Llama, GROUPED, ours.state_dict(), tmp_path)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path).train()
+    windows = torch.randint(0, 67, (3, 17))
+    ours(*ours.batch(windows, [0, 0, 0])).backward()
+    logits = theirs(windows[:, :-1]).logits.flatten(0, 1)
+    functional.cross_entropy(logits, windows[:, 1:].flatten(), reduction="sum").backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[Llama.hugging_face(name)[0]], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_cache_gives_the_same_as_reading_all_again(shape: Shape) -> None:
+    ours = model(shape)
+    tokens = torch.randint(0, 67, (2, 16))
+    cache = ours.new_cache(2)
+    assert cache.entries.numel() == 2 * 2 * 2 * shape.n_kv_head * 16 * 8, "the heads of keys only"
+    with torch.no_grad():
+        for start, end in ((0, 5), (5, 6), (6, 12), (12, 16)):  # a prompt, a token, several after others
+            got = ours.logits(tokens[:, start:end], cache)
+            torch.testing.assert_close(got, ours.logits(tokens[:, :end]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_sampling_does_not_depend_on_the_cache_past_the_end_of_the_context(temperature: float) -> None:
+    def tokens(*, cached: bool) -> list[int]:
+        return list(generate(model(), [1, 2, 3], 45, temperature=temperature, top_k=0, seed=3, cached=cached))
+
+    assert tokens(cached=True) == tokens(cached=False)
+    assert len(tokens(cached=True)) == 45
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_model_from_the_meta_device_gets_the_same_initial_weights(shape: Shape) -> None:
+    torch.manual_seed(7)
+    expected = Llama(shape).state_dict()
+    with torch.device("meta"):
+        ours = Llama(shape)
+    assert not list(ours.buffers())
+    ours.to_empty(device="cpu")
+    torch.manual_seed(7)
+    for module in ours.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
+
+
+PUBLISHED = {
+    "7B": ((32, 32, 0, 4096, 0), 6_738_415_616),
+    "13B": ((40, 40, 0, 5120, 0), 13_015_864_320),
+    "70B": ((80, 64, 8, 8192, 28_672), 68_976_648_192),
+}
+
+
+@pytest.mark.parametrize(("size", "parameters"), PUBLISHED.values(), ids=PUBLISHED)
+def test_the_published_sizes(size: tuple[int, int, int, int, int], parameters: int) -> None:
+    layers, heads, groups, width, inside = size
+    keys = ModelSection(
+        architecture="llama",
+        n_layer=layers,
+        n_head=heads,
+        n_kv_head=groups,
+        n_embd=width,
+        intermediate_size=inside,
+        block_size=4096,
+        vocab_size=32_000,
+    )
+    with torch.device("meta"):
+        published = Llama(Llama.shape_of(keys, 0))
+    assert sum(p.numel() for p in published.parameters()) == parameters
+    multiplied = sum(p.numel() for n, p in published.named_parameters() if p.dim() == 2 and n != "tokens.weight")
+    assert published.flops_per_token() == 6 * multiplied + 12 * layers * width * 4096
+
+
+def test_the_width_inside_the_mlp_is_llamas_rule() -> None:
+    assert [intermediate_size(width) for width in (4096, 5120, 256)] == [11_008, 13_824, 768]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_first_loss_is_that_of_a_guess(shape: Shape) -> None:
+    torch.manual_seed(1)
+    inputs, targets = torch.randint(0, 67, (2, 4, 16))
+    assert Llama(shape)(inputs, targets).item() / 64 == pytest.approx(math.log(67), abs=0.15)
+
+
+def test_a_block_by_itself_counts_positions_from_0() -> None:
+    ours = model()
+    x = torch.randn(1, 16, 32)
+    for block in ours.blocks:
+        assert block(x).shape == x.shape
+    tokens = torch.randint(0, 67, (2, 16))
+    x = ours.tokens(tokens)
+    for block in ours.blocks:
+        x = block(x)
+    assert torch.equal(ours.norm(x), ours.hidden(tokens))
