@@ -11,7 +11,7 @@ from pathlib import Path
 from node.job import files, job_table
 from node.job.log import Log
 from node.job.spec import of_job
-from node.slurm import records
+from node.slurm import records, step
 from node.slurm.allocation import Allocation
 from node.slurm.queue import SlurmError
 
@@ -43,7 +43,8 @@ def go_on(run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], 
 
 def take_over(run_dir: Path, node: str) -> None:
     """Go on for a supervisor that has died with its node; by the keeper on another one, which has heard nothing from it
-    for a while. Does nothing while that node can be reached: then Slurm knows how the supervisor ended."""
+    for a while. Does nothing while that node can be reached: then Slurm knows how the supervisor ended. Otherwise it
+    ends this process, too, with all steps of the job on this node."""
     spec = of_job(run_dir)
     slurm = Allocation(spec)
     head = slurm.nodes[0]
@@ -53,8 +54,7 @@ def take_over(run_dir: Path, node: str) -> None:
     ranks = ", ".join(map(str, range(head.slots)))
     why = f"{head.name} (rank {ranks}) is cut off: no word for {files.LEASE:.0f} s"
     log.say(f"error: {why}")
-    if spec.has_secrets:  # which Slurm alone has: it starts the job again itself, if it may
-        slurm.tell_down({head.name})
-        return
-    go_on(run_dir, slurm, log, {head.name}, why)
+    if not spec.has_secrets:  # which Slurm alone has: it starts the job again itself, if it may
+        go_on(run_dir, slurm, log, {head.name}, why)
     slurm.tell_down({head.name})
+    step.end_all(slurm.number)
