@@ -1,4 +1,4 @@
-"""Prints the state of a node as one line of JSON: `status run/trainyard/limits.json`.
+"""Prints the state of a node as one line of JSON: `status run/trainyard/limits.json [PARTITION]`.
 
 If the node is a container (`shared`), its used memory is read from its cgroup, or summed over its processes if that is
 not readable; the load is the whole machine's.
@@ -27,7 +27,8 @@ GIB = 1 << 30
 
 def main(argv: list[str]) -> None:
     """`argv[0]` is the path of the node's limits record. bootstrap/limits.py does not count a process with this path in
-    its command line as use of the node; otherwise a loop of `fab status` would keep an idle cluster alive."""
+    its command line as use of the node; otherwise a loop of `fab status` would keep an idle cluster alive. `argv[1]`,
+    where Slurm starts machines for jobs: their partition."""
     shared = Path("/run/systemd/container").exists()
     ready, failed = record("ready.json"), record("failed.json")
     disk = shutil.disk_usage("/")
@@ -48,7 +49,20 @@ def main(argv: list[str]) -> None:
         "limits": limits(ROOT / argv[0]),
         "notice": str(files.read(ROOT / "run/trainyard/notice.json").get("why", "")),
     }
+    if argv[1:]:
+        state["queue_running"] = running(argv[1])
     print(json.dumps(state))
+
+
+def running(partition: str) -> int | None:
+    """How many machines of a partition run, and are billed, those that start or stop included; None: Slurm does not
+    say."""
+    from node.slurm import queue  # here, as most nodes have no Slurm
+
+    try:
+        return sum(not state.endswith("~") for state in queue.nodes(partition).values())
+    except queue.SlurmError:
+        return None
 
 
 def record(name: str) -> files.Record | None:

@@ -37,9 +37,10 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
     cluster = load(stack, inventory)
     results = ask(cluster)
     nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
+    queue = of_queue(cluster, results[cluster.head.name])
     if json:
         all_nodes = {"cluster": cluster.name, "hourly_usd": cluster.hourly_usd, "spent_usd": _spent(nodes)}
-        say(json_text.dumps({**all_nodes, "nodes": nodes}, indent=2))
+        say(json_text.dumps({**all_nodes, **({"queue": queue} if queue else {}), "nodes": nodes}, indent=2))
         return
     rows, dropped = fitting([_HEADING, *(_row(node) for node in nodes)], 0 if wide else width())
     say(table(rows))
@@ -54,7 +55,7 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
         if node["notice"]:
             say(f"{node['name']} is about to go: {node['notice']}")
     if cluster.hourly_usd:
-        say(_money(cluster, nodes))
+        say(_money(cluster, nodes) + _of_queue(queue))
     if any(node["load_is_shared"] for node in nodes):
         say("LOAD and DISK are those of the machine that the nodes share")
     say(_next(nodes))
@@ -62,7 +63,18 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
 
 def ask(cluster: SshCluster) -> dict[str, Result]:
     with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
-        return node_program.run(fleet, "status", "run/trainyard/limits.json", timeout=_TIMEOUT)
+        partition = [cluster.queue.name] if cluster.queue else []
+        return node_program.run(fleet, "status", "run/trainyard/limits.json", *partition, timeout=_TIMEOUT)
+
+
+def of_queue(cluster: SshCluster, head: Result) -> dict[str, Any]:
+    """The machines that Slurm starts for jobs, and what those that run cost, by the head's answer; empty if the cluster
+    has none. `running` and `hourly_usd` are None if Slurm does not say how many run."""
+    if cluster.queue is None:
+        return {}
+    running = json_text.loads(head.stdout).get("queue_running") if head.ok else None
+    price = None if running is None else round(running * cluster.queue.hourly_usd, 4)
+    return {"name": cluster.queue.name, "nodes": cluster.queue.nodes, "running": running, "hourly_usd": price}
 
 
 def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
@@ -171,6 +183,16 @@ def _money(cluster: SshCluster, nodes: list[dict[str, Any]]) -> str:
     silent = [node["name"] for node in nodes if node["spent_usd"] is None]
     without = f", without {', '.join(silent)}, which may cost as well" if silent else ""
     return f"{cluster.name}: ${cluster.hourly_usd:.2f}/h, ${_spent(nodes):.2f} so far{without}"
+
+
+def _of_queue(queue: Mapping[str, Any]) -> str:
+    """`; queue p3dn: 1 of 2 nodes run, $31.21/h more`"""
+    if not queue:
+        return ""
+    name, count, running = queue["name"], queue["nodes"], queue["running"]
+    if running is None:
+        return f"; queue {name}: Slurm does not say how many of its {count} nodes run, which cost more"
+    return f"; queue {name}: {running} of {count} nodes run, ${queue['hourly_usd']:.2f}/h more"
 
 
 def _next(nodes: list[dict[str, Any]]) -> str:

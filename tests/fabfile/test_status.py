@@ -17,8 +17,8 @@ import sshd
 from fabfile.output import duration, gigabytes, prefixed, table
 from fabfile.remote.command import Result
 from fabfile.remote.ended import WHY
-from fabfile.verbs.status import _HEADING, _money, _next, _row, describe, fitting
-from infra.inventory import Node, SshCluster, to_json
+from fabfile.verbs.status import _HEADING, _money, _next, _of_queue, _row, describe, fitting, of_queue
+from infra.inventory import Node, Queue, SshCluster, to_json
 
 FAB = Path(sys.executable).with_name("fab")
 CLUSTER = SshCluster(
@@ -105,6 +105,22 @@ def test_money_of_the_cluster_names_who_is_not_counted() -> None:
     gone = describe(CLUSTER, CLUSTER.nodes[1], Result("node2", 255, reason="no answer"))
     assert _money(CLUSTER, [known, known]) == "yard: $3.00/h, $3.00 so far"
     assert _money(CLUSTER, [known, gone]) == "yard: $3.00/h, $1.50 so far, without node2, which may cost as well"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"queue_running": 1}, "; queue p3dn: 1 of 2 nodes run, $31.20/h more"),
+        ({"queue_running": 0}, "; queue p3dn: 0 of 2 nodes run, $0.00/h more"),
+        ({"queue_running": None}, "; queue p3dn: Slurm does not say how many of its 2 nodes run, which cost more"),
+        (None, "; queue p3dn: Slurm does not say how many of its 2 nodes run, which cost more"),
+    ],
+)
+def test_the_machines_that_slurm_started_cost_as_well(answer: dict[str, Any] | None, said: str) -> None:
+    queue = Queue(name="p3dn", nodes=2, node_prefix="p3dn-dy-big", hourly_usd=31.2)
+    head = Result("node1", 255, reason="no answer") if answer is None else Result("node1", 0, json.dumps(answer))
+    assert _of_queue(of_queue(replace(CLUSTER, queue=queue), head)) == said
+    assert of_queue(CLUSTER, Result("node1", 0, json.dumps(STATUS))) == {} and _of_queue({}) == ""
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 from http_server import Answer, Asked
 from price_lists import aws_offers, azure_answers
 
+from infra.clouds.aws import lustre
 from infra.clouds.aws import price_list as aws_list
 from infra.clouds.azure import price_list as azure_list
 from infra.errors import OperationError
@@ -66,6 +67,7 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
         assert values["aws", region, "s3-gb-month"]["usd_per_month"] == 0.024
         assert values["aws", region, "cloudwatch-metric-month"]["usd_per_month"] == 0.31
         assert values["aws", region, "cloudwatch-request"]["usd_per_hour"] == 0.00002
+        assert values["aws", region, lustre.SKU]["usd_per_month"] == 0.146
     assert values["azure", "eastus", "Standard_D32s_v6"]["usd_per_hour"] == 1.7
     assert values["azure", "westeurope", "Standard_D32s_v6"]["usd_per_hour"] == 1.7
     assert "estimate" not in values["azure", "westeurope", "Standard_D32s_v6"]
@@ -140,3 +142,10 @@ def test_an_amount_is_written_without_digits_that_mean_nothing(copy: Path, monke
     rows = [line for line in copy.read_text().splitlines() if TODAY in line]
     written = {sku: amount for row in rows for sku, amount in re.findall(r'sku = "(.*?)".* usd_per_\w+ = (\S+),', row)}
     assert written == {"m7i.large": "1.4", "nat-gateway": "38.0", "gp3-gb-month": "0.0208"}
+
+
+def test_every_thing_of_aws_that_has_a_price_can_be_asked_for() -> None:
+    skus = {row["sku"] for row in tomllib.loads(table.TABLE.read_text())["list"]["price"] if row["cloud"] == "aws"}
+    known = {sku for usage in aws_list.USAGE.values() for sku in usage.values()} | set(aws_list.LUSTRE)
+    types = {sku for sku in skus if re.fullmatch(r"[a-z0-9]+\.[a-z0-9]+(/spot)?", sku)}
+    assert skus - types <= known

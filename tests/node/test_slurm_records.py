@@ -33,11 +33,14 @@ class Slurm:
     def queue(self, *rows: str) -> None:
         self._program("squeue", "\n".join(rows))
 
+    def sinfo(self, *rows: str) -> None:
+        self._program("sinfo", "\n".join(rows))
+
     def job(self, text: str) -> None:
         self._program("scontrol", text)
 
     def down(self) -> None:
-        for name in ("squeue", "scontrol"):
+        for name in ("squeue", "scontrol", "sinfo"):
             self._write(name, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
 
     def _program(self, name: str, text: str) -> None:
@@ -182,3 +185,11 @@ def test_a_node_is_not_busy_with_a_job_whose_keeper_slurm_has_killed(
     for keeper, shown in ((os.getpid(), "a-1"), (gone.pid, None)):
         files.write(tmp_path / "job.json", {"id": "a-1", "state": "RUNNING", "keeper": keeper})
         assert (status.job() or {}).get("id") == shown
+
+
+def test_machines_that_slurm_has_powered_down_are_not_billed(slurm: Slurm) -> None:
+    rows = ("p3dn-dy-big-1|allocated|p3dn*", "p3dn-dy-big-2|idle~|p3dn*", "p3dn-dy-big-3|allocated#|p3dn*")
+    slurm.sinfo(*rows, "p3dn-dy-big-4|idle%|p3dn*")
+    assert status.running("p3dn") == 3, "those that start and stop cost, too"
+    slurm.down()
+    assert status.running("p3dn") is None

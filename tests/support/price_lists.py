@@ -14,6 +14,7 @@ COLUMNS = [
     *("EndingRange", "Unit", "PricePerUnit", "Currency", "RelatedTo", "LeaseContractLength", "PurchaseOption"),
     *("OfferingClass", "Product Family", "serviceCode", "Location", "Location Type", "Instance Type", "Tenancy"),
     *("Operating System", "usageType", "operation", "CapacityStatus", "Pre Installed S/W"),
+    *("Storage Type", "Deployment_option", "FileSystemType", "ThroughputCapacity"),
 ]
 META = (
     '"FormatVersion","v1.0"\n"Disclaimer","as it is, ""quoted"", here"\n'
@@ -27,6 +28,15 @@ INSTANCE = {
     "CapacityStatus": "Used",
     "Pre Installed S/W": "NA",
     "usageType": "BoxUsage:m7i.large",
+}
+
+
+LUSTRE = {
+    "Product Family": "Storage",
+    "FileSystemType": "Lustre",
+    "Deployment_option": "Persistent",
+    "Storage Type": "SSD",
+    "ThroughputCapacity": "125",
 }
 
 
@@ -68,6 +78,15 @@ def aws_offers(asked: Asked) -> Answer:
             {"usageType": f"{prefix}CW:MetricMonitorUsage", "PricePerUnit": "0.31", "EndingRange": "10000"},
             {"usageType": f"{prefix}CW:MetricMonitorUsage", "PricePerUnit": "0.1", "StartingRange": "10000"},
             {"usageType": f"{prefix}CW:Requests", "PricePerUnit": "0.00002"},
+        ],
+        "AmazonFSx": [
+            {**LUSTRE, "PricePerUnit": "9.9", "ThroughputCapacity": "1000"},
+            {**LUSTRE, "PricePerUnit": "9.9", "Storage Type": "HDD"},
+            {**LUSTRE, "PricePerUnit": "9.9", "Deployment_option": "Scratch"},
+            {**LUSTRE, "PricePerUnit": "9.9", "FileSystemType": "Windows"},
+            {**LUSTRE, "PricePerUnit": "9.9", "Product Family": "Provisioned Throughput"},
+            {**LUSTRE, "PricePerUnit": "9.9", "TermType": "Reserved"},
+            {**LUSTRE, "PricePerUnit": "0.146"},
         ],
     }[code]
     body = offer(code, *rows)

@@ -32,6 +32,19 @@ USAGE = {
     "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
 """Offer -> usage type without its region's prefix -> our name for it."""
+LUSTRE = {
+    "fsx-lustre-persistent2-125-gb-month": {
+        "productfamily": "Storage",
+        "filesystemtype": "Lustre",
+        "deploymentoption": "Persistent",
+        "storagetype": "SSD",
+        "throughputcapacity": "125",
+    }
+}
+"""Our names for storage of FSx for Lustre -> attributes of its row. They alone tell PERSISTENT_2 from PERSISTENT_1,
+which has 50, 100 and 200 MB/s for each TiB. AWS's files and its API write the names of columns in several ways: here
+they are in small letters alone."""
+_FSX = "AmazonFSx"
 _INSTANCE = {
     "Operating System": "Linux",
     "Tenancy": "Shared",
@@ -44,8 +57,9 @@ _INSTANCE = {
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
     """The prices found for each sku, in USD an hour or a month; several: the file is ambiguous. OSError: see `rows`."""
     found: dict[str, set[float]] = {}
-    for offer, usage in USAGE.items():
-        if offer == "AmazonEC2" or set(usage.values()) & set(skus):
+    ours: dict[str, set[str]] = {offer: set(usage.values()) for offer, usage in USAGE.items()} | {_FSX: set(LUSTRE)}
+    for offer, names in ours.items():
+        if offer == "AmazonEC2" or names & set(skus):
             for row in rows(f"{base}/{offer}/current/{region}/index.csv"):
                 sku = sku_of(offer, row)
                 if sku in skus:
@@ -59,6 +73,9 @@ def sku_of(offer: str, row: dict[str, str]) -> str:
         return ""
     if offer == "AmazonEC2" and all(row.get(key) == value for key, value in _INSTANCE.items()):
         return row["Instance Type"]
+    if offer == _FSX:
+        plain = {re.sub("[^a-z]", "", name.lower()): value for name, value in row.items()}
+        return next((sku for sku, wanted in LUSTRE.items() if wanted.items() <= plain.items()), "")
     usage = re.fullmatch(r"(?:[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
     # Take the first tier: storage is cheaper only beyond many terabytes.
     return USAGE[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
