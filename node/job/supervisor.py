@@ -101,6 +101,11 @@ class Supervisor:
             self._over(state, reason, 1)
         elif verdict.code:
             self._over("FAILED", verdict.reason, verdict.code)
+        elif verdict.reason.startswith(STOPPED):  # as their SIGTERM says; nobody has asked us for it
+            state, reason = "CANCELLED", "its ranks were sent SIGTERM"
+            if self.slurm:
+                state, reason = self.slurm.ended_by()
+            self._over(state, f"{reason}; {verdict.reason}", 1)
         else:
             self._over("SUCCEEDED", "", 0)
 

@@ -45,7 +45,7 @@ class Allocation:
         return {node.name for node in self.nodes if node.name in names and not _answers(node.private_ip, port)}
 
     def ended_by(self) -> tuple[str, str]:
-        """(state, reason) after Slurm has asked this process to end: PENDING if the job is requeued."""
+        """(state, reason) after Slurm has asked this process or the ranks to end: PENDING if the job is requeued."""
         if os.getppid() != self._parent:
             return "FAILED", f"slurmstepd, which watched the supervisor on {self.nodes[0].name}, is gone"
         try:
@@ -56,7 +56,20 @@ class Allocation:
             return "PENDING", "requeued by Slurm"
         if fate is not None and fate.reason == "TimeLimit":
             return "FAILED", "Slurm's time limit ended it"
+        if fate is not None and fate.reason == "NodeDown":
+            names = ", ".join(self._down()) or "one of its nodes"
+            return "FAILED", f"Slurm takes {names} for dead, as its slurmd does not answer"
+        if fate is not None and fate.state == "RUNNING":
+            return "CANCELLED", "its processes were sent SIGTERM, and not by Slurm"
         return "CANCELLED", "cancelled in Slurm (scancel)"
+
+    def _down(self) -> list[str]:
+        """Our nodes that Slurm takes for dead."""
+        try:
+            states = queue.nodes(submission.partition(self._spec))
+        except SlurmError:
+            return []
+        return [node.name for node in self.nodes if states.get(node.name, "").startswith("down")]
 
     def submit_without(self, lost: Collection[str], restarts: int) -> tuple[str, int]:
         """Submit the job again, without these nodes and with so many restarts left: with spare nodes in place of the

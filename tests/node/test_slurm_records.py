@@ -9,13 +9,18 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from small_cluster import cluster
 
 from node import status
 from node.job import files, job_table, log
+from node.job.diagnosis import Outcome
+from node.job.supervisor import Supervisor
 from node.slurm import others, records
+from node.slurm.allocation import Allocation
 from node.slurm.queue import Fate
 
 ROW = "{number}|{state}|{user}|2|node[1-2]|1795340150|1795340151|{reason}|trainyard:{job}|{job}"
@@ -160,6 +165,43 @@ def test_the_queue_is_asked_once_for_all_jobs(tmp_path: Path, slurm: Slurm) -> N
 def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason: str) -> None:
     found = records.why(fate)
     assert found[0] == state and re.match(reason, found[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "reason"),
+    [
+        ("JobState=RUNNING Reason=None Restarts=1", "PENDING", "requeued by Slurm"),
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=0", "FAILED", "Slurm's time limit ended it"),
+        (
+            "JobState=COMPLETING Reason=NodeDown Restarts=0",
+            "FAILED",
+            "Slurm takes node2 for dead, as its slurmd does not answer",
+        ),
+        ("JobState=RUNNING Reason=None Restarts=0", "CANCELLED", "its processes were sent SIGTERM, and not by Slurm"),
+        ("JobState=COMPLETING Reason=None Restarts=0", "CANCELLED", "cancelled in Slurm (scancel)"),
+    ],
+)
+def test_why_slurm_ends_a_job(slurm: Slurm, text: str, state: str, reason: str) -> None:
+    slurm.job(f"JobName=a-1 Comment=trainyard:a-1 ExitCode=0:0 BatchHost=node1 {text}")
+    slurm.sinfo("node1|allocated|nodes*", "node2|down*|nodes*", "node3|down|nodes*")
+    ours = object.__new__(Allocation)  # without Slurm's environment
+    spec: Any = SimpleNamespace(id="a-1", cluster=cluster(2))
+    ours.__dict__ = {"_spec": spec, "_parent": os.getppid(), "number": "7", "requeued": 0, "nodes": spec.cluster.nodes}
+    assert ours.ended_by() == (state, reason)
+
+
+@pytest.mark.parametrize("slurms", [False, True])
+def test_ranks_that_somebody_else_has_stopped_are_no_success(slurms: bool) -> None:
+    """As Slurm does when it takes a node for dead, and cannot reach the supervisor there."""
+    told: list[tuple[str, str, int]] = []
+    down = ("FAILED", "Slurm takes node2 for dead")
+    who: Any = SimpleNamespace(
+        slurm=SimpleNamespace(ended_by=lambda: down) if slurms else None, _over=lambda *args: told.append(args)
+    )
+    stopped = "stopped: step 8 is in the checkpoint"
+    Supervisor._ended(who, Outcome(0, stopped), cast("Any", SimpleNamespace(stopping="")))
+    state, reason = down if slurms else ("CANCELLED", "its ranks were sent SIGTERM")
+    assert told == [(state, f"{reason}; {stopped}", 1)]
 
 
 def test_what_others_have_submitted_is_listed_with_them(
