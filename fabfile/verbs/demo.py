@@ -9,6 +9,7 @@ import stat
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,38 +23,50 @@ from fabfile import backends
 from fabfile.output import is_terminal, say
 from fabfile.stacks import orphans, pulumi_cli, removal
 
-STACK = "demo"
+STACKS = {"none": "demo", "slurm": "demo-slurm"}
+"""Who runs the jobs -> the demo's stack for that."""
 JOB = "demo"
-DATA = "/data/stdlib"
 FAB = (sys.executable, "-m", "fabfile")
-STORY = (
-    ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
-    ("follow their boot until all are ready", ["wait"]),
-    ("is everything as training needs it?", ["check"]),
-    (
-        "a text that every machine has, the source of Python's standard library, as tokens on every node",
-        ["prepare", JOB],
-    ),
-    ("a small GPT, trained by all three in step", ["train", JOB]),
-    ("what it has learned", ["sample", f"{JOB}-1", "--prompt", "def ", "--tokens", "120"]),
+PROMPT = "def "
+
+
+def story(job: str) -> tuple[tuple[str, list[str]], ...]:
+    """(what happens, the verb with its arguments), in order, from `up` to the text that a job's model writes."""
+    return (
+        ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
+        ("follow their boot until all are ready", ["wait"]),
+        ("is everything as training needs it?", ["check"]),
+        (
+            "a text that every machine has, the source of Python's standard library, as tokens on every node",
+            ["prepare", job],
+        ),
+        ("a small GPT, trained by all three in step", ["train", job]),
+        ("what it has learned", ["sample", f"{job}-1", "--prompt", PROMPT, "--tokens", "120"]),
+    )
+
+
+@task(
+    help={
+        "scheduler": "who runs the job: none is our own launcher over SSH, slurm is Debian's Slurm",
+        "job": "the GPT's job file; smoke is a minute's",
+    }
 )
-
-
-@task
-def demo(_c: Context) -> None:
+def demo(_c: Context, scheduler: str = "none", job: str = JOB) -> None:
     """Stand up a cluster on this machine, train a GPT on it, sample from it, and leave nothing behind."""
-    began = time.monotonic()
+    if scheduler not in STACKS:
+        raise Exit(f"--scheduler {scheduler}: must be {' or '.join(STACKS)}", code=2)
+    stack, began = STACKS[scheduler], time.monotonic()
     with _given_back(), _the_only_one():
-        _refuse_to_take_over()
+        _refuse_to_take_over(stack)
         try:
-            for why, argv in STORY:
-                _step(why, [*argv, *_few_steps(argv[0])])
-            figures = _figures()
+            for why, argv in story(job):
+                _step(why, [*argv, *_few_steps(argv[0])], stack)
+            figures = _figures(stack, f"{job}-1")
         except BaseException:
             say("\nthe demo did not finish: taking its cluster down")
-            _verb(["destroy", "--yes"])
+            _verb(["destroy", "--yes"], stack)
             raise
-        _step("and nothing stays", ["destroy", "--yes"])
+        _step("and nothing stays", ["destroy", "--yes"], stack)
     say("\n" + "\n".join(f"{name:<22} {value}" for name, value in figures))
     say(f"{'the whole story':<22} {time.monotonic() - began:.0f} s")
     say("next: fab up   (the same as your own cluster, to keep: stacks/Pulumi.local.yaml)")
@@ -78,23 +91,23 @@ def _the_only_one() -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _refuse_to_take_over() -> None:
+def _refuse_to_take_over(stack: str) -> None:
     """Exit 1 if a cluster of the demo's name exists: this demo must not use or remove it."""
-    found = orphans.find(STACK, [], orphans.facts_of(STACK))
+    found = orphans.find(stack, [], orphans.facts_of(stack))
     whose = ", ".join(sorted({str(each["whose"]) for each in orphans.strangers(found)}))
     if whose:
-        raise Exit(f"stack {STACK} on this machine belongs to {whose}: wait until it is gone", code=1)
-    if found or removal.names(STACK):
+        raise Exit(f"stack {stack} on this machine belongs to {whose}: wait until it is gone", code=1)
+    if found or removal.names(stack):
         raise Exit(
-            f"stack {STACK} exists already, made by you: use it (fab status --stack {STACK}), or remove it: "
-            f"fab destroy --stack {STACK}",
+            f"stack {stack} exists already, made by you: use it (fab status --stack {stack}), or remove it: "
+            f"fab destroy --stack {stack}",
             code=1,
         )
 
 
-def _step(why: str, argv: list[str]) -> None:
-    say(f"\n# {why}\n$ fab {' '.join(argv)} --stack {STACK}")
-    code = _verb(argv)
+def _step(why: str, argv: list[str], stack: str) -> None:
+    say(f"\n# {why}\n$ fab {' '.join(argv)} --stack {stack}")
+    code = _verb(argv, stack)
     if code != 0:
         raise Exit(f"the demo stopped: fab {' '.join(argv)} ended with exit code {code}", code=code)
 
@@ -104,22 +117,23 @@ def _few_steps(verb: str) -> list[str]:
     return ["--every", "10"] if verb == "train" and not is_terminal(sys.stdout) else []
 
 
-def _verb(argv: list[str]) -> int:
-    return pulumi_cli.follow([*FAB, *argv, "--stack", STACK])
+def _verb(argv: list[str], stack: str) -> int:
+    return pulumi_cli.follow([*FAB, *argv, "--stack", stack])
 
 
-def _figures() -> list[tuple[str, str]]:
+def _figures(stack: str, job: str) -> list[tuple[str, str]]:
     """Figures from the run's own files, with gzip on the same held-out text as a baseline."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pulumi_cli.ask([*FAB, "fetch", f"{JOB}-1", "--to", name, "--stack", STACK])
+        pulumi_cli.ask([*FAB, "fetch", job, "--to", name, "--stack", stack])
         steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         newest = int((folder / "checkpoints/latest").read_text())
         state = json.loads((folder / f"checkpoints/step-{newest:06}/state.json").read_text())
-        job = json.loads((folder / "state.json").read_text())
-    with backends.connect(STACK, "") as backend:
-        baselines = json.loads(backend.run_program("data.token_set", DATA, "--gzip"))
-    return _rows(steps, state, job, baselines)
+        record = json.loads((folder / "state.json").read_text())
+        data = str(tomllib.loads((folder / "job.toml").read_text())["data"]["path"])
+    with backends.connect(stack, "") as backend:
+        baselines = json.loads(backend.run_program("data.token_set", data, "--gzip"))
+    return _rows(steps, state, record, baselines)
 
 
 def _rows(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process
 from jobs_on_slurm import NODES, metrics, on_head, parts, slurm_of_three
 from on_host import members
 from polling import until
@@ -19,19 +19,17 @@ from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 SAVED_SECONDS = 20.0
+AGAIN_SECONDS = 20.0
+"""From a node's death to the first step of the job that goes on with a spare one."""
 SUPERVISOR = r"/usr/bin/python3 -I \S+/launch supervise"
+SLURMD = r"/usr/sbin/slurmd "
+ALL_IDLE = "sinfo --noheader --format='%D %T' || true"
 
 
 @pytest.fixture(scope="module")
 def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     with slurm_of_three(make_shared_project()) as project:
         yield project
-
-
-@pytest.fixture
-def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
-    with starting(cluster, tmp_path) as begin:
-        yield begin
 
 
 def kill_rank(project: Project, _job: Job) -> str:
@@ -74,17 +72,63 @@ def test_a_fault_ends_the_job_everywhere(cluster: Project, start: Start, fault: 
     assert after.ends(120) == 0, after.text()
 
 
-def test_slurmctld_may_die_and_start_anew_under_a_job(cluster: Project, start: Start) -> None:
+def trains_on(project: Project, job: Job) -> None:
+    step = metrics(project, job.id)[-1]["step"]
+    until(lambda: metrics(project, job.id)[-1]["step"] > step + 20, 90, "it trains on")
+    assert job.state()["state"] == "RUNNING"
+
+
+def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, start: Start) -> None:
+    """slurmd on a worker and on the supervisor's node, and slurmctld."""
     job = start(ENDLESS)
+    for node in ("node3", "node1"):
+        old = process(cluster, node, SLURMD)
+        os.kill(old, signal.SIGKILL)
+        trains_on(cluster, job)
+        until(lambda node=node, old=old: process(cluster, node, SLURMD) != old, 10, "slurmd is there again")
     # Slurm saves its queue some seconds after a change. If it dies before that, it takes the job for one that has not
     # started yet, starts it again, and takes the node, which refuses a second copy, out of service.
     until(lambda: time.time() - job.state()["started"] > SAVED_SECONDS, 90, "Slurm has saved its queue")
     on_head(cluster, "sudo systemctl kill --signal=KILL slurmctld")
-    step = metrics(cluster, job.id)[-1]["step"]
-    until(lambda: metrics(cluster, job.id)[-1]["step"] > step + 20, 90, "it trains on")
-    assert job.state()["state"] == "RUNNING"
+    trains_on(cluster, job)
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
-    until(lambda: "3 idle" in on_head(cluster, "sinfo --noheader --format='%D %T' || true"), 60, "Slurm is idle again")
+    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+
+
+@pytest.mark.parametrize("node", ["node3", "node1"], ids=["worker", "first"])
+def test_a_node_whose_slurmd_does_not_come_back_is_named(cluster: Project, start: Start, node: str) -> None:
+    """Slurm then ends the job; the supervisor's own node it cannot reach, if that is the one."""
+    job = start(ENDLESS)
+    cluster.ssh(node, "sudo systemctl stop slurmd")
+    try:
+        assert job.ends(90) == 1
+        until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+        state = job.state()
+        wanted = f"FAILED Slurm takes {node} for dead, as its slurmd does not answer"
+        assert f"{state['state']} {state['reason']}".startswith(wanted), (state, job.text())
+    finally:
+        cluster.ssh(node, "sudo systemctl start slurmd")
+    until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+
+
+def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Project, start: Start) -> None:
+    """Two checkpoints fit, and the third does not. Where there is room again, it goes on from the one before."""
+    undisturbed = start(step=0)
+    assert undisturbed.ends(120) == 0, undisturbed.text()
+    cluster.ssh("node2", "sudo mount -t tmpfs -o size=24m,mode=0777 tmpfs /fsx/runs")
+    try:
+        job = start("checkpoint.every=2", step=0)
+        assert job.ends(120) == 1
+        reason = job.state()["reason"]
+        assert re.match(r"rank 1 \(node2\): \S*step-\d+: the disk is full \(0\.\d\d GB left\)", reason), job.text()
+        until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    finally:
+        cluster.ssh("node2", "sudo umount /fsx/runs")
+    again = start("checkpoint.every=2", "--resume", job.id, step=0)
+    assert again.ends(120) == 0, again.text()
+    assert re.search(r"going on from step \d+, verified on disk", again.text())
+    found, wanted = ([line["loss"] for line in metrics(cluster, each.id)] for each in (again, undisturbed))
+    assert found == wanted
 
 
 @pytest.mark.parametrize("which", [-1, 0], ids=["worker", "first"])
@@ -105,7 +149,8 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         again = until(
             lambda: [line for line in metrics(cluster, job.id) if line["time"] > began + 3], 60, "it trains again"
         )
-        print(f"{dead} dead to training again: {again[0]['time'] - began:.1f} s")
+        took = again[0]["time"] - began
+        print(f"{dead} dead to training again: {took:.1f} s")
         assert f"error: {dead} (rank {nodes.index(dead)}) is cut off" in job.text() or "does not answer" in job.text()
         until(lambda: "going on from step" in job.text(), 30, lambda: f"its log says so: {job.text()}")
         assert job.state()["attempt"] == 2

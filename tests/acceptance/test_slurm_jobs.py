@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, listed, process, starting
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, listed, process
 from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
 from polling import until
 from project import Project
@@ -22,12 +22,6 @@ FIRST_STEP_SECONDS = 10.0
 def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     with slurm_of_three(make_shared_project()) as project:
         yield project
-
-
-@pytest.fixture
-def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
-    with starting(cluster, tmp_path) as begin:
-        yield begin
 
 
 def test_a_dry_run_is_what_would_be_submitted_and_touches_nothing(cluster: Project) -> None:

@@ -17,6 +17,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 from fabfile.stacks import orphans, pulumi_cli, removal
+from infra.config import stack_file
 
 demo: Any = importlib.import_module("fabfile.verbs.demo")  # the package has the verb under this name
 
@@ -35,17 +36,19 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: list[str] = []
+        self.stacks: set[str] = set()
         self.codes: dict[str, int] = {}
         self.there: list[dict[str, Any]] = []
         self.state: list[str] = []
         monkeypatch.setattr(demo, "_verb", self.verb)
-        monkeypatch.setattr(demo, "_figures", list)
+        monkeypatch.setattr(demo, "_figures", lambda _stack, _job: [])
         monkeypatch.setattr(orphans, "facts_of", lambda _stack: {"cloud": ""})
         monkeypatch.setattr(orphans, "find", lambda *_args: self.there)
         monkeypatch.setattr(removal, "names", lambda _stack: self.state)
 
-    def verb(self, argv: Sequence[str]) -> int:
+    def verb(self, argv: Sequence[str], stack: str) -> int:
         self.ran.append(argv[0])
+        self.stacks.add(stack)
         return self.codes.get(argv[0], 0)
 
 
@@ -57,8 +60,23 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
 
 def test_a_demo_goes_through_its_story_and_leaves_no_lock(played: Played, tmp_path: Path) -> None:
     demo.demo(Context())
-    assert played.ran == [*(argv[0] for _, argv in demo.STORY), "destroy"]
+    assert played.ran == [*(argv[0] for _, argv in demo.story("demo")), "destroy"] and played.stacks == {"demo"}
     assert not (tmp_path / ".trainyard" / "demo.lock").exists()
+
+
+def test_the_same_demo_on_slurm_has_a_stack_of_its_own(played: Played) -> None:
+    demo.demo(Context(), scheduler="slurm", job="smoke")
+    assert played.ran == [*(argv[0] for _, argv in demo.story("smoke")), "destroy"] and played.stacks == {"demo-slurm"}
+    keys = stack_file.read("demo-slurm")
+    assert (keys["cluster"], keys["scheduler"]) == ("local", "slurm") and keys["cidr"] != stack_file.read("demo")[
+        "cidr"
+    ]
+
+
+def test_a_scheduler_that_there_is_not_is_refused(played: Played) -> None:
+    with pytest.raises(Exit, match="--scheduler kube: must be none or slurm") as no:
+        demo.demo(Context(), scheduler="kube")
+    assert no.value.code == 2 and played.ran == []
 
 
 def test_a_demo_that_fails_takes_down_what_it_has_made(played: Played) -> None:

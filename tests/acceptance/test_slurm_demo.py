@@ -1,0 +1,29 @@
+"""`fab demo` on Slurm, with a job that takes a minute: the steps from `up` to text, and nothing is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from project import Project
+
+from infra.clouds.local import orphans
+
+STACK = "demo-slurm"
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., Project]) -> None:
+    if orphans.find(STACK):
+        pytest.skip(f"this machine has a stack {STACK}, which is somebody's")
+    project = make_project()
+    try:
+        told = project.fab("demo", "--scheduler", "slurm", "--job", "smoke", timeout=600).stdout
+        assert re.search(r"^smoke-1: 3 ranks on 3 nodes, as Slurm's job \d+$", told, re.MULTILINE), told
+        assert "[node1 rank=0] step 20/20 loss " in told and "\ndef " in told
+        assert re.search(r"^ranks in step +3 of 3, all with parameters \w+$", told, re.MULTILINE), told
+        assert re.search(r"^bits per byte +\d\.\d+ on files that it never saw \(gzip", told, re.MULTILINE), told
+        assert orphans.find(STACK) == []
+    finally:
+        orphans.sweep(STACK, ())
