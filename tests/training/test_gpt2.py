@@ -17,7 +17,7 @@ from torch.nn import functional
 from training import optimizer as optim
 from training.models import cross_entropy as loss
 from training.models import hugging_face
-from training.models.gpt2 import GPT, Cache, Shape
+from training.models.gpt2 import GPT, Shape
 from training.sample import generate
 from training.sections import TrainSection
 
@@ -130,7 +130,7 @@ def test_the_sliced_loss_under_autocast_is_near_the_plain_one() -> None:
 def test_the_cache_gives_the_same_as_reading_all_again() -> None:
     ours = model()
     tokens = torch.randint(0, 67, (2, 16))
-    cache = Cache(SHAPE, 2, torch.device("cpu"), torch.float32)
+    cache = ours.new_cache(2)
     with torch.no_grad():
         for start, end in ((0, 5), (5, 6), (6, 12), (12, 16)):  # a prompt, a token, several after others
             got = ours.logits(tokens[:, start:end], cache)

@@ -22,6 +22,7 @@ from training.job import Job
 from training.keys import JobError
 from training.models import architecture, hugging_face
 from training.models.base import Model
+from training.models.weight_files import WeightsError
 from training.parallel import Parallelism
 from training.parallel.ranks import Ranks
 
@@ -49,7 +50,7 @@ def fresh(job: Job, data: TokenSet, device: torch.device) -> TrainingState:
         try:
             known = partial(tokenizer.vocabulary_of, data.encoding, data.path)
             hugging_face.load(model, Path(job.model.init_from), known)
-        except (hugging_face.WeightsError, VocabularyError) as error:
+        except (WeightsError, VocabularyError) as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     model.to(device)
     return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -107,6 +108,15 @@ class Model(nn.Module):
     def hugging_face_config(cls, shape: Any) -> dict[str, Any]:
         """The config.json that goes with the weights."""
         raise NotImplementedError(f"{cls.__name__} has no layout of Hugging Face's")
+
+    @classmethod
+    def hugging_face_differs(cls, config: Mapping[str, Any], shape: Any) -> str:
+        """What of a config.json is of another model than this shape's; empty: nothing. What it lacks is not compared,
+        nor is the size of the vocabulary, which may be padded."""
+        for name, value in cls.hugging_face_config(shape).items():
+            if type(value) in (int, float, bool) and name != "vocab_size" and config.get(name, value) != value:
+                return f"{name} = {json.dumps(config[name])}, the job's model has {json.dumps(value)}"
+        return ""
 
     @classmethod
     def hugging_face_defaults(cls, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training.models.base import Model
+from training.models.cache import Cache
 from training.models.cross_entropy import summed_cross_entropy
 
 
@@ -31,22 +32,6 @@ class Shape:
     block_size: int
     vocab_size: int
     bias: bool = True
-
-
-class Cache:
-    """Keys and values of the positions read so far, by layer, so that sampling reads each token once."""
-
-    def __init__(self, shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        size = (shape.n_layer, 2, rows, shape.n_head, shape.block_size, shape.n_embd // shape.n_head)
-        self.entries = torch.empty(size, device=device, dtype=dtype)
-        self.length = 0
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the new positions of a layer, (rows, heads, new, width of a head); returns those of all positions."""
-        end = self.length + k.size(2)
-        self.entries[layer, 0, :, :, self.length : end] = k
-        self.entries[layer, 1, :, :, self.length : end] = v
-        return self.entries[layer, 0, :, :, :end], self.entries[layer, 1, :, :, :end]
 
 
 class Attention(nn.Module):
@@ -61,12 +46,11 @@ class Attention(nn.Module):
         rows, length, width = x.shape
         heads = self.qkv(x).view(rows, length, 3, self.n_head, width // self.n_head)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (rows, heads, length, width of a head)
-        causal, mask = length > 1, None
+        mask = None
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-            if causal and cache.length:  # several new tokens after cached ones: is_causal aligns to the top left
-                new = torch.arange(cache.length, cache.length + length, device=x.device)
-                causal, mask = False, torch.arange(k.size(2), device=x.device)[None, :] <= new[:, None]
+            mask = cache.mask(length)
+        causal = length > 1 and mask is None
         y = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, dropout_p=self.dropout if self.training else 0.0
         )
@@ -126,8 +110,9 @@ class GPT(Model):
         return summed_cross_entropy(self.hidden(inputs).flatten(0, 1), self.tokens.weight, targets.flatten())
 
     def new_cache(self, rows: int) -> Cache:
-        weight = self.tokens.weight
-        return Cache(self.shape, rows, weight.device, weight.dtype)
+        shape = self.shape
+        width = shape.n_embd // shape.n_head
+        return Cache(shape.n_layer, rows, shape.n_head, shape.block_size, width, self.tokens.weight)
 
     def logits(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
         return functional.linear(self.hidden(inputs, cache)[:, -1], self.tokens.weight)

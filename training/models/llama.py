@@ -17,6 +17,8 @@ gets the same initial weights by calling it for each of `modules()` in order. Th
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from training.models.base import Model
+from training.models.cache import Cache
 from training.models.cross_entropy import summed_cross_entropy
 
 
@@ -72,22 +75,6 @@ class Rotation:
         return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=3).to(x.dtype)
 
 
-class Cache:
-    """Keys and values of the positions read so far, by layer, of the heads of keys only."""
-
-    def __init__(self, shape: Shape, rows: int, device: torch.device, dtype: torch.dtype) -> None:
-        size = (shape.n_layer, 2, rows, shape.n_kv_head, shape.block_size, shape.head_width)
-        self.entries = torch.empty(size, device=device, dtype=dtype)
-        self.length = 0
-
-    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the new positions of a layer, (rows, heads of keys, new, width); returns those of all positions."""
-        end = self.length + k.size(2)
-        self.entries[layer, 0, :, :, self.length : end] = k
-        self.entries[layer, 1, :, :, self.length : end] = v
-        return self.entries[layer, 0, :, :, :end], self.entries[layer, 1, :, :, :end]
-
-
 class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -131,12 +118,11 @@ class Attention(nn.Module):
         q = rotation(self.query(x).view(rows, length, self.n_head, self.head_width)).transpose(1, 2)
         k = rotation(self.key(x).view(rows, length, self.n_kv_head, self.head_width)).transpose(1, 2)
         v = self.value(x).view(rows, length, self.n_kv_head, self.head_width).transpose(1, 2)
-        causal, mask = length > 1, None
+        mask = None
         if cache is not None:
             k, v = cache.extend(layer, k, v)
-            if causal and cache.length:  # several new tokens after cached ones: is_causal aligns to the top left
-                new = torch.arange(cache.length, cache.length + length, device=x.device)
-                causal, mask = False, torch.arange(k.size(2), device=x.device)[None, :] <= new[:, None]
+            mask = cache.mask(length)
+        causal = length > 1 and mask is None
         y = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=self.n_kv_head < self.n_head
         )
@@ -212,8 +198,9 @@ class Llama(Model):
         return summed_cross_entropy(self.hidden(inputs).flatten(0, 1), self.out_weight, targets.flatten())
 
     def new_cache(self, rows: int) -> Cache:
-        weight = self.tokens.weight
-        return Cache(self.shape, rows, weight.device, weight.dtype)
+        """Only the heads of keys are kept, so the cache shrinks with `n_kv_head`."""
+        shape = self.shape
+        return Cache(shape.n_layer, rows, shape.n_kv_head, shape.block_size, shape.head_width, self.tokens.weight)
 
     def logits(self, inputs: Tensor, cache: Cache | None = None) -> Tensor:
         return functional.linear(self.hidden(inputs, cache)[:, -1], self.out_weight)
@@ -267,6 +254,24 @@ class Llama(Model):
             "mlp_bias": False,
             "tie_word_embeddings": shape.tie,
         }
+
+    @classmethod
+    def hugging_face_differs(cls, config: Mapping[str, Any], shape: Shape) -> str:
+        """The positions may be fewer than the weights were trained with. Stretched rotations, as Llama 3.1 has them,
+        and other activations are no part of this model. transformers 5 has the rotation in `rope_parameters`."""
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            return f'rotations of the kind {json.dumps(kind)}, the job\'s model has "default"'
+        if config.get("model_type", "llama") != "llama" or config.get("hidden_act", "silu") != "silu":
+            return f"a {config.get('model_type')} with {config.get('hidden_act')}, the job's model is a llama with silu"
+        base = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+        heads = config.get("num_key_value_heads") or config.get("num_attention_heads", shape.n_kv_head)
+        positions = config.get("max_position_embeddings", shape.block_size)
+        known = {**config, "rope_theta": base, "num_key_value_heads": heads}
+        if isinstance(positions, int) and positions > shape.block_size:
+            known.pop("max_position_embeddings")
+        return super().hugging_face_differs(known, shape)
 
 
 _OUTSIDE_BLOCKS = {
