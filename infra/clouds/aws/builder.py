@@ -52,12 +52,13 @@ _CHUNK = 8000
 # The settings are cloud-init's to write, and the bootstrap reads them first.
 _SETTLED = "cloud-init status --wait >/dev/null || true; test -s /etc/trainyard.env"
 _ARCHIVE = "${TRAINYARD_PREFIX:-}/opt/trainyard-bootstrap"
+# By Python, which cloud-init brings: not every image has an xz for tar.
 _UNPACK = f"""
 set -eu
 folder=${{TRAINYARD_PREFIX:-}}{ON_NODE}
 mkdir -p "$folder"
 base64 -d "{_ARCHIVE}" >"{_ARCHIVE}.tar.xz"
-tar -xJf "{_ARCHIVE}.tar.xz" --no-same-owner -C "$folder"
+python3 -m tarfile -e "{_ARCHIVE}.tar.xz" "$folder"
 rm "{_ARCHIVE}" "{_ARCHIVE}.tar.xz"
 """
 _START = f"""
