@@ -20,7 +20,8 @@ from typing import Any
 
 FORMAT = 1
 NAME = "manifest.json"
-RANKS = "vocab.tiktoken"  # prepare always writes one
+RANKS = "vocab.tiktoken"  # prepare always writes one, or TOKENIZER
+TOKENIZER = "tokenizer.json"  # a vocabulary of Llama's kind
 WORK = ".prepare"  # folder of an unfinished prepare, inside the token set's
 DOWNLOAD = ".download"  # folder of an unfinished download
 SPLITS = ("train", "val")

@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import tiktoken
 import torch
 from torch import Tensor
 
 from training.checkpoint import files as checkpoint
 from training.data import tokenizer
+from training.data.vocabulary import Encoding
 from training.keys import bounded
 from training.models.base import Model
 
@@ -77,7 +77,7 @@ def _choose(logits: Tensor, temperature: float, top_k: int, generator: torch.Gen
 
 
 def fill(
-    model: Model, encoding: tiktoken.Encoding, prompt: str, *, temperature: float, top_k: int, seed: int
+    model: Model, encoding: Encoding, prompt: str, *, temperature: float, top_k: int, seed: int
 ) -> tuple[str, list[str]]:
     """The prompt with each MASK filled, from the left, and a line for each with the likeliest tokens. ValueError for a
     prompt without one, or longer than the context. A space before a MASK is a part of what is put there."""
@@ -139,17 +139,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def print_filled(model: Model, encoding: tiktoken.Encoding, args: argparse.Namespace) -> str:
+def print_filled(model: Model, encoding: Encoding, args: argparse.Namespace) -> str:
     """Print the prompt with its masks filled, and the likeliest tokens of each; returns the text. ValueError."""
     text, lines = fill(model, encoding, args.prompt, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     print("\n".join([text, *lines]))
     return text
 
 
-def print_continued(model: Model, encoding: tiktoken.Encoding, args: argparse.Namespace) -> str:
+def print_continued(model: Model, encoding: Encoding, args: argparse.Namespace) -> str:
     """Print the prompt and what continues it, token by token; returns the text."""
     text: str = args.prompt
-    prompt = tokenizer.encode(encoding, args.prompt) or [tokenizer.separator(encoding)]
+    prompt = tokenizer.prompt(encoding, args.prompt)
     sampled = generate(model, prompt, args.tokens, temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     print(text, end="")
     for piece in tokenizer.stream(encoding, sampled):

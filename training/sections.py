@@ -22,7 +22,7 @@ class DataSection:
     """The token set's folder, at the same path on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
     """The text that `fab prepare` makes the token set from; a folder on your machine is copied to the head node."""
-    encoding: str = text("gpt2", "gpt2, another of tiktoken's encodings, or a .tiktoken rank file")
+    encoding: str = text("gpt2", "gpt2, another of tiktoken's, a .tiktoken rank file, or Llama's tokenizer.json")
     """The vocabulary."""
     train_vocab: int = at_least(0, 0)
     """Above 0: train a byte-level BPE of this size on the source instead of using `encoding`."""

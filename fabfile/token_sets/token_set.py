@@ -19,8 +19,8 @@ from fabfile.remote.openssh import MEET, STRANGER
 from fabfile.token_sets import encodings, sources
 from infra.inventory import Node
 
-RANKS = ".tiktoken"
-"""The ending of a rank file's name; a rank file is a vocabulary in tiktoken's format."""
+RANKS = (".tiktoken", "tokenizer.json")
+"""How the names of vocabularies' files end: a rank file is tiktoken's format, a tokenizer.json Llama's."""
 STDLIB = "stdlib"
 """The name of a source that every machine has: the source code of Python's standard library."""
 _LONGEST = 7 * 86400.0
@@ -31,7 +31,7 @@ HELP = {
     "text-key": "the column or key of the text in jsonl, parquet and hf: sources; the same as data.text_key=KEY",
     "invalid": "what to do with text that is not UTF-8: stop, skip or replace; the same as data.invalid=...",
     "train-vocab": "train a vocabulary of so many tokens on the text; the same as data.train_vocab=N",
-    "ranks": "a .tiktoken rank file, here or on the head; the same as data.encoding=FILE",
+    "ranks": "a .tiktoken rank file or a tokenizer.json, here or on the head; the same as data.encoding=FILE",
     "yes": "do not ask before much text is sent to the head",
     "overwrite": "replace a token set of another source or vocabulary",
     "stack": "the stack",

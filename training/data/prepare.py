@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     group = result.add_argument_group("vocabulary")
     add = group.add_mutually_exclusive_group().add_argument
     add("--encoding", metavar="NAME", default="gpt2", help=f"{', '.join(NAMES)} (gpt2); fetched once")
-    add("--ranks", metavar="FILE", type=Path, help="a .tiktoken rank file")
+    add("--ranks", metavar="FILE", type=Path, help="a .tiktoken rank file, or a tokenizer.json of Llama's kind")
     add("--train-vocab", metavar="N", type=int, help="train a byte-level BPE of N tokens on the text")
     add = group.add_argument
     add("--pattern", metavar="P", default="", help=f"with --ranks: {', '.join(PATTERNS)} or a regex (gpt2)")
@@ -226,7 +226,7 @@ def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings
         "vocab_size": known.size,
         "encoding": {
             "name": known.name,
-            "ranks": RANKS,
+            "ranks": known.file,
             "sha256": known.digest(),
             "pattern": known.pattern,
             "special": {SEPARATOR: known.separator},

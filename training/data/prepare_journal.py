@@ -24,10 +24,10 @@ from training import manifest
 from training.data.encode import Encoded
 from training.data.vocabulary import Vocabulary
 from training.data.vocabulary import read as read_ranks
-from training.manifest import ITEM_SIZE, NAME, RANKS, SPLITS, WORK, TokenError
+from training.manifest import ITEM_SIZE, NAME, RANKS, SPLITS, TOKENIZER, WORK, TokenError
 
 COMMIT = 5.0  # seconds of work that a kill may lose
-FILES = (*(f"{split}.bin" for split in SPLITS), RANKS)
+FILES = (*(f"{split}.bin" for split in SPLITS), RANKS, TOKENIZER)
 
 
 class PrepareJournal:
@@ -84,7 +84,7 @@ class PrepareJournal:
             for split in SPLITS:
                 self.digests[split] = self.cut(split, journal["splits"][split])
             learned = journal["vocabulary"]
-            if learned and manifest.checksum(self.work / RANKS) != learned["sha256"]:
+            if learned and manifest.checksum(self.work / learned.get("file", RANKS)) != learned["sha256"]:
                 raise TokenError("its vocabulary was altered")
         except (TokenError, OSError) as error:
             self.note = f"the unfinished work cannot be used ({error}): starting over"
@@ -133,8 +133,9 @@ class PrepareJournal:
         return replace(read_ranks(self.work / RANKS), name=learned["name"]) if learned else None
 
     def save_vocabulary(self, vocabulary: Vocabulary) -> None:
-        manifest.publish(self.work / RANKS, vocabulary.text())
-        self.journal["vocabulary"] = {"name": vocabulary.name, "sha256": vocabulary.digest()}
+        manifest.publish(self.work / vocabulary.file, vocabulary.text())
+        learned = {"name": vocabulary.name, "sha256": vocabulary.digest(), "file": vocabulary.file}
+        self.journal["vocabulary"] = learned
         self.write_journal()
 
     def append(self, encoded: Encoded) -> None:
@@ -170,7 +171,7 @@ class PrepareJournal:
     def finish(self, content: Mapping[str, Any]) -> None:
         """Rename everything to its final name and write the manifest last."""
         self.commit()
-        for name in FILES:
+        for name in (*(f"{split}.bin" for split in SPLITS), self.journal["vocabulary"].get("file", RANKS)):
             (self.work / name).replace(self.folder / name)
         manifest.sync_folder(self.folder)
         manifest.publish(self.work / NAME, manifest.render(content))

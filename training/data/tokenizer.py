@@ -1,8 +1,9 @@
 """Text to tokens and back, with the encoding that a token set's manifest names; and the engines that encode a corpus.
 
-tiktoken defines the tokens. gigatoken makes the same ones some 20 times as fast, but reimplements a few patterns by
-hand. So it is used only for those, and both encode a sample of every corpus, drawn by the seed. If one token differs,
-prepare starts over with tiktoken: a finished set does not depend on the engine, and its manifest does not name it.
+tiktoken defines the tokens; tokenizers those of Llama's kind of vocabulary. gigatoken makes the same ones as tiktoken
+some 20 times as fast, but reimplements a few patterns by hand. So it is used only for those, and both encode a sample
+of every corpus, drawn by the seed. If one token differs, prepare starts over with tiktoken: a finished set does not
+depend on the engine, and its manifest does not name it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import tiktoken
 
 from training import manifest
 from training.data import vocabulary
-from training.data.vocabulary import BYTES, PATTERNS, Vocabulary, VocabularyError
+from training.data.llama_vocabulary import LlamaEncoding
+from training.data.vocabulary import BYTES, PATTERNS, Encoding, Vocabulary, VocabularyError
 from training.manifest import SEPARATOR
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -38,7 +40,7 @@ RUN = 1 << 17
 changes the tokens. A text with a run of this length is left to tiktoken, so that it is cut the same way."""
 
 
-def load(encoding: Mapping[str, Any], folder: str | Path) -> tiktoken.Encoding:
+def load(encoding: Mapping[str, Any], folder: str | Path) -> Encoding:
     """The encoding of `manifest["encoding"]`, whose rank file, if it has one, is in `folder`. VocabularyError."""
     return vocabulary_of(encoding, folder).encoding()
 
@@ -54,17 +56,24 @@ def vocabulary_of(encoding: Mapping[str, Any], folder: str | Path) -> Vocabulary
     return replace(found, name=encoding["name"], separator=encoding["special"][SEPARATOR])
 
 
-def separator(encoding: tiktoken.Encoding) -> int:
+def separator(encoding: Encoding) -> int:
     """The token between documents."""
     return int(encoding.encode_single_token(SEPARATOR))
 
 
-def encode(encoding: tiktoken.Encoding, text: str) -> list[int]:
+def prompt(encoding: Encoding, text: str) -> list[int]:
+    """The tokens of a text that is to be continued, after what comes before a document's first token."""
+    begin = encoding.begin if isinstance(encoding, LlamaEncoding) else separator(encoding)
+    tokens = encode(encoding, text)
+    return [begin, *tokens] if not tokens or isinstance(encoding, LlamaEncoding) else tokens
+
+
+def encode(encoding: Encoding, text: str) -> list[int]:
     """The tokens of a text. A separator in the text is encoded as text."""
     return list(encode_part(encoding, text, set()).tolist())
 
 
-def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Array:
+def encode_part(encoding: Encoding, text: str, special: set[str]) -> Array:
     """The tokens of a text, uint32. A separator in it is one token if it is in `special`, else it is text."""
     try:
         return encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
@@ -79,7 +88,7 @@ def encode_part(encoding: tiktoken.Encoding, text: str, special: set[str]) -> Ar
     return np.concatenate(parts)
 
 
-def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
+def stream(encoding: Encoding, tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text as the tokens arrive. A character that spans several tokens is yielded with the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for token in tokens:
@@ -93,7 +102,7 @@ def stream(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> Iterator[str]:
         yield rest
 
 
-def decode(encoding: tiktoken.Encoding, tokens: Iterable[int]) -> str:
+def decode(encoding: Encoding, tokens: Iterable[int]) -> str:
     """The text of the tokens."""
     return "".join(stream(encoding, tokens))
 
@@ -131,8 +140,10 @@ class TokenizerEngine:
 class Tiktoken(TokenizerEngine):
     name = f"tiktoken {tiktoken.__version__}"
 
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, encoding: Encoding) -> None:
         self.encoding = encoding
+        if isinstance(encoding, LlamaEncoding):
+            self.name = f"tokenizers {version('tokenizers')}"
 
     def encode_part(self, text: bytes, joined: bool) -> Array:
         return encode_part(self.encoding, text.decode(), {SEPARATOR} if joined else set())
@@ -142,7 +153,7 @@ class Gigatoken(TokenizerEngine):
     """gigatoken, for `workers` threads at once. `ranks` is the vocabulary's rank file; it is read at every reload.
     EngineError if the package is missing or cannot handle the vocabulary."""
 
-    def __init__(self, vocabulary: Vocabulary, encoding: tiktoken.Encoding, ranks: Path, workers: int) -> None:
+    def __init__(self, vocabulary: Vocabulary, encoding: Encoding, ranks: Path, workers: int) -> None:
         scheme = SCHEMES.get(vocabulary.pattern)
         if scheme is None:
             raise EngineError("gigatoken does not know the vocabulary's pattern")

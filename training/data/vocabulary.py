@@ -1,4 +1,4 @@
-"""Vocabularies: tiktoken's published ones, any .tiktoken rank file, or one trained on the corpus.
+"""Vocabularies: tiktoken's published ones, any .tiktoken rank file, Llama's, or one trained on the corpus.
 
 A rank file has a line for each token: its bytes in base64 and its number. It contains neither the pattern that splits
 text into words nor the separator between documents. Published files are recognised by their checksum; any other gets
@@ -15,13 +15,15 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
+import numpy.typing as npt
 import tiktoken
 
-from training.manifest import SEPARATOR
+from training.manifest import RANKS, SEPARATOR
 
 NAMES = ("gpt2", "r50k_base", "p50k_base", "cl100k_base", "o200k_base")
 HOST = "openaipublic.blob.core.windows.net"
@@ -55,19 +57,38 @@ class VocabularyError(ValueError):
     """A vocabulary that cannot be fetched or used; the message is one line for the user."""
 
 
+class Encoding(Protocol):
+    """What is used of tiktoken.Encoding."""
+
+    name: str
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def encode_to_numpy(
+        self, text: str, *, allowed_special: Set[str] = ..., disallowed_special: Collection[str] = ...
+    ) -> npt.NDArray[Any]: ...
+
+    def encode_single_token(self, text: str) -> int: ...
+
+    def decode_single_token_bytes(self, token: int) -> bytes: ...
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     name: str
     ranks: Mapping[bytes, int]
     pattern: str
     separator: int
+    file: ClassVar[str] = RANKS
+    """The name of its file in a token set."""
 
     @property
     def size(self) -> int:
         """One more than the largest token."""
         return max(self.separator, *self.ranks.values()) + 1
 
-    def encoding(self) -> tiktoken.Encoding:
+    def encoding(self) -> Encoding:
         """tiktoken's object; VocabularyError for an invalid pattern."""
         try:
             special, ranks = {SEPARATOR: self.separator}, dict(self.ranks)
@@ -128,11 +149,16 @@ def is_reachable() -> bool:
 
 
 def read(path: Path, pattern: str = "") -> Vocabulary:
-    """Read a rank file; `pattern` is a name of PATTERNS or a regular expression. VocabularyError."""
+    """Read a rank file, or a tokenizer.json of Llama's kind, which has no pattern; `pattern` is a name of PATTERNS or a
+    regular expression. VocabularyError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"{path}: {error.strerror}") from error
+    if raw.lstrip()[:1] == b"{":
+        from training.data import llama_vocabulary
+
+        return llama_vocabulary.parse(raw, path)
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(raw.splitlines(), 1):
         if not line:

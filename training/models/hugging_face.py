@@ -77,11 +77,13 @@ def save(
     parameters: Mapping[str, Tensor],
     folder: Path,
     shard_bytes: int = weight_files.SHARD_BYTES,
+    special: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Write the weights and config.json for `from_pretrained(folder)`; `parameters` have our names. Returns the names
-    of the files. Each tensor is asked for once, in their order, and let go with its shard, of `shard_bytes` at most."""
+    of the files. Each tensor is asked for once, in their order, and let go with its shard, of `shard_bytes` at most.
+    `special` has entries of config.json for the vocabulary's special tokens, such as eos_token_id."""
     names = weight_files.write(_their_tensors(model, parameters), folder, shard_bytes)
-    (folder / CONFIG).write_text(json.dumps(model.hugging_face_config(shape), indent=2) + "\n")
+    (folder / CONFIG).write_text(json.dumps({**model.hugging_face_config(shape), **(special or {})}, indent=2) + "\n")
     return [*names, CONFIG]
 
 
@@ -137,16 +139,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         folder = checkpoint.find(args.source)
-        model, shape = checkpoint.model_of(checkpoint.read_state(folder))
+        state = checkpoint.read_state(folder)
+        model, shape = checkpoint.model_of(state)
+        known = None
+        if model.hugging_face_tokenizer or "ranks" in state["encoding"]:
+            known = tokenizer.vocabulary_of(state["encoding"], folder)
+        special = hugging_face_tokenizer.special(known) if known and not model.hugging_face_tokenizer else None
         parameters = checkpoint.read_part(folder, "model")
-        written = save(model, shape, parameters, args.out, int(args.shard_size * 1e9))
-        if model.hugging_face_tokenizer:
-            vocabulary = tokenizer.vocabulary_of(checkpoint.read_state(folder)["encoding"], folder)
-            hugging_face_tokenizer.write(model, shape, vocabulary, args.out)
+        written = save(model, shape, parameters, args.out, int(args.shard_size * 1e9), special)
+        has_tokenizer = known is not None and hugging_face_tokenizer.write(model, shape, known, args.out)
     except (checkpoint.CheckpointError, WeightsError, VocabularyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    also = ", with the tokenizer" if model.hugging_face_tokenizer else ""
+    also = ", with the tokenizer" if has_tokenizer else ""
     shards = f"{len(written) - 2} shards, {weight_files.INDEX}" if len(written) > 2 else weight_files.SINGLE
     print(f"{args.out}/{shards} and {CONFIG}, from {folder}{also}")
     return 0

@@ -1,7 +1,8 @@
 """A vocabulary in the files of Hugging Face's tokenizers: vocab.json, merges.txt and tokenizer_config.json.
 
 Tokens are spelled in characters there: a printable byte as itself, any other as a character from 256 up. The merges are
-worked out from the ranks: each token's last merge is of the two parts that the merges before it leave.
+worked out from the ranks: each token's last merge is of the two parts that the merges before it leave. A vocabulary of
+Llama's kind is one file, tokenizer.json, as it was given.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from training.data.llama_vocabulary import BEGIN, END, LlamaVocabulary
 from training.data.vocabulary import PATTERNS, UNPRINTABLE, Vocabulary, VocabularyError
-from training.manifest import SEPARATOR
+from training.manifest import SEPARATOR, TOKENIZER
 from training.models.base import Model
 
 _PLAIN = {"rstrip": False, "single_word": False, "normalized": False, "special": True}
@@ -26,9 +28,27 @@ def tokens_of(vocabulary: Vocabulary) -> dict[str, int]:
     return {**spelled, SEPARATOR: vocabulary.separator}
 
 
-def write(model: type[Model], shape: Any, vocabulary: Vocabulary, folder: Path) -> None:
-    """Write the tokenizer of the model's weights into a folder. VocabularyError if Hugging Face's class for the model,
-    which has GPT-2's pattern, cannot make these tokens."""
+def special(vocabulary: Vocabulary) -> dict[str, int]:
+    """The entries of config.json for the tokens between documents. transformers has Llama's and GPT-2's by default, so
+    that it would end a text at any other vocabulary's token with that number."""
+    begin = vocabulary.encoding().begin if isinstance(vocabulary, LlamaVocabulary) else vocabulary.separator
+    return {"bos_token_id": begin, "eos_token_id": vocabulary.separator}
+
+
+def write(model: type[Model], shape: Any, vocabulary: Vocabulary, folder: Path) -> bool:
+    """Write the tokenizer of the model's weights into a folder, if Hugging Face has one for them; returns whether.
+    VocabularyError if Hugging Face's class for the model, which has GPT-2's pattern, cannot make these tokens."""
+    if model.hugging_face_tokenizer:
+        _write_byte_level(model, shape, vocabulary, folder)
+    elif isinstance(vocabulary, LlamaVocabulary):
+        (folder / TOKENIZER).write_text(vocabulary.text(), encoding="utf-8")
+        names = {"bos_token": BEGIN, "eos_token": END}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": shape.block_size, **names}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    return bool(model.hugging_face_tokenizer) or isinstance(vocabulary, LlamaVocabulary)
+
+
+def _write_byte_level(model: type[Model], shape: Any, vocabulary: Vocabulary, folder: Path) -> None:
     if vocabulary.pattern != PATTERNS["gpt2"]:
         raise VocabularyError(f"{vocabulary.name}: {model.hugging_face_tokenizer} has GPT-2's pattern, not this one's")
     lines = ["#version: 0.2", *(f"{_spelled(left)} {_spelled(right)}" for left, right in merges(vocabulary.ranks))]
