@@ -1,7 +1,9 @@
-"""Streams in bounded memory: `map` over a pool of threads, in order; items in groups of a size."""
+"""Streams in bounded memory: `map` over a pool of threads, in order; items in groups of a size; items made ahead."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,3 +43,36 @@ def grouped(items: Iterable[Item], size: Callable[[Item], int], limit: int) -> I
             group, total = [], 0
     if group:
         yield group
+
+
+def made_ahead(items: Iterator[Item], ahead: int) -> Generator[Item, None, None]:
+    """The same items, made by a thread; up to `ahead` of them wait. An exception comes where the items end. Closing it
+    stops the thread after the item that it makes."""
+    ready = queue.Queue[tuple[Item, ...] | BaseException](ahead)
+    stopped = threading.Event()
+
+    def put(item: tuple[Item, ...] | BaseException) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put((item,))
+                if stopped.is_set():
+                    return
+            put(())
+        except BaseException as error:  # noqa: BLE001 (raised where the items are used)
+            put(error)
+
+    threading.Thread(target=make, name="ahead", daemon=True).start()
+    try:
+        while found := ready.get():
+            if isinstance(found, BaseException):
+                raise found
+            yield found[0]
+    finally:
+        stopped.set()

@@ -62,6 +62,18 @@ class BucketFolder:
         """Names of the folders in this one, sorted."""
         return sorted(_name(entry) for entry in self._entries() if entry["type"] == "directory")
 
+    def below(self) -> dict[str, int]:
+        """Size in bytes of every file at any depth, by its path relative to the folder; empty if there is none."""
+        self._fs.invalidate_cache()
+        root = self._path.rstrip("/") + "/"
+        found: dict[str, dict[str, Any]] = self._fs.find(self._path, detail=True)
+        return {path.removeprefix(root): int(each["size"]) for path, each in found.items() if path.startswith(root)}
+
+    def size(self, name: str) -> int:
+        """The size of a file in bytes. FileNotFoundError."""
+        self._fs.invalidate_cache()
+        return int(self._fs.info(f"{self._path}/{name}")["size"])
+
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
         """The bytes of a file, or of the range [start, end) of it; None if it does not exist."""
         try:
