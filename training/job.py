@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from training.keys import JobError, known, section
+from training.manifest import STREAM
 from training.metrics import check_wandb
+from training.models import ARCHITECTURES, WHOLE_DOCUMENTS
 from training.sections import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
 
 if TYPE_CHECKING:
@@ -111,13 +113,25 @@ def open_data(job: Job) -> TokenSet:
             f"model.vocab_size = {model.vocab_size}: {path} has a vocabulary of {data.vocab_size};"
             f" allowed: 0 or at least {data.vocab_size}"
         )
+    _check_stream(job, data)
     for split, count in (("train", len(data.train)), ("val", len(data.val))):
-        if count <= model.block_size:
+        if count <= model.block_size and not (job.data.stream and split == "train"):
             raise JobError(
                 f"model.block_size = {model.block_size}: the {split} split of {path} has {count} tokens;"
                 f" allowed: at most {count - 1}"
             )
     return data
+
+
+def _check_stream(job: Job, data: TokenSet) -> None:
+    """JobError if the job streams its text and the token set was not prepared for that, or the other way round."""
+    streamed = STREAM in data.manifest
+    if job.data.stream != streamed:
+        kind = "only what a streamed text needs" if streamed else "a text's tokens, not the files of a streamed one"
+        here = json.dumps(job.data.stream)
+        raise JobError(
+            f"data.stream = {here}: {job.data.path} has {kind}; allowed: {json.dumps(streamed)}, or prepare it anew"
+        )
 
 
 def _override(tables: dict[str, Any], override: str) -> None:
@@ -143,6 +157,7 @@ def _check_together(job: Job) -> None:
     rules = (
         ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
         *_rules_of_llama(model),
+        *_rules_of_streams(job),
         ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),
         ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
         ("train.warmup", train.warmup < schedule[1] or not train.warmup, f"less than {schedule[0]} = {schedule[1]}"),
@@ -166,6 +181,20 @@ def _rules_of_llama(model: ModelSection) -> list[tuple[str, bool, str]]:
         ("model.n_kv_head", shared, f"0 or a divisor of model.n_head = {model.n_head}"),
         ("model.n_embd", model.n_embd % (2 * model.n_head) == 0, pairs),
         ("model.dropout", model.dropout == 0, "0 for llama"),
+    ]
+
+
+def _rules_of_streams(job: Job) -> list[tuple[str, bool, str]]:
+    """The rules for a text that is read while training, likewise."""
+    streams = ", ".join(name for name in ARCHITECTURES if name not in WHOLE_DOCUMENTS)
+    sources = "with data.stream = true one folder, hf:NAME[:CONFIG], or an s3:// or abfs:// address"
+    return [
+        ("data.source", not job.data.stream or job.data.source not in ("", "stdlib"), sources),
+        (
+            "model.architecture",
+            not job.data.stream or job.model.architecture not in WHOLE_DOCUMENTS,
+            f"with data.stream = true {streams}; its windows are of whole documents",
+        ),
     ]
 
 

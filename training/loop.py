@@ -18,6 +18,7 @@ from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
 from training.data import order, windows
+from training.data.stream import client as stream
 from training.job import Job
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
@@ -56,6 +57,8 @@ class Loop:
             self._fetch()
             have = states.newest_on_nodes(run, ranks, shared)
         states.resume(self.state, run, ranks, self.data, have)
+        if job.data.stream:
+            self.windows["train"] = stream.opened(job, self.data, self.state.stream, ranks, self._beat_train)
         wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
         self.choice = precision.choose(wanted, self.state.model, ranks.device, ranks.maximum)
         self.state.precision = self.choice.name
@@ -138,6 +141,8 @@ class Loop:
             help_ = "a lower train.lr or train.precision = fp32 may help"
             raise Failed(f"step {step}: the loss is {facts['loss']}; {help_}")
         self.state.step = step
+        if self.job.data.stream:
+            self.state.stream = stream.to_save(self.job, self.windows["train"].position)
         line = self._line(rate, norm, facts, time.perf_counter() - start)
         stopping = bool(facts["stop"])
         ended = stopping or step == self.job.train.steps
@@ -265,6 +270,9 @@ class Loop:
 
     def _due(self, every: int, ended: bool) -> bool:
         return ended or (every > 0 and self.state.step % every == 0)
+
+    def _beat_train(self) -> None:
+        self._beat(self.state.step + 1, "train")
 
     def _beat(self, step: int, phase: Phase) -> None:
         self.heart.beat(step, phase)

@@ -25,6 +25,7 @@ TOKENIZER = "tokenizer.json"  # a vocabulary of Llama's kind
 WORK = ".prepare"  # folder of an unfinished prepare, inside the token set's
 DOWNLOAD = ".download"  # folder of an unfinished download
 SPLITS = ("train", "val")
+STREAM = "stream"  # key of a token set whose training text is read while training (training.data.stream.listing)
 ITEM_SIZE = {"uint16": 2, "uint32": 4}
 GPT2_VOCABULARY = 50257
 SEPARATOR = "<|endoftext|>"

@@ -21,13 +21,22 @@ class DataSection:
     path: str = key("", "the folder of a token set, see training.data.prepare", bool)
     """The token set's folder, at the same path on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
-    """The text that `fab prepare` makes the token set from; a folder on your machine is copied to the head node."""
+    """The text that `fab prepare` makes the token set from; a folder on your machine is copied to the head node. With
+    `stream` one folder, hf:NAME[:CONFIG], or an s3:// or abfs:// address."""
+    stream: bool = key(False, "true | false", lambda value: True)
+    """Read and encode the text while training; `fab prepare` then makes vocabulary and validation text only. Not for
+    roberta."""
+    shuffle: int = at_least(0, 10_000)
+    """With `stream`: documents in a row that are shuffled with each other; the files are, too. 0: neither."""
+    timeout: int = at_least(1, 120)
+    """With `stream`: seconds that a step waits for a source that gives nothing before the job fails; a warning comes
+    earlier."""
     encoding: str = text("gpt2", "gpt2, another of tiktoken's, a .tiktoken rank file, or Llama's tokenizer.json")
     """The vocabulary."""
     train_vocab: int = at_least(0, 0)
     """Above 0: train a byte-level BPE of this size on the source instead of using `encoding`."""
     text_key: str = key("text", "the name of a column", bool)
-    """The column or key of the text in .jsonl, .parquet and hf: sources."""
+    """The column or key of the text in .json, .jsonl, .parquet and hf: sources."""
     invalid: str = one_of("stop", "skip", "replace")
     """What to do with text that is not UTF-8; the source stdlib always skips it."""
     documents: str = one_of("whole", "lines")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
@@ -53,10 +54,9 @@ def made_ahead(items: Iterator[Item], ahead: int) -> Generator[Item, None, None]
 
     def put(item: tuple[Item, ...] | BaseException) -> None:
         while not stopped.is_set():
-            try:
-                return ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                return
 
     def make() -> None:
         try:

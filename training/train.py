@@ -55,6 +55,7 @@ def _run(job: Job, resume: bool) -> int:
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
+    from training.data.stream.client import StreamError
     from training.loop import Failed, Loop
 
     try:
@@ -67,7 +68,7 @@ def _run(job: Job, resume: bool) -> int:
     except JobError as error:
         ranks.explain(error)  # tells the other ranks, as the cause, such as the data, may be on this node only
         raise
-    except Failed as error:  # raised on all ranks with the same text
+    except (Failed, StreamError) as error:  # raised on all ranks with the same text
         print(f"error: {error}", file=sys.stderr, flush=True)
         ranks.leave()
         return 1

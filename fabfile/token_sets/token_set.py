@@ -48,8 +48,11 @@ def wanted(job: str, overrides: Sequence[str] | None, **options: str | int) -> d
 
 
 def train_command(job: str, overrides: Sequence[str] | None) -> str:
-    """The `fab train JOB` command for this token set; an override of its path is repeated."""
-    return shlex.join(["fab", "train", job, *(word for word in overrides or () if word.startswith("data.path="))])
+    """The `fab train JOB` command for this token set; overrides of its path and of how it is read are repeated."""
+    words = list(overrides or ())
+    streams = any(word.startswith("data.stream=") for word in words)
+    keys = ("data.path=", "data.stream=", *(["data.source="] if streams else []))
+    return shlex.join(["fab", "train", job, *(word for word in words if word.startswith(keys))])
 
 
 def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
@@ -95,7 +98,9 @@ def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
         words = shlex.split(data["source"])
     except ValueError as error:
         raise Exit(f"data.source = {data['source']!r}: {error}", code=2) from None
-    return words if data["source"] == STDLIB else sources.brought(fleet, words, yes=yes)
+    if data["source"] == STDLIB or (data["stream"] and all("://" in word for word in words)):
+        return words
+    return sources.brought(fleet, words, yes=yes)
 
 
 def own(path: str) -> str:
@@ -114,7 +119,9 @@ def is_shared(path: str, shared_dir: str) -> bool:
 
 
 def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:
-    """The command line of training.data.prepare on the head; `words` are the sources as the head can read them."""
+    """The command line on the head that makes the token set, or, of a text that is streamed, what belongs to it;
+    `words` are the sources as the head can read them."""
+    module = "training.data.stream.stage" if data["stream"] else "training.data.prepare"
     options = ["--out", data["path"], *(["--overwrite"] if overwrite else [])]
     if data["train_vocab"]:
         options += ["--train-vocab", str(data["train_vocab"])]
@@ -122,7 +129,7 @@ def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite:
         options += ["--ranks" if data["encoding"].endswith(RANKS) else "--encoding", data["encoding"]]
     # The documents of the standard library are large, so hold out a larger share.
     options += ["--val-fraction", "0.05" if data["source"] == STDLIB else str(data["val_fraction"])]
-    return f"{python(folder)} training.data.prepare {shlex.join(options)} {_reading(data, words)}"
+    return f"{python(folder)} {module} {shlex.join(options)} {_reading(data, words)}"
 
 
 def _reading(data: dict[str, Any], words: Sequence[str]) -> str:

@@ -98,6 +98,8 @@ def data(
         raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare needs none\n{without}", code=2)
     wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
+    if raw and wanted["stream"]:
+        raise Exit(f"--raw: data.source = {wanted['source']} is read where it is, by the training itself", code=2)
     path, url = wanted["path"], address(cluster.data_url, wanted["path"])
     with Fleet(cluster) as fleet:
         folder = deploy(fleet, cluster.nodes)[cluster.head.name].folder

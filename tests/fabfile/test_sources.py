@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import c4_form
 import pytest
 import sshd
 from invoke.context import Context
@@ -80,6 +81,22 @@ def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest
     assert not (brought / "link").exists(), "links are not followed"
     head.prepare("texts", overwrite=True)
     assert "node1 has them already" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_streamed_is_brought_and_read_where_it_then_is(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    c4_form.write(head.here / "c4")
+    head.prepare("c4", "data.stream=true")
+    output = capsys.readouterr().out
+    assert "c4: 4 files of this machine" in output and "3 files, 0.0 MB, are read while training" in output
+    assert "next: fab train smoke data.source=c4 data.path=set data.stream=true" in output
+    (brought,) = (head.home / "sources").iterdir()
+    made = tokens.open(head.home / "set", verify=True)
+    assert made.manifest["stream"]["source"] == str(brought) and len(made.train) == 0 < len(made.val)
+    with pytest.raises(Exit) as refused:
+        head.prepare("texts/*.txt", "data.stream=true", "data.path=other")
+    assert refused.value.code == 2
 
 
 def test_where_the_text_is_is_said(head: Head, capsys: pytest.CaptureFixture[str]) -> None:

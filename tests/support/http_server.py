@@ -32,9 +32,11 @@ class Server:
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The address of a server whose requests the handler answers."""
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
+    """The address of a server whose requests the handler answers; port 0: any that is free."""
+    httpd = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    httpd.daemon_threads = True
+    httpd.block_on_close = False  # a handler may hang on purpose
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from training.data.token_set import TokenSet
 from training.data.vocabulary import VocabularyError
 from training.job import Job
 from training.keys import JobError
+from training.manifest import STREAM
 from training.models import architecture, hugging_face
 from training.models.base import Model
 from training.models.weight_files import WeightsError
@@ -36,6 +38,7 @@ class TrainingState:
     precision: str = "auto"  # the chosen precision; a resumed run keeps it
     compile: str = "auto"  # true or false once it is chosen whether to compile; a resumed run keeps it
     best: float = float("inf")  # lowest validation loss
+    stream: dict[str, Any] | None = None  # of a text that is read while training: its position after `step`
     scaler: dict[str, Any] | None = None  # state of fp16's loss scaling, loaded when the scaler exists
     rng: dict[str, Tensor] | None = None
     """States of this rank's random generators, loaded when everything else is set up."""
@@ -103,6 +106,7 @@ def _load(state: TrainingState, saved: dict[str, Any], tensors: dict[str, Tensor
     state.step, state.scaler, state.precision = saved["step"], saved["scaler"], saved["precision"]
     state.best = saved["best"] if saved["best"] is not None else float("inf")
     state.compile = saved.get("compile", "auto")
+    state.stream = saved.get("stream")
     generators = safetensors.torch.load(rng)
     own = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
     state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
@@ -121,8 +125,12 @@ def _check_same(saved: dict[str, Any], state: TrainingState, data: TokenSet) -> 
 
 
 def identity(data: TokenSet) -> str:
-    """What identifies a token set: a run resumes only on the same one, as the step is also its position in the data."""
+    """What identifies a token set: a run resumes only on the same one, as the step is also its position in the data.
+    Of a text that is read while training it is what the order of its tokens depends on."""
     split = data.manifest["splits"]["train"]
+    if STREAM in data.manifest:
+        parts = (data.manifest[STREAM]["sha256"], data.encoding.get("sha256", ""))
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
     return str(split.get("sha256") or split["tokens"])
 
 
@@ -165,6 +173,7 @@ def capture(
         "optimizer": optimizers.name_of(state.optimizer),
         "encoding": data.encoding,
         "data": identity(data),
+        **({"stream": state.stream} if state.stream else {}),
         "ranks": ranks.nodes,
         "torch": torch.__version__,
     }

@@ -26,6 +26,8 @@ CHUNK = 1 << 24  # tokens looked through at a time: a split may be larger than t
 class PackedWindows:
     """The windows of a split, of at most `width` tokens and ends of documents. OrderError for a split without text."""
 
+    position: dict[str, Any] | None = None
+
     def __init__(self, split: Array, separator: int, width: int) -> None:
         self.split, self.separator, self.width = split, separator, width
         ends = separators(split, separator)

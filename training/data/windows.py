@@ -10,6 +10,7 @@ import numpy.typing as npt
 from training import manifest
 from training.data import order
 from training.keys import JobError
+from training.manifest import STREAM
 
 if TYPE_CHECKING:
     from training.data.token_set import TokenSet
@@ -21,6 +22,8 @@ Array: TypeAlias = npt.NDArray[Any]
 class Windows(Protocol):
     width: int
     """Tokens of a window."""
+    position: dict[str, Any] | None
+    """What a checkpoint keeps of the place in the data; None: the step is enough."""
 
     def batch(self, size: int, seed: int, step: int) -> Array:
         """The windows, int64 (size), that a step (counted from 0) reads: from the arguments alone."""
@@ -36,9 +39,12 @@ class Windows(Protocol):
 
 
 def of_splits(model: Model, data: TokenSet) -> dict[str, Windows]:
-    """The windows of each split, as the model divides it. JobError for a split that has none."""
+    """The windows of each split, as the model divides it, but not of text that is read while training (see
+    training.data.stream.client). JobError for a split that has none."""
     found = {}
     for split in manifest.SPLITS:
+        if split == "train" and STREAM in data.manifest:
+            continue
         try:
             found[split] = model.windows(getattr(data, split), data.separator)
         except order.OrderError as error:
@@ -49,6 +55,8 @@ def of_splits(model: Model, data: TokenSet) -> dict[str, Windows]:
 class StreamWindows:
     """Windows of `block` tokens cut from the stream wherever they end, each with the next token. A window is named by
     the place where it begins. OrderError if there is none."""
+
+    position: dict[str, Any] | None = None
 
     def __init__(self, split: Array, block: int) -> None:
         order.windows(len(split), block)

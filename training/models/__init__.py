@@ -20,6 +20,9 @@ ARCHITECTURES = {
 }
 """Value of the key model.architecture -> module:class."""
 
+WHOLE_DOCUMENTS = ("roberta",)
+"""The models whose windows are of whole documents (training.data.packing): they need all of a text beforehand."""
+
 
 def architecture(name: str) -> type[Model]:
     """The class of a model by its name in ARCHITECTURES; KeyError for any other."""

@@ -1,4 +1,4 @@
-"""A rank's side of a stream: starts the process that reads it (rank 0), connects, and takes the windows of each step."""
+"""A rank's side of a stream: rank 0 starts the process that reads it; every rank takes its windows of each step."""
 
 from __future__ import annotations
 
@@ -90,17 +90,17 @@ class StreamedWindows:
         return bytes(data)
 
 
-def open_stream(
+def opened(
     job: Job, data: TokenSet, saved: dict[str, Any] | None, ranks: Ranks, beat: Callable[[], None]
 ) -> StreamedWindows:
     """Start the process on rank 0's node and connect every rank to it. `saved` is a checkpoint's `stream`, see
     `to_save`. Collective. JobError for a checkpoint of another order, OSError if there is no process."""
     position = _checked(job, saved)
-    started = {"port": 0, "secret": secrets.token_hex(serve.SECRET // 2)}
+    started: dict[str, Any] = {"port": 0, "secret": secrets.token_hex(serve.SECRET // 2)}
     reason = ""
     if ranks.is_first:
         try:
-            started["port"] = _start(job, data, position, ranks, str(started["secret"]))
+            started["port"] = _start(job, data, position, ranks, started["secret"])
         except (OSError, ValueError) as error:
             reason = f"the reader of data.source did not start: {error}"
     if ranks.size > 1:
@@ -111,12 +111,20 @@ def open_stream(
     where = f"the reader of data.source, a process on {ranks.nodes[0]},"
     host = "127.0.0.1" if ranks.is_first else os.environ["MASTER_ADDR"]
     try:
-        connection = socket.create_connection((host, int(started["port"])), _START)
+        connection = _connected(host, started["port"])
         connection.sendall(f"{started['secret']}{ranks.rank:06d}".encode())
     except OSError as error:
         raise OSError(f"{where} cannot be reached at {host}: {error}") from None
     dtype = token_set.little_endian(data.manifest["dtype"])
     return StreamedWindows(connection, job.model.block_size, dtype, where, beat)
+
+
+def _connected(host: str, port: int) -> socket.socket:
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, serve.BUFFER)  # only before it is connected
+    connection.settimeout(_START)
+    connection.connect((host, port))
+    return connection
 
 
 def to_save(job: Job, position: dict[str, Any] | None) -> dict[str, Any]:

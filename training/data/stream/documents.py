@@ -109,6 +109,6 @@ class Documents:
         """An order of `count` items, for each number another."""
         epoch_key = order.epoch_keys(np.array([epoch], dtype=np.uint64), self.seed)
         key: Any = order.mixed(epoch_key ^ order.mixed(np.array([number], dtype=np.uint64)))
-        index = np.arange(count, dtype=np.uint64)
+        index: Any = np.arange(count, dtype=np.uint64)
         chosen: list[int] = order.permuted(index, count, np.repeat(key, count)).tolist()
         return chosen

@@ -1,4 +1,4 @@
-"""Read ranges of files from a source that may fail or stall: a bounded number of attempts, and a record of who waits."""
+"""Read files from a source that may fail or stall: a bounded number of attempts, and a record of who waits."""
 
 from __future__ import annotations
 

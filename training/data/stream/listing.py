@@ -12,10 +12,8 @@ from training.data.encode import Division
 from training.data.readers import Reading
 from training.data.stream.documents import HeldOut
 from training.data.stream.source import StreamFile
-from training.manifest import TokenError
+from training.manifest import STREAM, TokenError
 
-KEY = "stream"
-"""In the manifest of a token set whose training text is streamed."""
 SEED = 1337  # draws the documents that are held out, as prepare does
 
 
@@ -46,7 +44,7 @@ class StreamListing:
     def of(cls, manifest: Mapping[str, Any], where: str) -> StreamListing:
         """From the manifest of a token set; TokenError if it has none."""
         try:
-            entry = manifest[KEY]
+            entry = manifest[STREAM]
             held = entry["held_out"]
             return cls(
                 entry["source"],

@@ -151,4 +151,3 @@ def _joined(waiting: deque[_Batch], offset: int, count: int) -> Array:
         if not count:
             break
     return np.concatenate(parts)
-

@@ -81,8 +81,8 @@ def _unpacked(fetcher: Fetcher, file: StreamFile, byte: int, where: str) -> Iter
             except zlib.error as error:
                 raise SourceError(f"{where}: not a gzip file, or a damaged one ({error})") from error
             done = unpack.eof
-            block = unpack.unused_data if done else unpack.unconsumed_tail
-            if done:  # a file may consist of several
+            block = unpack.unused_data.lstrip(b"\0") if done else unpack.unconsumed_tail
+            if done:  # a file may consist of several, and have zeros at its end
                 unpack = zlib.decompressobj(wbits=31)
             skipped = min(byte, len(text))
             byte -= skipped

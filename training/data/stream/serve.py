@@ -40,12 +40,13 @@ from training.data.tokenizer import EngineError, Gigatoken, Tiktoken
 SECRET = 32  # characters
 GREETING = SECRET + 6  # bytes that a rank begins with: the secret, its number in six digits
 LENGTH = struct.Struct(">I")
+BUFFER = 1 << 18  # bytes of a connection that wait in the kernel: the rest waits here, where it is counted
 _AHEAD_BYTES, _AHEAD_STEPS = 32 << 20, 256  # at most so much is ready for all ranks together, but two steps in any case
 _LIFE = 1.0  # seconds after which a rank that waits gets a sign of life
 _WATCH = 0.5  # seconds between two looks at the source
 _WARN_AFTER = 10.0  # seconds without an answer; then after twice as many, and so on
 _NICENESS = 5
-_THREADS = 4
+_THREADS = 8
 
 
 class Outlet:
@@ -59,6 +60,7 @@ class Outlet:
         with connection, contextlib.suppress(OSError):
             connection.settimeout(None)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
             while True:
                 try:
                     connection.sendall(self.ready.get(timeout=_LIFE))
@@ -92,7 +94,7 @@ class Feed:
             self.fail(str(error))
         except (OSError, ValueError) as error:
             self.fail(f"{self.settings['source']}: {error}")
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (the ranks must get any error; the thread has no caller)
             traceback.print_exc()
             self.fail(f"the reader of {self.settings['source']}: {type(error).__name__}: {error}")
 

@@ -24,6 +24,7 @@ from training.store.bucket import BucketFolder, StoreError
 
 HUB = "hf:"
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".json.gz", ".jsonl.gz", ".ndjson.gz", ".parquet")
+_ABOUT = ("dataset_infos.json", "dataset_info.json")  # beside a data set of `datasets`, not text
 _VALIDATION = re.compile(r"(^|[^a-z])(validation|valid|val)([^a-z]|$)")
 _TEST = re.compile(r"(^|[^a-z])test([^a-z]|$)")
 
@@ -43,8 +44,9 @@ class Listing:
 
 
 class Source(Protocol):
-    word: str
-    """The source, as errors name it."""
+    @property
+    def word(self) -> str:
+        """The source, as errors name it."""
 
     def list(self) -> Listing:
         """The files; SourceError if there are none to train on."""
@@ -151,8 +153,9 @@ def kind(name: str) -> str:
 
 
 def _is_text(name: str) -> bool:
-    hidden = any(part.startswith(".") for part in PurePosixPath(name).parts)
-    return name.lower().endswith(SUFFIXES) and not hidden
+    path = PurePosixPath(name)
+    hidden = any(part.startswith(".") for part in path.parts)
+    return name.lower().endswith(SUFFIXES) and not hidden and path.name not in _ABOUT
 
 
 def _checked(word: str, train: tuple[StreamFile, ...], validation: tuple[StreamFile, ...]) -> Listing:

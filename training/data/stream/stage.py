@@ -1,4 +1,4 @@
-"""Make the token set of a job whose training text is streamed: the vocabulary, the validation text and the list of files.
+"""Make the token set of a job whose text is streamed: vocabulary, validation text and the list of files.
 
     python -m training.data.stream.stage --out /data/c4 --encoding gpt2 hf:allenai/c4:en
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -25,13 +26,13 @@ from training.data.encode import Division, Encoder, Unit
 from training.data.readers import Document, Reading, SourceError
 from training.data.stream.documents import HeldOut
 from training.data.stream.fetch import Fetcher
-from training.data.stream.listing import KEY, SEED, StreamListing
+from training.data.stream.listing import SEED, StreamListing
 from training.data.stream.rows import Row, rows
 from training.data.stream.source import HUB, Listing, StreamFile, open_source
 from training.data.token_set import little_endian
 from training.data.tokenizer import Tiktoken
 from training.data.vocabulary import Vocabulary, VocabularyError
-from training.manifest import RANKS, SEPARATOR, TokenError, dtype_for
+from training.manifest import SEPARATOR, STREAM, TokenError, dtype_for
 
 VALIDATION = 4 << 20  # bytes of text: about a million tokens
 
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     chosen: dict[str, Any] = {"train_vocab": options.train_vocab, "sample": options.vocab_sample}
     if known:
         chosen = {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
-    settings = {"vocabulary": chosen, "validation": VALIDATION, KEY: listing.to_json()["sha256"]}
+    settings = {"vocabulary": chosen, "validation": VALIDATION, STREAM: listing.to_json()["sha256"]}
     if is_there(options, settings):
         say(options, f"{options.out} already exists, complete, from the same input and settings")
         return
@@ -75,7 +76,9 @@ def run(options: argparse.Namespace) -> None:
         known = vocabulary.train(sample(fetcher, listing, options.vocab_sample * 1_000_000), options.train_vocab)
     write(options.out, known, list(validation(fetcher, found, listing)), listing, settings)
     size = sum(file.size for file in found.train) / 1e6
-    say(options, f"{word}: {len(found.train):,} files, {size:,.1f} MB, are read while training; nothing else to prepare")
+    say(
+        options, f"{word}: {len(found.train):,} files, {size:,.1f} MB, are read while training; nothing else to prepare"
+    )
     held_out = "held out of its first file" if listing.held_out else "its validation split"
     say(options, f"{options.out}: the vocabulary {known.name}, and validation text from {held_out}")
 
@@ -97,7 +100,9 @@ def held(fetcher: Fetcher, found: Listing, options: argparse.Namespace) -> HeldO
     word, file = fetcher.source.word, min(found.train, key=lambda file: file.name)
     if not options.val_fraction:
         raise SourceError(f"{word}: no validation split, and data.val_fraction = 0: one of them is needed")
-    numbers = [row.number for row in islice(rows(fetcher, file, 0, 0, reading_of(options)), ceil(1 / options.val_fraction))]
+    numbers = [
+        row.number for row in islice(rows(fetcher, file, 0, 0, reading_of(options)), ceil(1 / options.val_fraction))
+    ]
     if len(found.train) == 1 and len(numbers) < 2:
         raise SourceError(f"{word}: less than two documents, and no validation split")
     stretch = min(1 / options.val_fraction, numbers[-1] + 1 if numbers else 1)
@@ -143,7 +148,7 @@ def is_there(options: argparse.Namespace, settings: dict[str, Any]) -> bool:
     if not (options.out / manifest.NAME).exists():
         return False
     content = manifest.read(options.out)
-    if content.get("settings") == settings and content[KEY]["source"] == located(options.sources):
+    if content.get("settings") == settings and content[STREAM]["source"] == located(options.sources):
         return True
     if not options.overwrite:
         raise TokenError(f"{options.out}: has a token set of other input or settings; --overwrite replaces it")
@@ -163,7 +168,7 @@ def write(
     for split in manifest.SPLITS:
         part = parts.get(split)
         data = part.tokens.tobytes() if part else b""
-        manifest.publish_bytes(out / f"{split}.bin", data)
+        _write(out / f"{split}.bin", data)
         splits[split] = {
             "file": f"{split}.bin",
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -171,8 +176,8 @@ def write(
             "documents": part.documents if part else 0,
             "bytes_of_text": part.bytes_of_text if part else 0,
         }
-    manifest.publish(out / RANKS, known.text())
-    encoding = {"name": known.name, "ranks": RANKS, "sha256": known.digest(), "pattern": known.pattern}
+    manifest.publish(out / known.file, known.text())
+    encoding = {"name": known.name, "ranks": known.file, "sha256": known.digest(), "pattern": known.pattern}
     content = {
         "format": manifest.FORMAT,
         "dtype": dtype,
@@ -181,9 +186,16 @@ def write(
         "splits": splits,
         "source": {"arguments": [listing.source]},
         "settings": settings,
-        KEY: listing.to_json(),
+        STREAM: listing.to_json(),
     }
     manifest.publish(out / manifest.NAME, manifest.render(content))
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def say(options: argparse.Namespace, line: str) -> None:
