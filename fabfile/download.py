@@ -7,7 +7,7 @@ import filecmp
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fabfile.backends.base import Backend, File, Refused
@@ -20,9 +20,12 @@ _GROWTH = 1 << 30  # bytes that logs and metrics may grow by between the list an
 _SPARE = 256 << 20  # bytes that must stay free on this disk
 
 
-def download(backend: Backend, job: str, target: Path) -> None:
-    """Fetch a job's new and changed files into a folder, and print how much that was. Raises Refused."""
-    listed = checked(backend.files(job))
+def download(backend: Backend, job: str, target: Path, only: Sequence[str] = ()) -> None:
+    """Fetch a job's new and changed files into a folder, and print how much that was. `only` has the names of what is
+    wanted of its run directory, files and folders; empty: everything. Raises Refused."""
+    listed = {
+        name: file for name, file in checked(backend.files(job)).items() if not only or name.split("/")[0] in only
+    }
     there = _there(target, listed)
     wanted = {name: file for name, file in listed.items() if file.size < _SMALL or there.get(name) != file}
     announced = sum(file.size for file in wanted.values())

@@ -21,6 +21,7 @@ from invoke.exceptions import Exit
 from fabfile.job_file import Resolved
 
 LATEST = "latest"  # stands for the id of the newest job of a cluster
+WEIGHTS = "weights"  # folder of a run directory with its model in Hugging Face's layout
 NO_MIRROR = ("", "none")  # values of `checkpoint.mirror` for a job without a copy in a bucket
 
 
@@ -270,6 +271,10 @@ class Backend(Protocol):
     ) -> dict[str, int]:
         """Write these files into a new folder; returns name and size of those that still existed. `limit` is how many
         bytes may be written; `progress` gets each number of bytes written. Raises Refused."""
+
+    def export_weights(self, job: str) -> str:
+        """Write the job's best or newest model in Hugging Face's layout into a folder of its run directory, in place of
+        an earlier one; returns the folder's name. Exit 1 if there is no model."""
 
     def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
         """Text from a job's best or newest model as it is made; last, how the program ended."""

@@ -12,14 +12,19 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import Ended, JobRecord, Refused, SampleOptions, Unreachable, find_job
+from fabfile.backends.base import WEIGHTS, Ended, JobRecord, Refused, SampleOptions, Unreachable, find_job
 from fabfile.command_line import AtLeast
 from fabfile.download import download
 from fabfile.output import next_command, say, write
 
 
-@task(help={"to": "folder for it; default: runs/ID here; one that has the job already is updated"})
-def fetch(_c: Context, job: str, to: str = "", stack: str = "", inventory: str = "") -> None:
+@task(
+    help={
+        "to": "folder for it; default: runs/ID here; one that has the job already is updated",
+        "weights": "only the best or newest model, put together of its shards, as Hugging Face's transformers opens it",
+    }
+)
+def fetch(_c: Context, job: str, to: str = "", weights: bool = False, stack: str = "", inventory: str = "") -> None:
     """Fetch a job's checkpoints, best model, metrics and logs from the head. Repeated, it fetches what is new."""
     with backends.connect(stack, inventory) as backend:
         if to:
@@ -29,9 +34,13 @@ def fetch(_c: Context, job: str, to: str = "", stack: str = "", inventory: str =
         _check_target(target)
         _check_same(target, found)
         try:
-            download(backend, found.id, target)
+            only = (backend.export_weights(found.id), "state.json") if weights else ()
+            download(backend, found.id, target, only)
         except (Refused, Unreachable, EOFError, OSError) as error:
             raise Exit(f"{backend.host}: {found.id} was not fetched: {error}", code=1) from None
+    if weights:
+        say(f"for transformers: from_pretrained({str(target / WEIGHTS)!r})")
+        return
     say(next_command(f"fab sample {found.id} --prompt ..."))
 
 

@@ -198,6 +198,22 @@ def test_files_are_fetched(
     assert "here: smoke-1 was not fetched: '../out' has an empty part" in capsys.readouterr().err
 
 
+def test_weights_are_made_on_the_head_and_fetched_alone(
+    backend: MemoryBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fab("train", "smoke", "--detach")
+    state = json.dumps({"id": "smoke-1", "started": CREATED}).encode()
+    backend.content = {"state.json": state, "checkpoints/step-1/model": b"m" * 9}
+    capsys.readouterr()
+    assert fab("fetch", "latest", "--weights") == 0
+    assert "from_pretrained('runs/smoke-1/weights')" in capsys.readouterr().out
+    assert (tmp_path / "runs/smoke-1/weights/model.safetensors").read_bytes() == b"w" * 3000
+    assert not (tmp_path / "runs/smoke-1/checkpoints").exists()
+    assert fab("fetch", "latest") == 0, "the rest can be fetched into the same folder afterwards"
+    assert (tmp_path / "runs/smoke-1/checkpoints/step-1/model").exists()
+
+
 def test_text_is_sampled_and_its_program_s_exit_code_passed_on(
     backend: MemoryBackend, capfd: pytest.CaptureFixture[str]
 ) -> None:

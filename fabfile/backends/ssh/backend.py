@@ -13,6 +13,7 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import (
     NO_MIRROR,
+    WEIGHTS,
     Begun,
     Ended,
     File,
@@ -40,6 +41,7 @@ _LOOK_SECONDS = 30  # limit for a node to end what is left of a job, and to repo
 _DATA_SECONDS = 60  # limit for a node to read the files that a report is made from
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _PROGRAM_SECONDS = 120.0
+_WEIGHTS_SECONDS = 3600.0  # limit for the head to write a model in Hugging Face's layout: 140 GB for one of 70B
 _QUIET_SECONDS = 600.0  # without a token, after which sampling is given up; includes the loading of the model
 
 
@@ -168,6 +170,16 @@ class SshBackend:
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
         return files.take(self._head, self._folder_of(job), names, into, limit, progress)
+
+    def export_weights(self, job: str) -> str:
+        run = shlex.quote(self._folder_of(job))
+        new, final = f"{run}/{WEIGHTS}.new", f"{run}/{WEIGHTS}"
+        program = f"PYTHONPATH={self._head.folder} {VENV}/python -m training.models.hugging_face {run} {new}"
+        command = f"rm -rf {new} && {program} && rm -rf {final} && mv {new} {final}"
+        result = self._head.run(command, _WEIGHTS_SECONDS)
+        if not result.ok:
+            raise Exit(f"{self.host}: {result.why}", code=1)
+        return WEIGHTS
 
     def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items()]
