@@ -80,6 +80,18 @@ def share(windows: int, rank: int, ranks: int) -> tuple[int, int]:
     return windows * rank // ranks, windows * (rank + 1) // ranks
 
 
+def micro_batches(windows: int, most: int, of_any_rank: int, *, even: bool) -> list[tuple[int, int]]:
+    """The parts [first, last) of a rank's windows that are one micro batch each, of at most `most` windows.
+
+    `even`: in as many parts as the rank with the most windows, `of_any_rank`, needs, as even as possible; a part may be
+    empty. For ranks whose every forward pass needs all others.
+    """
+    if not even:
+        return [(first, min(first + most, windows)) for first in range(0, windows, most)]
+    count = -(-of_any_rank // most)
+    return [share(windows, part, count) for part in range(count)]
+
+
 def check_ranks(job: Job, ranks: int) -> None:
     """JobError if a rank would have no window of a step, and so no gradient to average."""
     if job.windows < ranks:
@@ -162,6 +174,10 @@ def _check_together(job: Job) -> None:
         ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
         ("train.warmup", train.warmup < schedule[1] or not train.warmup, f"less than {schedule[0]} = {schedule[1]}"),
     )
+    if train.parallel == "ddp" and train.replicas > 1:
+        raise JobError(f"train.replicas = {train.replicas}; allowed with train.parallel = ddp: 1")
+    if train.recompute and train.compile == "true":
+        raise JobError("train.recompute = true; allowed with train.compile = true: false")
     for name, holds, allowed in rules:
         if not holds:
             raise JobError(f"{name} = {attrgetter(name)(job)}; allowed: {allowed}")

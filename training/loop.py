@@ -10,26 +10,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from training import compilation, manifest, metrics, precision
+from training import beginning, compilation, manifest, metrics
 from training import job as jobs
 from training import optimizer as optimizers
-from training import parallel as parallelism
+from training.beginning import Failed
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
+from training.checkpoint.together import Together
 from training.data import order, windows
 from training.data.stream import client as stream
 from training.job import Job
 from training.parallel import agreement
-from training.parallel.ranks import Ranks, run_on_first, shares_disk_with_first
+from training.parallel.ranks import Ranks, shares_disk_with_first
 from training.progress import Heartbeat, Phase
-from training.stepper import Stepper
-from training.store import mirror as mirrors
 from training.store.mirror import Mirror
-
-
-class Failed(RuntimeError):
-    """An error that all ranks raise together, with the same one-line text."""
 
 
 class Stop(Protocol):
@@ -49,30 +44,25 @@ class Loop:
         self.data = jobs.open_data(job)
         shared = shares_disk_with_first(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
-        self.state = states.fresh(job, self.data, ranks.device)
+        mirror_url = job.mirror(run.resolve().name)
+        saved = beginning.newest(run, ranks, shared, mirror_url if resume else "", lambda: self._beat(0, "load"))
+        with self.heart.kept(0, "load"):
+            begun = beginning.begin(job, self.data, ranks, saved)
+        self.state, self.choice, self.parallel, self.stepper = begun.state, begun.choice, begun.parallel, begun.stepper
         self.windows = windows.of_splits(self.state.model, self.data)
-        self.mirror_url = job.mirror(run.resolve().name)
-        have = states.newest_on_nodes(run, ranks, shared)
-        if max(have) < 0 and resume and self.mirror_url:
-            self._fetch()
-            have = states.newest_on_nodes(run, ranks, shared)
-        states.resume(self.state, run, ranks, self.data, have)
         if job.data.stream:
             self.windows["train"] = stream.opened(job, self.data, self.state.stream, ranks, self._beat_train)
-        wanted = self.state.precision if job.train.precision == "auto" else job.train.precision
-        self.choice = precision.choose(wanted, self.state.model, ranks.device, ranks.maximum)
-        self.state.precision = self.choice.name
-        self.parallel = parallelism.choose(ranks)
-        self.stepper = Stepper(job.train, self.state, self.parallel, self.choice.mixed)
         self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
         self.compilation = self._choose_compilation()
         self.state.compile = self.compilation.name
         states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
         self.mirror = None
-        if ranks.is_first and self.mirror_url:
+        if ranks.is_first and mirror_url:
             going_on = resume or self.state.step > 0
-            self.mirror = Mirror(self.mirror_url, run, job.checkpoint.keep, resume=going_on, say=_say)
-        self.saver = Saver(run, job.checkpoint.keep, self.mirror)
+            self.mirror = Mirror(mirror_url, run, job.checkpoint.keep, resume=going_on, say=_say)
+        together = Together(ranks, shared) if self.parallel.calls_together else None
+        self.saves = self.writes or together is not None
+        self.saver = Saver(run, job.checkpoint.keep, self.mirror, together)
         self.clock = metrics.Clock()
         if self.writes:
             manifest.publish(run / "job.toml", job.to_toml())
@@ -103,14 +93,6 @@ class Loop:
         if self.mirror is not None:
             self.mirror.finish(lambda: self._beat(self.state.step, "save"))
 
-    def _fetch(self) -> None:
-        """Rank 0 fetches the newest checkpoint from the mirror, while the others wait."""
-        wrong = run_on_first(
-            self.ranks, lambda: mirrors.fetch(self.mirror_url, self.run_directory), lambda: self._beat(0, "load")
-        )
-        if wrong:
-            raise Failed(wrong)
-
     def _choose_compilation(self) -> compilation.CompileChoice:
         """Compile the model or not, as the job says or as a measurement shows; a resumed run does as before."""
         train, rows = self.job.train, self.last - self.first
@@ -119,7 +101,9 @@ class Loop:
         batches = [self._batch(windows, 0, 0) for windows in shapes]
         remaining = (train.steps - self.state.step) * math.ceil(rows / train.micro_batch)
         wanted, why = train.compile, "as the job says"
-        if wanted == "auto":
+        if wanted == "auto" and (self.parallel.calls_together or train.recompute):
+            wanted, why = "false", "not with fsdp, and not with train.recompute"
+        elif wanted == "auto":
             wanted, why = self.state.compile, "as in the checkpoint"
         with self.heart.kept(self.state.step, "load"):
             return compilation.choose(wanted, why, self.stepper, batches, remaining, self.ranks.maximum)
@@ -158,11 +142,13 @@ class Loop:
         scale = self.ranks.size / targets
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
-            for start in range(0, len(windows), self.job.train.micro_batch):
+            pieces = self._micro_batches(len(windows), self.job.windows)
+            for number, (start, end) in enumerate(pieces, 1):
                 self._beat(self.state.step + 1, "train")  # a step of many micro batches exceeds the heartbeat timeout
-                end = start + self.job.train.micro_batch
-                batch = self._batch(windows[start:end], self.state.step + 1, self.first + start)
-                loss += self.stepper.micro_step(batch, scale, last=end >= len(windows))
+                some = windows[start:end] if start < end else windows[:1]  # without one of its own: for the others only
+                batch = self._batch(some, self.state.step + 1, self.first + start)
+                weight = scale if start < end else 0.0
+                loss += self.stepper.micro_step(batch, weight, last=number == len(pieces))
             self.clock.move(self.parallel.waited(), "compute", "communication")
             norm = self.stepper.update()
         return loss / self.ranks.size, norm
@@ -204,12 +190,13 @@ class Loop:
         total = torch.zeros(1, dtype=torch.float64)
         # Eager: a validation is too short to win back compiling it.
         with self.clock.time("eval"), torch.compiler.set_stance("force_eager"):
-            for start in range(first, last, self.job.train.micro_batch):
+            for start, end in self._micro_batches(last - first, len(chosen)):
                 self._beat(self.state.step, "eval")
-                some = chosen[start : min(last, start + self.job.train.micro_batch)]
-                batch = self._batch(torch.from_numpy(split.read(some)), 0, start)
+                some = chosen[first + start : first + end] if start < end else chosen[:1]
+                batch = self._batch(torch.from_numpy(split.read(some)), 0, first + start)
                 with torch.no_grad():
-                    total += float(model(*batch))
+                    loss = float(model(*batch))
+                total += loss if start < end else 0.0
             line["val_loss"] = float(self.ranks.sum(total)) / self._targets("val", chosen, 0)
         line |= metrics.quality(line["val_loss"], model.masked, self.data.bytes_per_token("val"))
         improved = bool(line["val_loss"] < self.state.best)
@@ -225,9 +212,10 @@ class Loop:
             with self.clock.time("checkpoint"):
                 ready = self._capture(due=due)
         self._write(line)
-        if ready is not None and self.writes:
+        if ready is not None and self.saves:
             with self.clock.time("checkpoint"):
-                self.lines.sync()
+                if self.writes:
+                    self.lines.sync()
                 self.saver.save(*ready, step=self.state.step if due else None, best=best)
 
     def _capture(self, *, due: bool) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -256,6 +244,11 @@ class Loop:
             reason = str(error)
         if failed := self.ranks.failures(reason):
             raise Failed(failed)
+
+    def _micro_batches(self, own: int, all_ranks: int) -> list[tuple[int, int]]:
+        """How a rank's `own` windows are divided, of those that `all_ranks` have."""
+        most = -(-all_ranks // self.ranks.size) if self.parallel.calls_together else own
+        return jobs.micro_batches(own, self.job.train.micro_batch, most, even=self.parallel.calls_together)
 
     def _targets(self, split: str, chosen: Any, step: int) -> int:
         """The number of targets in all windows of a step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from training.models.base import Model
+from training.parallel.shard import local
 from training.sections import TrainSection
 
 
@@ -101,9 +102,10 @@ def build(model: Model, train: TrainSection) -> torch.optim.Optimizer:
         lr=train.lr,
         betas=(train.beta1, train.beta2),
         eps=train.epsilon,
-        fused=True,
+        fused=not any(p.is_meta for p in parameters.values()),  # those of a model that is not sharded yet
     )
-    check_fused(adamw)
+    if adamw.defaults["fused"]:
+        check_fused(adamw)
     return MuonAndAdamW(matrices, train, adamw) if matrices else adamw
 
 
@@ -143,11 +145,15 @@ def tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     return out
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-    """Load what `tensors` returned. The fused kernel needs the step on the parameter's own device."""
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Load what `tensors` returned; of a sharded model this rank's rows of it. The fused kernel needs the step on the
+    parameter's own device."""
+    step = saved["step"]
     for name, parameter, moments in _moments(model, optimizer):
-        state: dict[str, Any] = {moment: saved[f"{moment}.{name}"].to(parameter.device) for moment in moments}
+        state: dict[str, Any] = {moment: torch.zeros_like(parameter).detach() for moment in moments}
+        for moment, values in state.items():
+            local(values).copy_(saved[f"{moment}.{name}"])
         if "exp_avg" in state:
-            state["step"] = saved["step"].clone().to(parameter.device)
+            state["step"] = step.clone().to(parameter.device)
         optimizer.state[parameter] = state
     check_fused(optimizer)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.keys import JobError
 from training.models.base import Model
@@ -68,8 +68,13 @@ def choose(wanted: str, model: Model, device: torch.device, slowest: Callable[[T
 
 
 def time_block(name: str, model: Model, device: torch.device) -> float:
-    """Seconds of a forward and a backward pass through a copy of the model's first block, without dropout."""
+    """Seconds of a forward and a backward pass through a copy of the model's first block, without dropout. One on the
+    meta device gets small values."""
     block, shape = copy.deepcopy(model.blocks[0]).eval(), model.shape
+    if any(p.is_meta for p in block.parameters()):
+        block.to_empty(device=device)
+        for parameter in block.parameters():
+            nn.init.constant_(parameter, 0.02)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         x = torch.randn(1, shape.block_size, shape.n_embd, device=device, requires_grad=True)
 

@@ -122,6 +122,15 @@ class TrainSection:
     """Precision of the matmuls; auto: whichever is faster in a short measurement on the nodes."""
     compile: str = one_of("false", "auto", "true")
     """Compile the model with torch.compile; auto: if that is faster in a short measurement on the nodes."""
+    parallel: str = one_of("auto", "ddp", "fsdp")
+    """ddp: every rank holds the whole model; fsdp: each holds a part of every parameter, gradient and moment; auto: ddp
+    if these fit into 0.7 of a rank's memory, else fsdp. The sum is printed before the first step."""
+    replicas: int = at_least(1, 1)
+    """With fsdp: how many groups of ranks each hold the whole model in parts, a node's ranks, say; divides the ranks.
+    Above 1, auto is fsdp."""
+    recompute: bool = key(False, "true | false", lambda value: True)
+    """Compute a block's activations again in the backward pass instead of keeping them: less memory, a third more
+    time."""
     threads: int = at_least(0, 0)
     """Threads of each rank (OMP_NUM_THREADS); 0: a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)

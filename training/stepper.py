@@ -34,7 +34,9 @@ class Stepper:
 
     @property
     def uses_ipex(self) -> bool:
-        return self.accelerator.device.type == "cpu" and bool(importlib.util.find_spec("intel_extension_for_pytorch"))
+        """Not of a model in shards: IPEX replaces modules that fully_shard has to find as they are."""
+        whole = not self.parallel.calls_together and self.accelerator.device.type == "cpu"
+        return whole and bool(importlib.util.find_spec("intel_extension_for_pytorch"))
 
     def compile(self) -> None:
         """Compile the model, once for each shape of a batch: one graph for several shapes would compute other digits

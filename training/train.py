@@ -55,8 +55,9 @@ def _run(job: Job, resume: bool) -> int:
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
+    from training.beginning import Failed
     from training.data.stream.client import StreamError
-    from training.loop import Failed, Loop
+    from training.loop import Loop
 
     try:
         jobs.check_ranks(job, ranks.size)

@@ -8,7 +8,7 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -208,13 +208,13 @@ def slow_writes(rank: int) -> None:
     """A save takes a while, so that a kill finds it at work."""
     import time
 
-    original = checkpoint._write_file
+    original = checkpoint.write_pieces
 
-    def slow(path: Path, content: object) -> dict[str, object]:
+    def slow(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, object]:
         time.sleep(0.03)
-        return original(path, content)  # type: ignore[arg-type]
+        return original(path, pieces)
 
-    checkpoint._write_file = slow  # type: ignore[assignment]
+    checkpoint.write_pieces = slow
 
 
 def test_killed_during_saves_it_goes_on_bit_for_bit(job: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from training import manifest
 from training.checkpoint import files as checkpoint
+from training.checkpoint.together import Together
 from training.store.mirror import Mirror
 
 _NICENESS = 10
@@ -25,14 +26,15 @@ _NOT_IN_BEST = ("optimizer", "rng")
 
 
 class Saver:
-    def __init__(self, run: Path, keep: int, mirror: Mirror | None = None) -> None:
-        """`keep` verified checkpoints stay on disk; each is offered to `mirror` as soon as it is on disk."""
+    def __init__(self, run: Path, keep: int, mirror: Mirror | None = None, together: Together | None = None) -> None:
+        """`keep` verified checkpoints stay on disk; each is offered to `mirror` as soon as it is on disk. With
+        `together` every rank saves its part, and rank 0 does the rest."""
         self.directory = run / "checkpoints"
         self.best = run / "best"
         self.keep = keep
         self.verified: set[int] = set()
         """Steps of this run's checkpoints that were written now, or verified when resuming."""
-        self._mirror = mirror
+        self._mirror, self._together = mirror, together
         self._buffers: dict[tuple[str, str], Tensor] = {}
         self._thread: threading.Thread | None = None
         self._failure: checkpoint.CheckpointError | None = None
@@ -77,21 +79,27 @@ class Saver:
         try:
             if step is not None:
                 folder = checkpoint.folder_of(self.directory, step)
-                checkpoint.write(folder, files, state)
-                self.verified.add(step)
-                manifest.publish(self.directory / "latest", f"{step}\n")
-                self._prune(step)
-                if self._mirror is not None:
-                    self._mirror.offer("checkpoints", step, folder)
+                if self._finished(folder, files, state):
+                    self.verified.add(step)
+                    manifest.publish(self.directory / "latest", f"{step}\n")
+                    self._prune(step)
+                    if self._mirror is not None:
+                        self._mirror.offer("checkpoints", step, folder)
             if best:
                 only_model = {name: content for name, content in files.items() if not name.startswith(_NOT_IN_BEST)}
-                checkpoint.write(self.best, only_model, state)
-                if self._mirror is not None:
+                if self._finished(self.best, only_model, state) and self._mirror is not None:
                     self._mirror.offer("best", state["step"], self.best)
         except checkpoint.CheckpointError as error:
             self._failure = error
         except Exception as error:  # noqa: BLE001 (reported by `check`; the thread has no caller)
             self._failure = checkpoint.CheckpointError(f"{self.directory}: {error!r}")
+
+    def _finished(self, folder: Path, files: checkpoint.Files, state: Mapping[str, Any]) -> bool:
+        """Write a checkpoint; whether it is on this process's disk then, and this process's to look after."""
+        if self._together is not None:
+            return self._together.write(folder, files, state)
+        checkpoint.write(folder, files, state)
+        return True
 
     def _prune(self, newest: int) -> None:
         """Remove damaged checkpoints, and verified ones beyond the newest `keep`."""

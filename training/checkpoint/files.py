@@ -11,8 +11,11 @@
     best/                        model.safetensors, state.json, manifest.json of the lowest validation loss
 
 A part (model or optimizer) may also be several files, model-00001-of-00004.safetensors and so on, one from each rank
-that holds a shard. A single writer calls `write`. Of several writers, the first calls `begin`, each calls
-`write_files`, and the first calls `commit` with everything that they returned.
+that holds a shard, with its rows of each tensor (training/checkpoint/reader.py reads them). A single writer calls
+`write`. Of several writers, the first calls `begin`, each calls `write_files`, and the first calls `commit` with
+everything that they returned (training/checkpoint/together.py). torch.distributed.checkpoint is not used: it writes
+pickles (its .metadata) beside files of its own format without checksums, and removes the metadata of the last save
+before that of the next one is in place.
 
 All files are written into `step-000050.tmp`, each is synced, and the folder is renamed at the end: overwriting in place
 left 25 of 30 files unloadable under SIGKILL. Tensors are safetensors, the rest is JSON; a pickle is never read.
@@ -27,7 +30,7 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,33 +76,46 @@ def write(folder: Path, files: Files, state: Mapping[str, Any]) -> None:
     """Write a checkpoint into `folder`. If that fails, nothing is left behind and CheckpointError is raised."""
     try:
         temporary = begin(folder)
-        state_file = (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
-        commit(folder, write_files(temporary, {**files, "state.json": state_file}))
+        commit(folder, write_files(temporary, {**files, "state.json": state_file(state)}))
     except OSError as error:
-        shutil.rmtree(_temporary(folder), ignore_errors=True)
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            reason = f"the disk is full ({shutil.disk_usage(folder.parent).free / 1e9:.2f} GB left)"
-        raise CheckpointError(f"{folder}: {reason}") from error
+        abandon(folder)
+        raise CheckpointError(f"{folder}: {reason(error, folder)}") from error
+
+
+def state_file(state: Mapping[str, Any]) -> bytes:
+    """The content of state.json."""
+    return (json.dumps(state, indent=1, sort_keys=True) + "\n").encode()
+
+
+def reason(error: OSError, folder: Path) -> str:
+    """Why a checkpoint could not be written, without its folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk is full ({shutil.disk_usage(folder.parent).free / 1e9:.2f} GB left)"
+    return error.strerror or str(error)
+
+
+def abandon(folder: Path) -> None:
+    """Remove what was written of a checkpoint that cannot be finished."""
+    shutil.rmtree(temporary_of(folder), ignore_errors=True)
 
 
 def begin(folder: Path) -> Path:
     """Make an empty temporary folder for a checkpoint's files, and return it; an unfinished earlier one is removed."""
-    temporary = _temporary(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
+    abandon(folder)
+    temporary = temporary_of(folder)
     temporary.mkdir(parents=True)
     return temporary
 
 
 def write_files(temporary: Path, files: Files) -> Listed:
     """Write files of an unfinished checkpoint and sync them; returns their entries for the manifest."""
-    return {name: _write_file(temporary / name, content) for name, content in files.items()}
+    return {name: write_pieces(temporary / name, pieces(content)) for name, content in files.items()}
 
 
 def commit(folder: Path, listed: Listed) -> None:
     """Finish a checkpoint: write the manifest of all its files, then rename its folder to the final name. An existing
     folder (a damaged step, the last best model) is first renamed to .old; after a kill, `tidy` renames it back."""
-    temporary, old = _temporary(folder), folder.with_name(folder.name + ".old")
+    temporary, old = temporary_of(folder), folder.with_name(folder.name + ".old")
     # publish also syncs the folder
     manifest.publish(temporary / manifest.NAME, manifest.render({"format": 1, "files": listed}))
     shutil.rmtree(old, ignore_errors=True)
@@ -110,7 +126,7 @@ def commit(folder: Path, listed: Listed) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _temporary(folder: Path) -> Path:
+def temporary_of(folder: Path) -> Path:
     return folder.with_name(folder.name + ".tmp")
 
 
@@ -127,7 +143,7 @@ def tidy(directory: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a checkpoint. It is renamed first, so that a partly removed folder does not look like a checkpoint."""
-    temporary = _temporary(folder)
+    temporary = temporary_of(folder)
     folder.rename(temporary)
     shutil.rmtree(temporary)
 
@@ -193,13 +209,10 @@ def architecture_of(state: Mapping[str, Any]) -> str:
 
 
 def read_part(folder: Path, part: str) -> dict[str, Tensor]:
-    """The tensors of a part (model or optimizer), from its one file or from all of its shards. CheckpointError."""
-    single = folder / part_file(part)
-    shards = [] if single.exists() else sorted(folder.glob(f"{part}-?????-of-?????.safetensors"))
-    tensors: dict[str, Tensor] = {}
-    for path in shards or [single]:
-        tensors |= read_tensors(path)
-    return tensors
+    """All tensors of a part (model or optimizer) in memory, from its one file or from its shards. CheckpointError."""
+    from training.checkpoint.reader import Part  # which imports this file
+
+    return dict(Part(folder, part))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -210,11 +223,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _write_file(path: Path, content: Mapping[str, Tensor] | bytes) -> dict[str, Any]:
-    """Write and hash in one pass, in pieces, so that the training can get the interpreter lock in between."""
+def pieces(content: Mapping[str, Tensor] | bytes) -> Iterator[bytes | memoryview]:
+    """A file's bytes, in pieces of at most 16 MiB, so that the training can get the interpreter lock in between."""
+    return iter([content]) if isinstance(content, bytes) else _safetensors(content)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write, hash and sync a file; returns its entry for the manifest."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for piece in [content] if isinstance(content, bytes) else _safetensors(content):
+        for piece in pieces:
             file.write(piece)
             digest.update(piece)
             size += len(piece)

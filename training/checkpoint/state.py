@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from training import optimizer as optimizers
 from training.checkpoint import files as checkpoint
+from training.checkpoint.incoming import Incoming
 from training.data import tokenizer
 from training.data.token_set import TokenSet
 from training.data.vocabulary import VocabularyError
@@ -24,9 +25,11 @@ from training.keys import JobError
 from training.manifest import STREAM
 from training.models import architecture, hugging_face
 from training.models.base import Model
+from training.models.sharded_init import ShardedInit
 from training.models.weight_files import WeightsError
 from training.parallel import Parallelism
 from training.parallel.ranks import Ranks
+from training.parallel.shard import Shard, local
 
 
 @dataclass
@@ -40,23 +43,47 @@ class TrainingState:
     best: float = float("inf")  # lowest validation loss
     stream: dict[str, Any] | None = None  # of a text that is read while training: its position after `step`
     scaler: dict[str, Any] | None = None  # state of fp16's loss scaling, loaded when the scaler exists
+    rows: dict[str, Tensor] = field(default_factory=dict)
+    """Of a model in shards, until its parameters are: this rank's rows of their first values, by name."""
     rng: dict[str, Tensor] | None = None
     """States of this rank's random generators, loaded when everything else is set up."""
 
 
+def outline(job: Job, data: TokenSet) -> Model:
+    """The job's model on the meta device: its shape and its parameters' sizes, without their values."""
+    cls = architecture(job.model.architecture)
+    with torch.device("meta"):
+        return cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
+
+
 def fresh(job: Job, data: TokenSet, device: torch.device) -> TrainingState:
     """The state before the first step. JobError for weights in model.init_from that cannot be used."""
+    model = _initialised(job, data, load=True)
+    model.to(device)
+    return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))
+
+
+def fresh_sharded(job: Job, data: TokenSet, shard: Shard, *, initialise: bool) -> TrainingState:
+    """`fresh` for a model in shards: its parameters are on the meta device until a parallelism shards them, and `rows`
+    has this rank's rows of their first values; none without `initialise`, where a checkpoint is loaded afterwards. The
+    optimizer stands for the one that comes with the shards."""
+    with ShardedInit(shard, keep=initialise) as init:
+        model = _initialised(job, data, load=initialise)
+        rows = init.rows(model)
+    return TrainingState(job.model.architecture, model, optimizers.build(model, job.train), rows=rows)
+
+
+def _initialised(job: Job, data: TokenSet, *, load: bool) -> Model:
     torch.manual_seed(job.train.seed)
     cls = architecture(job.model.architecture)
     model = cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
-    if job.model.init_from:
+    if job.model.init_from and load:
         try:
             known = partial(tokenizer.vocabulary_of, data.encoding, data.path)
             hugging_face.load(model, Path(job.model.init_from), known)
         except (WeightsError, VocabularyError) as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
-    model.to(device)
-    return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))
+    return model
 
 
 def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int]:
@@ -72,44 +99,58 @@ def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int
     return [int(found[ranks.leader_of(rank)]) for rank in range(ranks.size)]
 
 
-def resume(state: TrainingState, run: Path, ranks: Ranks, data: TokenSet, have: list[int]) -> None:
-    """Load the newest step that any node has; ranks without it receive it from one that has it. JobError if the
-    checkpoint is of another model or other data."""
+@dataclass(frozen=True)
+class Saved:
+    """The newest checkpoint that any node has."""
+
+    folder: Path
+    state: dict[str, Any]
+    """Its state.json."""
+    rng: bytes
+    own: bool
+    """Whether this rank's node has it."""
+    source: int
+    """A rank whose node has it."""
+    send: bool
+    """Whether some nodes do not have it, so that its values are sent to all ranks."""
+
+
+def find(run: Path, ranks: Ranks, have: list[int]) -> Saved | None:
+    """The newest checkpoint that any node has, of which `have` is the step on each rank's node; None: there is none.
+    Collective."""
     newest = max(have)
     if newest < 0:
-        return
+        return None
     source, send, own = have.index(newest), min(have) < newest, have[ranks.rank] == newest
     folder = checkpoint.folder_of(run / "checkpoints", newest)
     raw, rng = ((folder / name).read_bytes() if own else b"" for name in ("state.json", "rng.safetensors"))
     if send:
         raw, rng = ranks.broadcast_bytes(raw, source), ranks.broadcast_bytes(rng, source)
-    saved = json.loads(raw)
-    _check_same(saved, state, data)
-    if own:
-        tensors = {f"model.{name}": value for name, value in checkpoint.read_part(folder, "model").items()}
-        tensors |= checkpoint.read_part(folder, "optimizer")
-    else:  # empty ones that receive another rank's values
-        room = {f"model.{name}": p.detach() for name, p in state.model.named_parameters()}
-        room |= optimizers.tensors(state.model, state.optimizer)
-        tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in room.items()}
-    if send:
-        for name in sorted(tensors):
-            ranks.broadcast(tensors[name], source)
-    _load(state, saved, tensors, rng, ranks.rank)
+    return Saved(folder, json.loads(raw), rng, own, source, send)
 
 
-def _load(state: TrainingState, saved: dict[str, Any], tensors: dict[str, Tensor], rng: bytes, rank: int) -> None:
-    with torch.no_grad():
-        for name, parameter in state.model.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
-    optimizers.restore(state.model, state.optimizer, tensors)
-    state.step, state.scaler, state.precision = saved["step"], saved["scaler"], saved["precision"]
-    state.best = saved["best"] if saved["best"] is not None else float("inf")
-    state.compile = saved.get("compile", "auto")
-    state.stream = saved.get("stream")
-    generators = safetensors.torch.load(rng)
+def take(state: TrainingState, saved: Saved, data: TokenSet, rank: int) -> None:
+    """Go on from a checkpoint: everything but its tensors. JobError if it is of another model or other data."""
+    _check_same(saved.state, state, data)
+    there = saved.state
+    state.step, state.scaler, state.precision = there["step"], there["scaler"], there["precision"]
+    state.best = there["best"] if there["best"] is not None else float("inf")
+    state.compile = there.get("compile", "auto")
+    state.stream = there.get("stream")
+    generators = safetensors.torch.load(saved.rng)
     own = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
     state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
+
+
+def load(state: TrainingState, saved: Saved, ranks: Ranks, shard: Shard) -> None:
+    """Load a checkpoint's tensors, of each this rank's rows. Collective."""
+    like = {f"model.{name}": p for name, p in state.model.named_parameters()}
+    like |= optimizers.tensors(state.model, state.optimizer)
+    incoming = Incoming(saved, ranks, shard, {name: tuple(tensor.shape) for name, tensor in like.items()})
+    with torch.no_grad():
+        for name, parameter in state.model.named_parameters():
+            local(parameter).copy_(incoming[f"model.{name}"])
+    optimizers.restore(state.model, state.optimizer, incoming)
 
 
 def _check_same(saved: dict[str, Any], state: TrainingState, data: TokenSet) -> None:
@@ -155,13 +196,18 @@ def capture(
     """Files and state.json of a checkpoint: with `to_resume` everything that resuming needs, else what sampling needs.
     Collective: all ranks call it together."""
     files: dict[str, Any] = {**parallel.tensors(optimizer=to_resume)}
-    if name := data.encoding.get("ranks"):
-        files[name] = (data.path / name).read_bytes()
-    if to_resume:
-        generators = {name: ranks.gather(value) for name, value in own_generators(ranks.device).items()}
-        files["rng.safetensors"] = {
-            f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
-        }
+    generators = (
+        {name: ranks.gather(value) for name, value in own_generators(ranks.device).items()} if to_resume else {}
+    )
+    if (
+        ranks.is_first or not parallel.calls_together
+    ):  # of a sharded model's checkpoint, rank 0 writes what is not a shard
+        if name := data.encoding.get("ranks"):
+            files[name] = (data.path / name).read_bytes()
+        if to_resume:
+            files["rng.safetensors"] = {
+                f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
+            }
     return files, {
         "step": state.step,
         "architecture": state.architecture,

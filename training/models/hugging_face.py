@@ -127,6 +127,7 @@ def _in_our_order(value: Tensor, parameter: Tensor, rows: tuple[list[int], list[
 
 def main(argv: Sequence[str] | None = None) -> int:
     from training.checkpoint import files as checkpoint
+    from training.checkpoint.reader import Part
     from training.data import tokenizer
 
     parser = argparse.ArgumentParser(
@@ -145,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if model.hugging_face_tokenizer or "ranks" in state["encoding"]:
             known = tokenizer.vocabulary_of(state["encoding"], folder)
         special = hugging_face_tokenizer.special(known) if known and not model.hugging_face_tokenizer else None
-        parameters = checkpoint.read_part(folder, "model")
+        parameters = Part(folder, "model")  # of a checkpoint in shards, too, one tensor in memory at a time
         written = save(model, shape, parameters, args.out, int(args.shard_size * 1e9), special)
         has_tokenizer = known is not None and hugging_face_tokenizer.write(model, shape, known, args.out)
     except (checkpoint.CheckpointError, WeightsError, VocabularyError) as error:

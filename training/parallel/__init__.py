@@ -10,11 +10,19 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.checkpoint.state import TrainingState
+    from training.parallel.memory import Plan
     from training.parallel.ranks import Ranks
+    from training.parallel.shard import Shard
+    from training.sections import TrainSection
 
 
 class Parallelism(Protocol):
     """All ranks call each method together."""
+
+    shard: Shard
+    """Which rows of every parameter this rank holds; all of them, unless the model is in shards."""
+    calls_together: bool
+    """Whether a forward pass exchanges messages, so that all ranks must make the same number of them."""
 
     def accelerator(self, mixed: str) -> Accelerator:
         """accelerate's object, set up for this parallelism; `mixed` is its name of the precision: no, bf16, fp16."""
@@ -38,14 +46,17 @@ class Parallelism(Protocol):
         training.checkpoint.files.part_file makes the names of a shard's files."""
 
     def check_in_step(self, step: int) -> str:
-        """Compare the model's parameters among the ranks that hold the same ones, and return their digest.
+        """Compare the model's parameters among the ranks that should have the same ones, and return their digest.
 
         Raises agreement.DisagreementError, on every rank, if they are not equal.
         """
 
 
-def choose(ranks: Ranks) -> Parallelism:
-    """The parallelism for these ranks: none for one, DDP for more."""
+def choose(ranks: Ranks, plan: Plan, train: TrainSection) -> Parallelism:
+    """The parallelism of a plan: FSDP, or of a whole model none for one rank and DDP for more."""
     from training.parallel.ddp import DDP, OneRank
+    from training.parallel.fsdp import FSDP
 
-    return DDP(ranks) if ranks.size > 1 else OneRank(ranks)
+    if plan.parallel == "fsdp":
+        return FSDP(ranks, plan, train)
+    return (DDP if ranks.size > 1 else OneRank)(ranks, recomputes=train.recompute)

@@ -1,4 +1,4 @@
-"""Check that all ranks hold equal parameters, by comparing a digest of every parameter.
+"""Check that the ranks that should hold equal parameters do, by comparing a digest of every parameter.
 
 Without this check, ranks whose gradients are not averaged would not fail, only train badly, as happened in a published
 multi-node trainer. A difference ends the job; its error names the ranks that differ from the majority and a parameter.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,20 +34,65 @@ def _digest(tensor: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(hashlib.sha256(raw).digest()[:_BYTES]), dtype=torch.uint8)
 
 
-def compare(ranks: Ranks, parameters: Mapping[str, Tensor], step: int) -> str:
-    """The digest over all parameters if it is equal on all ranks; otherwise DisagreementError, on every rank."""
-    everyone = ranks.gather(digests(parameters.values()))
+def compare(
+    ranks: Ranks,
+    parameters: Mapping[str, Tensor],
+    step: int,
+    groups: Sequence[int] | None = None,
+    what: str = "parameters",
+) -> str:
+    """The digest over all parameters if it is equal on all ranks; otherwise DisagreementError, on every rank.
+
+    `groups` has the number of each rank's group, if only the ranks of a group hold the same, as replicas of a shard do;
+    the digest is then over all groups. `what` names the parameters in the error.
+    """
+    return compare_digests(ranks, list(parameters), digests(parameters.values()), step, groups, what)
+
+
+def compare_digests(
+    ranks: Ranks,
+    names: Sequence[str],
+    own: Tensor,
+    step: int,
+    groups: Sequence[int] | None = None,
+    what: str = "parameters",
+) -> str:
+    """`compare` for tensors whose digests, uint8 (names, 16), are known."""
+    everyone = ranks.gather(own)
     digest_of = [hashlib.sha256(bytes(rows.flatten().tolist())).hexdigest()[:16] for rows in everyone]
-    if len(set(digest_of)) == 1:
-        return digest_of[0]
-    common, count = Counter(digest_of).most_common(1)[0]
-    if count <= ranks.size // 2 and ranks.size > 1:
-        seen = ", ".join(f"{ranks.name(rank)} {digest}" for rank, digest in enumerate(digest_of))
-        raise DisagreementError(f"parameters differ between the ranks after step {step}: {seen}")
-    odd = [rank for rank, digest in enumerate(digest_of) if digest != common]
-    reference = everyone[digest_of.index(common)]
-    first = list(parameters)[int((everyone[odd[0]] != reference).any(dim=1).nonzero()[0])]
+    of_groups: dict[int, list[int]] = {}
+    for rank, group in enumerate(groups or [0] * ranks.size):
+        of_groups.setdefault(group, []).append(rank)
+    for members in of_groups.values():
+        _check_group(ranks, members, digest_of, everyone, names, f"{what} of", step)
+    found = [digest_of[members[0]] for members in of_groups.values()]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()[:16]
+
+
+def _check_group(
+    ranks: Ranks, members: list[int], digest_of: list[str], rows: Tensor, names: Sequence[str], what: str, step: int
+) -> None:
+    """DisagreementError unless the digests of these ranks are equal."""
+    common, count = Counter(digest_of[rank] for rank in members).most_common(1)[0]
+    if count == len(members):
+        return
+    if count <= len(members) // 2:
+        seen = ", ".join(f"{ranks.name(rank)} {digest_of[rank]}" for rank in members)
+        raise DisagreementError(f"{what.removesuffix(' of')} differ between the ranks after step {step}: {seen}")
+    odd = [rank for rank in members if digest_of[rank] != common]
+    reference = rows[next(rank for rank in members if digest_of[rank] == common)]
+    first = names[int((rows[odd[0]] != reference).any(dim=1).nonzero()[0])]
     named = ", ".join(ranks.name(rank) for rank in odd)
     raise DisagreementError(
-        f"parameters of {named} differ from those of the other {count} ranks after step {step}, first in {first}"
+        f"{what} {named} differ from those of the other {count} ranks after step {step}, first in {first}"
     )
+
+
+def check_own(ranks: Ranks, names: Sequence[str], equal: Sequence[bool], step: int) -> None:
+    """DisagreementError, on every rank, if the rows that a rank holds of a parameter are not those that all compute
+    with; `equal` has this rank's finding for each parameter."""
+    wrong = ~ranks.gather(torch.tensor(equal, dtype=torch.uint8)).bool()
+    for rank in range(ranks.size):
+        if wrong[rank].any():
+            which = f"after step {step}, first in {names[int(wrong[rank].nonzero()[0])]}"
+            raise DisagreementError(f"the rows of {ranks.name(rank)} are not those that the ranks compute with {which}")

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 
 from training import optimizer as optimizers
 from training.checkpoint.state import TrainingState
-from training.parallel import agreement
+from training.parallel import agreement, recompute
 from training.parallel.ranks import Ranks
+from training.parallel.shard import WHOLE
 
 
 class OneRank:
     """No parallelism: training.parallel.Parallelism for a single rank."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    shard = WHOLE
+    calls_together = False
+
+    def __init__(self, ranks: Ranks, *, recomputes: bool = False) -> None:
+        """`recomputes`: the blocks' activations are computed again in the backward pass instead of being kept."""
+        self.ranks, self.recomputes = ranks, recomputes
 
     def accelerator(self, mixed: str) -> Accelerator:
         return Accelerator(
@@ -32,6 +37,8 @@ class OneRank:
 
     def wrap(self, state: TrainingState, accelerator: Accelerator) -> nn.Module:
         self.state, self.accelerate = state, accelerator
+        if self.recomputes:
+            recompute.apply(state.model.blocks)
         self.module: nn.Module = accelerator.prepare_model(state.model)
         return self.module
 

@@ -1,0 +1,73 @@
+"""What is done before the first step: the plan of the memory, the newest checkpoint, the precision, the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from training import parallel as parallelism
+from training import precision
+from training.checkpoint import state as states
+from training.checkpoint.state import Saved, TrainingState
+from training.data.token_set import TokenSet
+from training.job import Job
+from training.models.base import Model
+from training.parallel import Parallelism, memory
+from training.parallel.memory import Plan
+from training.parallel.ranks import Ranks, run_on_first
+from training.precision import PrecisionChoice
+from training.stepper import Stepper
+from training.store import mirror as mirrors
+
+
+class Failed(RuntimeError):
+    """An error that all ranks raise together, with the same one-line text."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    state: TrainingState
+    choice: PrecisionChoice
+    parallel: Parallelism
+    stepper: Stepper
+
+
+def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None) -> Beginning:
+    """Choose how to train, make the model, and load the checkpoint, if there is one. Rank 0 prints the plan of the
+    memory before the model is made. Collective. JobError."""
+    outline = states.outline(job, data)
+    wanted = saved.state["precision"] if saved and job.train.precision == "auto" else job.train.precision
+    plan = _plan(job, outline, ranks)
+    choice = precision.choose(wanted, outline, ranks.device, ranks.maximum)
+    if ranks.is_first:
+        print(plan.line(choice.name, job.train.optimizer), flush=True)
+    parallel = parallelism.choose(ranks, plan, job.train)
+    if plan.parallel == "fsdp":
+        state = states.fresh_sharded(job, data, parallel.shard, initialise=saved is None)
+    else:
+        state = states.fresh(job, data, ranks.device)
+    if saved:
+        states.take(state, saved, data, ranks.rank)
+    state.precision = choice.name
+    stepper = Stepper(job.train, state, parallel, choice.mixed)
+    if saved:
+        states.load(state, saved, ranks, parallel.shard)
+    return Beginning(state, choice, parallel, stepper)
+
+
+def _plan(job: Job, outline: Model, ranks: Ranks) -> Plan:
+    size, on_gpu = memory.size_of(outline, job.train.optimizer), ranks.device.type == "cuda"
+    return memory.plan(job.train, size, ranks=ranks.size, memory=memory.of_rank(ranks), on_gpu=on_gpu)
+
+
+def newest(run: Path, ranks: Ranks, shared: bool, mirror: str, beat: Callable[[], None]) -> Saved | None:
+    """The newest checkpoint that any node has, or, if none has any, the mirror's, which rank 0 fetches; `mirror` is its
+    address or empty. Raises Failed if the mirror cannot be asked."""
+    have = states.newest_on_nodes(run, ranks, shared)
+    if max(have) < 0 and mirror:
+        wrong = run_on_first(ranks, lambda: mirrors.fetch(mirror, run), beat)
+        if wrong:
+            raise Failed(wrong)
+        have = states.newest_on_nodes(run, ranks, shared)
+    return states.find(run, ranks, have)
