@@ -53,7 +53,7 @@ def write(folder: Path, megabytes: int) -> float:
 
 def alone(token_set: Path, seconds: float = 8.0) -> tuple[float, float]:
     """Tokens per second of the reader, and seconds to its first step from the end of a file on."""
-    from stream_fixtures import documents, packed
+    from stream_reading import documents, packed
 
     from training.data.stream.documents import Place
     from training.data.stream.packed import Position

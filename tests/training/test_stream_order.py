@@ -11,7 +11,7 @@ from typing import Any
 import c4_form
 import numpy as np
 import pytest
-from stream_fixtures import documents, packed, staged
+from stream_reading import documents, packed, staged
 
 from training.data import token_set, tokenizer
 from training.data.encode import Encoder

@@ -129,7 +129,7 @@ def test_what_cannot_be_is_one_line_and_2(job: Path, tmp_path: Path, overrides: 
 
 def test_a_file_that_has_changed_since_it_was_prepared_is_named_at_once(tmp_path: Path, job: Path, c4: Path) -> None:
     import c4_form
-    from stream_fixtures import staged
+    from stream_reading import staged
 
     source = tmp_path / "source"
     c4_form.write(source, files=1)

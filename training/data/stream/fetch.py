@@ -15,7 +15,7 @@ from training.streams import ordered_map
 
 ATTEMPTS = 10
 LONGEST_PAUSE = 30.0  # seconds between two attempts; the first pauses are 1, 2, 4, ... s: 181 s for all of them
-BLOCK = 4 << 20  # bytes of one read: a gigabyte an hour in a request each 14 s
+BLOCK = 4 << 20  # bytes of one read
 AT_ONCE, AHEAD = 2, 3  # blocks that are read at a time, and that may wait to be used
 _REFUSED = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError)
 _REFUSALS = (401, 403, 404, 410)  # HTTP's: another attempt gets the same
