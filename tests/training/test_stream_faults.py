@@ -133,11 +133,11 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(published: Published, c
         port = int(hub.url.rpartition(":")[2])
         keys = ["data.timeout=20", "train.steps=2000", "checkpoint.every=2000", "train.eval_every=0"]
         group = start(published.job, tmp_path / "run", 1, keys, environment=environment)
-        until(lambda: "step 2/" in group.output(0))
-    until(lambda: f"warning: data.source = {SOURCE}: nothing for " in group.output(0), 60)
+        until(lambda: "step 2/" in group.output(0), 240)
+    until(lambda: f"warning: data.source = {SOURCE}: nothing for " in group.output(0), 120)
     assert "step 1999/" not in group.output(0)
     with hub_server.serving(c4, port=port):
-        until(lambda: f"{SOURCE}: goes on after " in group.output(0), 60)
+        until(lambda: f"{SOURCE}: goes on after " in group.output(0), 120)
         assert group.alive()
         group.kill()
 
