@@ -18,9 +18,11 @@ from infra.inventory_types import (
     Address,
     Amount,
     Bucket,
+    CertificateData,
     ClusterName,
     Count,
     Devices,
+    Endpoint,
     GpuArchitecture,
     HostKey,
     HostName,
@@ -40,6 +42,7 @@ SCHEMA = 1
 
 Launcher = Literal["mpirun", "slurm"]
 Role = Literal["head", "worker"]
+Authentication = Literal["kubeconfig", "eks"]
 
 
 class InventoryError(ValueError):
@@ -166,13 +169,39 @@ class KubeCluster:
     kind: ClassVar[str] = "kubernetes"
 
     name: ClusterName
-    region: HostName
+    """The stack's name, or the name in a file written by hand."""
+    cluster_name: ClusterName = ""
+    """The name that its cloud knows it by; with authentication `kubeconfig`, of the context in your kubeconfig. Empty:
+    the current context."""
+    region: HostName = ""
+    endpoint: Endpoint = ""
+    """Its API server; empty: your kubeconfig has it. This and the next only with authentication `eks`."""
+    certificate_authority: CertificateData = ""
+    """The API server's own certificate authority, PEM as base64."""
+    authentication: Authentication = "kubeconfig"
+    """Who you are to the API: `kubeconfig`, as your kubeconfig says; `eks`, by your AWS credentials, with a token of
+    `python -m infra.clouds.aws.eks_token`."""
     namespace: HostName
+    """Where the jobs are, with what they use: the service account and the claim."""
+    service_account: HostName = ""
+    """The pods' service account, whose rights reach the bucket; empty: the namespace's default."""
     image: Image
-    """Container image of the training job, with tag or digest."""
+    """Container image of the training job, with tag or digest; without either, the repository that has them."""
     workers: Count
+    """Machines that run jobs; every field that follows is of each."""
     gpus_per_worker: Devices
+    gpu_architecture: GpuArchitecture = ""
+    nvlink_gb_per_s: Amount = 0.0
     efa_per_worker: Devices = 0
+    efa_gbps: Amount = 0.0
+    cores_per_worker: Annotated[int, Span(0, 1024)] = 0
+    """Physical cores; 0: unknown."""
+    memory_gb: Amount = 0.0
+    """Memory in GiB; 0: unknown."""
+    shared_dir: SharedPath = ""
+    """Where pods mount the storage that all share; empty: none."""
+    shared_claim: HostName = ""
+    """The persistent volume claim of that storage, in the namespace."""
     data_url: Bucket = ""
     hourly_usd: Amount = 0.0
 

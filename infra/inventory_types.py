@@ -74,6 +74,7 @@ Address = Annotated[str, TextForm("an IP address", r"[0-9A-Fa-f.:]+", _is_addres
 _BUCKET = rf"(s3|abfs)://[A-Za-z0-9][A-Za-z0-9._@-]*({_PLAIN_PATH})?/?|file://{_PLAIN_PATH}"
 _BUCKET_FORM = "s3://BUCKET, abfs://CONTAINER@ACCOUNT or file:///FOLDER, with folders of letters, digits and '._@=+-'"
 Bucket = Annotated[str, TextForm(_BUCKET_FORM, _BUCKET)]
+CertificateData = Annotated[str, TextForm("a certificate as base64", r"[A-Za-z0-9+/]{1,16384}={0,2}")]
 ClusterName = Annotated[str, TextForm("at most 63 letters, digits and '._-'", r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")]
 Count = Annotated[int, Span(1, 1024)]
 Devices = Annotated[int, Span(0, 64)]
@@ -89,6 +90,9 @@ HostOrAddress = Annotated[
 ]
 Image = Annotated[
     str, TextForm("an image's name: letters, digits and '._/:@-'", r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+]
+Endpoint = Annotated[
+    str, TextForm("https://HOST[:PORT]", rf"https://({_HOST}|\[{_SIX}\])(:[0-9]{{1,5}})?/?", lambda t: len(t) < 512)
 ]
 Interface = Annotated[str, TextForm("a network interface's name", r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,14}")]
 _JUMP_FORM = "[user@]host[:port], an IPv6 address with a port in brackets"

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from infra.inventory import (
     Address,
     Bucket,
+    CertificateData,
     ClusterName,
+    Endpoint,
     GpuArchitecture,
     HostKey,
     HostName,
@@ -46,6 +48,8 @@ VALUES: dict[Any, st.SearchStrategy[str]] = {
     Address: st.ip_addresses().map(str),
     Bucket: st.builds("{}{}".format, st.sampled_from(["s3://b-1.x", "abfs://data@acct.dfs.core.windows.net"]), FOLDERS),
     ClusterName: word("._-"),
+    CertificateData: word("+/", 30).map("LS0t{}==".format),
+    Endpoint: st.builds("https://{}{}".format, HOSTS | SIX.map("[{}]".format), PORTS),
     GpuArchitecture: st.sampled_from(["sm_70", "sm_80", "sm_100", "sm_90a"]),
     HostKey: word("", 30).map("ssh-ed25519 {}==".format),
     HostName: NAMES,
