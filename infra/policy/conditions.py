@@ -114,6 +114,11 @@ def same(*wanted: str) -> Condition:
     return Condition(text, lambda value: value is not None and str(value).lower() in [one.lower() for one in wanted])
 
 
+def includes(*wanted: str) -> Condition:
+    """A list that has all of these."""
+    return Condition(f"must have {', '.join(wanted)}", lambda value: value is not None and {*wanted} <= {*value})
+
+
 def at_least(wanted: int) -> Condition:
     """A number that is not smaller."""
     return Condition(f"must be {wanted} or more", lambda value: value is not None and int(value) >= wanted)

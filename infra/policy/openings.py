@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from infra.policy.conditions import same, several, values
-from infra.policy.resource_types import GROUP, GROUP_RULE, INGRESS, NSG, NSG_RULE
-from infra.policy.rule import DeclaredResource, Parts, PolicyRule
+from infra.policy.conditions import is_off, itself, same, several, values
+from infra.policy.resource_types import EKS, GROUP, GROUP_RULE, INGRESS, NSG, NSG_RULE
+from infra.policy.rule import DeclaredResource, Parts, PolicyRule, Props
 from infra.policy.unknown import UndecidedError, Unknown
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -149,6 +149,18 @@ def _anything(opening: Opening) -> str | None:
     return None if ssh else f"protocol {opening.protocol!r}, ports {ports}, is let in {source}"
 
 
+def _api(cluster: Props) -> str | None:
+    """An EKS cluster's API; without networks that are given, it is open to everybody."""
+    config = cluster.get("vpcConfig") or {}
+    if is_off.allows(config.get("endpointPublicAccess")):
+        return None
+    given = several(config.get("publicAccessCidrs"))
+    if not given:
+        return "the Kubernetes API is let in from anywhere: vpcConfig.publicAccessCidrs must be given"
+    found = next(filter(None, map(_from, given)), None)
+    return f"the Kubernetes API is let in {found}" if found else None
+
+
 PARTS: dict[str, Parts] = {
     INGRESS: _aws("", "cidrIpv4", "cidrIpv6"),
     GROUP: _aws("ingress[]", "cidrBlocks", "ipv6CidrBlocks"),
@@ -171,5 +183,11 @@ RULES = (
         "5.0 5.4, CIS Azure 3.0 7.1, CIS Azure 3.0 7.3, CIS Azure 3.0 7.4).",
         PARTS,
         _anything,
+    ),
+    PolicyRule(
+        "kubernetes-api-not-public",
+        "The API of a Kubernetes cluster answers only networks of a known owner (CKV_AWS_38, CKV_AWS_39).",
+        {EKS: itself},
+        _api,
     ),
 )

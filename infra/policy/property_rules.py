@@ -16,6 +16,7 @@ from infra.policy.conditions import (
     equals,
     first,
     holds_some,
+    includes,
     is_absent,
     is_given,
     is_off,
@@ -66,6 +67,8 @@ METADATA = {types.INSTANCE: _settles("metadataOptions"), types.TEMPLATE: itself}
 VOLUMES: dict[str, Parts] = {types.INSTANCE: _instance_volumes, types.TEMPLATE: _template_volumes}
 DISKS = {types.VM: at("storageProfile.osDisk", "storageProfile.dataDisks[]")}
 GROUP_RULES = dict.fromkeys((types.GROUP_RULE, types.INGRESS, types.EGRESS), itself)
+EKS = {types.EKS: itself}
+CONTROL_PLANE = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 VM, ACCOUNT = {types.VM: itself}, {types.ACCOUNT: itself}
 IMAGES = at("ami?", "imageId?")
 LINUX, FIRMWARE = "osProfile.linuxConfiguration", "securityProfile.uefiSettings"
@@ -194,6 +197,46 @@ RULES = (
         "A storage account lets in only the networks that it names (CKV_AZURE_35).",
         ACCOUNT,
         must("networkRuleSet.defaultAction", same("Deny")),
+    ),
+    PolicyRule(
+        "kubernetes-control-plane-logs",
+        "What was asked of a Kubernetes API, by whom, is logged, and so is what the control plane did (CKV_AWS_37).",
+        EKS,
+        must("enabledClusterLogTypes", includes(*CONTROL_PLANE)),
+    ),
+    PolicyRule(
+        "kubernetes-secrets-encrypted",
+        "A cluster's secrets are encrypted with a key of the account's own (CKV_AWS_58).",
+        EKS,
+        first(
+            must("encryptionConfig.provider.keyArn", is_given),
+            must("encryptionConfig.resources", includes("secrets")),
+        ),
+    ),
+    PolicyRule(
+        "kubernetes-access-entries",
+        "Who may use a cluster's API is declared, and nobody may for having made it "
+        "(no CKV or CIS number: the older aws-auth map is seen nowhere but in the cluster).",
+        EKS,
+        first(
+            must("accessConfig.authenticationMode", equals("API")),
+            must("accessConfig.bootstrapClusterCreatorAdminPermissions", is_off),
+        ),
+    ),
+    PolicyRule(
+        "keys-rotate",
+        "A key's material is replaced once a year (CKV_AWS_7, CIS AWS 5.0 3.6).",
+        {types.KEY: itself},
+        must("enableKeyRotation", is_on),
+    ),
+    PolicyRule(
+        "images-fixed-and-scanned",
+        "A pushed image stays what it was under its tag, and is scanned for known holes (CKV_AWS_51, CKV_AWS_163).",
+        {types.REPOSITORY: itself},
+        first(
+            must("imageTagMutability", equals("IMMUTABLE")),
+            must("imageScanningConfiguration.scanOnPush", is_on),
+        ),
     ),
     PolicyRule("containers-private", "No container is public (CKV_AZURE_34).", {types.CONTAINER: itself}, PRIVATE),
 )

@@ -24,6 +24,10 @@ ROLE = "aws:iam/role:Role"
 ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
 POLICY = "aws:iam/policy:Policy"
 ATTACHMENT = "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
+# AWS: Kubernetes
+EKS = "aws:eks/cluster:Cluster"
+KEY = "aws:kms/key:Key"
+REPOSITORY = "aws:ecr/repository:Repository"
 # Azure
 VM = "azure-native:compute:VirtualMachine"
 DISK = "azure-native:compute:Disk"

@@ -15,6 +15,7 @@ from infra.policy.unknown import Unknown
 _AWS_WITHOUT = """
     cloudwatch/logResourcePolicy cloudwatch/logStream ebs/encryptionByDefault ec2/eipAssociation
     ec2/internetGatewayAttachment ec2/mainRouteTableAssociation ec2/networkInterfaceAttachment ec2/route
+    ecr/lifecyclePolicy eks/accessPolicyAssociation kms/alias
     ec2/routeTableAssociation ec2/securityGroupRule ec2/tag ec2/volumeAttachment ec2/vpcEndpointPolicy
     ec2/vpcEndpointRouteTableAssociation ec2/vpcEndpointSubnetAssociation ec2transitgateway/instanceState
     iam/rolePolicy iam/rolePolicyAttachment s3/bucketAcl s3/bucketLifecycleConfiguration s3/bucketLogging

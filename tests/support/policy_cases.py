@@ -201,6 +201,18 @@ FLOW_LOG = declared(types.FLOW_LOG, "log", {"vpcId": "network"}, trafficType="AL
 VNET_FLOW_LOG = declared(
     types.VNET_FLOW_LOG, "vnet-log", {"targetResourceId": "vnet"}, enabled=True, identity={"type": "UserAssigned"}
 )
+EKS = declared(
+    types.EKS,
+    "cluster",
+    vpcConfig={"endpointPublicAccess": True, "publicAccessCidrs": ["203.0.113.7/32"]},
+    accessConfig={"authenticationMode": "API", "bootstrapClusterCreatorAdminPermissions": False},
+    encryptionConfig={"provider": {"keyArn": "arn:aws:kms:::key/k"}, "resources": ["secrets"]},
+    enabledClusterLogTypes=["api", "audit", "authenticator", "controllerManager", "scheduler"],
+)
+KEY = declared(types.KEY, "key", enableKeyRotation=True)
+REPOSITORY = declared(
+    types.REPOSITORY, "images", imageTagMutability="IMMUTABLE", imageScanningConfiguration={"scanOnPush": True}
+)
 
 GOOD = Stack(
     [
@@ -208,6 +220,7 @@ GOOD = Stack(
         *(BLOBS, OLD_VERSIONS),
         *(ROLE_POLICY, ROLE, ATTACHMENT, ASSIGNMENT, DEFINITION, BUCKET, ACCESS, ENCRYPTION, VERSIONING),
         *(BUCKET_POLICY, LIFECYCLE, VPC, VNET, DEFAULT_GROUP, FLOW_LOG, VNET_FLOW_LOG),
+        *(EKS, KEY, REPOSITORY),
     ],
     flow_logs=True,
     images=("ami-0123456789abcdef0",),
@@ -245,6 +258,12 @@ CASES: dict[str, Case] = {
     "own-launch-template": Case("node1", "@launchTemplate", None),
     "no-ssh-from-anywhere": Case("ssh-in", "cidrIpv4", "0.0.0.0/0"),
     "nothing-from-anywhere": Case("web-in", "cidrIpv4", "0.0.0.0/0"),
+    "kubernetes-api-not-public": Case("cluster", "vpcConfig.publicAccessCidrs", ["0.0.0.0/0"]),
+    "kubernetes-control-plane-logs": Case("cluster", "enabledClusterLogTypes", ["api"]),
+    "kubernetes-secrets-encrypted": Case("cluster", "encryptionConfig.resources", []),
+    "kubernetes-access-entries": Case("cluster", "accessConfig.authenticationMode", "API_AND_CONFIG_MAP"),
+    "keys-rotate": Case("key", "enableKeyRotation", False),
+    "images-fixed-and-scanned": Case("images", "imageTagMutability", "MUTABLE"),
     "security-group-descriptions": Case("group", "description", "Managed by Pulumi"),
     "subnets-behind-a-firewall": Case("subnet", "networkSecurityGroup", None),
     "default-group-closed": Case("closed", "ingress", [{"protocol": "-1", "self": True}]),
