@@ -26,26 +26,29 @@ def of(settings: Settings, index: int, ground: Ground) -> list[aws.ec2.LaunchTem
         return []
     subnet = ground.network.public if is_public(settings, index) else ground.network.private
     assert subnet is not None  # a private subnet exists whenever a node is not public
-    every: dict[str, Any] = {
-        **{"subnet_id": subnet.id, "security_groups": [ground.security.nodes.id]},
-        "delete_on_termination": "true",
-    }
+    every = {"subnet_id": subnet.id, "security_groups": [ground.security.nodes.id]}
     own = str(is_public(settings, index)).lower() if cards == 1 else None
-    first = aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-        network_card_index=0,
-        device_index=0,
-        interface_type="efa",
-        private_ip_address=address(settings, index),
-        associate_public_ip_address=own,  # EC2 refuses to say anything about it with several interfaces
-        **every,
-    )
-    further = [
-        aws.ec2.LaunchTemplateNetworkInterfaceArgs(
-            network_card_index=card, device_index=1, interface_type="efa-only", **every
+    # EC2 refuses to say anything about a public address with several interfaces.
+    return on_cards(cards, every, {"private_ip_address": address(settings, index), "associate_public_ip_address": own})
+
+
+def on_cards(
+    cards: int, every: dict[str, Any], first: dict[str, Any] | None = None
+) -> list[aws.ec2.LaunchTemplateNetworkInterfaceArgs]:
+    """An interface on each of `cards` network cards, with the properties `every`; the first has those of `first`."""
+
+    def interface(card: int, type_: str, **own: Any) -> aws.ec2.LaunchTemplateNetworkInterfaceArgs:
+        return aws.ec2.LaunchTemplateNetworkInterfaceArgs(
+            network_card_index=card,
+            device_index=min(card, 1),
+            interface_type=type_,
+            delete_on_termination="true",
+            **every,
+            **own,
         )
-        for card in range(1, cards)
-    ]
-    return [first, *further]
+
+    further = [interface(card, "efa-only") for card in range(1, cards)]
+    return [interface(0, "efa", **(first or {})), *further]
 
 
 def public_address(

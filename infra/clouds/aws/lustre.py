@@ -35,6 +35,8 @@ class Lustre:
 
     system: aws.fsx.LustreFileSystem
     first: list[pulumi.Resource]
+    rules: list[pulumi.Resource]
+    """Of `first`, what lets the machines reach it."""
 
 
 def declare(
@@ -74,7 +76,7 @@ def declare(
         ),
     )
     link = _link(settings, system, bucket, opts)
-    return Lustre(system, [*rules, link])
+    return Lustre(system, [*rules, link], rules)
 
 
 def _link(

@@ -44,6 +44,8 @@ class Network:
     edge: aws.ec2.Subnet | None
     ways_out: list[pulumi.Resource]
     """The routes out of the network: a machine that boots before them reaches nothing."""
+    second: aws.ec2.Subnet | None = None
+    """A private subnet in another zone, for a cluster whose control plane wants two."""
 
 
 def plan(settings: Settings) -> AddressPlan:
@@ -84,7 +86,41 @@ def address(settings: Settings, index: int) -> str:
 
 def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) -> Network:
     """`builder`: an image is going to be baked here."""
-    subnets = plan(settings)
+    subnets, where = plan(settings), zone(settings)
+    vpc, outside, way = of_the_internet(settings, opts)
+    tables, ways_out = [outside.id], [way]
+
+    def subnet(name: str, cidr: IPv4Network, table: aws.ec2.RouteTable) -> aws.ec2.Subnet:
+        made, joined = subnet_of(settings, vpc, Place(name, cidr, where), table, opts)
+        ways_out.append(joined)
+        return made
+
+    public, edge, private = subnet("public", subnets.public, outside), None, None
+    if builder or has_private(settings):
+        edge = subnet("edge", subnets.edge, outside)
+    if edge is not None and has_private(settings):
+        inside, through = behind_nat(settings, vpc, edge, after(opts, way))
+        tables.append(inside.id)
+        ways_out.append(through)
+        private = subnet("private", subnets.private, inside)
+    store(settings, vpc, tables, opts)
+    return Network(vpc, public, private, edge, ways_out)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a subnet is."""
+
+    name: str
+    cidr: IPv4Network
+    zone: pulumi.Input[str]
+    """Id of its availability zone."""
+
+
+def of_the_internet(
+    settings: Settings, opts: pulumi.ResourceOptions
+) -> tuple[aws.ec2.Vpc, aws.ec2.RouteTable, pulumi.Resource]:
+    """The network, the routes of its public subnets, and the one of them that leads out."""
     vpc = aws.ec2.Vpc(
         "network",
         cidr_block=str(settings.cidr),
@@ -93,48 +129,48 @@ def declare(settings: Settings, *, builder: bool, opts: pulumi.ResourceOptions) 
         tags=titled(settings),
         opts=opts,
     )
-    ways_out: list[pulumi.Resource] = []
-    tables = []
-
-    def table(name: str, **gateway: pulumi.Input[str]) -> aws.ec2.RouteTable:
-        made = aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
-        tables.append(made)
-        # Routes are separate resources. Declaring some inline as well would make the two overwrite each other.
-        to = {"route_table_id": made.id, "destination_cidr_block": ANYWHERE, **gateway}
-        ways_out.append(aws.ec2.Route(f"{name}-out", **to, opts=opts))
-        return made
-
-    def subnet(name: str, cidr: IPv4Network, table: aws.ec2.RouteTable) -> aws.ec2.Subnet:
-        made = aws.ec2.Subnet(
-            f"{name}-subnet",
-            vpc_id=vpc.id,
-            cidr_block=str(cidr),
-            availability_zone_id=zone(settings),
-            map_public_ip_on_launch=False,  # each node's own setting decides
-            tags=titled(settings, name),
-            opts=opts,
-        )
-        joined = aws.ec2.RouteTableAssociation(f"{name}-joined", subnet_id=made.id, route_table_id=table.id, opts=opts)
-        ways_out.append(joined)
-        return made
-
     gateway = aws.ec2.InternetGateway("internet", vpc_id=vpc.id, tags=titled(settings), opts=opts)
-    outside = table("public", gateway_id=gateway.id)
-    public, edge, private = subnet("public", subnets.public, outside), None, None
-    if builder or has_private(settings):
-        edge = subnet("edge", subnets.edge, outside)
-    if edge is not None and has_private(settings):
-        named = titled(settings, "nat")
-        address, out = aws.ec2.Eip("nat-address", domain="vpc", tags=named, opts=opts), after(opts, ways_out[0])
-        nat = aws.ec2.NatGateway("nat", allocation_id=address.id, subnet_id=edge.id, tags=named, opts=out)
-        private = subnet("private", subnets.private, table("private", nat_gateway_id=nat.id))
-    _store(settings, vpc, [made.id for made in tables], opts)
-    return Network(vpc, public, private, edge, ways_out)
+    return (vpc, *_routes(settings, vpc, "public", opts, gateway_id=gateway.id))
 
 
-def _store(
-    settings: Settings, vpc: aws.ec2.Vpc, tables: list[pulumi.Output[str]], opts: pulumi.ResourceOptions
-) -> None:
+def _routes(
+    settings: Settings, vpc: aws.ec2.Vpc, name: str, opts: pulumi.ResourceOptions, **gateway: pulumi.Input[str]
+) -> tuple[aws.ec2.RouteTable, pulumi.Resource]:
+    made = aws.ec2.RouteTable(f"{name}-routes", vpc_id=vpc.id, tags=titled(settings, name), opts=opts)
+    # Routes are separate resources. Declaring some inline as well would make the two overwrite each other.
+    to = {"route_table_id": made.id, "destination_cidr_block": ANYWHERE, **gateway}
+    return made, aws.ec2.Route(f"{name}-out", **to, opts=opts)
+
+
+def subnet_of(
+    settings: Settings, vpc: aws.ec2.Vpc, place: Place, table: aws.ec2.RouteTable, opts: pulumi.ResourceOptions
+) -> tuple[aws.ec2.Subnet, pulumi.Resource]:
+    """A subnet, and what gives it its routes."""
+    made = aws.ec2.Subnet(
+        f"{place.name}-subnet",
+        vpc_id=vpc.id,
+        cidr_block=str(place.cidr),
+        availability_zone_id=place.zone,
+        map_public_ip_on_launch=False,  # each node's own setting decides
+        tags=titled(settings, place.name),
+        opts=opts,
+    )
+    name = f"{place.name}-joined"
+    return made, aws.ec2.RouteTableAssociation(name, subnet_id=made.id, route_table_id=table.id, opts=opts)
+
+
+def behind_nat(
+    settings: Settings, vpc: aws.ec2.Vpc, edge: aws.ec2.Subnet, out: pulumi.ResourceOptions
+) -> tuple[aws.ec2.RouteTable, pulumi.Resource]:
+    """The routes of private subnets, and the one that leads out, by a NAT gateway in `edge`. `out`: its options, after
+    the route to the internet."""
+    opts, named = pulumi.ResourceOptions(provider=out.provider), titled(settings, "nat")
+    address = aws.ec2.Eip("nat-address", domain="vpc", tags=named, opts=opts)
+    nat = aws.ec2.NatGateway("nat", allocation_id=address.id, subnet_id=edge.id, tags=named, opts=out)
+    return _routes(settings, vpc, "private", opts, nat_gateway_id=nat.id)
+
+
+def store(settings: Settings, vpc: aws.ec2.Vpc, tables: list[pulumi.Output[str]], opts: pulumi.ResourceOptions) -> None:
     """An endpoint of S3 for the data set, which would otherwise be billed by the gigabyte at the NAT gateway."""
     aws.ec2.VpcEndpoint(
         "store",

@@ -22,7 +22,10 @@ class Security:
     rules: list[pulumi.Resource]
 
 
-def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi.ResourceOptions) -> Security:
+def declare(
+    settings: Settings, network: Network, *, builder: bool, opts: pulumi.ResourceOptions, ssh: bool = True
+) -> Security:
+    """`builder`: an image is going to be baked here. `ssh`: whether the operator's network reaches the nodes' sshd."""
     # A machine that names no group gets the default one: empty it, so that it allows nothing.
     aws.ec2.DefaultSecurityGroup(
         "default-group", vpc_id=network.vpc.id, ingress=[], egress=[], tags=titled(settings, "closed"), opts=opts
@@ -38,18 +41,9 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
         tags=titled(settings, "nodes-among-themselves"),
         opts=opts,
     )
-    ssh = aws.vpc.SecurityGroupIngressRule(
-        "operator-ssh",
-        description="SSH from the operator network (adminCidr)",
-        security_group_id=nodes.id,
-        cidr_ipv4=str(settings.cloud.admin_cidr),
-        ip_protocol="tcp",
-        from_port=22,
-        to_port=22,
-        tags=titled(settings, "operator-ssh"),
-        opts=opts,
-    )
-    rules: list[pulumi.Resource] = [between_nodes, ssh, out]
+    rules: list[pulumi.Resource] = [between_nodes, out]
+    if ssh:
+        rules.append(_from_operator(settings, nodes, opts))
     if machine_types.of(settings).efa_cards:
         # EFA's own traffic is no IP traffic: a rule for 0.0.0.0/0 does not let it out, one for the group does.
         # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
@@ -70,6 +64,22 @@ def declare(settings: Settings, network: Network, *, builder: bool, opts: pulumi
     lets_nobody_in = f"Builder of the Trainyard stack {settings.stack}, which lets nobody in"
     baking, its_out = _group(settings, network, "builder", lets_nobody_in, opts)
     return Security(nodes, baking, [*rules, its_out])
+
+
+def _from_operator(
+    settings: Settings, nodes: aws.ec2.SecurityGroup, opts: pulumi.ResourceOptions
+) -> aws.vpc.SecurityGroupIngressRule:
+    return aws.vpc.SecurityGroupIngressRule(
+        "operator-ssh",
+        description="SSH from the operator network (adminCidr)",
+        security_group_id=nodes.id,
+        cidr_ipv4=str(settings.cloud.admin_cidr),
+        ip_protocol="tcp",
+        from_port=22,
+        to_port=22,
+        tags=titled(settings, "operator-ssh"),
+        opts=opts,
+    )
 
 
 def _group(
