@@ -8,31 +8,53 @@ from invoke.exceptions import Exit
 
 from fabfile.remote.known_hosts import directory
 from fabfile.remote.openssh import CONFIG, renew
-from infra.inventory import InventoryError, Node, SshCluster, from_json
+from infra.inventory import Cluster, InventoryError, Node, SshCluster, from_json
+
+WITH_KUBERNETES = "up, preview, cost, check --account, status, kubeconfig, audit, recover, destroy"
+"""The verbs for a stack whose inventory is a Kubernetes cluster."""
 
 
 def load(stack: str, inventory: str) -> SshCluster:
     """The cluster of the inventory file if one is named, else of the stack. Exit 2 for an unusable inventory. Also
     rewrites the operator's SSH files of the cluster, if they exist."""
-    if inventory:
-        cluster = parse(_read(Path(inventory).expanduser()), inventory)
-    else:
-        from fabfile.stacks import pulumi_cli  # imported only here: an inventory file needs no stack
-
-        stack = stack or pulumi_cli.default_stack()
-        cluster = parse(pulumi_cli.stack_output(stack), f"stack {stack}")
+    cluster = parse(*_text(stack, inventory))
     renew(cluster)  # plain `ssh node2` must know the new key of a node that was made again
     return cluster
 
 
+def load_any(stack: str, inventory: str) -> Cluster:
+    """The same, also for a Kubernetes cluster."""
+    text, source = _text(stack, inventory)
+    cluster = _parse_any(text, source)
+    if isinstance(cluster, SshCluster):
+        renew(cluster)
+    return cluster
+
+
+def _text(stack: str, inventory: str) -> tuple[str, str]:
+    """(an inventory's JSON text, where it is from)."""
+    if inventory:
+        return _read(Path(inventory).expanduser()), inventory
+    from fabfile.stacks import pulumi_cli  # imported only here: an inventory file needs no stack
+
+    stack = stack or pulumi_cli.default_stack()
+    return pulumi_cli.stack_output(stack), f"stack {stack}"
+
+
 def parse(text: str, source: str) -> SshCluster:
     """The cluster of an inventory's JSON text. Exit 2, which names `source`, for one that cannot be used."""
+    cluster = _parse_any(text, source)
+    if not isinstance(cluster, SshCluster):
+        why = f"jobs on Kubernetes are not there yet, and it has no nodes for SSH; these verbs work: {WITH_KUBERNETES}"
+        raise Exit(f"{source}: kind = {cluster.kind!r}: {why}", code=2)
+    return cluster
+
+
+def _parse_any(text: str, source: str) -> Cluster:
     try:
         cluster = from_json(text, source=source)
     except InventoryError as error:
         raise Exit(str(error), code=2) from None
-    if not isinstance(cluster, SshCluster):
-        raise Exit(f"{source}: kind = {cluster.kind!r}: this verb works on nodes reached over SSH", code=2)
     try:
         directory(cluster.name)
     except InventoryError as error:
@@ -43,7 +65,7 @@ def parse(text: str, source: str) -> SshCluster:
 def renew_files(stack: str) -> None:
     """After a change of the stack, rewrite the files that plain `ssh node2` reads, if the operator has them."""
     if any((directory(stack) / name).exists() for name in ("known_hosts", CONFIG)):
-        load(stack, "")
+        load_any(stack, "")
 
 
 def choose(cluster: SshCluster, names: str) -> list[Node]:

@@ -44,12 +44,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.inventory": ("infra.inventory_types",),
     "infra.inventory_types": (),
     "infra.machine": (),
+    "infra.training_operator": ("infra.errors",),
     "infra.user_data": (
         *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml"),
     ),
     # A provider: its own SDK, never another provider.
     "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi"),
-    "infra.clouds.aws": (*OURS, "infra.clouds.aws", "infra.prices.table", "pulumi", "pulumi_aws", "boto3", "botocore"),
+    "infra.clouds.aws": (
+        *(*OURS, "infra.clouds.aws", "infra.prices.table", "infra.training_operator"),
+        *("pulumi", "pulumi_aws", "boto3", "botocore", "yaml"),
+    ),
     "infra.clouds.azure": (*OURS, "infra.clouds.azure", "infra.prices.table", "pulumi", "pulumi_azure_native", "azure"),
     # Rules are about declarations, whoever makes them: never a provider's modules.
     "infra.policy": ("infra.policy", "infra.clouds.naming", "yaml"),

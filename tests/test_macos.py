@@ -150,6 +150,7 @@ VERBS = {
     "destroy": DESTROY,
     "fetch": IN_A_ROW,
     "jobs": IN_A_ROW,
+    "kubeconfig": Run("test_kubeconfig.py"),
     "logs": IN_A_ROW,
     "prepare": IN_A_ROW,
     "preview": UP,

@@ -23,4 +23,4 @@ def of(cluster: Cluster, timeout: float = 10) -> Backend:
         return SlurmBackend(cluster, timeout)
     if isinstance(cluster, SshCluster):
         return SshBackend(cluster, timeout)
-    raise Exit(f"{cluster.name}: kind = {cluster.kind!r}: jobs are run on nodes reached over SSH", code=2)
+    raise Exit(f"{cluster.name}: kind = {cluster.kind!r}: jobs on Kubernetes are not there yet", code=2)

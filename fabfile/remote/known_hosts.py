@@ -15,7 +15,7 @@ from typing import get_args
 from infra.inventory import InventoryError, Node, SshCluster
 from infra.inventory_types import ClusterName, TextForm
 
-_FILES = ("known_hosts", "ssh_config")
+_FILES = ("known_hosts", "ssh_config", "kubeconfig")
 
 
 class SshError(Exception):

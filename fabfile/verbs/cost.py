@@ -62,20 +62,21 @@ def summary(bill: Mapping[str, Any]) -> str:
         return "$0 an hour: it runs on this machine"
     circa = "~" if any(line["estimate"] for line in bill["lines"]) else ""
     if any(line.get("on_demand") for line in bill["lines"]):
-        return _with_queue(bill, circa)
+        return _of_two_sums(bill, circa)
     text = f"{circa}${bill['hourly_usd']:.2f} an hour, {circa}${bill['daily_usd']:.2f} a day"
     if bill["until_max_hours_usd"] is None:
         return f"{text}, without an end: maxHours is 0"
     return f"{text}, {circa}${bill['until_max_hours_usd']:.2f} until maxHours ({bill['max_hours']} h)"
 
 
-def _with_queue(bill: Mapping[str, Any], circa: str) -> str:
+def _of_two_sums(bill: Mapping[str, Any], circa: str) -> str:
     """$0.82 an hour while no job runs, $63.30 with the whole queue; until maxHours (24 h) $19.68 to $1519.20"""
-    idle, hours = bill["idle_hourly_usd"], bill["max_hours"]
-    text = f"{circa}${idle:.2f} an hour while no job runs, {circa}${bill['hourly_usd']:.2f} with the whole queue"
+    idle, hours, (empty, full) = bill["idle_hourly_usd"], bill["max_hours"], bill["words"]
+    text = f"{circa}${idle:.2f} an hour {empty}, {circa}${bill['hourly_usd']:.2f} {full}"
     if bill["until_max_hours_usd"] is None:
         return f"{text}, without an end: maxHours is 0"
-    return f"{text}; until maxHours ({hours} h) {circa}${idle * hours:.2f} to {circa}${bill['until_max_hours_usd']:.2f}"
+    least = "" if bill["full_at_once"] else f"{circa}${idle * hours:.2f} to "
+    return f"{text}; until maxHours ({hours} h) {least}{circa}${bill['until_max_hours_usd']:.2f}"
 
 
 def _row(line: Mapping[str, Any]) -> tuple[str, ...]:

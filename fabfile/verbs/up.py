@@ -24,13 +24,13 @@ def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, At
     if nodes is not None:
         must_be_answerable(yes)
     with key_set(stack, "nodes", str(nodes)) if nodes is not None else contextlib.nullcontext(Change()) as change:
-        _up(stack, yes, change)
+        facts = _up(stack, yes, change)
     targets.renew_files(stack)
-    say(next_command("fab wait"))
+    say(next_command("fab kubeconfig" if facts["kubernetes"] else "fab wait"))
 
 
-def _up(stack: str, yes: bool, change: Change) -> None:
-    """Check, ask, change; `change.began` is set as soon as something may have been changed."""
+def _up(stack: str, yes: bool, change: Change) -> dict[str, Any]:
+    """Check, ask, change; `change.began` is set as soon as something may have been changed. Returns the facts."""
     facts = _checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack, facts["cloud"])
@@ -47,6 +47,7 @@ def _up(stack: str, yes: bool, change: Change) -> None:
         code = pulumi_cli.follow(pulumi_cli.module("state.engine", "up", stack))
         change.began = code != pulumi_cli.USAGE  # which it ends with before it changes anything
     pulumi_cli.end(code, stack)
+    return facts
 
 
 @task

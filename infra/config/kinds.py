@@ -69,7 +69,9 @@ AZURE = CloudFacts(
     node_files="azure-xeon",
 )
 CLOUDS = {facts.name: facts for facts in (AWS, AZURE)}
-CLUSTERS = {"local": LOCAL, "aws-xeon": AWS, "aws-gpu": AWS, "aws-slurm": AWS, "azure-xeon": AZURE}
+CLUSTERS = {"local": LOCAL, "aws-xeon": AWS, "aws-gpu": AWS, "aws-slurm": AWS, "aws-eks": AWS, "azure-xeon": AZURE}
 """Kind of cluster -> where its machines come from."""
-WITH_GPUS = ("aws-gpu", "aws-slurm")
+WITH_GPUS = ("aws-gpu", "aws-slurm", "aws-eks")
 """The kinds of cluster whose nodes have NVIDIA's GPUs, and so profile cuda; no other has it."""
+WITH_KUBERNETES = ("aws-eks",)
+"""The kinds whose inventory is a Kubernetes cluster: nobody logs in to their nodes."""

@@ -6,16 +6,18 @@ import sys
 from typing import Any
 
 from infra.config import stack_file
+from infra.config.kinds import WITH_KUBERNETES
 from infra.config.settings import Settings
 from infra.errors import prints_json
 
 
 def of(settings: Settings) -> dict[str, Any]:
-    """{cluster, cloud, type, offered_by, place, keep_data}. `offered_by` is the key (zone or region) on which the offer
-    of the machine type depends."""
+    """{cluster, cloud, kubernetes, type, offered_by, place, keep_data}. `offered_by` is the key (zone or region) on
+    which the offer of the machine type depends."""
     return {
         "cluster": settings.cluster,
         "cloud": settings.facts.name,
+        "kubernetes": settings.cluster in WITH_KUBERNETES,
         "type": settings.cloud.instance_type or "the default type",
         "offered_by": settings.facts.offered_by,
         "place": settings.cloud.zone or settings.cloud.region or "the default region",

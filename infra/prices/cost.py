@@ -1,9 +1,9 @@
 """What a stack costs: `python -m infra.prices.cost STACK`, or with `--refresh [--cloud aws|azure]`.
 
 Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
-"estimate", "on_demand"}], "hourly_usd", "idle_hourly_usd", "daily_usd", "max_hours", "until_max_hours_usd", "oldest",
-"age_days"}, from the table alone. With --refresh the providers are asked, the table is rewritten, and the JSON is
-{"asked", "found", "unchanged": [why]}.
+"estimate", "on_demand"}], "hourly_usd", "idle_hourly_usd", "words", "full_at_once", "daily_usd", "max_hours",
+"until_max_hours_usd", "oldest", "age_days"}, from the table alone. With --refresh the providers are asked, the table is
+rewritten, and the JSON is {"asked", "found", "unchanged": [why]}.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from infra.prices import refresh, table
 def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
     """The bill for a stack as if it were up, with the table's age. Raises UsageError for what has no price."""
     lines: list[table.PriceLine] = clusters.of(settings).bill(settings)
+    sums: table.Sums = getattr(clusters.of(settings), "SUMS", table.Sums())
     hourly = table.total(lines)
     oldest = min((line.as_of for line in lines), default="")
     return {
@@ -31,6 +32,8 @@ def bill(settings: Settings, today: datetime.date) -> dict[str, Any]:
         "region": settings.cloud.region,
         "lines": [vars(line) for line in lines],
         "hourly_usd": round(hourly, 6),
+        "words": [sums.idle, sums.full],
+        "full_at_once": sums.full_at_once,
         "idle_hourly_usd": round(table.idle(lines), 6),
         "daily_usd": round(hourly * 24, 2),
         "max_hours": settings.max_hours,

@@ -35,7 +35,17 @@ class PriceLine:
     estimate: bool = False
     """The price was derived from another one: it is not a list price."""
     on_demand: bool = False
-    """It is billed only while jobs run: machines that Slurm starts."""
+    """It is billed only for a time: machines that Slurm starts for jobs, or that end before the rest."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is said of a bill's two sums, if some of its lines are billed only for a time."""
+
+    idle: str = "while no job runs"
+    full: str = "with the whole queue"
+    full_at_once: bool = False
+    """Whether `up` starts all of it."""
 
 
 def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> PriceLine:
@@ -65,7 +75,7 @@ def total(lines: list[PriceLine]) -> float:
 
 
 def idle(lines: list[PriceLine]) -> float:
-    """The sum of what is billed while no job runs, in USD per hour."""
+    """The sum of what is billed all the time, in USD per hour."""
     return total([entry for entry in lines if not entry.on_demand])
 
 

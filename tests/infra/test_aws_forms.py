@@ -49,7 +49,10 @@ CHANGES: dict[str, dict[str, object]] = {
 
 OF_STACK: dict[str, dict[str, str]] = {"aws-slurm": {"image": OURS}}
 """What a stack needs besides OWN: p3dn an image of its own."""
-REFUSED = {"aws-slurm": ("one node", "64 public nodes", "a base")}
+REFUSED = {
+    "aws-slurm": ("one node", "64 public nodes", "a base"),
+    "aws-eks": ("64 nodes", "64 public nodes", "the smallest network", "an image", "a base"),
+}
 """Changes that a stack's check refuses (its own tests): nothing of them reaches AWS."""
 
 Program = Callable[..., Ran]

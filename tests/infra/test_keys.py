@@ -54,7 +54,7 @@ def test_the_readme_has_the_table_of_keys() -> None:
     assert table() in (ROOT / "README.md").read_text(), f"put this there:\n{table()}"
 
 
-@pytest.mark.parametrize("stack", ["aws-xeon", "aws-gpu", "aws-slurm", "azure-xeon"])
+@pytest.mark.parametrize("stack", ["aws-xeon", "aws-gpu", "aws-slurm", "aws-eks", "azure-xeon"])
 def test_a_page_names_keys_that_there_are_with_the_defaults_of_its_stack(stack: str) -> None:
     values = stack_file.read(stack)
     section = (ROOT / f"stacks/{stack}.md").read_text().split("## What can be set\n")[1].split("\n## ")[0]

@@ -10,7 +10,7 @@ import pytest
 from fabfile import program
 
 STACKS = Path(__file__).resolve().parents[2] / "stacks"
-PAGES = ("aws-xeon", "aws-gpu", "aws-slurm", "azure-xeon")
+PAGES = ("aws-xeon", "aws-gpu", "aws-slurm", "aws-eks", "azure-xeon")
 
 
 def text(page: str) -> str:
@@ -32,7 +32,7 @@ def options() -> dict[str, set[str]]:
 def test_every_verb_and_option_is_there(page: str) -> None:
     known = options()
     typed = [command.split() for command in commands(page) if re.match(r"fab [a-z]", command)]
-    assert {"up", "train", "destroy"} <= {words[1] for words in typed}
+    assert {"up", "kubeconfig" if page == "aws-eks" else "train", "destroy"} <= {words[1] for words in typed}
     for _, verb, *rest in typed:
         assert verb in known, f"fab {verb}"
         given = {word.partition("=")[0] for word in rest if word.startswith("-")}

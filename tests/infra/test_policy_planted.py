@@ -23,6 +23,7 @@ SDKS = {
     "aws-xeon": "pulumi_aws",
     "aws-gpu": "pulumi_aws",
     "aws-slurm": "pulumi_aws",
+    "aws-eks": "pulumi_aws",
     "azure-xeon": "pulumi_azure_native",
 }
 
@@ -43,6 +44,10 @@ def aws(rule: str, change: Change, **keys: str) -> Plant:
 
 def azure(rule: str, change: Change, **keys: str) -> Plant:
     return Plant(rule, "azure-xeon", change, keys)
+
+
+def eks(rule: str, change: Change, **keys: str) -> Plant:
+    return Plant(rule, "aws-eks", change, keys)
 
 
 def attached(policy: str) -> Change:
@@ -172,6 +177,19 @@ PLANTS = [
     azure("blobs-can-be-had-back", change("blobs", {"containerDeleteRetentionPolicy": GONE})),
     azure("old-versions-deleted", change("tidy", {"policy.rules.0": GONE}), flowLogs="true"),
     azure("containers-private", change("container", {"publicAccess": "Blob"})),
+    eks("kubernetes-api-not-public", change("cluster", {"vpcConfig.publicAccessCidrs": GONE})),
+    eks("kubernetes-api-not-public", change("cluster", {"vpcConfig.publicAccessCidrs": ["10.0.0.1/32", "::/0"]})),
+    eks("kubernetes-control-plane-logs", change("cluster", {"enabledClusterLogTypes.1": GONE})),
+    eks("kubernetes-secrets-encrypted", change("cluster", {"encryptionConfig": GONE})),
+    eks("kubernetes-access-entries", change("cluster", {"accessConfig.authenticationMode": "CONFIG_MAP"})),
+    eks(
+        "kubernetes-access-entries",
+        change("cluster", {"accessConfig.bootstrapClusterCreatorAdminPermissions": True}),
+    ),
+    eks("keys-rotate", change("cluster-key", {"enableKeyRotation": GONE})),
+    eks("images-fixed-and-scanned", change("images", {"imageScanningConfiguration.scanOnPush": False})),
+    eks("metadata-one-hop", change("gpus-template", {"metadataOptions.httpPutResponseHopLimit": 2})),
+    eks("roles-for-this-account", change("trainer-role", {"assumeRolePolicy.Statement.0.Condition": {}})),
     azure("no-privileged-roles", change("may-store", {"roleDefinitionId": f"/roleDefinitions/{CONTRIBUTOR}"})),
     azure("role-definitions-no-stars", change("role", {"permissions.0.actions": plus("Microsoft.Compute/*")})),
     azure("tagged", change("network", {"tags": {STACK_TAG: "azure-xeon"}})),
@@ -190,9 +208,13 @@ OF_ONE = {
     "aws-xeon": [{"monitoring": "true"}, {"capacityReservation": "none"}],
     "aws-gpu": [{"instanceType": "p4d.24xlarge", "publicNodes": "all"}, {"instanceType": "g5.xlarge"}],
     "aws-slurm": [{"spot": "true", "monitoring": "true"}],
+    "aws-eks": [{"spot": "true", "monitoring": "true"}, {"instanceType": "p5.48xlarge"}, {"instanceType": "g5.xlarge"}],
 }
 """Those that only one cluster has so far."""
-REFUSED = {"aws-slurm": [{"publicNodes": "all", "spot": "true"}, {"nodes": "1"}]}
+REFUSED = {
+    "aws-slurm": [{"publicNodes": "all", "spot": "true"}, {"nodes": "1"}],
+    "aws-eks": [{"publicNodes": "all", "spot": "true"}],
+}
 """Those that a cluster's check refuses."""
 
 

@@ -66,6 +66,9 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
         assert values["aws", region, "public-ipv4"]["usd_per_hour"] == 0.006
         assert values["aws", region, "s3-gb-month"]["usd_per_month"] == 0.024
         assert values["aws", region, "cloudwatch-metric-month"]["usd_per_month"] == 0.31
+        assert values["aws", region, "eks-cluster"]["usd_per_hour"] == 0.11
+        assert values["aws", region, "kms-key-month"]["usd_per_month"] == 1.1
+        assert values["aws", region, "ecr-gb-month"]["usd_per_month"] == 0.11
         assert values["aws", region, "cloudwatch-request"]["usd_per_hour"] == 0.00002
         assert values["aws", region, lustre.SKU]["usd_per_month"] == 0.146
     assert values["azure", "eastus", "Standard_D32s_v6"]["usd_per_hour"] == 1.7

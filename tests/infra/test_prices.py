@@ -23,6 +23,7 @@ OTHERS = {
     "aws": [
         *("gp3-gb-month", "ebs-snapshot-gb-month", "public-ipv4", "nat-gateway", "s3-gb-month"),
         *("cloudwatch-metric-month", "cloudwatch-request", "c5n.2xlarge", "fsx-lustre-persistent2-125-gb-month"),
+        *("eks-cluster", "kms-key-month", "ecr-gb-month"),
     ],
     "azure": [
         *("managed-disk-P15", "managed-disk-E15", "public-ip-standard", "nat-gateway"),

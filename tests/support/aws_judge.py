@@ -181,6 +181,8 @@ def _text(shape: Any, value: Any, service: str, path: str) -> Iterator[str]:
     if limits.get("enum") and text not in limits["enum"]:
         yield f"{path}: {text!r} {NO_SUCH_VALUE}"
     pattern = MODEL_IS_WRONG.get((service, path.rpartition(".")[2]), limits.get("pattern"))
+    # Java's way to write the characters above U+FFFF.
+    pattern = pattern and pattern.replace(r"\uD800\uDC00-\uDBFF\uDFFF", r"\U00010000-\U0010FFFF")
     if pattern and not regex.fullmatch(pattern, text):
         yield f"{path}: {text!r} is not of the form {pattern}"
     yield from _within(shape, len(text), path, "characters")
@@ -215,7 +217,7 @@ def _documented(service: str, path: str, text: str) -> Iterator[str]:
 
 
 def _tag(entry: Mapping[str, Any], key: str) -> str:
-    return str(entry.get(key, entry.get(key.lower(), "")))
+    return str(entry.get(key, entry.get(key.lower(), entry.get(f"Tag{key}", ""))))  # KMS: TagKey
 
 
 def _tags(tags: Mapping[str, str], path: str) -> Iterator[str]:

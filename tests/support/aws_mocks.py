@@ -22,6 +22,13 @@ STACK_OUTPUTS = {
     **{"PublicIp": "198.51.100.1", "PrivateIp": "10.0.0.20", "Instance": "i-0123456789abcdef0"},
 }
 """Of CloudFormation's stacks: the provider's, and the wrapper's around a ParallelCluster."""
+EKS = {
+    "endpoint": "https://0123456789ABCDEF.gr7.us-east-1.eks.amazonaws.com",
+    "certificateAuthority": {"data": "LS0tLS1CRUdJTg=="},
+    "vpcConfig": {"clusterSecurityGroupId": "sg-0123456789abcdef0"},
+}
+"""What EKS adds to a cluster."""
+KEY = f"arn:aws:kms:us-east-1:{ACCOUNT}:key/01234567-89ab-cdef-0123-456789abcdef"
 FOREIGN = "ami-0cccccccccccccccc"
 """An image of the account's that is not ours."""
 ELASTIC = "203.0.113.99"
@@ -51,14 +58,20 @@ class Amazon(Kind):
             "Eip": {"publicIp": ELASTIC},
             "EipAssociation": {"publicIp": ELASTIC},
             "Stack": {"outputs": STACK_OUTPUTS},
-            "LustreFileSystem": {"id": FILE_SYSTEM},
+            "LustreFileSystem": {"id": FILE_SYSTEM, "dnsName": f"{FILE_SYSTEM}.fsx.amazonaws.com", "mountName": "abcd"},
+            "Cluster": EKS,
+            "NodeGroup": {"resources": [{"autoscalingGroups": [{"name": f"eks-{args.name}-0123"}]}]},
+            "Repository": {"repositoryUrl": f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/{args.inputs.get('name')}"},
+            "Key": {"keyId": "01234567-89ab-cdef-0123-456789abcdef", "arn": KEY},
             "Bucket": {"arn": f"arn:aws:s3:::{args.inputs.get('bucket')}"},
         }
         return {"arn": arn, **made.get(kind, {})}
 
     def invoked(self, args: MockCallArgs) -> dict[str, Any]:
         answers: dict[str, dict[str, Any]] = {
-            "getCallerIdentity": {"accountId": ACCOUNT},
+            "getCallerIdentity": {"accountId": ACCOUNT, "arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/ops/ada"},
+            "getSessionContext": {"issuerArn": f"arn:aws:iam::{ACCOUNT}:role/people/ops"},
+            "getAvailabilityZones": {"zoneIds": ["use1-az3", *ZONES]},
             "getParameter": {"value": UBUNTU},
             "getInstanceTypeOfferings": {"locations": ZONES},
             "getAmiIds": {"ids": [value for value in _asked(args) if value in (OURS, FOREIGN)]},

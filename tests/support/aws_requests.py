@@ -102,6 +102,7 @@ REQUESTS: dict[str, list[Call]] = {
             {
                 **{"name": "LaunchTemplateName", "description": "VersionDescription", "updateDefaultVersion": OWN},
                 "networkInterfaces.securityGroups": "Groups",
+                "vpcSecurityGroupIds": "LaunchTemplateData.SecurityGroupIds",
             },
             rest="LaunchTemplateData",
         )
@@ -190,6 +191,58 @@ REQUESTS: dict[str, list[Call]] = {
             {"batchImportMetaDataOnCreate": "BatchImportMetaDataOnCreate"},
         )
     ],
+    "aws:kms/key:Key": [
+        Call("kms", "CreateKey", {"enableKeyRotation": OWN, "deletionWindowInDays": OWN}),
+        Call(
+            "kms",
+            "ScheduleKeyDeletion",
+            {"deletionWindowInDays": "PendingWindowInDays"},
+            {"KeyId": "01234567-89ab-cdef-0123-456789abcdef"},
+            rest=None,
+        ),
+    ],
+    "aws:kms/alias:Alias": [Call("kms", "CreateAlias", {"name": "AliasName"})],
+    "aws:ecr/repository:Repository": [
+        Call(
+            "ecr",
+            "CreateRepository",
+            {
+                **{"name": "repositoryName", "forceDelete": OWN},
+                "encryptionConfigurations": "encryptionConfiguration",
+            },
+        )
+    ],
+    "aws:ecr/lifecyclePolicy:LifecyclePolicy": [
+        Call("ecr", "PutLifecyclePolicy", {"repository": "repositoryName", "policy": "lifecyclePolicyText"})
+    ],
+    "aws:eks/cluster:Cluster": [
+        Call(
+            "eks",
+            "CreateCluster",
+            {
+                **{"vpcConfig": "resourcesVpcConfig", "encryptionConfig": "encryptionConfig[]"},
+                "enabledClusterLogTypes": "logging.clusterLogging[].types",
+            },
+        )
+    ],
+    "aws:eks/accessEntry:AccessEntry": [Call("eks", "CreateAccessEntry")],
+    "aws:eks/accessPolicyAssociation:AccessPolicyAssociation": [Call("eks", "AssociateAccessPolicy")],
+    "aws:eks/podIdentityAssociation:PodIdentityAssociation": [Call("eks", "CreatePodIdentityAssociation")],
+    "aws:eks/addon:Addon": [
+        Call(
+            "eks",
+            "CreateAddon",
+            {"resolveConflictsOnCreate": "resolveConflicts", "resolveConflictsOnUpdate": OWN},
+        ),
+        Call("eks", "UpdateAddon", {"resolveConflictsOnUpdate": "resolveConflicts", "resolveConflictsOnCreate": OWN}),
+    ],
+    "aws:eks/nodeGroup:NodeGroup": [
+        Call(
+            "eks",
+            "CreateNodegroup",
+            {"nodeGroupName": "nodegroupName", "nodeRoleArn": "nodeRole", "subnetIds": "subnets"},
+        )
+    ],
     "aws:budgets/budget:Budget": [
         Call(
             "budgets",
@@ -258,6 +311,8 @@ def _put(at: dict[str, Any], shape: Any, path: str, value: Any, unknown: list[st
 
 
 def _as(shape: Any, value: Any, unknown: list[str], names: Mapping[str, str]) -> Any:
+    if shape.type_name == "structure" and isinstance(value, list) and len(value) == 1:
+        value = value[0]  # a block that the provider has as a list
     if shape.type_name == "structure" and isinstance(value, Mapping):
         made: dict[str, Any] = {}
         for key, inner in value.items():

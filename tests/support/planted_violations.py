@@ -28,6 +28,7 @@ KINDS = {
     "aws-xeon": ("aws_mocks", "Amazon"),
     "aws-gpu": ("aws_mocks", "Amazon"),
     "aws-slurm": ("aws_mocks", "Amazon"),
+    "aws-eks": ("aws_mocks", "Amazon"),
     "azure-xeon": ("azure_mocks", "Azure"),
 }
 """What answers for a cluster's providers: module and class."""

@@ -69,6 +69,12 @@ def aws_offers(asked: Asked) -> Answer:
             {"usageType": f"{prefix}EBS:SnapshotUsage", "PricePerUnit": "0.06"},
         ],
         "AmazonVPC": [{"usageType": f"{prefix}PublicIPv4:InUseAddress", "PricePerUnit": "0.006"}],
+        "AmazonEKS": [
+            {"usageType": f"{prefix}AmazonEKS-Hours:perCluster", "PricePerUnit": "0.11"},
+            {"usageType": f"{prefix}AmazonEKS-Hours:extendedSupport", "PricePerUnit": "0.6"},
+        ],
+        "awskms": [{"usageType": f"{region}-KMS-Keys", "PricePerUnit": "1.1"}],
+        "AmazonECR": [{"usageType": f"{prefix}TimedStorage-ByteHrs", "PricePerUnit": "0.11"}],
         "AmazonS3": [
             {"usageType": f"{prefix}TimedStorage-ByteHrs", "PricePerUnit": "0.024", "EndingRange": "51200"},
             {"usageType": f"{prefix}TimedStorage-ByteHrs", "PricePerUnit": "0.022", "StartingRange": "51200"},

@@ -168,6 +168,12 @@ class Ran:
         return self.monitor.outputs
 
     @property
+    def kubernetes(self) -> inventory.KubeCluster:
+        found = inventory.from_json(self.outputs["inventory"])
+        assert isinstance(found, inventory.KubeCluster)
+        return found
+
+    @property
     def cluster(self) -> inventory.SshCluster:
         found = inventory.from_json(self.outputs["inventory"])
         assert isinstance(found, inventory.SshCluster)

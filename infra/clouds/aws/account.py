@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from infra.clouds.aws import api, capacity, machine_types, pcluster_image, quota, zones
+from infra.clouds.aws import api, capacity, eks, eks_checks, machine_types, pcluster_image, quota, zones
 from infra.clouds.aws.findings import Unfit, judged
 from infra.clouds.aws.image import UBUNTU, bakes
 from infra.clouds.aws.names import IMAGE_TAG, region
@@ -26,6 +26,7 @@ OF_PARALLELCLUSTER = (
     *("iam:CreateServiceLinkedRole", "fsx:CreateFileSystem", "fsx:CreateDataRepositoryAssociation"),
 )
 """More of them where ParallelCluster makes the cluster."""
+OF_CLUSTER = {CLUSTER: OF_PARALLELCLUSTER, eks.CLUSTER: eks_checks.ACTIONS}
 _ASK_ADMINISTRATOR = "aws sts decode-authorization-message --encoded-message ..., or ask the account's administrator"
 _PERMISSIONS = "https://console.aws.amazon.com/iam/ (the permissions of your user or role), or ask who administers it"
 
@@ -76,6 +77,9 @@ def _findings(settings: Settings) -> Iterator[Finding]:
         yield from quota.findings(settings)
         if settings.cloud.capacity_reservation.startswith("cr-"):
             yield _reservation(settings)
+    if settings.cluster == eks.CLUSTER:
+        yield eks_checks.versions(settings)
+        yield eks_checks.operator(settings)
     yield (image := _image(settings))
     if image.state == "ok" and type_.state != "failed":
         yield _launch(settings)
@@ -137,6 +141,8 @@ def _first_image(settings: Settings) -> str:
     """Id of the image that the first machine boots: the baked one, or the base that one is baked from."""
     if settings.cluster == CLUSTER:
         return str(pcluster_image.look(settings)["ImageId"])
+    if settings.cluster == eks.CLUSTER:
+        return str(api.client("ssm", region(settings)).get_parameter(Name=eks.IMAGE)["Parameter"]["Value"])
     if not bakes(settings):
         return settings.image
     newest = api.client("ssm", region(settings)).get_parameter
@@ -148,6 +154,8 @@ def _image(settings: Settings) -> str:
     if settings.cluster == CLUSTER:
         found = pcluster_image.look(settings)
         return f"{found['ImageId']} ({found.get('Name', '')})"
+    if settings.cluster == eks.CLUSTER:
+        return f"{_first_image(settings)} (EKS's newest with NVIDIA's driver, Kubernetes {eks.VERSION})"
     baked = not bakes(settings)
     key, shared = ("image", "") if baked else ("baseImage", ", nor one shared with it,")
     mend = set_key(key, "bake" if baked else '""', settings.stack)
@@ -191,7 +199,7 @@ def _rights(settings: Settings, arn: str) -> str:
     """The other actions that `up` needs, by IAM's simulation of the operator's policies."""
     if arn.endswith(":root"):
         return "the account's root may do everything (better not to work as root)"
-    actions = [*ACTIONS, *(OF_PARALLELCLUSTER if settings.cluster == CLUSTER else ())]
+    actions = [*ACTIONS, *OF_CLUSTER.get(settings.cluster, ())]
     with api.explain("your policies cannot be simulated"):
         iam = api.client("iam", region(settings))
         answer = iam.simulate_principal_policy(PolicySourceArn=_source(arn), ActionNames=actions)

@@ -53,6 +53,11 @@ def pages(ours: Any, operation: str, key: str, **arguments: Any) -> list[dict[st
     return [item for page in ours.get_paginator(operation).paginate(**arguments) for item in page.get(key, [])]
 
 
+def names(ours: Any, operation: str, key: str, **arguments: Any) -> list[str]:
+    """All entries of a listing whose entries are texts."""
+    return [str(item) for page in ours.get_paginator(operation).paginate(**arguments) for item in page.get(key, [])]
+
+
 def where(name: str, *values: str) -> list[dict[str, Any]]:
     """One of EC2's filters, as the argument `Filters` takes it."""
     return [{"Name": name, "Values": list(values)}]

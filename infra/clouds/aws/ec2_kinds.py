@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from infra.clouds.aws import api, removal
-from infra.clouds.aws.place import AccountRegion, FoundResource, Item, ResourceKind
+from infra.clouds.aws.place import AccountRegion, FoundResource, Item, ResourceKind, kubernetes_cluster
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
 
 _HELD_ADDRESS = (*removal.HELD, "AuthFailure")
 """EC2 answers AuthFailure for an address that a NAT gateway still holds."""
+_PLANE = "Amazon EKS "
+"""What the description of a control plane's network interface begins with; the cluster's name follows."""
 
 
 def _named(item: Item, identifier: str) -> str:
@@ -155,12 +157,23 @@ def _interfaces(place: AccountRegion) -> Iterator[FoundResource]:
         found += place.described("NetworkInterfaces", Filters=api.where("vpc-id", network))
     for name, item in {entry["NetworkInterfaceId"]: entry for entry in found}.items():
         is_nat = item.get("InterfaceType", "interface") in ("nat_gateway", "natGateway")
-        if is_nat or "InstanceId" in item.get("Attachment", {}):
-            continue
+        if is_nat or "InstanceId" in item.get("Attachment", {}) or is_of_kubernetes(item):
+            continue  # the last are listed as what EKS has left (infra.clouds.aws.eks_kinds)
         if place.is_of_stack(item):
             yield FoundResource(api.tags(item), name, name)
         elif item.get("VpcId") in own and not (item.get("RequesterManaged") and name in _of_file_systems(place)):
             yield FoundResource(None, f"{name}, in the stack's network without its tag", name)
+
+
+def is_of_kubernetes(item: Item) -> bool:
+    """Whether a network interface was made by EKS: for pods, or for the control plane, whose have no tags."""
+    return bool(kubernetes_cluster(api.tags(item))) or bool(plane_of(item))
+
+
+def plane_of(item: Item) -> str:
+    """The name of the EKS cluster whose control plane has this network interface; empty: none."""
+    text = str(item.get("Description", ""))
+    return text.removeprefix(_PLANE) if text.startswith(_PLANE) else ""
 
 
 def _of_file_systems(place: AccountRegion) -> set[str]:
@@ -169,7 +182,7 @@ def _of_file_systems(place: AccountRegion) -> set[str]:
     return {interface for item in listed for interface in item.get("NetworkInterfaceIds", [])}
 
 
-def _empty_groups(place: AccountRegion, names: list[str]) -> None:
+def empty_groups(place: AccountRegion, names: list[str]) -> None:
     """Remove all rules from all groups: two groups that refer to each other could not be deleted otherwise."""
     ec2 = place.client("ec2")
     for group in place.described("SecurityGroups", Filters=api.where("group-id", *names)) if names else ():
@@ -250,7 +263,7 @@ EC2_KINDS = (
         *("security group", "SecurityGroups", "GroupId", "delete_security_group"),
         types="ec2:security-group ec2:security-group-rule",
         exists=lambda item: item["GroupName"] != "default",  # which cannot be deleted, and goes with its VPC
-        prepare=_empty_groups,
+        prepare=empty_groups,
     ),
     _kind("subnet", "Subnets", "SubnetId", "delete_subnet"),
     _kind("route table", "RouteTables", "RouteTableId", _remove_route_table),

@@ -12,7 +12,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import user_data
-from infra.clouds.aws import machine_types, pcluster_config
+from infra.clouds.aws import eks, machine_types, pcluster_config
 from infra.clouds.aws.builder import END, Baked, Sealed
 from infra.clouds.aws.foundation import Ground
 from infra.clouds.aws.names import IMAGE_TAG, asking, named, region, titled
@@ -49,8 +49,8 @@ class Golden:
 
 
 def bakes(settings: Settings) -> bool:
-    """Whether `up` makes the image; ParallelCluster has its own."""
-    return settings.image == "bake" and settings.cluster != pcluster_config.CLUSTER
+    """Whether `up` makes the image; ParallelCluster and EKS have their own."""
+    return settings.image == "bake" and settings.cluster not in (pcluster_config.CLUSTER, eks.CLUSTER)
 
 
 def key(settings: Settings) -> str:

@@ -140,6 +140,8 @@ CHOICES = {
     "aws-xeon": Choice("m7i.8xlarge", TYPES),
     "aws-gpu": Choice("p3dn.24xlarge", GPU_TYPES),
     "aws-slurm": Choice("p3dn.24xlarge", GPU_TYPES),
+    # FSDP's jobs are in bf16, which V100 lacks, and EKS's next image may have no driver for it.
+    "aws-eks": Choice("p4d.24xlarge", {n: t for n, t in GPU_TYPES.items() if t.gpu_architecture != "sm_70"}),
 }
 
 

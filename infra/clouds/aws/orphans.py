@@ -85,7 +85,7 @@ def _kinds(places: list[AccountRegion], cluster: str) -> Iterator[tuple[AccountR
 
 
 def _of_cluster(cluster: str) -> list[ResourceKind]:
-    return [kind for kind in KINDS.values() if kind.only in ("", cluster)]
+    return [kind for kind in KINDS.values() if not kind.only or cluster in kind.only]
 
 
 def _of_kind(place: AccountRegion, kind: ResourceKind) -> list[LiveResource]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from botocore import xform_name
 
 from infra.clouds.aws import api
 from infra.clouds.live_resource import LiveResource
-from infra.clouds.naming import STACK_TAG
+from infra.clouds.naming import STACK_TAG, unique
 from infra.errors import UsageError
 from infra.prices import table
 from infra.state.ownership import Claim
@@ -19,10 +19,29 @@ CLUSTER_TAG = "parallelcluster:cluster-name"
 """ParallelCluster's tag of all that it makes."""
 INSIDE_TAG = "aws:cloudformation:stack-id"
 """CloudFormation's tag of all that it makes itself."""
+KUBERNETES_TAG = "trainyard-cluster"
+"""Our tag on what the launch templates of an EKS cluster make: EKS's name of the cluster."""
+_OF_KUBERNETES = (
+    *(KUBERNETES_TAG, "aws:eks:cluster-name", "eks:cluster-name", "cluster.k8s.amazonaws.com/name"),
+    *("elbv2.k8s.aws/cluster", "KubernetesCluster"),
+)
+"""Tags of EKS and its controllers whose value is the cluster's name; one more has it in its key:"""
+_OWNED = "kubernetes.io/cluster/"
+EKS_END = "-eks"
+"""What the name of an EKS cluster has after the stack's."""
 AROUND = "-cluster"
 """What the name of the stack around a ParallelCluster has after the cluster's."""
 Item = dict[str, Any]
 """A resource as AWS describes it."""
+
+
+def kubernetes_cluster(tags: Mapping[str, str]) -> str:
+    """EKS's name of the cluster that a resource with these tags was made for; empty: none."""
+    for key in _OF_KUBERNETES:
+        if tags.get(key):
+            return tags[key]
+    owned = (key for key, value in tags.items() if key.startswith(_OWNED) and value == "owned")
+    return next(owned, "").removeprefix(_OWNED)
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,8 @@ class AccountRegion:
     """AWS profile for the requests; empty: the environment's credentials."""
     _stacks: list[Item] = field(default_factory=list, compare=False, repr=False)
     """CloudFormation's stacks, once they were asked for."""
+    _eks: list[str] = field(default_factory=list, compare=False, repr=False)
+    """Names of EKS's clusters, once they were asked for; the first is empty."""
 
     def client(self, service: str) -> Any:
         return api.client(service, self.region, self.profile)
@@ -54,11 +75,25 @@ class AccountRegion:
         """Whether its tag has the stack's name; stacks of two owners may have the same name."""
         return self.claim.is_of_stack(api.tags(item))
 
-    def holder(self, tags: dict[str, str]) -> str:
-        """Id of the CloudFormation stack, in Pulumi's state, that a resource with these tags belongs to; empty: none.
+    @property
+    def eks_names(self) -> list[str]:
+        """The names that EKS's clusters of this stack can have: each contains the stack's id."""
+        return [f"trainyard-{unique(self.claim.stack, id_)}{EKS_END}" for id_ in sorted(self.claim.ids)]
 
-        A resource of a ParallelCluster belongs to the stack around the cluster (infra.clouds.aws.parallel_cluster).
+    def has_eks(self, name: str) -> bool:
+        """Whether EKS has a cluster of that name."""
+        if not self._eks:
+            self._eks.extend(["", *api.names(self.client("eks"), "list_clusters", "clusters")])
+        return bool(name) and name in self._eks
+
+    def holder(self, tags: dict[str, str]) -> str:
+        """Id of what is in Pulumi's state for a resource with these tags, that another service made; empty: nothing.
+
+        That is an EKS cluster, or a CloudFormation stack. A resource of a ParallelCluster belongs to the stack around
+        the cluster (infra.clouds.aws.parallel_cluster).
         """
+        if (name := kubernetes_cluster(tags)) and self.has_eks(name):
+            return name
         cluster, inside = tags.get(CLUSTER_TAG), tags.get(INSIDE_TAG)
         if not cluster and not inside:
             return ""
@@ -74,7 +109,7 @@ class AccountRegion:
         """Whether the stack may have given this name. `yard` also matches `yard-2...`, so callers check the tag too."""
         if name.startswith("/aws/lambda/pcluster-"):  # ParallelCluster names its functions' logs after no stack
             return True
-        name = name.removeprefix("/aws/parallelcluster")
+        name = name.removeprefix("/aws/parallelcluster").removeprefix("/aws/eks")
         return f"{name.strip('/').replace('/', '-')}-".startswith(f"trainyard-{self.claim.stack}-")
 
     def price(self, sku: str, count: float = 1) -> float | None:
@@ -112,8 +147,8 @@ class ResourceKind:
     """Runs before the removal, with the ids of all that are going to be removed."""
     is_global: bool = False
     """Whether any region lists all of the account's."""
-    only: str = ""
-    """The kind of cluster that has it; empty: every one. Of others it is not asked, which takes rights that they need
+    only: tuple[str, ...] = ()
+    """The kinds of cluster that have it; empty: every one. Of others it is not asked, which takes rights that they need
     not have: the account's tag index shows one that there is."""
     arn: str = ""
     """The form of its ARN, if its id in the state is a name, which two regions may both have."""

@@ -29,6 +29,9 @@ USAGE = {
     },
     "AmazonVPC": {"PublicIPv4:InUseAddress": "public-ipv4"},
     "AmazonS3": {"TimedStorage-ByteHrs": "s3-gb-month"},
+    "AmazonEKS": {"AmazonEKS-Hours:perCluster": "eks-cluster"},
+    "awskms": {"KMS-Keys": "kms-key-month"},
+    "AmazonECR": {"TimedStorage-ByteHrs": "ecr-gb-month"},
     "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
 """Offer -> usage type without its region's prefix -> our name for it."""
@@ -76,7 +79,8 @@ def sku_of(offer: str, row: dict[str, str]) -> str:
     if offer == _FSX:
         plain = {re.sub("[^a-z]", "", name.lower()): value for name, value in row.items()}
         return next((sku for sku, wanted in LUSTRE.items() if wanted.items() <= plain.items()), "")
-    usage = re.fullmatch(r"(?:[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
+    # Most services abbreviate the region in front, KMS spells it out.
+    usage = re.fullmatch(r"(?:[a-z]{2}-[a-z]+-[0-9]-|[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
     # Take the first tier: storage is cheaper only beyond many terabytes.
     return USAGE[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
 

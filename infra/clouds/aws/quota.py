@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from infra.clouds import naming
-from infra.clouds.aws import api, machine_types
+from infra.clouds.aws import api, eks, machine_types
 from infra.clouds.aws.findings import Unfit, judged
 from infra.clouds.aws.image import bakes, builder_type
 from infra.clouds.aws.names import region
@@ -76,6 +76,9 @@ def findings(settings: Settings) -> Iterator[Finding]:
         yield quota("quota", own, spot, f"{nodes} need", machines)
     if count != settings.nodes:
         yield quota("head", LIMITS[0], False, f"the head ({HEAD.name}) needs", Counter([HEAD.name]))
+    if settings.cluster == eks.CLUSTER:
+        system = Counter({eks.SYSTEM.name: eks.SYSTEM_NODES})
+        yield quota("system", LIMITS[0], False, f"{eks.SYSTEM_NODES} system nodes ({eks.SYSTEM.name}) need", system)
     if builder and (limit := limit_of(builder, False)):
         yield quota("builder", limit, False, f"the image's builder ({builder}) needs", Counter([builder]))
 

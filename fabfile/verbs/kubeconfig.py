@@ -1,0 +1,54 @@
+"""`fab kubeconfig`: what kubectl needs to reach a stack's Kubernetes cluster."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
+
+from fabfile.output import next_command, say
+from fabfile.remote.known_hosts import directory, write
+from fabfile.targets import load_any
+from infra.inventory import KubeCluster
+
+
+@task
+def kubeconfig(_c: Context, stack: str = "", inventory: str = "") -> None:
+    """Write a kubeconfig for the stack's Kubernetes cluster; kubectl signs in with your cloud credentials."""
+    cluster = load_any(stack, inventory)
+    if not isinstance(cluster, KubeCluster):
+        raise Exit(f"{cluster.name}: its nodes are reached over SSH, and it has no Kubernetes: fab ssh NODE", code=2)
+    if cluster.authentication != "eks":
+        raise Exit(f"{cluster.name}: authentication = {cluster.authentication!r}: your own kubeconfig has it", code=2)
+    path = directory(cluster.name) / "kubeconfig"
+    write(path, json.dumps(text(cluster), indent=2) + "\n")
+    say(f"written: {path}")
+    say(f"    export KUBECONFIG={shlex.quote(str(path))}")
+    say(next_command("kubectl get nodes"))
+
+
+def text(cluster: KubeCluster) -> dict[str, Any]:
+    """The file's content (JSON is YAML). It has no secret: a program makes a token whenever kubectl asks for one."""
+    name = cluster.cluster_name
+    token = ["-m", "infra.clouds.aws.eks_token", name, cluster.region]
+    program = {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": sys.executable,
+        "args": token,
+        "interactiveMode": "Never",
+    }
+    server = {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate_authority}
+    context = {"cluster": name, "user": name, "namespace": cluster.namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": name,
+        "clusters": [{"name": name, "cluster": server}],
+        "users": [{"name": name, "user": {"exec": program}}],
+        "contexts": [{"name": name, "context": context}],
+    }
