@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional
 
-from training.models import hugging_face
-from training.models.llama import Llama, Shape, intermediate_size
+from training.models import elementwise, hugging_face
+from training.models.llama import Llama, Rotation, Shape, intermediate_size
 from training.sample import generate
 from training.sections import ModelSection
 
@@ -181,3 +181,52 @@ def test_a_block_by_itself_counts_positions_from_0() -> None:
     for block in ours.blocks:
         x = block(x)
     assert torch.equal(ours.norm(x), ours.hidden(tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_norm_is_torchs(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    x, weight = torch.randn(3, 5, 32).to(dtype).requires_grad_(), torch.randn(32).to(dtype).requires_grad_()
+    expected = functional.rms_norm(x.float(), (32,), weight.float(), 1e-3).to(dtype)
+    found = elementwise.rms_norm(x, weight, 1e-3)
+    gradient = torch.randn_like(found)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(found, expected, **tolerance)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (x, weight), gradient),
+        torch.autograd.grad(expected, (x, weight), gradient),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, **tolerance)
+
+
+def test_under_autocast_the_norm_is_cast_once_for_the_matmuls() -> None:
+    x, weight = torch.randn(3, 32, requires_grad=True), torch.ones(32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = elementwise.rms_norm(x, weight, 1e-5)
+    assert found.dtype == torch.bfloat16
+    found.float().sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32
+    torch.testing.assert_close(found.float(), functional.rms_norm(x, (32,), weight, 1e-5), rtol=1e-2, atol=1e-2)
+
+
+def test_the_rotation_turns_pairs_and_back() -> None:
+    ours = Rotation(GROUPED, 3, 5, torch.device("cpu"))
+    x = torch.randn(2, 5, 4, 8, dtype=torch.float64).float().requires_grad_()
+    turned = ours(x)
+    torch.testing.assert_close(turned.norm(dim=3), x.norm(dim=3))
+    angle = 6 / 500.0 ** (2 / 8)  # of position 3 + 3, pair 1: places 1 and 5
+    a, b = x[1, 3, 2, 1], x[1, 3, 2, 5]
+    torch.testing.assert_close(turned[1, 3, 2, 1], a * math.cos(angle) - b * math.sin(angle), rtol=1e-5, atol=1e-5)
+    (back,) = torch.autograd.grad(turned, x, turned)  # the transpose of a rotation is its inverse
+    torch.testing.assert_close(back, x)
+
+
+def test_a_compiled_model_has_the_same_loss_and_gradients() -> None:
+    eager, ours = model().train(), model().train()
+    ours.compile(dynamic=False, backend="aot_eager")
+    tokens = torch.randint(0, 67, (2, 16))
+    for each in (eager, ours):
+        each(tokens, tokens).backward()
+    for expected, found in zip(eager.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-4)

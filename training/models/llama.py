@@ -29,6 +29,7 @@ from torch.nn import functional
 from training.models.base import Model
 from training.models.cache import Cache
 from training.models.cross_entropy import summed_cross_entropy
+from training.models.elementwise import rms_norm, turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,7 @@ class Rotation:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Turned x (rows, length, heads, width of a head), in its precision."""
-        a, b = x.float().chunk(2, dim=3)
-        return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin), dim=3).to(x.dtype)
+        return turn(x, self.cos, self.sin)
 
 
 class Linear(nn.Linear):
@@ -89,8 +89,6 @@ class Embedding(nn.Embedding):
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + epsilon) * weight (arXiv:1910.07467), over the last dimension."""
-
     def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.epsilon = epsilon
@@ -101,7 +99,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return rms_norm(x, self.weight, self.epsilon)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,151 @@
+"""A training step of Llama: the trainer against transformers' LlamaForCausalLM in the loop of its Trainer.
+
+    python tests/bench/bench_llama_step.py [--size small grouped] [--rows 4] [--steps 5] [--compile]
+
+Both sides train on the same batches: forward, backward, clipping and AdamW, in the same precision, in one process, step
+by step in turns. transformers' side does what its Trainer does in a step, with its defaults: the loss from labels that
+it shifts itself, attention by scaled_dot_product_attention, and torch's fused AdamW. The ratio is of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gpt2
+
+sys.path.insert(0, str(gpt2.ROOT))
+
+import torch
+
+from training import optimizer as optimizers
+from training import precision
+from training.checkpoint.state import TrainingState
+from training.models.llama import Llama, Shape, intermediate_size
+from training.parallel.ddp import OneRank
+from training.parallel.ranks import join
+from training.sections import TrainSection
+from training.stepper import Stepper
+
+SIZES = {"small": (6, 8, 8, 512), "grouped": (6, 8, 2, 512), "medium": (12, 12, 12, 768), "1b": (22, 32, 4, 2048)}
+"""Layers, heads, heads of keys, width."""
+VOCABULARY = 32_000
+TRAIN = TrainSection(lr=3e-4)
+
+
+def ours(shape: Shape, mixed: str, device: torch.device, compiled: bool) -> Callable[[torch.Tensor], float]:
+    """A step of the trainer on windows of length + 1: training.stepper, as the loop calls it."""
+    torch.manual_seed(0)
+    model = Llama(shape).to(device)
+    stepper = Stepper(TRAIN, TrainingState("llama", model, optimizers.build(model, TRAIN)), OneRank(join(60)), mixed)
+    stepper.module.train()
+    if compiled:
+        stepper.compile()
+
+    def step(windows: torch.Tensor) -> float:
+        batch = model.batch(windows, [0] * len(windows))
+        loss = stepper.micro_step(tuple(part.to(device) for part in batch), 1 / batch[1].numel(), last=True)
+        stepper.update()
+        return float(loss)
+
+    return step
+
+
+def theirs(shape: Shape, mixed: str, device: torch.device, compiled: bool) -> Callable[[torch.Tensor], float]:
+    """The same windows as transformers takes them, in the steps of its Trainer."""
+    import transformers
+    from accelerate import Accelerator
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.n_embd,
+        num_hidden_layers=shape.n_layer,
+        num_attention_heads=shape.n_head,
+        num_key_value_heads=shape.n_kv_head,
+        intermediate_size=shape.intermediate_size,
+        max_position_embeddings=shape.block_size,
+        use_cache=False,
+    )
+    model = transformers.LlamaForCausalLM(config).to(device).train()
+    settings = {"lr": TRAIN.lr, "betas": (TRAIN.beta1, TRAIN.beta2), "eps": TRAIN.epsilon}
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=TRAIN.weight_decay, fused=True, **settings)
+    accelerator = Accelerator(mixed_precision=mixed, cpu=device.type == "cpu")
+    model, optimizer = accelerator.prepare(model, optimizer)
+    if compiled:
+        model.compile(dynamic=False)
+
+    def step(windows: torch.Tensor) -> float:
+        given = windows[:, :-1].to(device)
+        loss = model(input_ids=given, shift_labels=windows[:, 1:].contiguous().to(device), labels=given).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), TRAIN.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return step
+
+
+def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
+    """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+    layers, heads, groups, width = SIZES[size]
+    shape = Shape(
+        n_layer=layers,
+        n_head=heads,
+        n_kv_head=groups,
+        n_embd=width,
+        intermediate_size=intermediate_size(width),
+        block_size=args.block,
+        vocab_size=VOCABULARY,
+    )
+    mixed = "no" if name == "fp32" else name
+    made: dict[str, Any] = {"ours": ours, "theirs": theirs}
+    sides = {side: make(shape, mixed, device, args.compile) for side, make in made.items()}
+    torch.manual_seed(1)
+    data = torch.randint(0, VOCABULARY, (args.steps + 1, args.rows, args.block + 1))
+    seconds: dict[str, list[float]] = {side: [] for side in sides}
+    losses: dict[str, list[float]] = {side: [] for side in sides}
+    for number, windows in enumerate(data):
+        for side in sorted(sides, reverse=number % 2 == 0):
+            begun = time.perf_counter()
+            losses[side].append(sides[side](windows))
+            seconds[side].append(time.perf_counter() - begun)
+    medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
+    speeds = {side: args.rows * args.block / median for side, median in medians.items()}
+    print(
+        f"{size:8} {args.rows}x{args.block} {name:5} {speeds['theirs']:14.0f} {speeds['ours']:10.0f}"
+        f" {medians['theirs'] / medians['ours']:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
+    lower = precision.candidates(device)[1]
+    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--size", nargs="+", default=["small"], choices=list(SIZES))
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--block", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--precision", nargs="+", default=["fp32", lower] if native else ["fp32"])
+    parser.add_argument("--compile", action="store_true", help="both sides by torch.compile")
+    args = parser.parse_args()
+    print(
+        f"Llama, {'compiled' if args.compile else 'eager'}, median of {args.steps} steps in turns,"
+        f" {torch.get_num_threads()} threads, {features}"
+    )
+    print(f"{'size':8} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
+    for size in args.size:
+        for name in args.precision:
+            compare(size, name, args, device)
+
+
+if __name__ == "__main__":
+    main()
