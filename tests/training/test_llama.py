@@ -14,10 +14,12 @@ pytest.importorskip("torch")
 import torch
 from torch.nn import functional
 
+from training import job as jobs
 from training.models import elementwise, hugging_face
 from training.models.llama import Llama, Rotation, Shape, intermediate_size
 from training.sample import generate
-from training.sections import ModelSection
+
+JOBS = Path(jobs.__file__).parent / "jobs"
 
 GROUPED = Shape(
     n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48, block_size=16, vocab_size=67, rope_base=500.0
@@ -133,31 +135,22 @@ def test_a_model_from_the_meta_device_gets_the_same_initial_weights(shape: Shape
     assert all(torch.equal(value, expected[name]) for name, value in ours.state_dict().items())
 
 
-PUBLISHED = {
-    "7B": ((32, 32, 0, 4096, 0), 6_738_415_616),
-    "13B": ((40, 40, 0, 5120, 0), 13_015_864_320),
-    "70B": ((80, 64, 8, 8192, 28_672), 68_976_648_192),
-}
+PUBLISHED = {"7b": (6_738_415_616, 3e-4), "13b": (13_015_864_320, 3e-4), "70b": (68_976_648_192, 1.5e-4)}
 
 
-@pytest.mark.parametrize(("size", "parameters"), PUBLISHED.values(), ids=PUBLISHED)
-def test_the_published_sizes(size: tuple[int, int, int, int, int], parameters: int) -> None:
-    layers, heads, groups, width, inside = size
-    keys = ModelSection(
-        architecture="llama",
-        n_layer=layers,
-        n_head=heads,
-        n_kv_head=groups,
-        n_embd=width,
-        intermediate_size=inside,
-        block_size=4096,
-        vocab_size=32_000,
-    )
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_the_published_sizes(size: str) -> None:
+    """Parameters as Hugging Face counts them on the hub, and the settings of the Llama 2 paper, of the job files."""
+    job = jobs.load(JOBS / f"llama-2-{size}-c4.toml")
+    shape = Llama.shape_of(job.model, 0)
     with torch.device("meta"):
-        published = Llama(Llama.shape_of(keys, 0))
+        published = Llama(shape)
+    parameters, rate = PUBLISHED[size]
     assert sum(p.numel() for p in published.parameters()) == parameters
     multiplied = sum(p.numel() for n, p in published.named_parameters() if p.dim() == 2 and n != "tokens.weight")
-    assert published.flops_per_token() == 6 * multiplied + 12 * layers * width * 4096
+    assert published.flops_per_token() == 6 * multiplied + 12 * shape.n_layer * shape.n_embd * 4096
+    assert (job.train.lr, job.train.min_lr) == (rate, pytest.approx(rate / 10))
+    assert (job.windows, shape.block_size, shape.vocab_size) == (1024, 4096, 32_000)
 
 
 def test_the_width_inside_the_mlp_is_llamas_rule() -> None:
