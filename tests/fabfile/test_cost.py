@@ -31,8 +31,8 @@ def stack(good: dict[str, str]) -> Settings:
     return load("local", good)
 
 
-def billed(monkeypatch: pytest.MonkeyPatch, lines: list[table.PriceLine]) -> None:
-    monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=lambda _: lines))
+def billed(monkeypatch: pytest.MonkeyPatch, lines: list[table.PriceLine], **more: object) -> None:
+    monkeypatch.setattr(clusters, "of", lambda _: types.SimpleNamespace(bill=lambda _: lines, **more))
 
 
 def test_the_local_stack_costs_nothing(stack: Settings) -> None:
@@ -63,6 +63,15 @@ def test_what_runs_only_with_jobs_is_told_apart(stack: Settings, monkeypatch: py
     assert f"stack local: {sums}" in shown(found).splitlines()
     endless = shown(cost.bill(replace(stack, max_hours=0), TODAY))
     assert "$4.54 with the whole queue, without an end: maxHours is 0" in endless
+
+
+def test_what_ends_before_the_rest_is_told_apart(stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that `up` starts and that end at maxHours, while what is no node costs on."""
+    sums = table.Sums("once its nodes have ended", "with all of them", full_at_once=True)
+    billed(monkeypatch, [LINES[1], replace(LINES[0], on_demand=True)], SUMS=sums)
+    text = shown(cost.bill(replace(stack, max_hours=10), TODAY))
+    said = "$0.04 an hour once its nodes have ended, $4.54 with all of them; until maxHours (10 h) $45.45"
+    assert f"stack local: {said}" in text.splitlines()
 
 
 def test_an_estimate_and_a_stack_without_an_end_are_said(stack: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ SYSTEM_GROUP, GPU_GROUP = "system", "gpus"
 """Names of the two node groups."""
 GPU = "nvidia.com/gpu"
 """Kubernetes' name of the resource, and of the taint that keeps all other pods from these nodes."""
-EFA = "vpc.amazonaws.com/efa"
 NAMESPACE = "trainyard"
 SERVICE_ACCOUNT = "trainer"
 CLAIM = "fsx"
@@ -43,6 +42,8 @@ CLAIM = "fsx"
 SHARED_DIR = "/fsx"
 END = EKS_END.removeprefix("-")
 LOG_DAYS = 30
+KEY_DAYS = 7
+"""Days that KMS keeps a deleted key, unused and unbilled; the least that it takes."""
 SKU, KEY_SKU, IMAGES_SKU = "eks-cluster", "kms-key-month", "ecr-gb-month"
 """In the table of prices: the control plane, a key, a GB of container images."""
 

@@ -13,8 +13,6 @@ from infra.clouds.aws.network import Network
 from infra.config.settings import Settings
 
 LOGS = ["api", "audit", "authenticator", "controllerManager", "scheduler"]
-KEY_DAYS = 7
-"""Days that KMS keeps a deleted key, unused and unbilled; the least that it takes."""
 TIMEOUTS = pulumi.CustomTimeouts(create="45m", update="60m", delete="30m")
 
 
@@ -82,7 +80,7 @@ def _key(settings: Settings, opts: pulumi.ResourceOptions) -> aws.kms.Key:
         "cluster-key",
         description=f"Secrets of the Kubernetes API of the Trainyard stack {settings.stack}",
         enable_key_rotation=True,
-        deletion_window_in_days=KEY_DAYS,
+        deletion_window_in_days=eks.KEY_DAYS,
         tags=titled(settings),
         opts=opts,
     )

@@ -12,7 +12,6 @@ from infra.clouds.naming import STACK_TAG
 
 _WAIT_S = 3600.0
 """Seconds for a cluster's node groups to go, and then for the cluster."""
-KEY_DAYS = 7
 
 
 def _clusters(place: AccountRegion) -> Iterator[FoundResource]:
@@ -68,7 +67,7 @@ def _keys(place: AccountRegion) -> Iterator[FoundResource]:
 
 
 def _remove_key(place: AccountRegion, name: str) -> None:
-    removal.call(place.client("kms"), "schedule_key_deletion", KeyId=name, PendingWindowInDays=KEY_DAYS)
+    removal.call(place.client("kms"), "schedule_key_deletion", KeyId=name, PendingWindowInDays=eks.KEY_DAYS)
 
 
 EKS_KINDS = (
