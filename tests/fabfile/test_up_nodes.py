@@ -17,7 +17,7 @@ from fabfile.stacks import capacity, pulumi_cli, work_lost
 from fabfile.verbs import up as verbs
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
-PREFLIGHT = {"facts": {"cloud": ""}, "bill": {}}
+PREFLIGHT: dict[str, Any] = {"facts": {"cloud": "", "kubernetes": False}, "bill": {}}
 
 
 class Played:
@@ -155,6 +155,14 @@ def test_a_preview_shows_what_up_would_do_and_changes_nothing(pulumi: Played) ->
 def test_an_up_that_is_done_says_what_is_next(pulumi: Played, capsys: pytest.CaptureFixture[str]) -> None:
     up(yes=True)
     assert pulumi.nodes == "2" and capsys.readouterr().out.rstrip().endswith("next: fab wait")
+
+
+def test_nobody_waits_for_the_boot_of_nodes_of_kubernetes(
+    pulumi: Played, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PREFLIGHT["facts"], "kubernetes", True)
+    up(yes=True)
+    assert capsys.readouterr().out.rstrip().endswith("next: fab kubeconfig")
 
 
 @pytest.mark.parametrize("verb", [verbs.up, verbs.preview])
