@@ -212,23 +212,25 @@ def test_verbs_run(file: str, chosen: str, mac: Mac, tmp_path: Path) -> None:
 ENGINE = """
 import subprocess, sys
 program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "pulumi-language-python-exec"])
-script = ["sh", "-c", '"$0" -c "$1"; exit', sys.executable, sys.argv[1], "pulumi-resource-pulumi-python"]
+script = ["sh", "-c", '"$0" -c "$1" "$2"; exit', sys.executable, *sys.argv[1:], "pulumi-resource-pulumi-python"]
 wrapper = subprocess.Popen(script)
 print(program.pid, flush=True)
 wrapper.wait()
 """
 PROVIDER = """
 import os, sys, time
+from pathlib import Path
 from infra.state import operation
 operation.end_with_engine()
 watch = operation.CancellationWatch()
 print(os.getpid(), flush=True)
-try:
-    while True:
-        watch.check()
-        time.sleep(0.05)
-except operation.Cancelled as error:
-    print(error, flush=True)
+with operation.lock(Path(sys.argv[1])):  # with nothing under way it would just end
+    try:
+        while True:
+            watch.check()
+            time.sleep(0.05)
+    except operation.Cancelled as error:
+        print(error, flush=True)
 time.sleep(60)
 """
 
@@ -240,7 +242,7 @@ time.sleep(60)
 def test_a_providers_process_notices_the_end_of_an_update(killed: str, expected: str, mac: Mac, tmp_path: Path) -> None:
     """Processes called as Pulumi's are: the program ends when an update is cancelled, the engine when it is killed."""
     (tmp_path / "engine.py").write_text(ENGINE)
-    with start(mac, sys.executable, str(tmp_path / "engine.py"), PROVIDER) as engine:
+    with start(mac, sys.executable, str(tmp_path / "engine.py"), PROVIDER, str(tmp_path / "lock")) as engine:
         assert engine.stdout is not None
         program, provider = (int(engine.stdout.readline()) for _ in range(2))
         try:
