@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +29,21 @@ from bench_prepare import library
 
 sys.path[:0] = [str(gpt2.ROOT), str(gpt2.ROOT / "tests" / "support")]
 
+IN_THREADS = """
+import socket, sys, threading
+from training import train
+from training.data.stream import client, serve
+
+def start(settings):
+    feed, server = serve.Feed(settings), socket.create_server(("127.0.0.1", 0))
+    for work in (feed.make, feed.watch, lambda: feed.accept(server)):
+        threading.Thread(target=work, daemon=True).start()
+    return server.getsockname()[1]
+
+client._start = start
+sys.exit(train.main(sys.argv[1:]))
+"""
+"""A rank that reads the stream itself, in threads: what a process beside it is compared with."""
 JOB = gpt2.ROOT / "training" / "jobs" / "smoke.toml"
 DOCUMENT = 2200  # characters: 305 GB in 365 million documents, packed
 FIRST = 20  # steps in which the reader still starts
@@ -70,10 +86,16 @@ def alone(token_set: Path, seconds: float = 8.0) -> tuple[float, float]:
     return speed, time.perf_counter() - began
 
 
-def trained(run: Path, data: Path, steps: int, *keys: str) -> list[dict[str, Any]]:
-    """The metrics of a run of the smoke job's shape."""
+def trained(run: Path, data: Path, steps: int, *keys: str, program: str = "") -> list[dict[str, Any]]:
+    """The metrics of a run of the smoke job's shape; `program` is executed instead of training.train."""
     length = [f"train.steps={steps}", "train.eval_every=0", f"checkpoint.every={steps}", "train.precision=fp32"]
-    gpt2.train(run, data, [*length, *keys], JOB)
+    places = [f"data.path={data}", f"run.directory={run}"]
+    command = [sys.executable, *(["-c", program] if program else ["-m", "training.train"]), str(JOB)]
+    done = subprocess.run(
+        [*command, *places, *length, *keys], env=gpt2.environment(), cwd=gpt2.ROOT, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"bench: {run.name}\n{done.stdout}{done.stderr}")
     return gpt2.lines(run)
 
 
@@ -114,8 +136,10 @@ def main() -> None:
         print(f"  stream alone: {speed / 1e6:.2f} M tok/s; first step from late in a file: {resumed:.2f} s")
         titles = f"{'wait: mean':>11} {'99 %':>11} {'most':>11} {'share':>8} {'a step':>12}"
         print(f"  {'':24} {titles}")
-        streamed = trained(home / "a", home / "stream", args.steps, "data.stream=true", f"data.source={home / 'c4'}")
+        keys = ["data.stream=true", f"data.source={home / 'c4'}"]
+        streamed = trained(home / "a", home / "stream", args.steps, *keys)
         report("streamed", streamed)
+        report("streamed, in threads", trained(home / "c", home / "stream", args.steps, *keys, program=IN_THREADS))
         report("prepared token set", trained(home / "b", home / "set", args.steps))
         print(f"  waits of the first {FIRST} steps: {sum(line['seconds']['data'] for line in streamed[:FIRST]):.2f} s")
         consumed = mean(line["tokens_per_s"] for line in streamed[FIRST:])

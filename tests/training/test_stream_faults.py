@@ -115,13 +115,14 @@ def test_a_source_that_gives_nothing_any_more_is_a_warning_and_then_named(publis
     hub = published.hub
     hub.mischief = lambda *_: len(hub.reads) > 2 and hang(hub)
     began = time.monotonic()
-    keys = ["data.timeout=6", "train.steps=1000"]
+    # Longer than the ranks wait for each other: all wait for the text, and none for another rank.
+    keys = ["data.timeout=14", "train.timeout=10", "train.steps=1000"]
     group = start(published.job, tmp_path / "run", 2, keys, environment=published.environment)
     assert group.wait(120) == [1, 1]
-    text = re.sub(r"nothing for [678] s", "nothing for 6 s", group.output(0))
+    text = re.sub(r"nothing for 1[4567] s", "nothing for 14 s", group.output(0))
     warning, error = text.index(f"warning: data.source = {SOURCE}: nothing for "), text.index("error: data.source = ")
     assert warning < error
-    assert f"error: data.source = {SOURCE}: nothing for 6 s: datasets/allenai/c4@{hub_server.REVISION}/en/c4-" in text
+    assert f"error: data.source = {SOURCE}: nothing for 14 s: datasets/allenai/c4@{hub_server.REVISION}/en/c4-" in text
     assert f"error: data.source = {SOURCE}: nothing for " in group.output(1)
     assert "from byte 0, attempt 1: no answer" in text and "Traceback" not in group.output()
     assert time.monotonic() - began < 100

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from stream_reading import documents, packed, staged
 
+from training import manifest
 from training.data import token_set
 from training.data.stream import stage
 from training.data.stream.documents import Place
@@ -123,3 +124,29 @@ def test_the_set_that_is_there_is_kept_unless_it_is_to_be_replaced(
     assert stage.main(["--quiet", "--overwrite", "--out", str(set_), "--train-vocab", "330", str(c4)]) == 0
     assert json.loads((set_ / "manifest.json").read_text())["vocab_size"] == 330
     token_set.open(set_, verify=True)
+
+
+def test_a_set_of_somebody_else_s_is_not_written_over(
+    c4: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.bin").write_bytes(b"12")
+    assert "--overwrite replaces it" in refused(capsys, "--out", tmp_path, "--train-vocab", 320, c4)
+    assert (tmp_path / "train.bin").read_bytes() == b"12"
+
+
+def test_a_set_that_was_interrupted_does_not_open_and_is_made_by_the_same_command(
+    c4: Path, streamed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--quiet", "--out", str(tmp_path), "--train-vocab", "320", str(c4)]
+
+    def interrupted(_: Path, __: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "publish", interrupted)
+        assert stage.main(words) == 130
+    with pytest.raises(manifest.TokenError, match="an unfinished prepare; the same command again finishes it"):
+        token_set.open(tmp_path)
+    assert stage.main(words) == 0
+    names = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert names == {path.name: path.read_bytes() for path in streamed.iterdir()}

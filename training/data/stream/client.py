@@ -86,7 +86,8 @@ class StreamedWindows:
                 raise OSError(f"{self._where} is lost: {error.strerror}") from None
             if not part:
                 raise OSError(f"{self._where} has ended")
-            data, heard = data + part, time.monotonic()
+            data += part
+            heard = time.monotonic()
         return bytes(data)
 
 
@@ -100,7 +101,7 @@ def opened(
     reason = ""
     if ranks.is_first:
         try:
-            started["port"] = _start(job, data, position, ranks, started["secret"])
+            started["port"] = _start({**_settings(job, data, position, ranks), "secret": started["secret"]})
         except (OSError, ValueError) as error:
             reason = f"the reader of data.source did not start: {error}"
     if ranks.size > 1:
@@ -144,10 +145,10 @@ def _checked(job: Job, saved: dict[str, Any] | None) -> dict[str, Any] | None:
     return position
 
 
-def _start(job: Job, data: TokenSet, position: dict[str, Any] | None, ranks: Ranks, secret: str) -> int:
-    """Start the process; returns its port. It ends with this one, whose end closes its stdin."""
+def _settings(job: Job, data: TokenSet, position: dict[str, Any] | None, ranks: Ranks) -> dict[str, Any]:
+    """What the process has to know, but for the secret."""
     listing = StreamListing.of(data.manifest, str(data.path))
-    settings = {
+    return {
         "data": str(data.path.absolute()),
         "source": listing.source,
         "seed": job.train.seed,
@@ -157,9 +158,12 @@ def _start(job: Job, data: TokenSet, position: dict[str, Any] | None, ranks: Ran
         "block": job.model.block_size,
         "shares": [jobs.share(job.windows, rank, ranks.size) for rank in range(ranks.size)],
         "position": position,
-        "secret": secret,
         "alone": len(set(ranks.nodes)) == 1,
     }
+
+
+def _start(settings: dict[str, Any]) -> int:
+    """Start the process; returns its port. It ends with this one, whose end closes its stdin."""
     code = str(Path(__file__).resolve().parents[3])  # the process imports the same code as this one
     path = os.pathsep.join(filter(None, (code, os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -17,6 +17,7 @@ import hmac
 import json
 import os
 import queue
+import signal
 import socket
 import struct
 import sys
@@ -194,6 +195,8 @@ def _end_with_rank_0() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     with contextlib.suppress(OSError):  # some systems do not allow it
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # a stop of the job: the ranks may finish a step
+        signal.signal(number, signal.SIG_IGN)
     settings = json.loads(sys.stdin.readline())
     feed = Feed(settings)
     server = socket.create_server(("127.0.0.1" if settings["alone"] else "", 0), backlog=len(feed.outlets) + 16)

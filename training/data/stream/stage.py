@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -144,22 +145,29 @@ def _all_rows(fetcher: Fetcher, listing: StreamListing) -> Iterator[tuple[Stream
 
 
 def is_there(options: argparse.Namespace, settings: dict[str, Any]) -> bool:
-    """Whether the set is complete. TokenError if it is another one, unless that is to be replaced."""
-    if not (options.out / manifest.NAME).exists():
+    """Whether the set is complete. TokenError for another one, finished or not, unless that is to be replaced."""
+    out, work = options.out, options.out / manifest.WORK
+    whole, unfinished = (out / manifest.NAME).exists(), (work / "journal.json").exists()  # prepare's
+    bare = (out / "train.bin").exists() and not work.exists()  # nanoGPT's
+    if not (whole or unfinished or bare):
         return False
-    content = manifest.read(options.out)
+    content = manifest.read(out) if whole else {}
     if content.get("settings") == settings and content[STREAM]["source"] == located(options.sources):
+        shutil.rmtree(work, ignore_errors=True)  # a kill may have come after the manifest
         return True
     if not options.overwrite:
-        raise TokenError(f"{options.out}: has a token set of other input or settings; --overwrite replaces it")
-    (options.out / manifest.NAME).unlink()
+        raise TokenError(f"{out}: has a token set of other input or settings; --overwrite replaces it")
+    (out / manifest.NAME).unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
     return False
 
 
 def write(
     out: Path, known: Vocabulary, documents: list[Document], listing: StreamListing, settings: dict[str, Any]
 ) -> None:
-    """Write the files of the set, its manifest last."""
+    """Write the files of the set, its manifest last; until then manifest.WORK says that it is not finished."""
+    work = out / manifest.WORK
+    work.mkdir(exist_ok=True)
     dtype = dtype_for(known.size)
     encoder = Encoder(Tiktoken(known.encoding()), None, little_endian(dtype), SEED)
     units = [Unit(number, each.text, "val", each.ends, 0) for number, each in enumerate(documents)]
@@ -168,7 +176,8 @@ def write(
     for split in manifest.SPLITS:
         part = parts.get(split)
         data = part.tokens.tobytes() if part else b""
-        _write(out / f"{split}.bin", data)
+        _write(work / f"{split}.bin", data)
+        (work / f"{split}.bin").replace(out / f"{split}.bin")
         splits[split] = {
             "file": f"{split}.bin",
             "sha256": hashlib.sha256(data).hexdigest(),
@@ -189,6 +198,7 @@ def write(
         STREAM: listing.to_json(),
     }
     manifest.publish(out / manifest.NAME, manifest.render(content))
+    shutil.rmtree(work)
 
 
 def _write(path: Path, data: bytes) -> None:
