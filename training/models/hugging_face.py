@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("source", type=Path, help="a run directory or a checkpoint in one")
     parser.add_argument("out", type=Path)
-    gigabytes = bounded(float, 0.001)
+    gigabytes = bounded(float, 1e-6)
     parser.add_argument("--shard-size", type=gigabytes, default=5, metavar="GB", help="of a file, at most (5)")
     args = parser.parse_args(argv)
     try:
