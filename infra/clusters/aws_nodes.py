@@ -33,9 +33,7 @@ def check(settings: Settings) -> None:
     if settings.cloud.disk_gb < image.disk_gb(settings):
         least = f"at least {image.disk_gb(settings)}, the size of its image, with profile {settings.profile}"
         raise SettingsError("diskGb", settings.cloud.disk_gb, least)
-    if settings.cloud.spot and settings.cloud.capacity_reservation.startswith("cr-"):
-        allowed = "empty with spot: Spot nodes cannot be put into one"
-        raise SettingsError("capacityReservation", settings.cloud.capacity_reservation, allowed)
+    capacity.check(settings)
     nodes.check_user_data(image.builder_data(settings), "the builder")
     bill(settings)
 

@@ -53,9 +53,7 @@ def check(settings: Settings) -> None:
         raise SettingsError(
             "diskGb", settings.cloud.disk_gb, f"at least {LEAST_DISK_GB}: the image has some 45 GB, the software 25"
         )
-    if settings.cloud.spot and settings.cloud.capacity_reservation.startswith("cr-"):
-        allowed = "empty with spot: Spot nodes cannot be put into one"
-        raise SettingsError("capacityReservation", settings.cloud.capacity_reservation, allowed)
+    capacity.check(settings)
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     pcluster_image.check(settings)

@@ -9,11 +9,10 @@ import boto3
 import moto_cloud
 import pytest
 
-from infra.clouds.aws import api, orphans, removal
+from infra.clouds.aws import api, orphans
 from infra.clouds.aws.kinds import KINDS
 from infra.clouds.live_resource import LiveResource
-from infra.config import stack_file
-from infra.config.settings import Settings, load
+from infra.config.settings import Settings
 from infra.errors import OperationError, UsageError
 
 UNSUPPORTED = "the answer is none of AWS's: is there such a call at this endpoint?"
@@ -21,17 +20,12 @@ UNSUPPORTED = "the answer is none of AWS's: is there such a call at this endpoin
 
 @pytest.fixture
 def settings(good: dict[str, str]) -> Settings:
-    mine = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
-    raw = {**stack_file.read("aws-xeon"), **mine, "publicKey": good["publicKey"]}
-    return replace(load("aws-xeon", raw), stack="yard")
+    return moto_cloud.settings_of("aws-xeon", good["publicKey"])
 
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An account without anything; what waits, waits as briefly as it can."""
-    monkeypatch.setattr(removal, "POLL_S", 0.05)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with moto_cloud.aws(monkeypatch) as endpoint:
+    with moto_cloud.quick(monkeypatch) as endpoint:
         yield endpoint
 
 

@@ -16,10 +16,9 @@ import moto_cloud
 import pytest
 from moto_cloud import Stack
 
-from infra.clouds.aws import lustre, orphans, removal
+from infra.clouds.aws import lustre, orphans
 from infra.clouds.live_resource import LiveResource
-from infra.config import stack_file
-from infra.config.settings import Settings, load
+from infra.config.settings import Settings
 
 YARD = Stack("yard", stack_id="0123abcd")
 CLUSTER = f"trainyard-{YARD.unique}"
@@ -28,16 +27,12 @@ EMPTY = json.dumps({"Resources": {"Nothing": {"Type": "AWS::CloudFormation::Wait
 
 @pytest.fixture
 def settings(good: dict[str, str]) -> Settings:
-    mine = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
-    raw = {**stack_file.read("aws-slurm"), **mine, "publicKey": good["publicKey"]}
-    return replace(load("aws-slurm", raw), stack="yard")
+    return moto_cloud.settings_of("aws-slurm", good["publicKey"])
 
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(removal, "POLL_S", 0.05)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with moto_cloud.aws(monkeypatch) as endpoint:
+    with moto_cloud.quick(monkeypatch) as endpoint:
         yield endpoint
 
 

@@ -6,7 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aws_judge
@@ -14,7 +14,9 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from infra.clouds.aws import api
+from infra.clouds.aws import api, removal
+from infra.config import stack_file
+from infra.config.settings import Settings, load
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
@@ -41,6 +43,21 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
     finally:
         server.stop()
+
+
+@contextmanager
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The same; what waits, waits as briefly as it can."""
+    monkeypatch.setattr(removal, "POLL_S", 0.05)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with aws(monkeypatch) as endpoint:
+        yield endpoint
+
+
+def settings_of(kind: str, public_key: str) -> Settings:
+    """The settings of a stack `yard` of a kind, with what its file leaves to its user."""
+    mine = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org", "publicKey": public_key}
+    return replace(load(kind, {**stack_file.read(kind), **mine}), stack="yard")
 
 
 @dataclass(frozen=True)

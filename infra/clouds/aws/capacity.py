@@ -23,6 +23,7 @@ from infra.clouds.aws.names import region
 from infra.clouds.dynamic_provider import OnceProvider, PlainProvider
 from infra.clouds.naming import ID_TAG, STACK_TAG, identity, tags
 from infra.config.settings import Settings
+from infra.config.values import SettingsError
 from infra.errors import OperationError, UsageError
 from infra.state import operation
 
@@ -48,6 +49,13 @@ class Given:
     """Name of its placement group; empty if it has none."""
     block: bool = False
     """Whether it is a Capacity Block for ML, which machines have to ask for as a market of its own."""
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingsError for Spot nodes in a reservation. Makes no request."""
+    reservation = settings.cloud.capacity_reservation
+    if settings.cloud.spot and reservation.startswith("cr-"):
+        raise SettingsError("capacityReservation", reservation, "empty with spot: Spot nodes cannot be put into one")
 
 
 def wanted(settings: Settings) -> bool:
