@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +42,13 @@ class Allocation:
     def dead(self, names: Collection[str]) -> set[str]:
         """Which of these nodes cannot be reached at all. On one that only refuses the connection slurmd is not running,
         as while it restarts."""
-        port = queue.slurmd_port() if names else 0
-        return {node.name for node in self.nodes if node.name in names and not _answers(node.private_ip, port)}
+        asked = [node for node in self.nodes if node.name in names]
+        if not asked:
+            return set()
+        port = queue.slurmd_port()
+        with ThreadPoolExecutor(len(asked)) as pool:
+            answers = list(pool.map(lambda node: _answers(node.private_ip, port), asked))
+        return {node.name for node, answered in zip(asked, answers, strict=True) if not answered}
 
     def ended_by(self) -> tuple[str, str]:
         """(state, reason) after Slurm has asked this process or the ranks to end: PENDING if the job is requeued."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ import pytest
 from small_cluster import cluster
 
 from node.job import files
-from node.slurm import continuation, step
+from node.slurm import allocation, continuation, step
 
 NUMBER = f"{os.getpid()}77"
 """Slurm's number of a job that no node of this machine has."""
@@ -83,3 +84,18 @@ def test_nothing_is_done_for_a_node_that_can_be_reached(tmp_path: Path, monkeypa
     calls = Calls(monkeypatch, reached=True)
     continuation.take_over(tmp_path, "node2")
     assert calls.made == []
+
+
+def test_many_nodes_that_do_not_answer_take_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(address: str, _port: int) -> bool:
+        time.sleep(0.3)
+        return address == "10.0.0.2"
+
+    monkeypatch.setattr(allocation, "_answers", silent)
+    monkeypatch.setattr(allocation.queue, "slurmd_port", lambda: 6818)
+    ours = object.__new__(allocation.Allocation)  # without Slurm's environment
+    ours.__dict__ = {"nodes": cluster(8).nodes}
+    began = time.monotonic()
+    names = [node.name for node in cluster(8).nodes]
+    assert ours.dead(names) == {*names} - {"node2"} and time.monotonic() - began < 1.5
+    assert ours.dead([]) == set()
