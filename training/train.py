@@ -17,7 +17,8 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from training import job as jobs
@@ -48,9 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(job: Job, resume: bool) -> int:
     """Join the other ranks and train; every error becomes one line and an exit code."""
-    # What the imports make stays: to look among it for what does not took a quarter of their 3 s of processor time.
-    gc.disable()
-    from training.parallel.ranks import join  # here, as torch takes seconds to import: an invalid job is refused first
+    with _uncollected():  # here, as torch takes seconds to import: an invalid job is refused first
+        from training.beginning import Failed
+        from training.data.stream.client import StreamError
+        from training.loop import Loop
+        from training.parallel.ranks import join
 
     stop = StopRequest()
     try:
@@ -58,12 +61,6 @@ def _run(job: Job, resume: bool) -> int:
     except ConnectionError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
-    from training.beginning import Failed
-    from training.data.stream.client import StreamError
-    from training.loop import Loop
-
-    gc.freeze()
-    gc.enable()
     try:
         jobs.check_ranks(job, ranks.size)
         jobs.check_torch(job)
@@ -84,6 +81,18 @@ def _run(job: Job, resume: bool) -> int:
     if ranks.is_first:
         print("done" if done else f"stopped: step {stop.step} is in the checkpoint", flush=True)
     return 0
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Import torch in the body: what that makes stays, and to look among it for what does not took a quarter of the 3 s
+    of processor time; later collections leave it out, too."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _report(error: Exception, line: str) -> None:
