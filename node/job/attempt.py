@@ -20,7 +20,7 @@ from node.job import files
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
 from node.job.files import LEASE
-from node.job.keeper_connection import Link, NodeEvent, over_ssh
+from node.job.keeper_connection import USELESS, Link, NodeEvent, over_ssh
 from node.job.log import Log
 from node.job.spec import KeeperSpec
 from node.slurm import step
@@ -30,8 +30,6 @@ KEEPERS = 25.0
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
-_USELESS = "cluster configuration lacks support for cpu binding"
-"""What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
 Asked = Callable[[], str]
 """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
@@ -215,6 +213,6 @@ class Attempt:
         assert mpirun.stdout
         for raw in mpirun.stdout:
             line = raw.decode(errors="replace").strip()
-            if line and not line.endswith(_USELESS):
+            if line and not line.endswith(USELESS):
                 self._watch.noise = line
                 self._log.say(line)

@@ -20,6 +20,10 @@ NodeEvent = tuple[str, Event | None]
 """(node, event); the event is None when the connection has ended."""
 
 
+USELESS = "cluster configuration lacks support for cpu binding"
+"""What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
+
+
 class Link:
     """The connection to one node's keeper, for one attempt. Events go into the queue `events`; `complaint` is the last
     line of its stderr, or of its stdout that is not JSON."""
@@ -68,6 +72,8 @@ class Link:
         assert self._process.stderr
         for line in self._process.stderr:
             # srun's own last words, the exit code of what it ran, say less than what that said.
+            if line.strip().endswith(USELESS):
+                continue
             if line.strip() and not (self.complaint and line.startswith("srun: ")):
                 self.complaint = line.strip()
 

@@ -100,7 +100,9 @@ class Supervisor:
                 state, reason = self.slurm.ended_by()
             self._over(state, reason, 1)
         elif verdict.code:
-            self._over("FAILED", verdict.reason, verdict.code)
+            # Slurm then ends the sruns, which looks as if the nodes were cut off.
+            down = self.slurm.taken_for_dead() if self.slurm else ""
+            self._over("FAILED", down or verdict.reason, verdict.code)
         elif verdict.reason.startswith(STOPPED):  # as their SIGTERM says; nobody has asked us for it
             state, reason = "CANCELLED", "its ranks were sent SIGTERM"
             if self.slurm:

@@ -62,20 +62,28 @@ class Allocation:
             return "PENDING", "requeued by Slurm"
         if fate is not None and fate.reason == "TimeLimit":
             return "FAILED", "Slurm's time limit ended it"
-        if fate is not None and fate.reason == "NodeDown":
-            names = ", ".join(self._down()) or "one of its nodes"
-            return "FAILED", f"Slurm takes {names} for dead, as its slurmd does not answer"
+        if fate is not None and (why := self._why_down(fate)):
+            return "FAILED", why
         if fate is not None and fate.state == "RUNNING":
             return "CANCELLED", "its processes were sent SIGTERM, and not by Slurm"
         return "CANCELLED", "cancelled in Slurm (scancel)"
 
-    def _down(self) -> list[str]:
-        """Our nodes that Slurm takes for dead."""
+    def taken_for_dead(self) -> str:
+        """Which of our nodes Slurm takes for dead, so that it ends the job; empty if that is not so."""
         try:
-            states = queue.nodes(submission.partition(self._spec))
+            fate = queue.fate(self.number, self._spec.id)
         except SlurmError:
-            return []
-        return [node.name for node in self.nodes if states.get(node.name, "").startswith("down")]
+            return ""
+        return self._why_down(fate) if fate is not None else ""
+
+    def _why_down(self, fate: queue.Fate) -> str:
+        if fate.reason != "NodeDown":
+            return ""
+        down = []
+        with suppress(SlurmError):
+            states = queue.nodes(submission.partition(self._spec))
+            down = [node.name for node in self.nodes if states.get(node.name, "").startswith("down")]
+        return f"Slurm takes {', '.join(down) or 'one of its nodes'} for dead, as its slurmd does not answer"
 
     def submit_without(self, lost: Collection[str], restarts: int) -> tuple[str, int]:
         """Submit the job again, without these nodes and with so many restarts left: with spare nodes in place of the

@@ -188,6 +188,7 @@ def test_why_slurm_ends_a_job(slurm: Slurm, text: str, state: str, reason: str) 
     spec: Any = SimpleNamespace(id="a-1", cluster=cluster(2))
     ours.__dict__ = {"_spec": spec, "_parent": os.getppid(), "number": "7", "requeued": 0, "nodes": spec.cluster.nodes}
     assert ours.ended_by() == (state, reason)
+    assert ours.taken_for_dead() == (reason if "NodeDown" in text else "")
 
 
 @pytest.mark.parametrize("slurms", [False, True])
@@ -202,6 +203,17 @@ def test_ranks_that_somebody_else_has_stopped_are_no_success(slurms: bool) -> No
     Supervisor._ended(who, Outcome(0, stopped), cast("Any", SimpleNamespace(stopping="")))
     state, reason = down if slurms else ("CANCELLED", "its ranks were sent SIGTERM")
     assert told == [(state, f"{reason}; {stopped}", 1)]
+
+
+@pytest.mark.parametrize("down", ["", "Slurm takes node2 for dead"])
+def test_a_node_that_slurm_takes_for_dead_is_named_before_what_follows_from_it(down: str) -> None:
+    told: list[tuple[str, str, int]] = []
+    who: Any = SimpleNamespace(
+        slurm=SimpleNamespace(taken_for_dead=lambda: down), _over=lambda *args: told.append(args)
+    )
+    cut_off = "node1 (rank 0) is cut off: its keeper ended"
+    Supervisor._ended(who, Outcome(1, cut_off), cast("Any", SimpleNamespace(stopping="")))
+    assert told == [("FAILED", down or cut_off, 1)]
 
 
 def test_what_others_have_submitted_is_listed_with_them(
