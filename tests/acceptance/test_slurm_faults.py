@@ -116,7 +116,7 @@ def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Projec
     """Two checkpoints fit, and the third does not. Where there is room again, it goes on from the one before."""
     undisturbed = start(step=0)
     assert undisturbed.ends(120) == 0, undisturbed.text()
-    cluster.ssh("node2", "sudo mount -t tmpfs -o size=24m,mode=0777 tmpfs /fsx/runs")
+    cluster.ssh("node2", "sudo mount -t tmpfs -o size=360k,mode=0777 tmpfs /fsx/runs")
     try:
         job = start("checkpoint.every=2", step=0)
         assert job.ends(120) == 1
