@@ -5,7 +5,7 @@
         optimizer.safetensors    AdamW's moments
         rng.safetensors          generator state of every rank
         state.json               step, architecture and shape, best loss, scaler, encoding, nodes of the ranks
-        vocab.tiktoken           only if the token set has a vocabulary of its own
+        vocab.tiktoken           or tokenizer.json: only if the token set has a vocabulary of its own
         manifest.json            size and SHA-256 of each file, and a checksum of itself: written last
     checkpoints/latest           the newest step, for people to read; programs look at the folders
     best/                        model.safetensors, state.json, manifest.json of the lowest validation loss
