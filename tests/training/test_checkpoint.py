@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 import token_files
 import torch
 from gloo_ranks import losses, start
+from mutations import mutate
 from polling import until
 
 from training import job as jobs
@@ -52,33 +53,6 @@ def test_what_is_written_is_read_by_us_and_by_safetensors(tmp_path: Path) -> Non
     assert checkpoint.read_state(tmp_path / "step-000005") == {"step": 5}
     assert (tmp_path / "step-000005" / "vocab").read_bytes() == b"abc"
     assert [path.name for path in tmp_path.iterdir()] == ["step-000005"]
-
-
-def mutate(path: Path, seed: int) -> str:
-    """Alters one file as a disk, a torn write or a hand might."""
-    choose = random.Random(seed)
-    raw = bytearray(path.read_bytes())
-    at = choose.randrange(len(raw))
-    kind = choose.choice(["bit", "byte", "cut", "longer", "gone", "zeros", "swap", "empty"])
-    if kind == "bit":
-        raw[at] ^= 1 << choose.randrange(8)
-    elif kind == "byte":
-        raw[at] = (raw[at] + choose.randrange(1, 256)) % 256
-    elif kind == "cut":
-        del raw[at:]
-    elif kind == "longer":
-        raw += b"\0"
-    elif kind == "zeros":
-        raw = bytearray(len(raw))
-    elif kind == "swap":
-        raw[at] ^= 0xFF
-        raw[at - 1] ^= 0xFF
-    elif kind == "empty":
-        raw.clear()
-    path.write_bytes(raw)
-    if kind == "gone":
-        path.unlink()
-    return kind
 
 
 def test_200_mutations_are_detected_and_the_one_before_is_used(tmp_path: Path) -> None:

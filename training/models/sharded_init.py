@@ -42,6 +42,7 @@ class ShardedInit(TorchDispatchMode):
             original(module, name, parameter if parameter is None else self._deferred(parameter))
 
         nn.Module.register_parameter = register
+        nn.init.orthogonal_ = _refuse  # which does nothing on the meta device, and does not say so
         super().__enter__()
         return self
 
@@ -49,6 +50,7 @@ class ShardedInit(TorchDispatchMode):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         nn.Module.register_parameter = self._register
+        nn.init.orthogonal_ = _ORTHOGONAL
         super().__exit__(kind, error, trace)
 
     def rows(self, model: nn.Module) -> dict[str, Tensor]:
@@ -101,6 +103,13 @@ class ShardedInit(TorchDispatchMode):
         whole = torch.empty(meta.shape, dtype=meta.dtype)
         self.shard.of(whole).copy_(rows)
         return whole
+
+
+_ORTHOGONAL = nn.init.orthogonal_
+
+
+def _refuse(*_: Any, **__: Any) -> Tensor:
+    raise NotImplementedError("nn.init.orthogonal_: a rank has only some of a parameter's rows")
 
 
 def _writes(func: Any) -> bool:

@@ -78,7 +78,10 @@ def _check_group(
         return
     if count <= len(members) // 2:
         seen = ", ".join(f"{ranks.name(rank)} {digest_of[rank]}" for rank in members)
-        raise DisagreementError(f"{what.removesuffix(' of')} differ between the ranks after step {step}: {seen}")
+        other = next(rank for rank in members if digest_of[rank] != digest_of[members[0]])
+        first = names[int((rows[other] != rows[members[0]]).any(dim=1).nonzero()[0])]
+        found = f"differ between the ranks after step {step}, first in {first}: {seen}"
+        raise DisagreementError(f"{what.removesuffix(' of')} {found}")
     odd = [rank for rank in members if digest_of[rank] != common]
     reference = rows[next(rank for rank in members if digest_of[rank] == common)]
     first = names[int((rows[odd[0]] != reference).any(dim=1).nonzero()[0])]

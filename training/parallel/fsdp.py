@@ -136,13 +136,12 @@ class FSDP:
                 torch.equal(self.shard.of(p), local(own[name].detach()).to(p.dtype)) for name, p in inside.items()
             ]
             unit.reshard()
-        digest = agreement.compare_digests(self.ranks, names, torch.cat(rows), step, what="gathered parameters")
-        agreement.check_own(self.ranks, names, equal, step)
         if self.plan.replicas > 1:
             held = {name: local(value) for name, value in {**own, **optimizer}.items()}
             shards = [rank % self.plan.shards for rank in range(self.ranks.size)]
             agreement.compare(self.ranks, held, step, shards, "shards")
-        return digest
+        agreement.check_own(self.ranks, names, equal, step)
+        return agreement.compare_digests(self.ranks, names, torch.cat(rows), step, what="gathered parameters")
 
     def _made_mesh(self) -> DeviceMesh:
         if not dist.is_initialized():  # a single rank, which has no process group of its own

@@ -185,10 +185,13 @@ def _limit(path: Path) -> int:
 
 
 def _count(parameters: int) -> str:
-    """7B, 6.74B, 124M, 0.2M"""
-    return f"{parameters / 1e9:.3g}B" if parameters >= 1e9 else f"{parameters / 1e6:.3g}M"
+    """7B, 6.74B, 124M, 28.2K"""
+    unit, letter = next((pair for pair in ((1e9, "B"), (1e6, "M")) if parameters >= pair[0]), (1e3, "K"))
+    return f"{parameters / unit:.3g}{letter}"
 
 
 def _gigabytes(size: int) -> str:
-    """GB of 10^9 bytes, as the makers of GPUs and disks count."""
+    """GB of 10^9 bytes, as the makers of GPUs and disks count; MB below one."""
+    if size < 1e9:
+        return f"{max(size, 1e5) / 1e6:.3g} MB"
     return f"{size / 1e9:.0f} GB" if size >= 10e9 else f"{size / 1e9:.2g} GB"
