@@ -9,7 +9,6 @@ from infra.clouds.aws import api, removal
 from infra.clouds.aws.bucket import BUCKET
 from infra.clouds.aws.ec2_kinds import EC2_KINDS
 from infra.clouds.aws.eks_kinds import EKS_KINDS
-from infra.clouds.aws.lustre_kind import FILE_SYSTEM
 from infra.clouds.aws.place import AccountRegion, FoundResource, Item, ResourceKind
 from infra.clouds.aws.slurm_kinds import SLURM_KINDS
 
@@ -72,9 +71,8 @@ def _remove_budget(place: AccountRegion, name: str) -> None:
 
 
 _KINDS = (
-    *SLURM_KINDS,
     *EKS_KINDS,
-    FILE_SYSTEM,
+    *SLURM_KINDS,
     *EC2_KINDS,
     BUCKET,
     ResourceKind(

@@ -1,10 +1,11 @@
-"""The kinds of resources that only a stack with a ParallelCluster has: CloudFormation's stacks, and its policies."""
+"""The kinds of resources of a stack with a ParallelCluster: CloudFormation's stacks, a file system, its policies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from infra.clouds.aws import api, removal
+from infra.clouds.aws.lustre_kind import FILE_SYSTEM
 from infra.clouds.aws.pcluster_config import CLUSTER
 from infra.clouds.aws.place import AROUND, AccountRegion, FoundResource, Item, ResourceKind
 
@@ -55,6 +56,7 @@ def _remove_policy(place: AccountRegion, arn: str) -> None:
 
 SLURM_KINDS = (
     ResourceKind("CloudFormation stack", "cloudformation:stack", _stacks, _remove_stack, only=(CLUSTER,)),
+    FILE_SYSTEM,
     ResourceKind("policy", "iam:policy", _policies, _remove_policy, is_global=True, only=(CLUSTER,)),
 )
 """In the order of removal, before EC2's: their machines and interfaces hold the network."""
