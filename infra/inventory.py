@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
 from infra.inventory_types import (
     Address,
@@ -34,7 +33,10 @@ from infra.inventory_types import (
     SharedPath,
     Span,
     UserName,
-    mismatch,
+    build,
+)
+from infra.inventory_types import (
+    InventoryError as InventoryError,
 )
 
 SCHEMA = 1
@@ -43,10 +45,6 @@ SCHEMA = 1
 Launcher = Literal["mpirun", "slurm"]
 Role = Literal["head", "worker"]
 Authentication = Literal["kubeconfig", "eks"]
-
-
-class InventoryError(ValueError):
-    """An inventory cannot be used. The message is one line: where, and what is allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +205,6 @@ class KubeCluster:
 
 
 Cluster = SshCluster | KubeCluster
-T = TypeVar("T")
 
 
 def to_json(cluster: Cluster) -> str:
@@ -258,7 +255,7 @@ def from_object(found: object, *, source: str = "inventory") -> Cluster:
     if kind == SshCluster.kind:
         return _ssh_cluster(raw, source)
     if kind == KubeCluster.kind:
-        return _build(KubeCluster, raw, source)
+        return build(KubeCluster, raw, source)
     raise InventoryError(f"{source}: kind = {kind!r}: must be 'ssh' or 'kubernetes'")
 
 
@@ -271,7 +268,7 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
         where, role = f"{source}: nodes[{index}]", "worker" if index else "head"
         if not isinstance(entry, dict):
             raise InventoryError(f"{where}: must be an object with name and private_ip")
-        node = _build(Node, {"role": role, **entry}, where)
+        node = build(Node, {"role": role, **entry}, where)
         if node.role != role:
             raise InventoryError(f"{where}: role = {node.role!r}: the first node is the head, the others are workers")
         nodes.append(node)
@@ -282,28 +279,6 @@ def _ssh_cluster(raw: dict[str, Any], source: str) -> SshCluster:
     if (queue := raw.get("queue")) is not None:
         if not isinstance(queue, dict):
             raise InventoryError(f"{source}: queue: must be an object with name, nodes and node_prefix")
-        raw["queue"] = _build(Queue, queue, f"{source}: queue")
-    return _build(SshCluster, {"name": "machines", **raw, "nodes": tuple(nodes)}, source)
-
-
-def _build(cls: type[T], raw: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass from a JSON object, checking every key and value."""
-    hints = get_type_hints(cls, include_extras=True)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    for key, value in raw.items():
-        if key not in fields:
-            raise InventoryError(f"{where}: unknown key {key!r}; known: {', '.join(fields)}")
-        allowed = "" if value == "" == fields[key].default else _mismatch(value, hints[key])
-        if allowed:
-            text = repr(value)
-            text = text if len(text) < 100 else text[:96] + "..."
-            raise InventoryError(f"{where}: {key} = {text}: must be {allowed}")
-    if missing := [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in raw]:
-        raise InventoryError(f"{where}: {missing[0]} is missing")
-    return cls(**raw)
-
-
-def _mismatch(value: object, hint: Any) -> str:
-    if hint in (tuple[Node, ...], Queue | None):
-        return ""  # made from values that are already checked
-    return mismatch(value, hint)
+        raw["queue"] = build(Queue, queue, f"{source}: queue")
+    made = {"name": "machines", **raw, "nodes": tuple(nodes)}
+    return build(SshCluster, made, source, checked=(tuple[Node, ...], Queue | None))

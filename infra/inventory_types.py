@@ -1,13 +1,21 @@
-"""The types of the inventory's fields: which texts and numbers each may have. Imports only the standard library."""
+"""The types of the inventory's fields: which texts and numbers each may have, and objects made of fields that have been
+checked. Imports only the standard library."""
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class InventoryError(ValueError):
+    """An inventory cannot be used. The message is one line: where, and what is allowed."""
 
 
 @dataclass(frozen=True)
@@ -118,3 +126,21 @@ def mismatch(value: object, hint: Any) -> str:
         return "" if rule.fits(str(value)) else rule.allowed
     assert isinstance(rule, Span) and isinstance(value, (int, float))
     return "" if rule.least <= value <= rule.most else f"from {rule.least} to {rule.most}"
+
+
+def build(cls: type[T], raw: Mapping[str, Any], where: str, checked: Collection[object] = ()) -> T:
+    """Make a dataclass from a JSON object; InventoryError, which begins with `where`, for an unknown or missing key or
+    a value that does not fit. `checked`: types of fields whose values were made from checked ones."""
+    hints = get_type_hints(cls, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for key, value in raw.items():
+        if key not in fields:
+            raise InventoryError(f"{where}: unknown key {key!r}; known: {', '.join(fields)}")
+        fits = hints[key] in checked or value == "" == fields[key].default
+        if allowed := "" if fits else mismatch(value, hints[key]):
+            text = repr(value)
+            text = text if len(text) < 100 else text[:96] + "..."
+            raise InventoryError(f"{where}: {key} = {text}: must be {allowed}")
+    if missing := [key for key, field in fields.items() if field.default is dataclasses.MISSING and key not in raw]:
+        raise InventoryError(f"{where}: {missing[0]} is missing")
+    return cls(**raw)
