@@ -108,7 +108,7 @@ class Diagnosis:
         for node, heard in self.heard.items():
             if now - heard > LEASE and node not in self.gone:
                 self.cut_off(node, f"no word for {now - heard:.0f} s", now)
-        if self._first_sign and (now - self._first_sign > GRACE or all(rank.code is not None for rank in self.ranks)):
+        if self._first_sign and (now - self._first_sign > GRACE or self._is_all_known()):
             return self._blame()
         if all(rank.code == 0 for rank in self.ranks):
             if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
@@ -118,6 +118,12 @@ class Diagnosis:
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
             return Outcome(1, f"{self.program} ended before the ranks did")
         return self._silent(now)
+
+    def _is_all_known(self) -> bool:
+        """Whether nothing more is to come. If all ranks are lost, something has ended them: the launcher's end may be
+        heard of after theirs."""
+        ended = all(rank.code is not None for rank in self.ranks)
+        return ended and (self.mpirun is not None or not all(rank.lost for rank in self.ranks))
 
     def all_beat(self) -> bool:
         """Whether every rank has sent a heartbeat."""

@@ -80,6 +80,19 @@ def test_what_mpirun_kills_because_of_a_rank_is_not_to_blame() -> None:
     assert story.until_verdict(2) == Outcome(1, "rank 2 on node3 was killed by SIGSEGV")
 
 
+def test_a_killed_mpirun_is_to_blame_also_if_its_end_is_heard_of_after_that_of_the_ranks() -> None:
+    for heard, expected in ((True, "mpirun was killed by SIGKILL"), (False, "rank 0 on node1 is gone, with the ")):
+        story = Story()
+        for number, node in enumerate(NODES):
+            story.tell(node, event="rank", rank=number, state="lost")
+        assert story.watch.verdict(story.now) is None
+        story.now += 0.3
+        if heard:
+            story.watch.mpirun_ended(-signal.SIGKILL, story.now)
+        verdict = story.until_verdict(GRACE + 1)
+        assert verdict is not None and verdict.reason.startswith(expected)
+
+
 def test_a_rank_that_fails_is_named_with_its_last_word() -> None:
     story = Story()
     story.ended(2, 1, "the disk is full (0.00 GB left)")
