@@ -14,6 +14,7 @@ from typing import Any
 import boto3
 import moto_cloud
 import pytest
+from botocore.config import Config
 from http_server import Answer, serve
 from kube_api import KubeApi, served
 
@@ -202,7 +203,11 @@ def test_an_end_that_has_been_is_set_anew_by_the_next_up(group: str) -> None:
     assert provider.read(made.id, made.outs).id == ""
 
 
-def test_a_group_that_cannot_be_told_is_said_with_what_it_costs(group: str) -> None:
-    wanted = {"region": "us-east-1", "group": "another", "hours": 1, "ends": None}
+def test_a_group_that_cannot_be_told_is_said_with_what_it_costs(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = boto3.client(
+        "autoscaling", endpoint_url="http://127.0.0.1:1", config=Config(retries={"total_max_attempts": 1})
+    )
+    monkeypatch.setattr(eks_end.api, "client", lambda *_: away)  # moto sets an end for a group that is not there, too
+    wanted = {"region": "us-east-1", "group": group, "hours": 1, "ends": None}
     with pytest.raises(OperationError, match="cannot be set, and they cost until fab destroy: "):
         eks_end.EndsProvider().create(wanted)
