@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -80,16 +80,22 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    return exit_code(lambda: run(options), options.out, "the same command continues from here")
+
+
+def exit_code(work: Callable[[], int], out: Path, stopped: str) -> int:
+    """What `work` returns. An error is one line: 2 for what the user has to change, 1 for a file that cannot be read or
+    written, 130 for Ctrl-C, whose line ends with `stopped`."""
     try:
-        return run(options)
+        return work()
     except (SourceError, VocabularyError, TokenError) as error:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"prepare: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
+        print(f"prepare: {error.filename or out}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nprepare: stopped; the same command continues from here", file=sys.stderr)
+        print(f"\nprepare: stopped; {stopped}", file=sys.stderr)
         return 130
 
 

@@ -92,12 +92,17 @@ def json_lines(path: Path, reading: Reading) -> Iterator[Document]:
                 raise SourceError(f"{where}: the line is longer than {LINE >> 20} MiB")
             if not line.strip():
                 continue
-            try:
-                value = json.loads(line.decode("utf-8", "surrogateescape"))
-            except (ValueError, RecursionError) as error:
-                raise SourceError(f"{where}: not a line of JSON ({error})") from error
-            text = value.get(reading.text_key) if isinstance(value, dict) else None
-            yield from row(text, len(line), where, reading)
+            yield from row(text_of(line, where, reading), len(line), where, reading)
+
+
+def text_of(line: bytes, where: str, reading: Reading) -> object:
+    """What a line of JSON has under the text's key; None if it has no such key. SourceError for a line that is not
+    JSON."""
+    try:
+        value = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: not a line of JSON ({error})") from error
+    return value.get(reading.text_key) if isinstance(value, dict) else None
 
 
 def parquet(path: Path, reading: Reading) -> Iterator[Document]:

@@ -8,14 +8,13 @@ are skipped.
 from __future__ import annotations
 
 import io
-import json
 import zlib
 from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
 from training.data import readers
-from training.data.readers import LINE, Document, Reading, SourceError
+from training.data.readers import LINE, Document, Reading, SourceError, text_of
 from training.data.stream.fetch import BLOCK, Fetcher
 from training.data.stream.source import StreamFile, kind
 
@@ -44,12 +43,8 @@ def rows(fetcher: Fetcher, file: StreamFile, number: int, byte: int, reading: Re
         byte += len(line)
         if not line.strip():
             continue
-        try:
-            value = json.loads(line.decode("utf-8", "surrogateescape"))
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}:{at + 1}: not a line of JSON ({error})") from error
-        text = value.get(reading.text_key) if isinstance(value, dict) else None
-        if documents := _documents(text, f"{where}:{at + 1}", reading):
+        place = f"{where}:{at + 1}"
+        if documents := _documents(text_of(line, place, reading), place, reading):
             yield Row(documents, at, byte)
 
 

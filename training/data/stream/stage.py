@@ -14,7 +14,6 @@ import argparse
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import ceil
@@ -32,7 +31,7 @@ from training.data.stream.rows import Row, rows
 from training.data.stream.source import HUB, Listing, StreamFile, open_source
 from training.data.token_set import little_endian
 from training.data.tokenizer import Tiktoken
-from training.data.vocabulary import Vocabulary, VocabularyError
+from training.data.vocabulary import Vocabulary
 from training.manifest import SEPARATOR, STREAM, TokenError, dtype_for
 
 VALIDATION = 4 << 20  # bytes of text: about a million tokens
@@ -42,18 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = prepare.parser()
     parser.prog, parser.description, parser.epilog = "python -m training.data.stream.stage", __doc__, None
     options = parser.parse_args(arguments)
-    try:
-        with manifest.locked(options.out):
-            run(options)
-    except (SourceError, VocabularyError, TokenError) as error:
-        print(f"prepare: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"prepare: {error.filename or options.out}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nprepare: stopped; nothing was finished", file=sys.stderr)
-        return 130
+    return prepare.exit_code(lambda: locked(options), options.out, "nothing was finished")
+
+
+def locked(options: argparse.Namespace) -> int:
+    """`run`, while no other process makes the same token set; 0."""
+    with manifest.locked(options.out):
+        run(options)
     return 0
 
 
@@ -70,18 +64,18 @@ def run(options: argparse.Namespace) -> None:
         chosen = {"name": known.name, "pattern": known.pattern, "sha256": known.digest()}
     settings = {"vocabulary": chosen, "validation": VALIDATION, STREAM: listing.to_json()["sha256"]}
     if is_there(options, settings):
-        say(options, f"{options.out} already exists, complete, from the same input and settings")
+        prepare.report(options, f"{options.out} already exists, complete, from the same input and settings")
         return
     if known is None:
-        say(options, f"training a vocabulary of {options.train_vocab:,} tokens")
+        prepare.report(options, f"training a vocabulary of {options.train_vocab:,} tokens")
         known = vocabulary.train(sample(fetcher, listing, options.vocab_sample * 1_000_000), options.train_vocab)
     write(options.out, known, list(validation(fetcher, found, listing)), listing, settings)
     size = sum(file.size for file in found.train) / 1e6
-    say(
+    prepare.report(
         options, f"{word}: {len(found.train):,} files, {size:,.1f} MB, are read while training; nothing else to prepare"
     )
     held_out = "held out of its first file" if listing.held_out else "its validation split"
-    say(options, f"{options.out}: the vocabulary {known.name}, and validation text from {held_out}")
+    prepare.report(options, f"{options.out}: the vocabulary {known.name}, and validation text from {held_out}")
 
 
 def located(sources: Sequence[str]) -> str:
@@ -206,11 +200,6 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def say(options: argparse.Namespace, line: str) -> None:
-    if not options.quiet:
-        print(f"prepare: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":
