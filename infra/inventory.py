@@ -31,6 +31,7 @@ from infra.inventory_types import (
     JumpHost,
     LocalPath,
     SharedPath,
+    SharedPaths,
     Span,
     UserName,
     build,
@@ -179,6 +180,8 @@ class KubeCluster:
     authentication: Authentication = "kubeconfig"
     """Who you are to the API: `kubeconfig`, as your kubeconfig says; `eks`, by your AWS credentials, with a token of
     `python -m infra.clouds.aws.eks_token`."""
+    kubeconfig: LocalPath = ""
+    """A kubeconfig on the operator's machine, for this cluster alone; empty: yours."""
     namespace: HostName
     """Where the jobs are, with what they use: the service account and the claim."""
     service_account: HostName = ""
@@ -200,6 +203,9 @@ class KubeCluster:
     """Where pods mount the storage that all share; empty: none."""
     shared_claim: HostName = ""
     """The persistent volume claim of that storage, in the namespace."""
+    software: SharedPaths = ""
+    """Folders of each machine that pods mount read-only at the same paths, as the image lacks what is in them; empty:
+    the image has all."""
     data_url: Bucket = ""
     hourly_usd: Amount = 0.0
 
@@ -218,6 +224,10 @@ _OF_GPUS = ("gpu_architecture", "nvlink_gb_per_s", "efa_cards", "efa_gbps")
 def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
     fields = dataclasses.asdict(cluster)
+    if isinstance(cluster, KubeCluster):
+        for key in ("kubeconfig", "software"):
+            if not fields[key]:  # a cluster of a cloud has neither
+                del fields[key]
     if fields.get("queue") is None:  # as older versions write it, and read it
         fields.pop("queue", None)
     for node in fields.get("nodes", ()):

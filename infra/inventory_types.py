@@ -109,6 +109,13 @@ _PATH_FORM = "a path of at most 1024 characters that can be seen, without '\"', 
 LocalPath = Annotated[str, TextForm(_PATH_FORM, r"[^\"`\\$-][^\"`\\$]{0,1023}", _is_local_path)]
 Amount = Annotated[float, Span(0, 10**6)]
 SharedPath = Annotated[str, TextForm("an absolute path of letters, digits and '._@=+-'", _PLAIN_PATH)]
+SharedPaths = Annotated[
+    str,
+    TextForm(
+        "absolute paths of letters, digits and '._@=+-', separated by ','",
+        rf"{_PLAIN_PATH}(,{_PLAIN_PATH})*",
+    ),
+]
 UserName = Annotated[str, TextForm("a user's name: letters, digits and '._@+-'", _USER)]
 
 

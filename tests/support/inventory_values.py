@@ -25,6 +25,7 @@ from infra.inventory import (
     Node,
     Queue,
     SharedPath,
+    SharedPaths,
     Span,
     SshCluster,
     UserName,
@@ -60,6 +61,7 @@ VALUES: dict[Any, st.SearchStrategy[str]] = {
     | SIX,
     LocalPath: st.text("ab ._%~#'ü()&;|*?=,-<>!{}[]@:", min_size=1, max_size=12).map("/k{}".format),
     SharedPath: FOLDERS.filter(bool),
+    SharedPaths: st.lists(FOLDERS.filter(bool), min_size=1, max_size=3).map(",".join),
     UserName: USERS,
 }
 """Texts of every form. There is none for a form that is new: add it."""
