@@ -1,0 +1,1 @@
+"""Kubernetes on local nodes."""
