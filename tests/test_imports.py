@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.inventory_types": (),
     "infra.machine": (),
     "infra.training_operator": ("infra.errors",),
+    "infra.job_account": (),
     "infra.user_data": (
         *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml"),
     ),
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi"),
     "infra.clouds.aws": (
         *(*OURS, "infra.clouds.aws", "infra.prices.table", "infra.training_operator"),
+        "infra.job_account",
         *("pulumi", "pulumi_aws", "boto3", "botocore", "yaml"),
     ),
     "infra.clouds.azure": (*OURS, "infra.clouds.azure", "infra.prices.table", "pulumi", "pulumi_azure_native", "azure"),

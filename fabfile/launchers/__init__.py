@@ -21,6 +21,8 @@ SYSTEM_PYTHON = "/usr/bin/python3"
 NAMES = ("mpirun", "torchrun")
 """Those that start jobs over SSH. `slurm` is the one of a cluster with Slurm, which has no other."""
 SLURM = "slurm"
+KUBERNETES = "kubernetes"
+"""Of the jobs of a Kubernetes cluster, which has no other: the keepers in the pods start the ranks."""
 
 
 class LaunchError(ValueError):

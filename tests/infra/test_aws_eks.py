@@ -15,6 +15,7 @@ from program_recorder import STACK_ID, Ran
 
 from infra import training_operator
 from infra.clouds.aws import capacity, eks, eks_network, machine_types, zones
+from infra.clouds.aws.eks_client import path_of
 from infra.clusters import aws_eks
 from infra.config.settings import load
 from infra.prices import table
@@ -226,6 +227,17 @@ def test_plugins_run_on_the_workers_and_images_have_versions(eks_program: Progra
         for container in one["spec"]["template"]["spec"]["containers"]
     ]
     assert len(images) == 3 and all(":v" in image for image in images)
+
+
+def test_a_jobs_pods_may_end_pods_of_their_namespace_and_nothing_else(eks_program: Program) -> None:
+    found = objects(eks_program())
+    account, role, binding = (found[f"{kind}/trainer"] for kind in ("ServiceAccount", "Role", "RoleBinding"))
+    assert {one["metadata"]["namespace"] for one in (account, role, binding)} == {"trainyard"}
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "delete"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "trainyard"}]
+    assert path_of(role) == "/apis/rbac.authorization.k8s.io/v1/namespaces/trainyard/roles/trainer"
+    assert path_of(binding).endswith("/namespaces/trainyard/rolebindings/trainer")
 
 
 def test_the_operator_is_for_pytorchjob_alone(eks_program: Program) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -61,6 +62,16 @@ def test_an_inventory_that_an_older_version_wrote_is_read_and_written_the_same()
     """The file is as trainyard wrote it before infra/ was sorted by subject; it is never to be changed."""
     frozen = Path(__file__).with_name("inventory_of_before.json").read_text()
     assert to_json(from_json(frozen)) == frozen.rstrip("\n")
+
+
+def test_software_of_the_machines_is_written_only_where_there_is_some() -> None:
+    kube = KubeCluster(name="k", namespace="n", image="i:1", workers=1, gpus_per_worker=0, software="/usr,/opt/x")
+    assert from_json(to_json(kube)) == kube
+    without = replace(kube, software="")
+    assert "software" not in json.loads(to_json(without))
+    for bad in ("usr", "/usr,", "/usr,../etc", "/a b"):
+        with pytest.raises(InventoryError, match=r"software = .*: must be absolute paths"):
+            from_json(json.dumps({**json.loads(to_json(kube)), "software": bad}))
 
 
 def test_a_queue_is_written_only_where_there_is_one() -> None:

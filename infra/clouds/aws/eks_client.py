@@ -28,6 +28,7 @@ _GLOBAL = {
 }
 _NAMESPACED = {
     **{"ServiceAccount": "serviceaccounts", "Secret": "secrets", "Service": "services"},
+    **{"Role": "roles", "RoleBinding": "rolebindings"},
     **{"PersistentVolumeClaim": "persistentvolumeclaims", "Deployment": "deployments", "DaemonSet": "daemonsets"},
 }
 """Kind -> its name in a path of the API."""

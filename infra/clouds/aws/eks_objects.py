@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra import training_operator
+from infra import job_account, training_operator
 from infra.clouds.aws import eks, lustre, machine_types
 from infra.config.settings import Settings
 
@@ -28,11 +28,7 @@ def objects(settings: Settings, file_system: str, dns_name: str, mount_name: str
     machine = machine_types.of(settings)
     found = [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": eks.NAMESPACE}},
-        {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": eks.SERVICE_ACCOUNT, "namespace": eks.NAMESPACE},
-        },
+        *job_account.objects(eks.NAMESPACE, eks.SERVICE_ACCOUNT),
         _volume(file_system, dns_name, mount_name),
         _claim(),
         _plugin("nvidia-device-plugin", NVIDIA_PLUGIN, env=[{"name": "FAIL_ON_INIT_ERROR", "value": "true"}]),
