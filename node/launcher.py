@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fabfile.launchers import SLURM, HeadValues, Launch, nodes_to_text, plans
-from node import scope
+from node import route, scope
 
 
 def start(
@@ -24,18 +24,22 @@ def start(
     """Start the launcher and return its process; `output` is Popen's stdout, None: that of this process. On every node
     its processes run in the scope `unit` with these systemd properties, so that none outlives the scope. The hostfile
     and the launcher's SSH command are written into `folder`. `began` as in HeadValues."""
-    first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
-    interface = launch.interface or (scope.interface(last) if len(launch.nodes) > 1 else "")
-    port = str(scope.free_port(first))
-    chosen = {"nodes": nodes_to_text(launch.nodes), "master": first}
-    found = HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder), **chosen)
-    plan = plans.plan(launcher, launch, found)
+    plan = plans.plan(launcher, launch, values(launch, folder, began))
     if launcher == SLURM:  # it keeps a step's processes together by itself
         return _popen(["sh", "-c", plan.shell], output)
     (folder / "hostfile").write_text(plan.hostfile)
     scope.ssh_in_scope(folder, unit, properties)
     line = f"exec {scope.in_scope(unit, properties)} sh -c {shlex.quote(plan.shell)}"
     return _popen(["sh", "-c", line], output)
+
+
+def values(launch: Launch, folder: Path, began: float) -> HeadValues:
+    """What only this node knows, as the first one of the job."""
+    first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
+    interface = launch.interface or (route.interface(last) if len(launch.nodes) > 1 else "")
+    port = str(scope.free_port(first))
+    chosen = {"nodes": nodes_to_text(launch.nodes), "master": first}
+    return HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder), **chosen)
 
 
 def _popen(argv: list[str], output: int | None) -> subprocess.Popen[bytes]:

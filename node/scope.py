@@ -1,4 +1,4 @@
-"""Runs mpirun's processes in systemd scopes so that none survives, and finds its interface and port. Runs on the head.
+"""Runs mpirun's processes in systemd scopes so that none survives, and finds a port for them. Runs on the head.
 
 mpirun's ranks have process groups of their own and can outlive it. So on each node a job's processes run in a systemd
 scope, which systemd kills whole; a wrapper around mpirun's SSH command makes that scope. Imports only the standard
@@ -7,11 +7,9 @@ library.
 
 from __future__ import annotations
 
-import json
 import random
 import shlex
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,14 +41,6 @@ def ssh_in_scope(folder: Path, unit: str, properties: Sequence[str]) -> Path:
     )
     wrapper.chmod(0o700)
     return wrapper
-
-
-def interface(address: str) -> str:
-    """Name of the interface on the route to an address. Raises CalledProcessError if there is no route."""
-    found = subprocess.run(
-        ["ip", "-j", "route", "get", address], capture_output=True, text=True, timeout=10, check=True
-    )
-    return str(json.loads(found.stdout)[0]["dev"])
 
 
 def free_port(address: str) -> int:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fabfile.launchers import RUNTIME, nodes_from_text
-from node import scope
+from node import route
 from node.job import cores, files
 from node.slurm import step
 
@@ -113,7 +113,7 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
     }
     if ready.get("profile") == "ipex":
         environment["ACCELERATE_USE_IPEX"] = "true"
-    interface = os.environ.get("TRAINYARD_INTERFACE") or (scope.interface(place.others[0]) if place.others else "lo")
+    interface = os.environ.get("TRAINYARD_INTERFACE") or (route.interface(place.others[0]) if place.others else "lo")
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"), interface)
     every = cores.shares(cores.topology(), place.slots, cores.gpu_nodes(), cores.is_shared())
     mine = every[place.local_rank]
