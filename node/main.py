@@ -4,7 +4,9 @@ status, trust                        for `fab status` and `fab wait`
 install                              the training package, for every verb of a job
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
+kube-over                            the same where Kubernetes does, in the head pod
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
+pod                                  everything in a pod of a job on Kubernetes
 keep, rank, sweep                    a job's part on each of its nodes
 facts, peers, launch, probe-rank, allreduce, nccl    probes, for `fab check`
 """
@@ -30,6 +32,8 @@ COMMANDS = {
     "logs": "node.job.logs",
     "slurm-stop": "node.slurm.submission:stop",
     "slurm-jobs": "node.slurm.others",
+    "kube-over": "node.kubernetes.records",
+    "pod": "node.kubernetes.pod",
     "supervise": "node.job.supervisor",
     "aftermath": "node.job.aftermath",
     "keep": "node.job.keeper",

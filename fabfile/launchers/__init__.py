@@ -68,8 +68,8 @@ class HeadValues:
     interface: str = "$INTERFACE"  # the interface of the route to the other nodes
     began: str = "$BEGAN"  # Unix time from which the job's cost counts: its start, moved on by its pauses
     folder: str = "$FOLDER"  # the folder of this attempt's hostfile and SSH command
-    nodes: str = "$NODES"  # with Slurm: the nodes that it has chosen, as `nodes_to_text` writes them
-    master: str = "$MASTER_ADDR"  # with Slurm: the address of the first of them
+    nodes: str = "$NODES"  # with Slurm or Kubernetes: the nodes that it has chosen, as `nodes_to_text` writes them
+    master: str = "$MASTER_ADDR"  # with Slurm or Kubernetes: the address of the first of them
 
 
 _VARIABLES = "|".join(re.escape(str(variable.default)) for variable in fields(HeadValues))

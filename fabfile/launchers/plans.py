@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fabfile.launchers import HeadValues, Launch, LaunchPlan, mpirun, srun, torchrun
+from fabfile.launchers import HeadValues, Launch, LaunchPlan, mpirun, pods, srun, torchrun
 
-_PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan, "slurm": srun.plan}
+_PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan, "slurm": srun.plan, "kubernetes": pods.plan}
 
 
 def plan(launcher: str, launch: Launch, found: HeadValues) -> LaunchPlan:

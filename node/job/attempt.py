@@ -9,44 +9,45 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import SLURM, Launch
+from fabfile.launchers import KUBERNETES, SLURM, Launch, plans
 from node import launcher
 from node.job import files
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
 from node.job.files import LEASE
-from node.job.keeper_connection import USELESS, Link, NodeEvent, over_ssh
+from node.job.keeper_connection import USELESS, Link, NodeEvent
 from node.job.log import Log
+from node.job.machines import Asked, Machines
 from node.job.spec import KeeperSpec
-from node.slurm import step
 
 KEEPERS = 25.0
 """Seconds for the keepers of all nodes to answer."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
-
-Asked = Callable[[], str]
-"""What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
+_PROGRAMS = {SLURM: "srun", KUBERNETES: ""}
+"""What starts the ranks, for messages, where that is not named as the launcher is. Empty: the keepers do."""
 
 
 class Attempt:
     """One attempt, from its keepers' start to the end of its last process."""
 
-    def __init__(self, name: str, launch: Launch, timeout: float, log: Log, asked: Asked, began: float) -> None:
-        """`began`: Unix time in seconds from which the job's cost counts: its start, plus the length of its pauses."""
-        self._launcher, self._launch, self._log, self._asked, self._began = name, launch, log, asked, began
+    def __init__(
+        self, name: str, machines: Machines, launch: Launch, timeout: float, log: Log, asked: Asked, began: float
+    ) -> None:
+        """`name`: the launcher's. `began`: Unix time in seconds from which the job's cost counts: its start, plus the
+        length of its pauses."""
+        self._launcher, self._machines, self._launch = name, machines, launch
+        self._log, self._asked, self._began = log, asked, began
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         placement = [node.name for node in launch.nodes for _ in range(node.slots)]
-        program = "srun" if name == SLURM else "mpirun"
-        self._watch = Diagnosis(placement, timeout, time.monotonic(), program)
+        self._watch = Diagnosis(placement, timeout, time.monotonic(), _PROGRAMS.get(name, name))
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
         self.expiry = Expiry()
@@ -81,7 +82,7 @@ class Attempt:
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
             spec = KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
-            self._links[node.name] = Link(spec, self._keeper_on(node.name, code), self._events)
+            self._links[node.name] = self._machines.link(spec, code, self._events)
         missing = set(self._links)
         deadline = time.monotonic() + KEEPERS
         while missing:
@@ -99,14 +100,13 @@ class Attempt:
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
 
-    def _keeper_on(self, node: str, code: str) -> list[str]:
-        if self._launcher == SLURM:
-            return step.on(node, code, ["keep"], stdin=True)
-        return over_ssh(node, self._launch.id, code)
-
     def _start(self, folder: Path) -> None:
         launch = self._launch
         self._log.say(f"attempt {launch.attempt}: {launch.ranks} ranks on {', '.join(n.name for n in launch.nodes)}")
+        if not self._watch.program:
+            plan = plans.plan(self._launcher, launch, launcher.values(launch, folder, self._began))
+            self._say(f"start {json.dumps({'argv': plan.argv, 'environment': plan.environment})}")
+            return
         bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
         properties = [*bound, "TimeoutStopSec=2"]
         self._mpirun = launcher.start(self._launcher, launch, folder, self._unit, properties, began=self._began)
@@ -117,8 +117,7 @@ class Attempt:
             self._tick()
             for node, event in self._heard():
                 self._take(node, event)
-            assert self._mpirun
-            code, now = self._mpirun.poll(), time.monotonic()
+            code, now = self._mpirun.poll() if self._mpirun else None, time.monotonic()
             if code is not None and self._watch.mpirun is None:
                 self._watch.mpirun_ended(128 - code if code > 128 else code, now)
             asked = self._asked() or self.expiry.asked(now, self._log.say)

@@ -1,8 +1,8 @@
 """Kills a job's remaining processes on this node and checks that they are gone.
 
 Two independent checks: the job's systemd scope, and the environment of every process, which names the job even if the
-process has left the scope. Under Slurm there is no scope: the processes are killed by their environment, and when the
-job is over Slurm kills its control groups.
+process has left the scope. Under Slurm and in a pod of Kubernetes there is no scope: the processes are killed by their
+environment. When the job is over Slurm kills its control groups, and a pod's end takes all that it runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from node.job import files
 
 MARK = "TRAINYARD_JOB"
+POD = "TRAINYARD_POD"
 _ROUNDS = 20
 
 
@@ -26,10 +27,9 @@ def main(argv: list[str]) -> int:
     """`sweep ID`: kill the job's processes on this node; print which were found and which could not be killed."""
     job = argv[0]
     found = processes(job)
-    kill(files.unit_of(job))
-    if under_slurm():
-        kill_marked(job)
-    subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
+    kill_job(job)
+    if not in_pod():
+        subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
     print(json.dumps({"found": found, "alive": wait(job, seconds=5.0)}), flush=True)
     return 0
 
@@ -40,9 +40,22 @@ def kill(unit: str) -> None:
     subprocess.run(kill, capture_output=True, check=False)
 
 
+def kill_job(job: str) -> None:
+    """Kill every process of a job on this node: those of its scope, and where there is none those with its mark."""
+    if not in_pod():
+        kill(files.unit_of(job))
+    if in_pod() or under_slurm():
+        kill_marked(job)
+
+
 def under_slurm() -> bool:
     """Whether this program runs in a job of Slurm's, whose ranks are in no scope of systemd's."""
     return "SLURM_JOB_ID" in os.environ
+
+
+def in_pod() -> bool:
+    """Whether this program runs in a pod of Kubernetes, which has no systemd and no sudo."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def kill_marked(job: str) -> None:
@@ -61,7 +74,7 @@ def wait(job: str, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     while True:
         found = processes(job)
-        if not found and not _is_active(f"{files.unit_of(job)}.scope"):
+        if not found and (in_pod() or not _is_active(f"{files.unit_of(job)}.scope")):
             return []
         if time.monotonic() > deadline:
             return found or [f"{files.unit_of(job)}.scope"]
@@ -70,18 +83,23 @@ def wait(job: str, seconds: float) -> list[str]:
 
 def processes(job: str) -> list[str]:
     """`PID command` of every process on this node whose environment names the job."""
-    wanted = f"{MARK}={job}".encode()
+    names = {MARK: job}
+    if POD in os.environ:  # a process of another pod, on a machine where these can be seen, is not this node's
+        names[POD] = os.environ[POD]
+    wanted = {f"{name}={value}".encode() for name, value in names.items()}
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # the process has ended, or belongs to another user
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if wanted <= set((entry / "environ").read_bytes().split(b"\0")):
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found.append(f"{entry.name} {command[:120]}")
     return found
 
 
 def busy_with(job: str) -> list[str]:
-    """Ids of the other jobs that have a scope or a keeper on this node."""
+    """Ids of the other jobs that have a scope or a keeper on this node. A pod is its job's own."""
+    if in_pod():
+        return []
     argv = ["systemctl", "list-units", "--plain", "--no-legend", "--state=active,activating", "trainyard-job-*"]
     units = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return sorted(set(re.findall(r"^trainyard-job-(\S+?)(?:\.scope|-keeper\.service)\s", units, re.MULTILINE)) - {job})

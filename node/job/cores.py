@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Container
 from pathlib import Path
 
 Core = tuple[int, int, int]
@@ -18,16 +20,19 @@ def is_shared() -> bool:
 def topology() -> list[Core]:
     """The first thread of each physical core that this process may use."""
     argv = ["lscpu", "-p=CPU,CORE,NODE"]
-    return parse(subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout)
+    text = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout
+    return parse(text, os.sched_getaffinity(0))
 
 
-def parse(text: str) -> list[Core]:
-    """The first thread of each physical core, from what `lscpu -p=CPU,CORE,NODE` prints."""
+def parse(text: str, allowed: Container[int] | None = None) -> list[Core]:
+    """The first thread of each physical core, from what `lscpu -p=CPU,CORE,NODE` prints; only of the `allowed` ones, if
+    these are given, as the control group of a container may have fewer."""
     first: dict[int, Core] = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             cpu, core, node = (int(word or 0) for word in line.split(",")[:3])
-            first.setdefault(core, (cpu, core, node))
+            if allowed is None or cpu in allowed:
+                first.setdefault(core, (cpu, core, node))
     return sorted(first.values(), key=lambda core: (core[2], core[0]))
 
 

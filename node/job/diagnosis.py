@@ -63,7 +63,7 @@ class Diagnosis:
     """Seconds without a heartbeat after which a rank counts as hung."""
     began: float
     program: str = "mpirun"
-    """The launcher's program, for messages."""
+    """The launcher's program, for messages; empty: there is none, as the keepers start the ranks."""
     ranks: list[RankStatus] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     """Node -> when its keeper last sent an event."""
@@ -111,7 +111,7 @@ class Diagnosis:
         if self._first_sign and (now - self._first_sign > GRACE or self._is_all_known()):
             return self._blame()
         if all(rank.code == 0 for rank in self.ranks):
-            if self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
+            if self.program and self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
                 return None
             # If mpirun does not end by itself, it is killed with its scope.
             return Outcome(0, self.ranks[0].last)
@@ -123,7 +123,8 @@ class Diagnosis:
         """Whether nothing more is to come. If all ranks are lost, something has ended them: the launcher's end may be
         heard of after theirs."""
         ended = all(rank.code is not None for rank in self.ranks)
-        return ended and (self.mpirun is not None or not all(rank.lost for rank in self.ranks))
+        heard = self.mpirun is not None or not self.program
+        return ended and (heard or not all(rank.lost for rank in self.ranks))
 
     def all_beat(self) -> bool:
         """Whether every rank has sent a heartbeat."""

@@ -77,7 +77,7 @@ def parsed(line: str) -> Record:
     """The object of a line of JSON; empty if it is anything else."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 

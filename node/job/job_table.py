@@ -76,6 +76,8 @@ def state_of(run_dir: Path, queued: Sequence[QueuedJob] | None = None) -> Record
         return damaged(run_dir)
     if state and records.is_ours(state):
         return records.now(run_dir, state, queued)
+    if state.get("kubernetes"):  # whether its pods still run is the API's to say, which the operator asks
+        return state
     if not state or time.time() - state["created"] < _TO_START:
         return state
     if state["state"] not in files.OVER and not is_active(state["id"]):

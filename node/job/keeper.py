@@ -3,9 +3,10 @@
 Runs as the systemd service ID-keeper.service; its stdin and stdout are the head's SSH connection. The ranks' scope is
 bound to that service: when this program ends for any reason, systemd kills the ranks. It ends when the head says so,
 when the connection closes, or when the head has sent nothing for the length of the lease. Under Slurm it is a step of
-the job beside the ranks', its stdin and stdout are srun's, and the head is the job's first node.
+the job beside the ranks', its stdin and stdout are srun's, and the head is the job's first node. On Kubernetes, where
+the head is the job's first pod, they are a socket to that, and this program starts its node's ranks itself.
 
-stdin    a line of JSON: a KeeperSpec; then words: beat, term, end
+stdin    a line of JSON: a KeeperSpec; then words: beat, term, end, and on Kubernetes start (see node/job/own_ranks.py)
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -17,15 +18,16 @@ import select
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from node import memory
 from node.job import cleanup, files, usage
+from node.job.log_reader import LogReader
+from node.job.own_ranks import OwnRanks
 from node.job.spec import KeeperSpec
 from node.slurm import continuation
 
@@ -34,6 +36,9 @@ BEAT = 1.0
 STOPPED_SECONDS = 2.0
 """A rank that has been stopped (SIGSTOP, a debugger) for this long is reported."""
 
+LEAVE = 35.0
+"""Seconds from a pod's SIGTERM in which a checkpoint may be written; Kubernetes kills it after 45."""
+
 Event = dict[str, Any]
 
 
@@ -41,7 +46,18 @@ def main(_argv: list[str]) -> int:
     """Keep one node's part of a job until its end."""
     if cleanup.under_slurm():  # which sends SIGTERM to everything: the supervisor says what is to be done
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return Keeper(KeeperSpec(**json.loads(sys.stdin.readline()))).run()
+    keeper = Keeper(KeeperSpec(**json.loads(_first_line())))
+    if cleanup.in_pod():
+        signal.signal(signal.SIGTERM, lambda *_: keeper.leave())
+    return keeper.run()
+
+
+def _first_line() -> bytes:
+    """The first line of stdin, and not a byte of what follows, which `_listen` reads."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
 
 
 class Keeper:
@@ -53,12 +69,19 @@ class Keeper:
         self.folder = self.run_dir / "nodes" / spec.node
         self._over, self._term = threading.Event(), threading.Event()
         self._ranks: dict[int, Rank] = {}
+        self._order = ""
+        self._started: OwnRanks | None = None
         self._beat = 0.0
         self._deadline: float | None = None
         self._meter = usage.Meter()
         self._began = self._measured = time.monotonic()
         self._notice: Event = {}
+        self._leaves_at = 0.0
         self._starved = memory.Starved()
+
+    def leave(self) -> None:
+        """Kubernetes ends this pod: for a signal's handler. To the head that is as if a cloud took the node back."""
+        self._leaves_at = self._leaves_at or time.time() + LEAVE
 
     def run(self) -> int:
         """Run until the head ends it; returns the exit code, 1 if another job has the node."""
@@ -74,6 +97,9 @@ class Keeper:
                 self._term.clear()
                 for rank in self._ranks.values():
                     rank.term()
+            if self._order and self._started is None:
+                # By this thread, which lives as long as this program: the ranks are to end with it.
+                self._started = OwnRanks(self._order, self.spec.node, send)
             self._look()
         self._end()
         return 0
@@ -87,6 +113,8 @@ class Keeper:
             temporary.write_text(self.spec.job)
             temporary.replace(self.run_dir / "job.toml")
         (self.run_dir / "heartbeat").mkdir(exist_ok=True)
+        if cleanup.in_pod():  # `fab status` looks at machines, not into pods
+            return
         record = json.dumps({"id": self.id, "state": "RUNNING", "keeper": os.getpid()})
         write = 'cat > "$1.new" && mv "$1.new" "$1"'
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
@@ -99,6 +127,9 @@ class Keeper:
             if not data:
                 break
             *words, rest = (rest + data).split(b"\n")
+            for word in words:
+                if word.startswith(b"start "):
+                    self._order = word.removeprefix(b"start ").decode()
             if b"term" in words:
                 self._term.set()
             if b"end" in words:
@@ -116,9 +147,10 @@ class Keeper:
             if number not in self._ranks:
                 self._ranks[number] = Rank(number, path, self.run_dir)
         self._starved.lately(time.monotonic())
-        for rank in self._ranks.values():
-            for event in rank.news():
-                send(self._with_cause(event))
+        events = [event for rank in self._ranks.values() for event in rank.news()]
+        events += self._started.failed(self.folder) if self._started else []
+        for event in events:
+            send(self._with_cause(event))
         if time.monotonic() - self._beat > BEAT:
             self._beat = time.monotonic()
             send({"event": "beat"})
@@ -148,6 +180,8 @@ class Keeper:
         """Report when this node's hours end and when its cloud takes it back, whenever either changes. Times are in
         seconds from now, as the nodes' clocks differ."""
         deadline, notice, now = files.read(files.LIMITS).get("deadline"), files.read(files.NOTICE), time.time()
+        if self._leaves_at:
+            notice = {"at": self._leaves_at, "why": "Kubernetes ends its pod"}
         if deadline is not None and deadline != self._deadline:
             self._deadline = deadline
             send({"event": "ends", "in": deadline - now})
@@ -163,9 +197,8 @@ class Keeper:
 
     def _kill(self) -> None:
         """Kill the ranks; under Slurm, where no service does it, also remove this node's record of the job."""
-        cleanup.kill(files.unit_of(self.id))
+        cleanup.kill_job(self.id)
         if cleanup.under_slurm():
-            cleanup.kill_marked(self.id)
             subprocess.run(["sudo", "-n", "rm", "-f", str(files.JOB)], capture_output=True, check=False)
 
 
@@ -230,47 +263,6 @@ class Rank:
         return True
 
 
-class LogReader:
-    """Reads a rank's log file as it grows, across its rotation (see rank_wrapper.RankLog)."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[bytes] | None = None
-        self._rest = b""
-        self._time = 0.0
-
-    def new(self) -> list[tuple[float, str]]:
-        """(Unix time, text) of each whole line since the last call. A line whose time was cut, as by a full disk, gets
-        the time of the line before."""
-        if self._file is None:
-            if not self._path.exists():
-                return []
-            self._file = self._path.open("rb")
-        found = self._complete(self._file.read())
-        if not self._is_current(self._file):
-            found += self._complete(self._file.read())  # written between the read above and the rotation
-            self._file.close()
-            self._file, self._rest = None, b""
-        return found
-
-    def _complete(self, data: bytes) -> list[tuple[float, str]]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [self._parsed(line.decode(errors="replace")) for line in lines if line]
-
-    def _parsed(self, line: str) -> tuple[float, str]:
-        when, space, text = line.partition(" ")
-        if not (space and files.TIME.fullmatch(when)):
-            return self._time or time.time(), line
-        self._time = float(when)
-        return self._time, text
-
-    def _is_current(self, file: IO[bytes]) -> bool:
-        try:
-            return self._path.stat().st_ino == os.fstat(file.fileno()).st_ino
-        except FileNotFoundError:
-            return False
-
-
 def _state(pid: int) -> str:
     """A process' state letter; empty if it has ended."""
     try:
@@ -280,6 +272,10 @@ def _state(pid: int) -> str:
     return "" if state in "ZX" else state
 
 
+_sending = threading.Lock()
+
+
 def send(event: Event) -> None:
-    """Print an event as a line of JSON."""
-    print(json.dumps(event), flush=True)
+    """Print an event as a line of JSON; by any thread."""
+    with _sending:
+        print(json.dumps(event), flush=True)

@@ -8,7 +8,7 @@ import subprocess
 import threading
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from fabfile.launchers import SYSTEM_PYTHON
 from node.job import files
@@ -24,9 +24,23 @@ USELESS = "cluster configuration lacks support for cpu binding"
 """What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
 
-class Link:
-    """The connection to one node's keeper, for one attempt. Events go into the queue `events`; `complaint` is the last
-    line of its stderr, or of its stdout that is not JSON."""
+class Link(Protocol):
+    """The connection to one node's keeper, for one attempt. Its events go into the attempt's queue."""
+
+    node: str
+    complaint: str
+    """The last line that came with no event in it, which says why the connection ended; empty: there was none."""
+
+    def say(self, word: str) -> None:
+        """Send a word to the keeper. Ignores a broken connection, which is reported as an event."""
+
+    def cut(self) -> None:
+        """Close the connection. The keeper then ends its ranks, at the latest when its lease runs out."""
+
+
+class PipeLink:
+    """A keeper that a program of ours runs on its node, such as ssh. `complaint` is the last line of its stderr, or of
+    its stdout that is not JSON."""
 
     def __init__(self, spec: KeeperSpec, argv: list[str], events: queue.SimpleQueue[NodeEvent]) -> None:
         """`argv` runs the keeper on its node, with our pipes as its stdin and stdout."""
@@ -43,14 +57,12 @@ class Link:
         threading.Thread(target=self._hear_errors, daemon=True).start()
 
     def say(self, word: str) -> None:
-        """Send a word to the keeper. Ignores a broken connection: the reading thread reports that."""
         assert self._process.stdin
         with suppress(OSError, ValueError):
             self._process.stdin.write(word + "\n")
             self._process.stdin.flush()
 
     def cut(self) -> None:
-        """Close the connection. The keeper then ends its ranks, at the latest when its lease runs out."""
         with suppress(OSError, ValueError):
             assert self._process.stdin
             self._process.stdin.close()

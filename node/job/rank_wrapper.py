@@ -1,6 +1,6 @@
 """Runs one rank: completes its environment on its node, writes its lines to a file, and records how it ended.
 
-    mpirun|srun ... python3 launch rank -- python -u -m training.train job.toml
+    mpirun|srun|keeper ... python3 launch rank -- python -u -m training.train job.toml
 
 The rank's lines go to a file on this node, and the node's keeper sends them to the head, so that the last ones arrive
 even if mpirun dies. The rank's exit code or signal is written beside that file before the wrapper exits.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fabfile.launchers import RUNTIME, nodes_from_text
 from node import route
-from node.job import cores, files
+from node.job import cleanup, cores, files
 from node.slurm import step
 
 READY = Path("/var/lib/trainyard/ready.json")
@@ -104,7 +104,8 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
     lines = files.text(Path(RUNTIME)).splitlines()
     environment = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
     ready = files.read(READY)
-    collectives = "nccl" if ready.get("profile") == "cuda" else ready.get("collectives") or "gloo"
+    default = "nccl" if ready.get("profile") == "cuda" else ready.get("collectives") or "gloo"
+    collectives = os.environ.get("TRAINYARD_COLLECTIVES") or default
     environment |= {
         **secrets(place, os.environ),
         "TRAINYARD_NODE": place.node,
@@ -115,7 +116,10 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
         environment["ACCELERATE_USE_IPEX"] = "true"
     interface = os.environ.get("TRAINYARD_INTERFACE") or (route.interface(place.others[0]) if place.others else "lo")
     environment |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "FI_TCP_IFACE"), interface)
-    every = cores.shares(cores.topology(), place.slots, cores.gpu_nodes(), cores.is_shared())
+    there = cores.topology()
+    # A pod that sees more cores than its node has by the inventory shares the machine, as on the `local` stack.
+    shared = cores.is_shared() or (cleanup.in_pod() and len(there) > place.slots * place.cores)
+    every = cores.shares(there, place.slots, cores.gpu_nodes(), shared)
     mine = every[place.local_rank]
     workers = collectives == "ccl"
     compute = mine[:-1] if workers and len(mine) > 1 else mine

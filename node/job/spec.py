@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import SLURM
+from fabfile.launchers import KUBERNETES, SLURM
 from infra.inventory import Node, SshCluster, from_object, to_object
 from node.job import files
 
@@ -27,12 +27,13 @@ class JobSpec:
     """Folder with the package `training` and with `launch`, on every node."""
     launcher: str
     cluster: SshCluster
-    """Only the job's nodes, the head first; with Slurm, which chooses among them, all nodes."""
+    """Only the job's nodes, the head first; with Slurm, which chooses among them, all nodes. On Kubernetes a view of
+    the cluster: its one node is the pod that answers the operator, and its queue says what each worker has."""
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     threads: int = 0
     count: int = 0
-    """With Slurm: how many nodes; 0: those of `cluster`."""
+    """With Slurm and Kubernetes: how many nodes; 0: those of `cluster`."""
     time_limit: float = 0.0
     """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
@@ -68,6 +69,11 @@ class JobSpec:
     def is_slurms(self) -> bool:
         """Whether Slurm runs it."""
         return self.launcher == SLURM
+
+    @property
+    def is_in_pods(self) -> bool:
+        """Whether Kubernetes runs it."""
+        return self.launcher == KUBERNETES
 
     @property
     def program(self) -> str:

@@ -1,5 +1,5 @@
 """Gives a job its number, its directory, and its service or its place in Slurm's queue; refuses if other jobs have its
-nodes. Runs on the head.
+nodes. Runs on the head. For a job on Kubernetes it only makes the record: whoever asks then applies its PyTorchJob.
 
 stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ...} or
 {"refused": why}. `log` is the size in bytes of a resumed job's log until now, from where the operator shows it; `slurm`
@@ -21,6 +21,7 @@ from fabfile.launchers import SYSTEM_PYTHON
 from node.job import cleanup, files, job_table, log
 from node.job.files import Record
 from node.job.spec import JobSpec, from_record
+from node.kubernetes import records as kube_records
 from node.slurm import records, submission
 from node.slurm.queue import SlurmError
 
@@ -46,7 +47,9 @@ def main(argv: list[str]) -> int:
         spec = replace(spec, id=job, run_dir=str(run_dir), has_secrets=bool(secrets))
         files.write(run_dir / "spec.json", spec.to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
-        if refused := _submit(spec, secrets) if spec.is_slurms else _serve(spec, secrets):
+        if spec.is_in_pods:
+            kube_records.keep(run_dir, before)
+        elif refused := _submit(spec, secrets) if spec.is_slurms else _serve(spec, secrets):
             _undo(run_dir, before)
             print(json.dumps({"refused": refused}), flush=True)
             return 0
@@ -109,7 +112,7 @@ def _refused(runs: Path, spec: JobSpec) -> str:
             return f"{spec.resume} is {state['state']} already"
     if spec.is_slurms:
         return submission.refused(spec)
-    if spec.queue:
+    if spec.queue or spec.is_in_pods:  # Kubernetes holds a job's pods back until there is room for them
         return ""
     for other in job_table.in_the_way(runs, set(names)):
         busy = [name for name in names if name in other["nodes"]]
@@ -125,6 +128,8 @@ def _pending(spec: JobSpec, job: str, before: Record) -> Record:
     asked = {"nodes": spec.node_names, "price_per_hour": spec.price_per_hour, "queued": spec.queue}
     if spec.is_slurms:  # which chooses the nodes
         asked |= {"nodes": [], "queued": False, "slurm": "", "restarts_left": spec.restarts}
+    if spec.is_in_pods:
+        asked |= {"nodes": [], "queued": False, "kubernetes": True, "restarts_left": spec.restarts}
     return {"id": job, **new, **times, **asked, "attempt": before.get("attempt", 0)}
 
 

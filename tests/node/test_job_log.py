@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.job import files, job_table, keeper, log, rank_wrapper
+from node.job import files, job_table, log, rank_wrapper
+from node.job.log_reader import LogReader
 
 ALL = log.Wanted("", 0.0)
 
@@ -104,7 +105,7 @@ def test_a_line_that_a_full_disk_has_cut_stops_no_reader(tmp_path: Path) -> None
 
 def test_a_ranks_log_is_rotated_without_a_lost_line(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
-    wrapper, lines = rank_wrapper.RankLog(path, file_bytes=500), keeper.LogReader(path)
+    wrapper, lines = rank_wrapper.RankLog(path, file_bytes=500), LogReader(path)
     seen: list[str] = []
     for number in range(200):
         wrapper.line(f"line {number}")
@@ -120,7 +121,7 @@ def test_a_ranks_log_is_rotated_without_a_lost_line(tmp_path: Path) -> None:
 def test_a_ranks_line_without_a_whole_time_ends_no_job(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"100.000 good\n10")
-    lines = keeper.LogReader(path)
+    lines = LogReader(path)
     assert lines.new() == [(100.0, "good")]
     with path.open("ab") as file:
         file.write(b"\n\xff\xfe cut\n102.500 next\n")

@@ -20,7 +20,7 @@ def test_it_is_the_one_that_ip_names(address: str) -> None:
     if found.returncode == 0:
         assert interface(address) == json.loads(found.stdout)[0]["dev"]
     else:
-        with pytest.raises(OSError, match="nreachable|nvalid"):
+        with pytest.raises(OSError, match=r"nreachable|nvalid"):
             interface(address)
 
 

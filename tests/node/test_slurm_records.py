@@ -196,9 +196,8 @@ def test_ranks_that_somebody_else_has_stopped_are_no_success(slurms: bool) -> No
     """As Slurm does when it takes a node for dead, and cannot reach the supervisor there."""
     told: list[tuple[str, str, int]] = []
     down = ("FAILED", "Slurm takes node2 for dead")
-    who: Any = SimpleNamespace(
-        slurm=SimpleNamespace(ended_by=lambda: down) if slurms else None, _over=lambda *args: told.append(args)
-    )
+    machines = SimpleNamespace(asked_to_end=lambda: down if slurms else None)
+    who: Any = SimpleNamespace(machines=machines, _over=lambda *args: told.append(args))
     stopped = "stopped: step 8 is in the checkpoint"
     Supervisor._ended(who, Outcome(0, stopped), cast("Any", SimpleNamespace(stopping="")))
     state, reason = down if slurms else ("CANCELLED", "its ranks were sent SIGTERM")
@@ -208,9 +207,7 @@ def test_ranks_that_somebody_else_has_stopped_are_no_success(slurms: bool) -> No
 @pytest.mark.parametrize("down", ["", "Slurm takes node2 for dead"])
 def test_a_node_that_slurm_takes_for_dead_is_named_before_what_follows_from_it(down: str) -> None:
     told: list[tuple[str, str, int]] = []
-    who: Any = SimpleNamespace(
-        slurm=SimpleNamespace(taken_for_dead=lambda: down), _over=lambda *args: told.append(args)
-    )
+    who: Any = SimpleNamespace(machines=SimpleNamespace(why_failed=lambda: down), _over=lambda *args: told.append(args))
     cut_off = "node1 (rank 0) is cut off: its keeper ended"
     Supervisor._ended(who, Outcome(1, cut_off), cast("Any", SimpleNamespace(stopping="")))
     assert told == [("FAILED", down or cut_off, 1)]

@@ -1,0 +1,115 @@
+"""The few requests that a pod makes of the cluster's API, with its service account: read and force-delete pods.
+
+The service account needs get, list and delete on pods in its namespace. Imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes puts a pod's token, the API's certificate authority and the namespace."""
+JOB_LABEL = "trainyard.dev/job"
+_INDEX_LABEL, _TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+_SECONDS = 5.0
+_LONGEST = 16 << 20
+
+
+class ApiError(Exception):
+    """The API refuses or does not answer: one line."""
+
+
+@dataclass(frozen=True)
+class PodState:
+    """A pod of a job, as the API has it."""
+
+    name: str
+    uid: str
+    index: int
+    """Its number in the job, the first is 0; -1: it is none of the training operator's."""
+    machine: str
+    """The node of Kubernetes that it is on; empty: on none yet."""
+    host_ip: str
+    """That machine's address; empty: its kubelet has not begun with it."""
+
+
+class Api:
+    """The API of the cluster that this pod is in."""
+
+    def __init__(self, account: Path = ACCOUNT, environment: Mapping[str, str] = os.environ) -> None:
+        self._account = account
+        host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
+        self._url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def pods(self, job: str) -> list[PodState]:
+        """The pods of a job, those of the training operator by their numbers. ApiError."""
+        query = urllib.parse.urlencode({"labelSelector": f"{JOB_LABEL}={job}"})
+        items = self._ask("GET", f"?{query}").get("items") or []
+        return sorted((_pod(item) for item in items), key=lambda pod: pod.index)
+
+    def force_delete(self, pod: PodState) -> None:
+        """Delete a pod without waiting for its machine to say that it has ended it. One of the same name that has come
+        in its place stays. ApiError."""
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
+        self._ask("DELETE", f"/{pod.name}", {**options, "preconditions": {"uid": pod.uid}})
+
+    def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        try:
+            # Read each time: Kubernetes replaces the token before it expires.
+            token = (self._account / "token").read_text().strip()
+            namespace = (self._account / "namespace").read_text().strip()
+            context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
+        except OSError as error:
+            raise ApiError(f"this pod has no service account: {error}") from None
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Authorization": f"Bearer {token}", "Accept": "application/json", "Content-Type": "application/json"}
+        url = f"{self._url}/api/v1/namespaces/{urllib.parse.quote(namespace)}/pods{path}"
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
+        # No proxy of the environment's: the API is in the cluster.
+        direct = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        try:
+            with direct.open(request, timeout=_SECONDS) as response:
+                answer = json.loads(response.read(_LONGEST))
+        except urllib.error.HTTPError as error:
+            raise ApiError(_refusal(error)) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise ApiError(f"the API at {self._url} does not answer: {why}") from None
+        if not isinstance(answer, dict):
+            raise ApiError(f"the API at {self._url} answers with something else than an object")
+        return answer
+
+
+def _pod(item: Mapping[str, Any]) -> PodState:
+    metadata, status = item["metadata"], item.get("status") or {}
+    labels = metadata.get("labels") or {}
+    number, first = labels.get(_INDEX_LABEL, ""), labels.get(_TYPE_LABEL) == "master"
+    index = int(number) + (not first) if str(number).isdecimal() else -1
+    return PodState(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=index,
+        machine=(item.get("spec") or {}).get("nodeName") or "",
+        host_ip=status.get("hostIP") or "",
+    )
+
+
+def _refusal(error: urllib.error.HTTPError) -> str:
+    """The API's own words for a refusal."""
+    try:
+        said = json.loads(error.read(_LONGEST))["message"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        said = error.reason
+    return f"the API refuses ({error.code}): {said}"

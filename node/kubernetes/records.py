@@ -1,0 +1,86 @@
+"""Changes of a job's record that Kubernetes makes necessary. Runs on the head pod, asked by the operator's side.
+
+    kube-over RUN_DIR undo                 the API has refused the job: forget a new one, restore a resumed one's record
+    kube-over RUN_DIR STATE REASON CODE    the job has ended, and no supervisor has recorded it
+
+Prints the job's record as it then is; {} if the job is forgotten.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from node.job import files
+from node.job.files import Record
+from node.job.log import Log
+
+_BEFORE = "state-before.json"
+"""In the directory of a job that is being resumed: its record until then."""
+
+
+def keep(run_dir: Path, before: Record) -> None:
+    """Keep a job's record as it was before it was resumed, for `undo`; nothing of a new job."""
+    if before:
+        files.write(run_dir / _BEFORE, before)
+    else:
+        (run_dir / _BEFORE).unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold the lock under which pods and the operator may decide how a job has ended."""
+    with (run_dir / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def undo(run_dir: Path) -> Record:
+    """Leave nothing of a new job, and a resumed one as it was; returns its record. One that runs is left alone."""
+    record = files.read(run_dir / "state.json")
+    if record.get("state") != "PENDING":
+        return record
+    before = files.read(run_dir / _BEFORE)
+    if not before:
+        shutil.rmtree(run_dir)
+        return {}
+    files.write(run_dir / "state.json", before)
+    (run_dir / _BEFORE).unlink()
+    return before
+
+
+def end(run_dir: Path, state: str, reason: str, code: int, node: str) -> Record:
+    """Record the end of a job that nobody has recorded, and say it in the job's log as `node`; returns its record, as
+    it is if the job was over already."""
+    with locked(run_dir):
+        record = files.read(run_dir / "state.json")
+        if record["state"] in files.OVER:
+            return record
+        log = Log(run_dir / "log", node)
+        if state == "FAILED":
+            log.say(f"error: {reason}")
+        log.say(f"{record['id']} {state}: {reason}")
+        log.flush(5.0)
+        ended = {**record, "state": state, "reason": reason, "exit_code": code, "ended": time.time()}
+        files.write(run_dir / "state.json", ended)
+    return ended
+
+
+def main(argv: list[str]) -> int:
+    """`kube-over RUN_DIR undo` or `kube-over RUN_DIR STATE REASON CODE`; 2 for anything else."""
+    run_dir = files.absolute(argv[0])
+    if argv[1:] == ["undo"]:
+        print(json.dumps(undo(run_dir)), flush=True)
+        return 0
+    if len(argv) != 4 or argv[1] not in files.OVER or not argv[3].isdecimal():
+        what = f"undo, or one of {', '.join(files.OVER)} with a reason and an exit code"
+        print(f"kube-over: {' '.join(argv[1:])}: must be {what}", file=sys.stderr)
+        return 2
+    print(json.dumps(end(run_dir, argv[1], argv[2], int(argv[3]), "head")), flush=True)
+    return 0

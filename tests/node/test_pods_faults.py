@@ -1,0 +1,129 @@
+"""Ranks, pods and machines of a job on Kubernetes that are lost: what the job does, and what it says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from pods import PodsOfJob, job_of
+from polling import until
+
+pytestmark = pytest.mark.faults
+REJOIN = {"node/kubernetes/machines.py": ("REJOIN = 25.0", "REJOIN = 3.0")}
+
+
+def three(job: PodsOfJob, step: int) -> None:
+    for index in range(3):
+        job.start(index)
+    job.step(step)
+
+
+def test_a_killed_rank_costs_a_restart_and_no_time(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=60, restarts=1) as job:
+        three(job, 7)
+        began = time.monotonic()
+        os.kill(job.rank(1), signal.SIGKILL)
+        until(lambda: job.state["attempt"] == 2)
+        assert time.monotonic() - began < 15
+        assert job.ends("SUCCEEDED")["restarts_left"] == 0
+        assert "error: rank 1 on machine-1 was killed by SIGKILL" in job.log
+        assert "restart from the last checkpoint on 3 nodes; 0 more allowed" in job.log
+        assert "rank 0 of 3 from step 5" in job.log or "rank 0 of 3 from step 10" in job.log
+
+
+def test_without_a_restart_the_job_ends_with_the_culprit(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=5000) as job:
+        three(job, 2)
+        os.kill(job.rank(2), signal.SIGKILL)
+        assert job.ends("FAILED")["reason"] == "rank 2 on machine-2 was killed by SIGKILL"
+        assert [job.exits(index) for index in range(3)] == [1, 0, 0]
+        until(lambda: not any(job.processes(index) for index in range(3)), 5)
+
+
+def test_a_killed_pod_that_comes_again_elsewhere_is_in_the_next_attempt(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=60, restarts=1) as job:
+        three(job, 7)
+        job.kill(1)
+        until(lambda: "is cut off" in job.log, 12)
+        job.start(1, machine="machine-7")
+        job.step(8, attempt=2)
+        assert job.state["nodes"] == ["machine-0", "machine-7", "machine-2"]
+        job.ends("SUCCEEDED")
+        assert [job.exits(index) for index in range(3)] == [0, 0, 0]
+
+
+def test_without_a_pod_that_does_not_come_back_the_job_goes_on_with_the_rest(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=60, restarts=1, changes=REJOIN) as job:
+        three(job, 7)
+        job.kill(2)
+        job.step(8, attempt=2)
+        assert job.state["nodes"] == ["machine-0", "machine-1"]
+        assert "machine-2: no pod there after 3 s, so the job goes on without" in job.log
+        job.start(2)  # too late for this attempt: it waits
+        job.ends("SUCCEEDED")
+        assert "rank 1 of 2 from step" in job.log and job.exits(2) == 0
+
+
+def test_a_killed_first_pod_goes_on_when_it_comes_again_and_costs_a_restart(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=60, restarts=2) as job:
+        three(job, 7)
+        job.kill(0)
+        until(lambda: not job.processes(1, " rank "), 12, "the ranks of the others are left")
+        job.start(0, machine="machine-8")
+        job.step(8, attempt=2)
+        assert job.state["restarts_left"] == 1 and job.state["nodes"] == ["machine-8", "machine-1", "machine-2"]
+        job.ends("SUCCEEDED")
+        assert [job.exits(index) for index in range(3)] == [0, 0, 0]
+
+
+def test_a_killed_supervisor_is_to_be_made_again_by_the_operator(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=5000) as job:
+        three(job, 2)
+        (supervisor,) = job.processes(0, " supervise ")
+        os.kill(supervisor, signal.SIGKILL)
+        assert job.exits(0) == 128 + signal.SIGKILL
+        until(lambda: not job.processes(0), 5)
+        job.start(0)
+        assert job.ends("FAILED")["reason"] == "its first pod was lost, with no restart left"
+        assert [job.exits(index) for index in range(3)] == [1, 0, 0]
+
+
+def test_a_supervisor_that_breaks_is_named_and_its_pod_is_not_made_again(tmp_path: Path) -> None:
+    broken = {
+        "node/job/attempt.py": (
+            "    def _start(self, folder: Path) -> None:\n",
+            "    def _start(self, folder: Path) -> None:\n        raise KeyError('x')\n",
+        )
+    }
+    with job_of(tmp_path, pods=1, changes=broken) as job:
+        job.start(0)
+        reason = job.ends("FAILED")["reason"]
+        assert reason.startswith("its supervisor on machine-0 ended with exit code 1: kubectl logs pods-0-")
+        assert job.exits(0) == 1 and "KeyError: 'x'" in job.output(0)
+
+
+def test_a_stopped_rank_and_a_stopped_keeper_are_named(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=5000, restarts=1) as job:
+        three(job, 2)
+        os.kill(job.rank(1), signal.SIGSTOP)
+        until(lambda: "error: rank 1 on machine-1 is stopped (SIGSTOP, or a debugger)" in job.log, 15)
+        job.step(2, attempt=2)
+        (keeper,) = job.processes(2, " keep")
+        os.kill(keeper, signal.SIGSTOP)
+        assert job.ends("FAILED", 40)["reason"].startswith("machine-2 (rank 2) is cut off: no word for ")
+
+
+def test_two_supervisors_of_a_job_are_one_at_last(tmp_path: Path) -> None:
+    """The first pod's machine was cut off, not dead; Kubernetes has made another first pod meanwhile."""
+    with job_of(tmp_path, steps=80, restarts=2) as job:
+        three(job, 3)
+        first = job.pods[0]
+        job.start(0, machine="machine-8")
+        assert first.wait(20) == 143
+        assert "another supervisor has taken this job over: this one ends" in job.log
+        job.step(5, attempt=2)
+        assert job.state["nodes"][0] == "machine-8"
+        job.ends("SUCCEEDED")
