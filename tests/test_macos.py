@@ -149,6 +149,7 @@ VERBS = {
     "data": Run("test_data.py"),
     "destroy": DESTROY,
     "fetch": IN_A_ROW,
+    "image": Run("test_image.py"),
     "jobs": IN_A_ROW,
     "kubeconfig": Run("test_kubeconfig.py"),
     "logs": IN_A_ROW,

@@ -16,7 +16,7 @@ _CACHE = "clouds.local.image_cache"
 
 @task
 def images(_c: Context) -> None:
-    """List the golden images that are baked on this machine."""
+    """List the golden images of nodes that are baked on this machine (container images: fab image list)."""
     cells = [
         (row["id"], _software(row), row["collectives"], f"{row['gb']} GiB", ", ".join(row["used_by"]) or "-")
         for row in answer(_CACHE, "list")

@@ -1,0 +1,1 @@
+"""Container images of jobs: the tools that build and push them, and the repository that has them."""
