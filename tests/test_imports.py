@@ -70,6 +70,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("fabfile", "fabric", "invoke", "paramiko", "psutil"),
         *("infra.inventory", "infra.inventory_types", "node"),
     ),
+    "fabfile.backends.kubernetes": (
+        *("fabfile", "invoke", "infra.inventory", "node", "yaml"),
+        *("lightkube", "httpx2", "httpcore2", "wsproto"),  # imported when they are needed, and refused in one line
+    ),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     "fabfile.report": ("fabfile", "invoke", "infra.inventory", "node", "jinja2"),
     # The program that runs on nodes, see fabfile/remote/node_program.py.

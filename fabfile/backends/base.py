@@ -93,6 +93,7 @@ class OtherJob:
     count: int  # how many nodes it has, or asks for
     submitted: float
     started: float | None = None
+    scheduler: str = "slurm"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from infra.inventory import Node, SshCluster
 # Without a handler, logging prints paramiko's traceback of every refused connection.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
+NOWHERE = "0.0.0.0"
+"""The address, in an inventory that a program has made, of a node that is not reached over SSH."""
 _HANDSHAKE_SECONDS = 30.0
 """Limit for key exchange and login after the TCP connection: many nodes may be booting on few cores."""
 
@@ -195,7 +197,9 @@ def shut(sock: socket.socket) -> None:
 
 
 def where(node: Node) -> str:
-    """`node2 (10.0.0.2:22)`"""
+    """`node2 (10.0.0.2:22)`; only the name of what has no address of its own."""
+    if node.address == NOWHERE:
+        return node.name
     return f"{node.name} ({node.address}:{node.ssh_port})"
 
 

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from fabfile.output import next_command
 from fabfile.remote import node_program, wheel
 from fabfile.remote.command import last_words
-from fabfile.remote.fleet import Fleet, results_of
+from fabfile.remote.fleet import Connections, results_of
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT
 from infra.inventory import Node
@@ -47,7 +47,7 @@ def package() -> Package:
 
 
 def deploy(
-    fleet: Fleet, nodes: Sequence[Node], job: str = "", ranks: int = 1, code: str = "", *, needed: bool = True
+    fleet: Connections, nodes: Sequence[Node], job: str = "", ranks: int = 1, code: str = "", *, needed: bool = True
 ) -> dict[str, Deployed]:
     """Put the package on these nodes and ask each whether it can run the job file `job` (empty: no job). The result is
     by node name. Exit 1 names the nodes where this failed; if they are not `needed`, they are left out. `code`: the
@@ -58,7 +58,7 @@ def deploy(
     return answers
 
 
-def _one(fleet: Fleet, node: Node, job: str, ranks: int, code: str) -> Deployed:
+def _one(fleet: Connections, node: Node, job: str, ranks: int, code: str) -> Deployed:
     sent = package()
     wandb = node == fleet.cluster.head and bool(os.environ.get("WANDB_API_KEY"))  # only rank 0 needs it
     asked = {"hash": sent.hash, "size": len(sent.wheel), "job": job, "ranks": ranks, "wandb": wandb, "code": code}

@@ -1,4 +1,4 @@
-"""The SSH connections to a cluster's nodes. A command ends with the connection that it was started on."""
+"""The connections to a cluster's nodes, over SSH or not. A command ends with the connection that it was started on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import queue
 import threading
 import time
 from _thread import start_new_thread
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from typing import TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from fabfile.remote.command import UNREACHABLE, OnLine, Result, follow, guarded
 from fabfile.remote.connection import StrictConnection, connect, identity_of, lost_is_ssh_error, shut, where
@@ -20,36 +21,30 @@ T = TypeVar("T")
 AHEAD = 100  # items that `apart` reads ahead: with a slow terminal the reading waits, and memory does not grow
 
 
-class Fleet:
-    """The connections to a cluster's nodes: one per node, opened when first needed, all through one jump connection."""
+class Connected(Protocol):
+    """An open connection to a node."""
 
-    def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
-        if cluster.identity_file:
-            identity_of(cluster.identity_file)  # reports an unusable key once, not once per node
-        known_hosts(cluster)
-        self.cluster = cluster
-        self._timeout = timeout
-        self._open: dict[str, StrictConnection] = {}
-        self._jump: StrictConnection | None = None
-        self._jump_lock = threading.Lock()
-        self._jump_tries = 0
-        self._jump_error: SshError | None = None
-        self._closed = False
+    node: Node
 
-    def connection(self, node: Node, timeout: float | None = None) -> StrictConnection:
+    def create_session(self) -> Any:
+        """A new channel on it, as paramiko.Channel is one, for one command."""
+
+    def close(self) -> None:
+        """Close it with its channels, which ends the commands on the node."""
+
+
+class Connections(ABC):
+    """Connections to a cluster's nodes, on which commands run."""
+
+    cluster: SshCluster
+
+    @abstractmethod
+    def connection(self, node: Node, timeout: float | None = None) -> Connected:
         """The open connection to a node, made again if it was lost; SshError. Threads may ask for different nodes."""
-        kept = self._open.get(node.name)
-        if kept is not None:
-            if kept.is_connected:
-                return kept
-            kept.close()
-        timeout = self._timeout if timeout is None else timeout
-        connection = connect(self.cluster, node, timeout, via=self._via(timeout))
-        self._open[node.name] = connection
-        if self._closed:  # meanwhile, by Ctrl-C: nothing may be started any more
-            connection.close()
-            raise SshError(f"{where(node)}: closed")
-        return connection
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections; the guards end what still runs on the nodes."""
 
     def run(
         self,
@@ -68,13 +63,14 @@ class Fleet:
         def one(node: Node) -> Result:
             try:
                 with lost_is_ssh_error(node):
-                    channel = self.connection(node).create_session()
+                    connection = self.connection(node)
+                    channel = connection.create_session()
                     channel.exec_command(guard)
             except SshError as error:
                 return Result(node.name, UNREACHABLE, stderr=str(error), reason=str(error))
             result = follow(node.name, channel, timeout=timeout, quiet=quiet, on_line=on_line)
             if result.reason:
-                self._open[node.name].close()  # this ends the command on the node
+                connection.close()  # this ends the command on the node
             return result
 
         try:
@@ -83,8 +79,44 @@ class Fleet:
             self.close()
             raise
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class Fleet(Connections):
+    """SSH connections: one per node, opened when first needed, all through one jump connection."""
+
+    def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
+        if cluster.identity_file:
+            identity_of(cluster.identity_file)  # reports an unusable key once, not once per node
+        known_hosts(cluster)
+        self.cluster = cluster
+        self._timeout = timeout
+        self._open: dict[str, StrictConnection] = {}
+        self._jump: StrictConnection | None = None
+        self._jump_lock = threading.Lock()
+        self._jump_tries = 0
+        self._jump_error: SshError | None = None
+        self._closed = False
+
+    def connection(self, node: Node, timeout: float | None = None) -> StrictConnection:
+        kept = self._open.get(node.name)
+        if kept is not None:
+            if kept.is_connected:
+                return kept
+            kept.close()
+        timeout = self._timeout if timeout is None else timeout
+        connection = connect(self.cluster, node, timeout, via=self._via(timeout))
+        self._open[node.name] = connection
+        if self._closed:  # meanwhile, by Ctrl-C: nothing may be started any more
+            connection.close()
+            raise SshError(f"{where(node)}: closed")
+        return connection
+
     def close(self) -> None:
-        """Close all connections; the guards end what still runs on the nodes."""
         self._closed = True
         # All sockets first: that is immediate and ends the commands.
         connections = [*self._open.values(), *([self._jump] if self._jump else [])]
@@ -111,12 +143,6 @@ class Fleet:
                 self._jump_error = error
                 raise
             return self._jump
-
-    def __enter__(self) -> Fleet:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def results_of(work: Callable[[Node], T], nodes: Iterable[Node]) -> tuple[dict[str, T], dict[str, str]]:

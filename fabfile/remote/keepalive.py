@@ -53,7 +53,7 @@ class WatchedTransport(paramiko.Transport):
 
 def why_lost(channel: Any) -> str:
     """Why a channel has ended without its command's exit code."""
-    return getattr(getattr(channel, "transport", None), "lost", "") or "the connection was lost"
+    return getattr(getattr(channel, "transport", channel), "lost", "") or "the connection was lost"
 
 
 def _ask(this: weakref.ref[WatchedTransport]) -> None:

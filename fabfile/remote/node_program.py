@@ -14,8 +14,7 @@ from pathlib import Path
 
 from fabfile.remote import wheel
 from fabfile.remote.command import Result, exit_status, last_words
-from fabfile.remote.connection import StrictConnection
-from fabfile.remote.fleet import Fleet, results_of
+from fabfile.remote.fleet import Connected, Connections, results_of
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
 from node import FOLDER
@@ -57,7 +56,7 @@ def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> st
 
 
 def run(
-    fleet: Fleet, *argv: str, nodes: Iterable[Node] | None = None, timeout: float, sudo: bool = False
+    fleet: Connections, *argv: str, nodes: Iterable[Node] | None = None, timeout: float, sudo: bool = False
 ) -> dict[str, Result]:
     """Run a command of the program on these nodes at once (default: all); copy the program to nodes without it."""
     line = command(*argv, sudo=sudo)
@@ -70,7 +69,7 @@ def run(
     return results
 
 
-def put(connection: StrictConnection) -> None:
+def put(connection: Connected) -> None:
     """Copy the program to the node at the other end, if it lacks it. SshError says why that failed."""
     with connection.create_session() as channel:
         channel.settimeout(_PUT_SECONDS)

@@ -9,7 +9,7 @@ import paramiko
 
 from fabfile.output import Progress, prefixed, say
 from fabfile.remote.command import exit_status, last_words
-from fabfile.remote.fleet import Fleet, in_parallel
+from fabfile.remote.fleet import Connections, in_parallel
 from fabfile.remote.keepalive import why_lost
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
@@ -26,7 +26,7 @@ class Out(Protocol):
 
 
 def send(
-    fleet: Fleet, node: Node, command: str, fill: Callable[[Out], object], *, seconds: float, total: int = 0
+    fleet: Connections, node: Node, command: str, fill: Callable[[Out], object], *, seconds: float, total: int = 0
 ) -> None:
     """Run a command on a node whose input `fill` writes. With a `total` of bytes it prints every few seconds how many
     were sent. SendError if it fails, or if nothing can be sent, or it does not end, for so many seconds."""
@@ -34,11 +34,12 @@ def send(
     in_parallel(lambda one: _send(fleet, one, command, fill, seconds, total), [node])
 
 
-def _send(fleet: Fleet, node: Node, command: str, fill: Callable[[Out], object], seconds: float, total: int) -> None:
-    channel: paramiko.Channel | None = None
+def _send(
+    fleet: Connections, node: Node, command: str, fill: Callable[[Out], object], seconds: float, total: int
+) -> None:
+    channel: Any = None
     try:
         with fleet.connection(node).create_session() as channel:
-            assert channel is not None
             channel.settimeout(seconds)
             channel.exec_command(command)
             fill(_Input(channel, Progress(total, lambda line: say(prefixed(node.name, line)))))
@@ -51,7 +52,7 @@ def _send(fleet: Fleet, node: Node, command: str, fill: Callable[[Out], object],
 
 
 class _Input:
-    def __init__(self, channel: paramiko.Channel, progress: Progress) -> None:
+    def __init__(self, channel: Any, progress: Progress) -> None:
         self._channel, self._progress = channel, progress
 
     def write(self, data: bytes, /) -> int:

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 
 from fabfile.launchers import VENV
 from fabfile.output import gigabytes, say
-from fabfile.remote.fleet import Fleet
+from fabfile.remote.fleet import Connections
 from fabfile.remote.send import SendError, send
 
 _SECONDS = 60.0
@@ -22,7 +22,7 @@ _LARGEST = 64 << 20
 """Most bytes of a vocabulary file; the largest published one has 3.6 MB."""
 
 
-def bring(fleet: Fleet, folder: str, name: str) -> None:
+def bring(fleet: Connections, folder: str, name: str) -> None:
     """Make sure that the head can load the encoding `name`; Exit 1, with what to do instead, if it cannot be fetched.
     `folder` has the package training on the head. An unknown encoding is no error here: its reader reports it."""
     head = fleet.cluster.head
@@ -54,7 +54,7 @@ def fetch(url: str, head: str, name: str) -> bytes:
     return data
 
 
-def _put(fleet: Fleet, data: bytes, file: str) -> None:
+def _put(fleet: Connections, data: bytes, file: str) -> None:
     """Write a file on the head, under another name until it is complete."""
     head, quoted = fleet.cluster.head, shlex.quote(file)
     command = f'mkdir -p "$(dirname {quoted})" && cat > {quoted}.part && mv {quoted}.part {quoted}'

@@ -21,7 +21,7 @@ from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, say
 from fabfile.question import must_be_answerable
-from fabfile.remote.fleet import Fleet
+from fabfile.remote.fleet import Connections
 from fabfile.remote.send import Out, SendError, send
 
 ASK_BYTES = 1 << 30
@@ -70,13 +70,13 @@ class LocalFiles:
         return f"{folder}/**/*" if glob.has_magic(self.word) else folder
 
 
-def brought(fleet: Fleet, words: Sequence[str], *, yes: bool) -> list[str]:
+def brought(fleet: Connections, words: Sequence[str], *, yes: bool) -> list[str]:
     """The words as paths that the head can read; files of this machine are sent there first. Prints where each is. Exit
     2 for a word found neither here nor on the head, and for a large folder when nobody can be asked."""
     return [_placed(fleet, word, yes=yes) for word in words]
 
 
-def _placed(fleet: Fleet, word: str, *, yes: bool) -> str:
+def _placed(fleet: Connections, word: str, *, yes: bool) -> str:
     if word.startswith("hf:"):
         return word
     head, path = fleet.cluster.head, Path(word).expanduser()
@@ -119,7 +119,7 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield entry
 
 
-def _is_on_head(fleet: Fleet, word: str) -> bool:
+def _is_on_head(fleet: Connections, word: str) -> bool:
     """Whether the head has this path, or a file that the glob matches."""
     head = fleet.cluster.head
     test = "import glob, os, sys; sys.exit(not glob.glob(os.path.expanduser(sys.argv[1]), recursive=True))"
@@ -140,7 +140,7 @@ def _confirm(local: LocalFiles, head: str, *, yes: bool) -> None:
         raise Exit("nothing was sent", code=1)
 
 
-def _send(fleet: Fleet, local: LocalFiles) -> None:
+def _send(fleet: Connections, local: LocalFiles) -> None:
     """Send the files as a tar over one SSH session; on the head they have another name until they are complete."""
     head, target = fleet.cluster.head, f"{FOLDER}/{local.key}"
     if fleet.run(f"cd ~; test -d {target}", nodes=[head], timeout=60)[head.name].ok:

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from fabfile.job_file import resolve
 from fabfile.launchers import VENV
 from fabfile.output import hint, prefixed, say
-from fabfile.remote.fleet import Fleet
+from fabfile.remote.fleet import Connections
 from fabfile.remote.openssh import MEET, STRANGER
 from fabfile.token_sets import encodings, sources
 from infra.inventory import Node
@@ -55,7 +55,7 @@ def train_command(job: str, overrides: Sequence[str] | None) -> str:
     return shlex.join(["fab", "train", job, *(word for word in words if word.startswith(keys))])
 
 
-def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
+def run(fleet: Connections, nodes: Iterable[Node], command: str, *, quiet: bool = False) -> None:
     """Run a step on these nodes and print its lines as they come. Exit names the nodes where it failed."""
 
     def show(node: str, stream: str, line: str) -> None:
@@ -71,7 +71,7 @@ def run(fleet: Fleet, nodes: Iterable[Node], command: str, *, quiet: bool = Fals
         raise Exit(code=2 if all(result.exited == 2 for result in bad) else 1)
 
 
-def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
+def make(fleet: Connections, folder: str, data: dict[str, Any], *, overwrite: bool, yes: bool) -> None:
     """Make the token set on the head, from data.source. Text on this machine is sent there first."""
     words = text(fleet, data, yes=yes)
     vocabulary = data["encoding"]
@@ -82,14 +82,14 @@ def make(fleet: Fleet, folder: str, data: dict[str, Any], *, overwrite: bool, ye
     run(fleet, [fleet.cluster.head], f"{own(data['path'])}; cd ~; {_program(folder, data, words, overwrite)}")
 
 
-def store_text(fleet: Fleet, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
+def store_text(fleet: Connections, folder: str, data: dict[str, Any], url: str, *, yes: bool) -> None:
     """Copy the token set's source text from the head to the bucket, into URL/raw. `url` is quoted for a shell."""
     reading = _reading(data, text(fleet, data, yes=yes))
     argv = f"{python(folder)} training.store.raw_text {url}/raw --tokens {url} {reading}"
     run(fleet, [fleet.cluster.head], f"cd ~; {argv}")
 
 
-def text(fleet: Fleet, data: dict[str, Any], *, yes: bool) -> list[str]:
+def text(fleet: Connections, data: dict[str, Any], *, yes: bool) -> list[str]:
     """The words of data.source as paths that the head can read. Text on this machine is sent there first."""
     if not data["source"]:
         why = "there is nothing to prepare from; name files, folders, globs or hf:NAME"

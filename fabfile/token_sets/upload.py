@@ -17,7 +17,7 @@ from invoke.exceptions import Exit
 
 from fabfile.output import gigabytes, say
 from fabfile.remote.filenames import refusal
-from fabfile.remote.fleet import Fleet
+from fabfile.remote.fleet import Connections
 from fabfile.remote.send import SendError, send
 from fabfile.token_sets import token_set
 
@@ -70,7 +70,7 @@ def _check(folder: Path, name: str) -> None:
         raise Exit(f"{folder / name}: is a link that leads out of the folder: it is not sent", code=2)
 
 
-def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
+def upload(fleet: Connections, files: Sequence[Path], path: str) -> None:
     """Put the files into the folder `path` on the head; they replace a token set there."""
     target = path.rstrip("/")
     work = f"{target}/.upload/{_key(files)}"
@@ -86,7 +86,7 @@ def upload(fleet: Fleet, files: Sequence[Path], path: str) -> None:
     token_set.run(fleet, [head], f"set -e; cd ~; rm -f {old}; {moves}; rm -rf {shlex.quote(target)}/.upload")
 
 
-def _send(fleet: Fleet, file: Path, target: str) -> None:
+def _send(fleet: Connections, file: Path, target: str) -> None:
     """Send one file, from where an earlier attempt stopped."""
     head, quoted, size = fleet.cluster.head, shlex.quote(target), file.stat().st_size
     found = fleet.run(f"cd ~; touch {quoted} && stat -c %s {quoted}", nodes=[head], timeout=_QUIET)[head.name]

@@ -31,14 +31,14 @@ def jobs(_c: Context, stack: str = "", inventory: str = "", json: bool = False) 
     with backends.connect(stack, inventory) as backend:
         every, others = backend.jobs(), backend.other_jobs()
     if json:
-        foreign = [{**asdict(job), "id": f"slurm:{job.id}"} for job in others]
+        foreign = [{**asdict(job), "id": f"{job.scheduler}:{job.id}"} for job in others]
         say(json_text.dumps([*(asdict(job) for job in every), *foreign], indent=2))
         return
     now = time.time()
     rows = [_HEADING, *(row(job, now) for job in every), *(other_row(job, now) for job in others)]
     numbers = [*(job.slurm for job in every), *(job.id for job in others)]
     if any(numbers):
-        column = ["SLURM", *(number or "-" for number in numbers)]
+        column = [others[0].scheduler.upper() if others else "SLURM", *(number or "-" for number in numbers)]
         rows = [[cells[0], number, *cells[1:]] for cells, number in zip(rows, column, strict=True)]
     say(table(rows))
     running = [job.id for job in every if not job.state.is_final]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from typing import Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile.backends.kubernetes.credentials import kubeconfig_of
 from fabfile.output import next_command, say
 from fabfile.remote.known_hosts import directory, write
 from fabfile.targets import load_any
@@ -26,29 +25,7 @@ def kubeconfig(_c: Context, stack: str = "", inventory: str = "") -> None:
     if cluster.authentication != "eks":
         raise Exit(f"{cluster.name}: authentication = {cluster.authentication!r}: your own kubeconfig has it", code=2)
     path = directory(cluster.name) / "kubeconfig"
-    write(path, json.dumps(text(cluster), indent=2) + "\n")
+    write(path, json.dumps(kubeconfig_of(cluster), indent=2) + "\n")
     say(f"written: {path}")
     say(f"    export KUBECONFIG={shlex.quote(str(path))}")
     say(next_command("kubectl get nodes"))
-
-
-def text(cluster: KubeCluster) -> dict[str, Any]:
-    """The file's content (JSON is YAML). It has no secret: a program makes a token whenever kubectl asks for one."""
-    name = cluster.cluster_name
-    token = ["-m", "infra.clouds.aws.eks_token", name, cluster.region]
-    program = {
-        "apiVersion": "client.authentication.k8s.io/v1beta1",
-        "command": sys.executable,
-        "args": token,
-        "interactiveMode": "Never",
-    }
-    server = {"server": cluster.endpoint, "certificate-authority-data": cluster.certificate_authority}
-    context = {"cluster": name, "user": name, "namespace": cluster.namespace}
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": name,
-        "clusters": [{"name": name, "cluster": server}],
-        "users": [{"name": name, "user": {"exec": program}}],
-        "contexts": [{"name": name, "context": context}],
-    }

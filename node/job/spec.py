@@ -109,6 +109,10 @@ def job_nodes(cluster: SshCluster) -> tuple[Node, ...]:
         slots=queue.slots,
         cores_per_slot=queue.cores_per_slot,
         gpus=queue.gpus,
+        gpu_architecture=queue.gpu_architecture,
+        nvlink_gb_per_s=queue.nvlink_gb_per_s,
+        efa_cards=queue.efa_cards,
+        efa_gbps=queue.efa_gbps,
         memory_gb=queue.memory_gb,
     )
     return tuple(dataclasses.replace(like, name=name, private_ip=name) for name in queue.node_names)

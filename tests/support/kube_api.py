@@ -88,7 +88,7 @@ def served() -> Iterator[KubeApi]:
     with tempfile.TemporaryDirectory() as folder:
         httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pem, key = _certificate()
+        pem, key = certificate()
         (Path(folder) / "pem").write_bytes(pem + key)
         context.load_cert_chain(Path(folder) / "pem")
         httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
@@ -103,7 +103,7 @@ def served() -> Iterator[KubeApi]:
             thread.join()
 
 
-def _certificate() -> tuple[bytes, bytes]:
+def certificate() -> tuple[bytes, bytes]:
     """A certificate for 127.0.0.1 that is its own authority, and its key."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])

@@ -34,7 +34,7 @@ from fabfile.output import say
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.deploy import deploy
-from fabfile.remote.fleet import Fleet, apart
+from fabfile.remote.fleet import Connections, Fleet, apart
 from infra.inventory import SshCluster
 
 _LOOK_SECONDS = 30  # limit for a node to end what is left of a job, and to report what is still there
@@ -53,7 +53,7 @@ class SshBackend:
         self.name, self.host = cluster.name, cluster.head.name
         self.mirror = f"{cluster.data_url.rstrip('/')}/runs" if cluster.data_url else ""
         self._timeout = timeout
-        self._opened: Fleet | None = None
+        self._opened: Connections | None = None
         self._reached: Head | None = None
         self._folder = ""  # with this checkout's programs, on the nodes; empty: not copied yet
         self._taken: list[str] = []  # ids of other clusters' jobs in the bucket, which a new job must not get
@@ -67,7 +67,7 @@ class SshBackend:
 
     # Not cached_property: in Python 3.11 all instances share its lock, and Ctrl-C may leave it taken.
     @property
-    def _fleet(self) -> Fleet:
+    def _fleet(self) -> Connections:
         self._opened = self._opened or Fleet(self.cluster, self._timeout)
         return self._opened
 

@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import JobRecord, LogLine, LogPart, LogRequest, Unreachable
 from fabfile.remote.command import Result, follow, guarded, last_words, stream
 from fabfile.remote.deploy import deploy
-from fabfile.remote.fleet import Fleet, apart, in_parallel
+from fabfile.remote.fleet import Connections, apart, in_parallel
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node, SshCluster
 
@@ -25,14 +25,14 @@ _SILENCE = 10.0  # seconds without output of the program on the head after which
 class Head:
     """The head of a cluster, with this checkout's programs copied to it."""
 
-    def __init__(self, fleet: Fleet, folder: str = "") -> None:
+    def __init__(self, fleet: Connections, folder: str = "") -> None:
         self.fleet, self.cluster = fleet, fleet.cluster
         self.node = self.cluster.head
         self.folder = folder or deploy(fleet, [self.node])[self.node.name].folder
 
-    def start(self, *argv: str) -> paramiko.Channel:
+    def start(self, *argv: str) -> Any:
         """Start one of the programs; its stdin and output are open."""
-        channel: paramiko.Channel = self.fleet.connection(self.node).create_session()
+        channel = self.fleet.connection(self.node).create_session()
         channel.exec_command(f"exec python3 -I {shlex.join([f'{self.folder}/launch', *argv])}")
         return channel
 

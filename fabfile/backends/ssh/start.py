@@ -91,10 +91,14 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec
     )
 
 
-def ask_to_create(head: Head, spec: JobSpec) -> dict[str, Any]:
-    """Create the job on the head; returns its answer. Raises CannotStart."""
-    secrets = {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
-    answer: dict[str, Any] = head.ask("create", stdin={**spec.to_record(), "secrets": secrets})
+def secrets() -> dict[str, str]:
+    """The operator's variables that rank 0 alone gets, and that are on no disk: a tracker's key."""
+    return {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+
+
+def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Create the job on the head, with its secrets; returns its answer. Raises CannotStart."""
+    answer: dict[str, Any] = head.ask("create", stdin={**spec.to_record(), "secrets": dict(secrets)})
     if "refused" in answer:
         raise CannotStart(answer["refused"])
     return answer
@@ -103,5 +107,5 @@ def ask_to_create(head: Head, spec: JobSpec) -> dict[str, Any]:
 def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
     """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
     spec = spec_of(head, submission, taken)
-    answer = ask_to_create(head, spec)
+    answer = ask_to_create(head, spec, secrets())
     return Submitted(answer["id"], answer["log"], ", ".join(spec.node_names))

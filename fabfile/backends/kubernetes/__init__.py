@@ -1,0 +1,1 @@
+"""Run jobs on Kubernetes, by its API."""

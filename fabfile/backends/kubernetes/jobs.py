@@ -1,0 +1,129 @@
+"""A job's record beside what Kubernetes knows: why it waits, and that it is over although no supervisor has said so."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fabfile.backends.base import JobRecord, JobState, OtherJob
+from fabfile.backends.kubernetes import api as kube
+from fabfile.backends.kubernetes import pods, reasons
+from fabfile.backends.kubernetes.api import Api
+
+Object = dict[str, Any]
+
+_TO_APPLY = 60.0
+"""Seconds after a job's record is made by which Kubernetes has its PyTorchJob."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the API has of the jobs. To be asked before the records are read: what is over here has its record."""
+
+    jobs: tuple[Object, ...]
+    """All PyTorchJobs of the namespace."""
+    pods: tuple[Object, ...]
+    """The pods of our jobs."""
+    events: tuple[Object, ...] = ()
+
+    def job(self, id_: str) -> Object | None:
+        """Our PyTorchJob of this name."""
+        found = (job for job in self.jobs if job["metadata"]["name"] == id_ and _label(job, pods.JOB) == id_)
+        return next(found, None)
+
+    def pods_of(self, id_: str) -> list[Object]:
+        """The pods of a job."""
+        return [pod for pod in self.pods if _label(pod, pods.JOB) == id_]
+
+
+@dataclass(frozen=True)
+class Over:
+    """How a job ended that has no record of its end."""
+
+    state: JobState
+    reason: str
+    code: int = 1
+
+
+def look(api: Api, stack: str) -> Seen:
+    """Ask the API. KubeError."""
+    jobs, own = api.list(kube.JOB), api.list("Pod", {pods.STACK: stack})
+    waits = any(reasons.phase(pod) == "Pending" for pod in own)
+    bare = {_label(job, pods.JOB) for job in jobs} - {_label(pod, pods.JOB) for pod in own}
+    events = api.list("Event") if waits or any(bare) else []
+    return Seen(tuple(jobs), tuple(pod for pod in own if _label(pod, pods.JOB)), tuple(events))
+
+
+def merged(record: JobRecord, seen: Seen, now: float | None = None) -> JobRecord | Over:
+    """The job as it is: its record with the reason why it waits, or how it has ended without one. `now`: Unix time."""
+    if record.state.is_final:
+        return record
+    job, own = seen.job(record.id), seen.pods_of(record.id)
+    if job is None:
+        if (time.time() if now is None else now) - record.created < _TO_APPLY:
+            return record
+        return Over(JobState.FAILED, "its PyTorchJob is gone: somebody has deleted it")
+    if (said := reasons.condition(job, "Failed")) is not None:
+        return Over(JobState.FAILED, reasons.failed(own) or said or "its PyTorchJob failed")
+    if reasons.condition(job, "Succeeded") is not None:
+        return Over(JobState.FAILED, "its first pod has ended, and its supervisor has not recorded how the job did")
+    why = reasons.pending(own, seen.events, record.id)
+    if record.state == JobState.PENDING:
+        return replace(record, reason=why or "its pods start")
+    return replace(record, reason=why) if why else record
+
+
+def taken(seen: Seen, ended: Sequence[str]) -> dict[str, int]:
+    """How many machines each of our jobs has, or waits for; no two pods of them share one. `ended`: those that are over
+    by their records, whose pods are about to go."""
+    found = {}
+    for job in seen.jobs:
+        id_ = _label(job, pods.JOB)
+        over = any(reasons.condition(job, kind) is not None for kind in ("Succeeded", "Failed"))
+        if id_ and id_ not in ended and not over:
+            found[id_] = _count(job)
+    return found
+
+
+def others(seen: Seen, stack: str) -> list[OtherJob]:
+    """The PyTorchJobs of the namespace that are none of this cluster's: somebody applied them by hand."""
+    return [_other(job) for job in seen.jobs if _label(job, pods.STACK) != stack]
+
+
+def _count(job: Object) -> int:
+    """How many pods a PyTorchJob has."""
+    specs: Mapping[str, Any] = (job.get("spec") or {}).get("pytorchReplicaSpecs") or {}
+    return sum(int(spec.get("replicas") or 1) for spec in specs.values())
+
+
+def _other(job: Object) -> OtherJob:
+    metadata, status = job["metadata"], job.get("status") or {}
+    known = ("Succeeded", "Failed", "Suspended", "Running")
+    state = next((kind for kind in known if reasons.condition(job, kind) is not None), "Pending")
+    managers = [str(field.get("manager") or "") for field in metadata.get("managedFields") or ()]
+    return OtherJob(
+        id=str(metadata["name"]),
+        user=next((name for name in managers if name), "somebody else"),
+        name=str(metadata["name"]),
+        state=state.upper(),
+        nodes="",
+        count=_count(job),
+        submitted=_seconds(metadata.get("creationTimestamp")) or 0.0,
+        started=_seconds(status.get("startTime")),
+        scheduler="kubernetes",
+    )
+
+
+def _label(one: Object, name: str) -> str:
+    return str((one["metadata"].get("labels") or {}).get(name) or "")
+
+
+def _seconds(text: object) -> float | None:
+    """Unix time of an RFC 3339 time; None for anything else."""
+    try:
+        return datetime.datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None

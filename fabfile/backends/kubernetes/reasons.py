@@ -1,0 +1,108 @@
+"""Why pods do not run, and why they failed, in one line each, from what Kubernetes says of them. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Object = dict[str, Any]
+
+_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+_PASSING = ("ContainerCreating", "PodInitializing")
+_LONGEST = 240
+_PULL = "Back-off pulling image"
+
+
+def is_alive(pod: Object) -> bool:
+    """Whether a pod runs, will run, or is being ended."""
+    return phase(pod) not in ("Succeeded", "Failed")
+
+
+def phase(pod: Object) -> str:
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    return str((pod.get("status") or {}).get("phase") or "Pending")
+
+
+def machine(pod: Object) -> str:
+    """The name of its machine; empty: it has none yet."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def pending(pods: Sequence[Object], events: Sequence[Object], job: str) -> str:
+    """Why a job's pods wait, the commonest reason first; empty if none does, or nothing is said. `events`: the
+    namespace's; those of the job itself say why it has no pods."""
+    waiting = [pod for pod in pods if phase(pod) == "Pending"]
+    if not pods:
+        return _of_events(events, "PyTorchJob", job)
+    reasons = [reason for pod in waiting if (reason := of_pod(pod, events))]
+    reasons = reasons or [_of_events(events, "PyTorchJob", job)]
+    commonest = max(reasons, key=reasons.count) if waiting else ""
+    return f"{len(waiting)} of {len(pods)} pods wait: {commonest}" if commonest else ""
+
+
+def of_pod(pod: Object, events: Sequence[Object]) -> str:
+    """Why one pod waits; empty: nothing is said."""
+    status = pod.get("status") or {}
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waits = (container.get("state") or {}).get("waiting") or {}
+        reason, message = str(waits.get("reason") or ""), str(waits.get("message") or "")
+        if reason in _IMAGE:
+            said = "" if message.startswith(_PULL) else message
+            said = said or _of_events(events, "Pod", pod["metadata"]["name"], "Failed")
+            return _line(f"image {container.get('image', '')}: {reason}{': ' if said else ''}{said}")
+        if reason and reason not in _PASSING:
+            return _line(f"{reason}: {message}" if message else reason)
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return _line(str(condition.get("message") or condition.get("reason") or "").partition(" preemption:")[0])
+    return _of_events(events, "Pod", pod["metadata"]["name"])
+
+
+def failed(pods: Iterable[Object]) -> str:
+    """Why the first of these pods that failed did so; empty: none has, or nothing is said."""
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"])):
+        status, where = pod.get("status") or {}, machine(pod)
+        name = f"pod {pod['metadata']['name']}{f' on {where}' if where else ''}"
+        if phase(pod) != "Failed":
+            continue
+        if status.get("reason"):  # Evicted, NodeLost ...
+            return _line(f"{name}: {status['reason']}: {status.get('message') or ''}".rstrip(": "))
+        for container in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())):
+            ended = (container.get("state") or {}).get("terminated") or {}
+            if ended.get("reason") == "OOMKilled":
+                return f"{name}: killed for want of memory (OOMKilled)"
+            if code := ended.get("exitCode"):
+                said = f": {ended['message']}" if ended.get("message") else ""
+                return _line(f"{name}: exit code {code}{said}")
+    return ""
+
+
+def condition(job: Object, kind: str) -> str | None:
+    """The message of a condition of a PyTorchJob that is true; None if it is not."""
+    for one in (job.get("status") or {}).get("conditions") or ():
+        if one.get("type") == kind and one.get("status") == "True":
+            return _line(str(one.get("message") or ""))
+    return None
+
+
+def _of_events(events: Sequence[Object], kind: str, name: str, reason: str = "") -> str:
+    """The newest warning about an object; with `reason`, of that one."""
+    about = [
+        event
+        for event in events
+        if event.get("type") == "Warning"
+        and (event.get("involvedObject") or {}).get("kind") == kind
+        and (event.get("involvedObject") or {}).get("name") == name
+        and (not reason or event.get("reason") == reason)
+    ]
+    newest = max(about, key=_when, default=None)
+    return _line(str(newest.get("message") or newest.get("reason") or "")) if newest else ""
+
+
+def _when(event: Object) -> str:
+    """RFC 3339, which sorts as text."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp") or "")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]

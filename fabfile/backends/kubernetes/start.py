@@ -1,0 +1,125 @@
+"""Start a job on Kubernetes: what a dry run shows of it, whether there are machines, its record and its PyTorchJob."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import yaml
+from invoke.exceptions import Exit
+
+from fabfile import launchers
+from fabfile.backends.base import CannotStart, Submission, Submitted
+from fabfile.backends.kubernetes import api as kube
+from fabfile.backends.kubernetes import pods, pytorchjob
+from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.backends.kubernetes.pytorchjob import PodJob
+from fabfile.backends.slurm import start as as_slurm
+from fabfile.backends.ssh import start as over_ssh
+from fabfile.backends.ssh.head import Head
+from fabfile.launchers import KUBERNETES, HeadValues, Launch, LaunchError, plans
+from infra.inventory import KubeCluster, SshCluster
+
+_GONE_SECONDS = 60.0  # for the pods of a job that is resumed to go
+_POLL = 0.3
+_NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
+_LONGEST_NAME = 50
+"""Kubernetes names a job's pods and services ID-worker-N, with 63 characters at most."""
+_VARIABLES = """
+# found by the supervisor, which runs in the first pod, when the pods have met: $NODES, the machines that they are on;
+# $MASTER_ADDR, the address of the first; $MASTER_PORT, a free port there; $INTERFACE, towards the other pods; $BEGAN,
+# the job's start without its pauses (where the machines have a price). added in every pod: what
+# /etc/trainyard/runtime.env says (tcmalloc), RANK and LOCAL_RANK, the rank's cores of a NUMA node.
+"""
+
+
+def check(cluster: KubeCluster, submission: Submission) -> None:
+    """Exit 2 for what Kubernetes cannot run."""
+    if submission.launcher not in ("", KUBERNETES):
+        raise Exit(
+            f"--launcher {submission.launcher}: Kubernetes starts the jobs of this cluster: leave it out", code=2
+        )
+    name = submission.begun.id if submission.begun else submission.job.name
+    if not re.fullmatch(_NAME, name) or len(name) > _LONGEST_NAME:
+        allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename the job's file"
+        raise Exit(f"{name}: the name of a job on Kubernetes must be {allowed}", code=2)
+    if "@" not in cluster.image and ":" not in cluster.image.rpartition("/")[2]:
+        raise Exit(f"{cluster.name}: image = {cluster.image!r}: has neither tag nor digest: which image is it?", code=2)
+
+
+def launch_of(view: SshCluster, submission: Submission) -> Launch:
+    """The job on as many machines as it asks for; which ones Kubernetes chooses."""
+    return as_slurm.launch_of(view, submission)
+
+
+def shown(cluster: KubeCluster, view: SshCluster, submission: Submission) -> str:
+    """The PyTorchJob as it is applied, and what the ranks run. Exit 2 for what cannot work."""
+    check(cluster, submission)
+    launch = launch_of(view, submission)
+    try:
+        plan = plans.plan(KUBERNETES, launch, HeadValues())
+    except LaunchError as error:
+        raise Exit(str(error), code=2) from None
+    manifest = yaml.safe_dump(pytorchjob.rendered(cluster, _job(launch)), sort_keys=False, width=110)
+    ranks = launchers.shown(plan, where="the environment of each rank")
+    return f"{manifest}\n{ranks}\n{_VARIABLES}\n# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
+
+
+def refuse_busy(wanted: int, there: int, taken: dict[str, int]) -> None:
+    """CannotStart if other jobs have, or wait for, so many of the machines that too few are left."""
+    free = max(0, there - sum(taken.values()))
+    if free < wanted:
+        holders = ", ".join(f"{job} ({count})" for job, count in sorted(taken.items()))
+        raise CannotStart(f"{free} of {there} machines free, {wanted} wanted; busy with {holders}")
+
+
+def create(api: Api, cluster: KubeCluster, head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
+    """Create the job's number and directory on the head, then its PyTorchJob; its id must not be in `taken`. If the API
+    refuses it, Exit 1, and nothing is left of it."""
+    spec = over_ssh.spec_of(head, submission, taken)
+    price = launch_of(head.cluster, submission).usd_per_hour
+    spec = replace(spec, launcher=KUBERNETES, cluster=head.cluster, count=submission.nodes)
+    answer = over_ssh.ask_to_create(head, replace(spec, price_per_hour=price), secrets={})
+    launch = replace(launch_of(head.cluster, submission), id=answer["id"], code=head.folder)
+    job = _job(replace(launch, run_dir=f"{spec.runs}/{launch.id}"))
+    try:
+        _apply(api, cluster, job)
+    except KubeError as error:
+        head.ask("kube-over", job.run_dir, "undo")
+        raise Exit(f"{error}\nthe job was not started", code=1) from None
+    machines = "1 machine" if job.nodes == 1 else f"{job.nodes} machines"
+    return Submitted(job.id, answer["log"], f"{machines}, as the PyTorchJob {job.id}")
+
+
+def _job(launch: Launch) -> PodJob:
+    return PodJob(id=launch.id, nodes=len(launch.nodes), run_dir=launch.run_dir, program=f"{launch.code}/launch")
+
+
+def _apply(api: Api, cluster: KubeCluster, job: PodJob) -> None:
+    """Apply the PyTorchJob, in place of one that a resumed job had, and its secrets before it. KubeError."""
+    if api.delete(kube.JOB, job.id):
+        _await_end(api, job.id)
+    secrets = over_ssh.secrets()
+    try:
+        if secrets:
+            api.apply(pytorchjob.secret(cluster, job.id, secrets))
+        made = api.apply(pytorchjob.rendered(cluster, job))
+        if secrets:
+            api.apply(pytorchjob.secret(cluster, job.id, secrets, made))
+    except KubeError:
+        if secrets:
+            api.delete("Secret", job.id)
+        raise
+
+
+def _await_end(api: Api, job: str) -> None:
+    """Wait until a deleted job and its pods are gone. KubeError."""
+    deadline = time.monotonic() + _GONE_SECONDS
+    while api.get(kube.JOB, job) is not None or (left := api.list("Pod", {pods.JOB: job})):
+        if time.monotonic() > deadline:
+            names = ", ".join(str(pod["metadata"]["name"]) for pod in left) or job
+            raise KubeError(f"{job}: its earlier pods are not gone after {_GONE_SECONDS:.0f} s: {names}")
+        time.sleep(_POLL)

@@ -1,0 +1,331 @@
+"""A Kubernetes API on loopback with objects in memory, whose pods' programs are ordinary processes of this machine.
+
+with served(tmp_path) as kube:
+    kube.cluster                  # its inventory
+    kube.put(pod("demo-1-master-0", job="demo-1"))
+    kube.objects[("Pod", "demo-1-master-0")]
+
+A program in a pod speaks v5.channel.k8s.io, as a kubelet does: its exit code comes on the error channel.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.server
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import tempfile
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kube_api import certificate
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Message, Ping
+from wsproto.utilities import LocalProtocolError
+
+from fabfile.backends.kubernetes import pods
+from infra.inventory import KubeCluster
+
+Object = dict[str, Any]
+KINDS = {
+    **{"pods": "Pod", "secrets": "Secret", "events": "Event", "nodes": "Node", "deployments": "Deployment"},
+    **{"persistentvolumeclaims": "PersistentVolumeClaim", "pytorchjobs": "PyTorchJob"},
+}
+_PATH = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<space>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?")
+_MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+TOKEN = "a-token"
+
+
+@dataclass
+class Kube:
+    """The server, as a client sees it and as a test changes it."""
+
+    home: Path
+    """HOME of the programs in pods, below the shared folder."""
+    url: str = ""
+    cluster: KubeCluster = field(init=False)
+    objects: dict[tuple[str, str], Object] = field(default_factory=dict)
+    applied: list[Object] = field(default_factory=list)
+    deleted: list[tuple[str, str]] = field(default_factory=list)
+    refusals: list[tuple[Callable[[str, str], bool], int, Object]] = field(default_factory=list)
+    """Asked with (method, path); the first that is true is answered with this status and Status, for ever."""
+    unknown: set[str] = field(default_factory=set)
+    """Kinds that are not installed."""
+    protocol: str = ""
+    """The protocol of programs in pods that the server speaks, whatever it is asked for."""
+    execs: list[list[str]] = field(default_factory=list)
+    play: Callable[[Streams], None] | None = None
+    """What the next programs do instead of running; None: they run."""
+    on_apply: Callable[[Kube, Object], None] = lambda kube, one: None
+    """As controllers do, which act on objects."""
+
+    def put(self, one: Object) -> None:
+        """Have an object there, as somebody else has made it."""
+        self.objects[(one["kind"], one["metadata"]["name"])] = one
+
+    def refuse(self, part: str, code: int, message: str, *, method: str = "", **more: Any) -> None:
+        """Refuse requests whose path has this part."""
+        status = {"kind": "Status", "status": "Failure", "code": code, "message": message, **more}
+        self.refusals.append((lambda verb, path: part in path and method in ("", verb), code, status))
+
+
+class Streams:
+    """A program's side of its streams."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self.frames, self._lock = sock, Connection(ConnectionType.SERVER), threading.Lock()
+
+    def send(self, stream: int, data: bytes, *, finished: bool = True) -> None:
+        """Send a message, or, with `finished` false, the beginning of one."""
+        self.raw(self.frames.send(BytesMessage(data=bytes([stream]) + data, message_finished=finished)))
+
+    def raw(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        with self._lock:
+            self.sock.sendall(data)
+
+    def end(self, code: int) -> None:
+        """Tell how the program ended, and close."""
+        status: Object = {"metadata": {}, "status": "Success"}
+        if code:
+            causes = [{"reason": "ExitCode", "message": str(code)}]
+            message = f"command terminated with non-zero exit code: exit status {code}"
+            status = {
+                "status": "Failure",
+                "reason": "NonZeroExitCode",
+                "message": message,
+                "details": {"causes": causes},
+            }
+        self.send(3, json.dumps(status).encode())
+        self.raw(self.frames.send(CloseConnection(code=1000)))
+
+    def received(self) -> Iterator[bytes]:
+        """The messages, until the other side closes."""
+        whole = b""
+        while data := self.sock.recv(1 << 16):
+            self.frames.receive_data(data)
+            for event in self.frames.events():
+                if isinstance(event, Message):
+                    whole += bytes(event.data)
+                    if event.message_finished:
+                        yield whole
+                        whole = b""
+                elif isinstance(event, Ping):
+                    self.raw(self.frames.send(event.response()))
+                elif isinstance(event, CloseConnection):
+                    return
+
+
+def run(argv: list[str], home: Path, streams: Streams) -> None:
+    """Run a program; when the other side is gone its stdin ends, as a kubelet does it."""
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "KUBERNETES_SERVICE_HOST": "x"}
+    environment |= {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(argv, cwd="/", env=environment, **pipes) as program:  # type: ignore[call-overload]
+        assert program.stdin and program.stdout and program.stderr
+        readers = [
+            threading.Thread(target=_forward, args=(streams, number, pipe))
+            for number, pipe in ((1, program.stdout), (2, program.stderr))
+        ]
+
+        def ended() -> None:
+            for reader in readers:
+                reader.join()
+            with suppress(OSError, LocalProtocolError):  # the other side has closed
+                streams.end(program.wait() if program.wait() >= 0 else 128 - program.wait())
+                streams.sock.shutdown(socket.SHUT_RD)
+
+        for thread in (*readers, threading.Thread(target=ended)):
+            thread.start()
+        with suppress(OSError):
+            for message in streams.received():
+                if message == b"\xff\x00":
+                    program.stdin.close()
+                elif message[0] == 0 and not program.stdin.closed:
+                    program.stdin.write(message[1:])
+                    program.stdin.flush()
+        with suppress(OSError):
+            program.stdin.close()
+
+
+def _forward(streams: Streams, number: int, pipe: Any) -> None:
+    while data := os.read(pipe.fileno(), 1 << 15):
+        with suppress(OSError, LocalProtocolError):
+            streams.send(number, data)
+
+
+def _handler(kube: Kube) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            url = urllib.parse.urlsplit(self.path)
+            query = urllib.parse.parse_qs(url.query)
+            if self.headers["Authorization"] != f"Bearer {TOKEN}":
+                return self._answer(
+                    401, {"kind": "Status", "status": "Failure", "code": 401, "message": "Unauthorized"}
+                )
+            for is_meant, code, status in kube.refusals:
+                if is_meant(self.command, url.path):
+                    return self._answer(code, status)
+            if url.path.endswith("/exec"):
+                return self._exec(query)
+            found = _PATH.fullmatch(url.path)
+            if found is None or KINDS.get(found["plural"], "") in kube.unknown:
+                return self._answer(404, _missing("", "the server could not find the requested resource"))
+            return self._answer(*_done(kube, self.command, KINDS[found["plural"]], found["name"], query, body))
+
+        do_GET = do_PATCH = do_DELETE = _serve
+
+        def _exec(self, query: dict[str, list[str]]) -> None:
+            kube.execs.append(query["command"])
+            key = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + _MAGIC).encode()).digest()
+            self.send_response(101)
+            for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade")):
+                self.send_header(name, value)
+            self.send_header("Sec-WebSocket-Accept", base64.b64encode(key).decode())
+            self.send_header("Sec-WebSocket-Protocol", kube.protocol or self.headers["Sec-WebSocket-Protocol"])
+            self.end_headers()
+            self.wfile.flush()
+            self.close_connection = True
+            streams = Streams(self.connection)
+            with suppress(OSError):
+                if kube.play is None:
+                    run(query["command"], kube.home, streams)
+                else:
+                    kube.play(streams)
+
+        def _answer(self, code: int, answer: Object) -> None:
+            text = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: pytest shows what a test needs."""
+
+    return Handler
+
+
+def _missing(name: str, message: str) -> Object:
+    details = {"name": name} if name else {}
+    return {
+        "kind": "Status",
+        "status": "Failure",
+        "code": 404,
+        "reason": "NotFound",
+        "message": message,
+        "details": details,
+    }
+
+
+def _done(
+    kube: Kube, method: str, kind: str, name: str | None, query: dict[str, list[str]], body: bytes
+) -> tuple[int, Object]:
+    """Do what a request asks for; returns the answer."""
+    if name is None:
+        wanted = dict(each.split("=", 1) for each in ",".join(query.get("labelSelector", [])).split(",") if each)
+        of_kind = [one for (each, _), one in kube.objects.items() if each == kind]
+        chosen = [one for one in of_kind if wanted.items() <= (one["metadata"].get("labels") or {}).items()]
+        return 200, {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": chosen}
+    if method == "PATCH":
+        assert query["fieldManager"] == ["trainyard"] and query["force"] == ["true"], "else it is no server-side apply"
+        one = json.loads(body)
+        one["metadata"] = {"uid": f"uid-of-{name}", **one["metadata"]}
+        kube.applied.append(one)
+        if "dryRun" not in query:
+            kube.put(one)
+            kube.on_apply(kube, one)
+        return 200, one
+    found = kube.objects.get((kind, name))
+    if found is None:
+        return 404, _missing(name, f'{kind.lower()}s "{name}" not found')
+    if method == "DELETE":
+        kube.deleted.append((kind, name))
+        del kube.objects[(kind, name)]
+        if kind == "PyTorchJob":  # as the garbage collector does
+            for key, one in list(kube.objects.items()):
+                if one["kind"] == "Pod" and (one["metadata"].get("labels") or {}).get(pods.JOB) == name:
+                    del kube.objects[key]
+    return 200, found
+
+
+def deployed(kube: Kube, one: Object) -> None:
+    """What the controller of Deployments does: a pod that runs."""
+    if one["kind"] == "Deployment":
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        made = pod(f"{one['metadata']['name']}-x", phase="Running", machine="machine1")
+        kube.put({**made, "metadata": {**made["metadata"], "labels": labels}})
+
+
+def pod(name: str, job: str = "", *, phase: str = "Pending", machine: str = "", **status: Any) -> Object:
+    """A pod of a job, as the API has it."""
+    labels = {pods.JOB: job, pods.STACK: "kind"} if job else {}
+    states = {"containerStatuses": [{"name": "c", "image": "", "imageID": "", "restartCount": 0, "ready": True}]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "train", "labels": labels},
+        "spec": {"containers": [{"name": "c", "image": "i:1"}], **({"nodeName": machine} if machine else {})},
+        "status": {"phase": phase, **(states if phase == "Running" else {}), **status},
+    }
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Kube]:
+    """The server, with a kubeconfig in `folder`, which is also what the pods share."""
+    kube = Kube(folder / "shared/.trainyard/home", on_apply=deployed)
+    with tempfile.TemporaryDirectory() as keys:
+        httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(kube))
+        httpd.daemon_threads = True
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        pem, key = certificate()
+        (Path(keys) / "pem").write_bytes(pem + key)
+        context.load_cert_chain(Path(keys) / "pem")
+        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        kube.url = f"https://127.0.0.1:{httpd.server_port}"
+        kube.cluster = _inventory(folder, kube.url, pem)
+        try:
+            yield kube
+        finally:
+            httpd.shutdown()
+            httpd.server_close()
+            thread.join()
+
+
+def _inventory(folder: Path, url: str, pem: bytes) -> KubeCluster:
+    server = {"server": url, "certificate-authority-data": base64.b64encode(pem).decode()}
+    config = {
+        "current-context": "yard",
+        "clusters": [{"name": "yard", "cluster": server}],
+        "users": [{"name": "me", "user": {"token": TOKEN}}],
+        "contexts": [{"name": "yard", "context": {"cluster": "yard", "user": "me"}}],
+    }
+    (folder / "kubeconfig").write_text(yaml.safe_dump(config))
+    (folder / "shared").mkdir(exist_ok=True)
+    return KubeCluster(
+        name="kind",
+        kubeconfig=str(folder / "kubeconfig"),
+        namespace="train",
+        image="i:1",
+        workers=3,
+        gpus_per_worker=0,
+        shared_dir=str(folder / "shared"),
+        shared_claim="shared",
+    )
