@@ -52,8 +52,10 @@ def definition(url: str = DEFINITION_URL) -> str:
     return content.decode()
 
 
-def objects() -> list[Object]:
-    """Everything but the definition, which comes first, in the order of their creation."""
+def objects(image: str = IMAGE, waiting_image: str = WAITING_IMAGE, machine: str = "") -> list[Object]:
+    """Everything but the definition, which comes first, in the order of their creation. `waiting_image`: of the init
+    containers; empty: the operator's image has a template for them. `machine`: where the operator is to run; empty:
+    anywhere."""
     named = {"name": NAME, "namespace": NAMESPACE, "labels": _LABELS}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
@@ -85,7 +87,12 @@ def objects() -> list[Object]:
                 ],
             },
         },
-        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": named, "spec": _deployment()},
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": named,
+            "spec": _deployment(image, waiting_image, machine),
+        },
         _webhook(),
     ]
 
@@ -111,16 +118,19 @@ def _rules() -> list[Object]:
     ]
 
 
-def _deployment() -> Object:
+def _deployment(image: str, waiting_image: str, machine: str) -> Object:
     def probe(path: str, delay: int, period: int) -> Object:
         http = {"path": path, "port": 8081}
         return {"httpGet": http, "initialDelaySeconds": delay, "periodSeconds": period, "timeoutSeconds": 3}
 
     container = {
         "name": NAME,
-        "image": IMAGE,
+        "image": image,
         "command": ["/manager"],
-        "args": ["--enable-scheme=pytorchjob", f"--pytorch-init-container-image={WAITING_IMAGE}"],
+        "args": [
+            "--enable-scheme=pytorchjob",
+            *([f"--pytorch-init-container-image={waiting_image}"] if waiting_image else []),
+        ],
         "ports": [{"containerPort": 8080}, {"containerPort": 9443, "name": "webhook-server"}],
         "env": [
             {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
@@ -137,6 +147,7 @@ def _deployment() -> Object:
         "terminationGracePeriodSeconds": 10,
         "containers": [container],
         "volumes": [{"name": "cert", "secret": {"secretName": CERTIFICATE, "defaultMode": 420}}],
+        **({"nodeSelector": {"kubernetes.io/hostname": machine}} if machine else {}),
     }
     return {
         "replicas": 1,

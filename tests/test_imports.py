@@ -19,6 +19,7 @@ OURS = (
     *("infra.errors", "infra.config.settings", "infra.user_data", "infra.clouds.live_resource", "infra.clouds.finding"),
     *("infra.config.values", "infra.clouds.naming", "infra.clouds.dynamic_provider"),
     *("infra.state.operation", "infra.state.ownership", "infra.machine"),
+    *("infra.clouds.kube_client", "infra.clouds.kube_apply", "infra.training_operator", "infra.job_account"),
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
@@ -26,6 +27,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.errors": (),
     "infra.clouds.live_resource": (),
     "infra.clouds.finding": ("infra.config.values",),
+    "infra.clouds.kube_client": (),
+    "infra.clouds.kube_apply": ("infra.clouds.kube_client", "infra.errors"),
     "infra.clouds.sdk": ("infra.errors", "infra.config.kinds"),
     "infra.state.operation": ("infra.errors", "psutil"),
     "infra.clouds.dynamic_provider": ("infra.errors", "infra.state.operation", "pulumi"),
@@ -50,10 +53,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml"),
     ),
     # A provider: its own SDK, never another provider.
-    "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi"),
+    "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi", "cryptography", "yaml"),
     "infra.clouds.aws": (
-        *(*OURS, "infra.clouds.aws", "infra.prices.table", "infra.training_operator"),
-        "infra.job_account",
+        *(*OURS, "infra.clouds.aws", "infra.prices.table"),
         *("pulumi", "pulumi_aws", "boto3", "botocore", "yaml"),
     ),
     "infra.clouds.azure": (*OURS, "infra.clouds.azure", "infra.prices.table", "pulumi", "pulumi_azure_native", "azure"),

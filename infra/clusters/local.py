@@ -10,10 +10,8 @@ from infra.clouds.local import bake, base_image, cgroup, host, owner
 from infra.clouds.local.image import Image
 from infra.clouds.local.network import Network
 from infra.clouds.local.nodes import Node
-from infra.clouds.local.slurm import configuration, folder, layer
-from infra.clouds.local.slurm.folder import Slurm
-from infra.clouds.local.slurm.layer import Layer
-from infra.clusters import members
+from infra.clouds.local.slurm import folder
+from infra.clusters import local_scheduler, members
 from infra.config.settings import Settings
 from infra.prices import table
 from infra.state import stack_id
@@ -33,12 +31,7 @@ def check(settings: Settings) -> None:
     cloud_config.read(user_data.BOOTSTRAP)
     image = image_id(settings)
     host.check(settings, image)
-    if with_slurm(settings):
-        layer.check(image)
-
-
-def with_slurm(settings: Settings) -> bool:
-    return settings.local.scheduler == "slurm"
+    local_scheduler.check(settings, image)
 
 
 def bill(settings: Settings) -> list[table.PriceLine]:
@@ -62,12 +55,9 @@ def build(settings: Settings) -> pulumi.Output[str]:
         user_data=user_data.for_bake(settings, image) if settings.image == "bake" else "",
         opts=named,
     )
-    booted, needs = golden.image, []
-    scheduler: dict[str, str] = {}  # a node without Slurm has no such input, as before there was Slurm
-    if with_slurm(settings):
-        booted = Layer(stack=stack, image=layer.key(image), parent=golden.image, opts=named).image
-        needs = [_slurm(settings, named)]
-        scheduler = {"scheduler": "slurm"}
+    booted, needs = local_scheduler.declare(settings, image, golden, named)
+    # A node without a scheduler has no such input, as before there were any.
+    scheduler = {} if local.scheduler == "none" else {"scheduler": local.scheduler}
     nodes = []
     for index in range(settings.nodes):
         name = naming.node(index)
@@ -85,15 +75,10 @@ def build(settings: Settings) -> pulumi.Output[str]:
             **scheduler,
         )
         nodes.append(node)
+    if local.scheduler == local_scheduler.KUBERNETES:
+        return local_scheduler.of_kubernetes(settings, nodes)
     facts = [pulumi.Output.all(node.host_key, node.console) for node in nodes]
     return pulumi.Output.all(*facts).apply(lambda known: _inventory(settings, known))
-
-
-def _slurm(settings: Settings, opts: pulumi.ResourceOptions) -> Slurm:
-    addresses = {naming.node(index): settings.address(index) for index in range(settings.nodes)}
-    local = settings.local
-    conf = configuration.slurm_conf(settings.stack, addresses, cpus=local.cpus, memory_mb=local.memory_mb)
-    return Slurm(stack=settings.stack, configuration=conf, opts=opts)
 
 
 def _inventory(settings: Settings, facts: list[list[str]]) -> str:
@@ -103,12 +88,13 @@ def _inventory(settings: Settings, facts: list[list[str]]) -> str:
         group = str(cgroup.unified(settings.stack, naming.node(index)))
         own = {"private_ip": settings.address(index), "host_key": host_key}
         each.append({**own, "console": console, "control_group": group})
+    with_slurm = settings.local.scheduler == local_scheduler.SLURM
     cluster = inventory.SshCluster(
         name=settings.stack,
         nodes=members.of(host.machine(settings), each),
         identity_file=str(settings.identity_file or ""),
         interface="host0",
-        launcher="slurm" if with_slurm(settings) else "mpirun",
-        shared_dir=folder.SHARED if with_slurm(settings) else "",
+        launcher="slurm" if with_slurm else "mpirun",
+        shared_dir=folder.SHARED if with_slurm else "",
     )
     return inventory.to_json(cluster)

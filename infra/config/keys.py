@@ -53,8 +53,9 @@ KEYS = {
     ),
     "scheduler": Key(
         "none",
-        "Who runs the jobs: none is our own launcher over SSH; slurm is Debian's Slurm, on nodes that share /fsx",
-        choices=("none", "slurm"),
+        "Who runs the jobs: none is our own launcher over SSH; slurm is Debian's Slurm, kubernetes is Kubernetes with "
+        "Kubeflow's training operator, both on nodes that share /fsx",
+        choices=("none", "slurm", "kubernetes"),
         on="local",
     ),
     "cidr": Key(

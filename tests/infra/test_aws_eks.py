@@ -15,7 +15,7 @@ from program_recorder import STACK_ID, Ran
 
 from infra import training_operator
 from infra.clouds.aws import capacity, eks, eks_network, machine_types, zones
-from infra.clouds.aws.eks_client import path_of
+from infra.clouds.kube_client import path_of
 from infra.clusters import aws_eks
 from infra.config.settings import load
 from infra.prices import table

@@ -19,8 +19,9 @@ from http_server import Answer, serve
 from kube_api import KubeApi, served
 
 from infra import training_operator
+from infra.clouds import kube_apply
 from infra.clouds.aws import eks_api, eks_end, eks_token
-from infra.clouds.aws.eks_client import ApiError, Client, path_of
+from infra.clouds.kube_client import ApiError, Client, path_of
 from infra.errors import OperationError
 
 DEFINITION = """
@@ -44,7 +45,7 @@ SPACE = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "trainyar
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeApi]:
     monkeypatch.setattr(training_operator, "definition", lambda: DEFINITION)
     monkeypatch.setattr(eks_token, "token", lambda cluster, region: f"{cluster}-{region}")
-    monkeypatch.setattr(eks_api, "POLL", 0.01)
+    monkeypatch.setattr(kube_apply, "POLL", 0.01)
     with served() as server:
         yield server
 
@@ -81,7 +82,7 @@ def test_what_the_api_refuses_for_good_is_one_line(api: KubeApi) -> None:
 
 
 def test_an_api_that_never_lets_in_ends_the_wait(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eks_api, "LETS_IN", 0.0)
+    monkeypatch.setattr(kube_apply, "LETS_IN", 0.0)
     api.refusals += [(403, 'pods is forbidden: User "ada"')] * 2
     with pytest.raises(OperationError, match=r'forbidden: User "ada"$'):
         eks_api.apply(props(api))
@@ -90,14 +91,14 @@ def test_an_api_that_never_lets_in_ends_the_wait(api: KubeApi, monkeypatch: pyte
 def test_an_api_that_does_not_answer_is_said_with_the_usual_reason(
     api: KubeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eks_api, "LETS_IN", 0.0)
+    monkeypatch.setattr(kube_apply, "LETS_IN", 0.0)
     gone = {**props(api), "endpoint": "https://127.0.0.1:9"}
     with pytest.raises(OperationError, match=r"https://127.0.0.1:9 does not answer: .*in the network of adminCidr\?$"):
         eks_api.apply(gone)
 
 
 def test_pods_that_do_not_get_ready_are_named(api: KubeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eks_api, "READY", 0.05)
+    monkeypatch.setattr(kube_apply, "READY", 0.05)
     api.unready |= {"plugin", "training-operator"}
     with pytest.raises(OperationError) as caught:
         eks_api.apply(props(api, PLUGIN))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from local_mocks import Machines
 from program_recorder import Ran, run
 
 from infra.clouds.local import base_image, host, image, image_cache, paths
+from infra.clouds.local.layer import Recipe
 from infra.clouds.local.nodes import NodeProvider
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.clouds.local.slurm import configuration, folder, layer
@@ -28,7 +30,7 @@ def declared(good: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Ran:
     """The program of two nodes with Slurm."""
     monkeypatch.setattr(host, "check_machine", lambda: None)
     monkeypatch.setattr(host, "check", lambda settings, image: None)
-    monkeypatch.setattr(layer, "check", lambda parent: None)
+    monkeypatch.setattr(Recipe, "check", lambda recipe, parent: None)
     return run({**good, "nodes": "2", "scheduler": "slurm", "memoryMb": "1024"}, Machines(), stack="local")
 
 
@@ -48,10 +50,10 @@ def test_the_image_of_the_profile_stays_as_it_is(declared: Ran, good: dict[str, 
     assert declared["image"].inputs["image"] == parent
     assert declared["slurm-image"].inputs == {
         **declared["slurm-image"].inputs,
-        "image": layer.key(parent),
+        "image": layer.RECIPE.key(parent),
         "parent": parent,
     }
-    assert declared["node1"].inputs["image"] == layer.key(parent) != parent
+    assert declared["node1"].inputs["image"] == layer.RECIPE.key(parent) != parent
     assert f"TRAINYARD_IMAGE={parent}\n" in declared["node1"].inputs["user_data"]
 
 
@@ -134,12 +136,10 @@ def test_a_layer_is_over_the_profile_s_and_no_image_without_it(home: Path) -> No
     assert image.record("b" * 16) is None and image.baked() == []
 
 
-def test_its_name_is_over_the_image_under_it_and_all_that_goes_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {layer.key(IMAGE), layer.key("f" * 16)}
-    for name, value in (("PACKAGES", ("munge",)), ("INSTALL", "true"), ("FILES", {}), ("SEALED", ())):
-        with monkeypatch.context() as patch:
-            patch.setattr(layer, name, value)
-            keys.add(layer.key(IMAGE))
+def test_its_name_is_over_the_image_under_it_and_all_that_goes_into_it() -> None:
+    keys = {layer.RECIPE.key(IMAGE), layer.RECIPE.key("f" * 16)}
+    for name, value in (("packages", ("munge",)), ("install", "true"), ("files", {}), ("secrets", ())):
+        keys.add(replace(layer.RECIPE, **{name: value}).key(IMAGE))
     assert len(keys) == 6 and all(re.fullmatch("[0-9a-f]{16}", key) for key in keys)
 
 
@@ -163,7 +163,9 @@ def test_prune_keeps_what_is_under_a_layer_in_use(home: Path) -> None:
 def test_a_layer_cannot_be_asked_for_as_an_image(home: Path, good: dict[str, str]) -> None:
     bake(home, IMAGE)
     over(home, "b" * 16, IMAGE)
-    with pytest.raises(SettingsError, match=f"image = '{'b' * 16}': must be an image without Slurm, such as {IMAGE}"):
+    with pytest.raises(
+        SettingsError, match=f"image = '{'b' * 16}': must be an image without a scheduler, such as {IMAGE}"
+    ):
         host.check(load("local", {**good, "image": "b" * 16}), "b" * 16)
 
 
@@ -172,10 +174,10 @@ def test_a_machine_without_an_archive_can_use_a_layer_and_make_none(
 ) -> None:
     monkeypatch.setattr(base_image, "sources", lambda: [])
     with pytest.raises(UsageError, match="scheduler = 'slurm': /etc/apt names no archive"):
-        layer.check(IMAGE)
+        layer.RECIPE.check(IMAGE)
     bake(home, IMAGE)
-    over(home, layer.key(IMAGE), IMAGE)
-    layer.check(IMAGE)
+    over(home, layer.RECIPE.key(IMAGE), IMAGE)
+    layer.RECIPE.check(IMAGE)
 
 
 # --- the scripts ---

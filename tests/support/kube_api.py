@@ -1,4 +1,4 @@
-"""An API server on loopback that speaks Kubernetes' protocol as far as eks_client does: TLS, tokens, server-side apply.
+"""An API server on loopback that speaks Kubernetes' protocol as far as kube_client does: TLS, tokens, apply.
 
 with served() as api:
     Client(api.url, api.authority, lambda: "token").apply({...})

@@ -17,6 +17,8 @@ class Machines(Kind):
             "Image": {"software": "{}"},
             "Layer": {"software": "{}"},
             "Slurm": {},
+            "Kubernetes": {},
+            "Objects": {},
             "StackId": {"locations": []},
             "Node": {"host_key": HOST_KEY, "console": f"/var/log/{args.name}", "alive": True},
         }

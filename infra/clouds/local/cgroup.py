@@ -12,12 +12,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from infra.clouds.local import ids
 from infra.errors import OperationError
 
 ROOT = Path("/sys/fs/cgroup")
 TOP = "trainyard"
 PERIOD_US = 100_000
 CONTROLLERS = ("cpu", "memory", "pids")
+_LIMITED = ("memory", "cpu", "cpuacct", "pids")
+"""Trees of version 1 that every machine joins."""
+_OF_CONTAINERS = ("cpuset", "devices", "freezer", "blkio")
+"""Those that a machine joins beside them if it runs containers, whose programs expect all of these."""
 
 
 def is_hybrid() -> bool:
@@ -30,11 +35,12 @@ def unified(*parts: str) -> Path:
     return (ROOT / "unified" if is_hybrid() else ROOT).joinpath(TOP, *parts)
 
 
-def _trees() -> list[Path]:
-    """The roots of all hierarchies that a machine's processes join."""
+def _trees(*, containers: bool = True) -> list[Path]:
+    """The roots of all hierarchies that a machine's processes join; without `containers` those of a machine that runs
+    none."""
     if not is_hybrid():
         return [ROOT]
-    named = [ROOT / name for name in ("unified", "systemd", "memory", "cpu", "cpuacct", "pids")]
+    named = [ROOT / name for name in ("unified", "systemd", *_LIMITED, *(_OF_CONTAINERS if containers else ()))]
     return [tree for tree in named if (tree / "cgroup.procs").exists()]
 
 
@@ -46,24 +52,44 @@ def missing() -> list[str]:
     return [name for name in CONTROLLERS if name not in offered]
 
 
-def make(stack: str, machine: str, part: str = "") -> list[Path]:
+def make(stack: str, machine: str, part: str = "", *, containers: bool = False) -> list[Path]:
     """Make the machine's groups. Returns the `cgroup.procs` files through which a process joins them.
 
     With `part`, a process joins that subgroup in the unified tree, where a group may not have both processes and
-    subgroups with controllers.
+    subgroups with controllers. With `containers` the machine's root may make groups below its own, in every hierarchy.
     """
     joins = []
-    for tree in _trees():
+    for tree in _trees(containers=containers):
         group = tree / TOP / stack / machine
         _mkdir(group)
+        if tree == ROOT / "cpuset":
+            _inherit_cpus(group)
+        if containers and is_hybrid() and tree.name not in ("unified", "systemd"):  # systemd-nspawn does these two
+            _delegate(group)
         if group == unified(stack, machine) and part:
             group /= part
             _mkdir(group)
         joins.append(group / "cgroup.procs")
     if not is_hybrid():
+        offered = (ROOT / "cgroup.controllers").read_text().split()
+        wanted = [*CONTROLLERS, *(name for name in ("cpuset", "io") if containers and name in offered)]
         for parent in (ROOT, ROOT / TOP, ROOT / TOP / stack):
-            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in CONTROLLERS))
+            (parent / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in wanted))
     return joins
+
+
+def _inherit_cpus(group: Path) -> None:
+    """Give a new group of the tree `cpuset` all CPUs and memory nodes of those above it: it begins with none."""
+    for below in (group.parent.parent, group.parent, group):
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            if not (below / name).read_text().strip():
+                (below / name).write_text((below.parent / name).read_text())
+
+
+def _delegate(group: Path) -> None:
+    """Let the machine's root make groups below this one and move its own processes there. The limits stay ours."""
+    for path in (group, group / "cgroup.procs", group / "tasks"):
+        os.chown(path, ids.FIRST, ids.FIRST)
 
 
 def _mkdir(group: Path) -> None:

@@ -57,7 +57,9 @@ def check(settings: Settings, image_id: str) -> None:
     _check_home()
     must_bake = image.record(image_id) is None
     if parent := (image.record(image_id) or {}).get("parent"):
-        raise SettingsError("image", image_id, f"an image without Slurm, such as {parent}, on which this one is built")
+        raise SettingsError(
+            "image", image_id, f"an image without a scheduler, such as {parent}, on which this one is built"
+        )
     if must_bake and settings.image != "bake":
         known = ", ".join(image.baked()) or "none"
         raise SettingsError("image", settings.image, f"'bake' or a baked image; there are: {known}")

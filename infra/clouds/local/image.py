@@ -86,17 +86,17 @@ def remove(image: str) -> None:
 
 
 @contextmanager
-def _one_bake_at_a_time(watch: operation.CancellationWatch) -> Iterator[None]:
-    """Two stacks that want the same image bake it once: the second waits."""
+def one_at_a_time(directory: Path, what: str, watch: operation.CancellationWatch) -> Iterator[None]:
+    """Two stacks that want the same thing in a cache make it once: the second waits. `what`: for a message."""
     waiting = False
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(operation.lock(paths.images(), exclusive=True, timeout=0.1))
+                held.enter_context(operation.lock(directory, exclusive=True, timeout=0.1))
                 break
             except operation.LockBusy:
                 if not waiting:
-                    say("image: another stack is baking; waiting for it")
+                    say(f"{what}; waiting for it")
                 waiting = True
                 watch.check()
         yield
@@ -112,7 +112,7 @@ class ImageProvider(PlainProvider):
         with operation.lock(paths.stack(stack)):
             if record(image) is None:
                 self.check_recipe(props)
-                with _one_bake_at_a_time(watch):
+                with one_at_a_time(paths.images(), "image: another stack is baking", watch):
                     if record(image) is None:
                         self.bake(props, watch.check)
         versions = (record(image) or {}).get("versions", {})

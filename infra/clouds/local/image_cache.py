@@ -2,7 +2,8 @@
 
 `list` prints JSON: [{id, profile, collectives, over, gb, used_by: [stacks]}]; `over` is the image under Slurm's layer,
 else empty. `unused` prints what `prune` would remove.
-`prune` removes the images, and then the bases, from which no stack's node was booted, and prints what it removed.
+`prune` removes the images, and then the bases, from which no stack's node was booted, and Kubernetes' programs if no
+stack has nodes with it; it prints what it removed.
 """
 
 from __future__ import annotations
@@ -60,7 +61,15 @@ def _doomed() -> tuple[dict[str, str], list[Path]]:
 def unused() -> list[str]:
     """What `prune` would remove, as lines for the user."""
     doomed, bases = _doomed()
-    return [*(f"image {name} ({what})" for name, what in doomed.items()), *(f"base {base.name}" for base in bases)]
+    images = [f"image {name} ({what})" for name, what in doomed.items()]
+    return [*images, *(f"base {base.name}" for base in bases), *(f"kubernetes {path.name}" for path in _programs())]
+
+
+def _programs() -> list[Path]:
+    """The folders of Kubernetes' programs, if no stack has them in use."""
+    if any(paths.home().glob("stacks/*/kubernetes")):
+        return []
+    return sorted(path for path in paths.kubernetes().glob("*") if path.is_dir())
 
 
 def prune() -> list[str]:
@@ -71,8 +80,8 @@ def prune() -> list[str]:
         doomed, bases = _doomed()
         for name in doomed:
             image.remove(name)
-        for base in bases:
-            shutil.rmtree(base)
+        for folder in (*bases, *_programs()):
+            shutil.rmtree(folder)
     return removed
 
 

@@ -12,6 +12,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, Updat
 
 from infra.clouds.dynamic_provider import PlainProvider
 from infra.clouds.local import bake, cgroup, image, paths, rootfs, system_command
+from infra.clouds.local.kubernetes import node as kubernetes_node
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.clouds.local.slurm import node as slurm_node
 from infra.errors import OperationError
@@ -19,7 +20,7 @@ from infra.state import operation
 
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 FIXED = ("stack", "name", "address", "bridge", "image", "user_data", "scheduler")
-"""Inputs that cannot change on a running node: another value replaces it. A node without Slurm has no `scheduler`."""
+"""Inputs that cannot change on a running node: another value replaces it. A node without a scheduler has none."""
 LIMITS = ("cpus", "memory_mb")
 
 
@@ -98,12 +99,22 @@ def _boot(node: NspawnMachine, props: dict[str, Any]) -> None:
         # Written before the boot, so that a live machine always has it.
         (node.directory / "spec.json").write_text(json.dumps(_fixed(props)))
         names = [f"--network-bridge={props['bridge']}", f"--hostname={node.name}"]
-        shared = slurm_node.prepare(node) if "scheduler" in props else []
-        options = [*names, "--resolv-conf=off", "--timezone=off", *shared]
-        node.start(options, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]))
+        options = [*names, "--resolv-conf=off", "--timezone=off", *_prepare(node, props)]
+        containers = props.get("scheduler") == "kubernetes"
+        node.start(options, cpus=int(props["cpus"]), memory_mb=int(props["memory_mb"]), containers=containers)
     except BaseException:
         node.clear()
         raise
+
+
+def _prepare(node: NspawnMachine, props: dict[str, Any]) -> list[str]:
+    """Give a node what its scheduler needs; returns systemd-nspawn's options for it."""
+    match props.get("scheduler"):
+        case "slurm":
+            return slurm_node.prepare(node)
+        case "kubernetes":
+            return kubernetes_node.prepare(node, props["address"])
+    return []
 
 
 def _personalise(node: NspawnMachine, props: dict[str, Any]) -> None:
@@ -138,6 +149,6 @@ class Node(Resource, module="local", name="Node"):
     console: pulumi.Output[str]
 
     def __init__(self, resource_name: str, opts: pulumi.ResourceOptions, **inputs: pulumi.Input[str | int]) -> None:
-        """`inputs`: FIXED (`scheduler` only with Slurm) and LIMITS; `address` is such as 10.77.0.10/24."""
+        """`inputs`: FIXED (`scheduler` only with one) and LIMITS; `address` is such as 10.77.0.10/24."""
         outputs = {"host_key": None, "console": None}
         super().__init__(NodeProvider(), resource_name, {**inputs, **outputs}, opts)

@@ -29,15 +29,20 @@ KEEPER = "keeper"
 KEEPER_SCRIPT = (Path(__file__).parent / "keep.sh").read_text()
 CONFINED = (
     *(f"--private-users={ids.RANGE}", "--private-users-ownership=off"),
-    *("--drop-capability=CAP_MKNOD", "--register=no", "--keep-unit", "--quiet"),
+    *("--register=no", "--keep-unit", "--quiet"),
 )
 """systemd-nspawn's options for every command in a machine's root. No id shift: the layers are already shifted."""
+PLAIN = ("--drop-capability=CAP_MKNOD",)
+"""For machines that run no containers. Only the host's own root can make devices; this says so beside the kernel."""
+CONTAINERS = ("--system-call-filter=@keyring", "--system-call-filter=bpf")
+"""For machines that run containers. runc gives each a keyring, and starts them with the right to make devices, which
+counts for nothing in a user namespace."""
 _APART = """
-mount -o remount,bind,suid,nodev "$1/root"
+mount -o "remount,bind,suid,$2" "$1/root"
 for kind in proc sysfs; do
     mount -t $kind $kind "$1/$kind" || echo "trainyard: this container lets no machine in it have a $kind of its own"
 done
-shift
+shift 2
 exec "$@"
 """
 """Runs a command in its own mount namespace. There, set-id programs of the machine's root work; outside they must not,
@@ -91,21 +96,32 @@ class NspawnMachine:
 
     def inside(self, argv: Sequence[str], options: Sequence[str]) -> list[str]:
         """The command that runs `argv` in the mounted root of a stopped machine; `options` are for systemd-nspawn."""
-        return self._apart(["systemd-nspawn", *CONFINED, "--pipe", f"--directory={self.root}", *options, *argv])
+        return self._apart(["systemd-nspawn", *CONFINED, *PLAIN, "--pipe", f"--directory={self.root}", *options, *argv])
 
-    def _apart(self, argv: Sequence[str]) -> list[str]:
+    def _apart(self, argv: Sequence[str], *, containers: bool = False) -> list[str]:
         space = ["unshare", "--mount", "--propagation=slave"]
-        return [*space, "sh", "-euc", _APART, "sh", str(self.directory), *argv]
+        # A container gets folders of its machine read-only. From a root that is `nodev` runc 1.1 may not mount them so,
+        # in a user namespace; and there nobody could make a device.
+        devices = "dev" if containers else "nodev"
+        return [*space, "sh", "-euc", _APART, "sh", str(self.directory), devices, *argv]
 
-    def start(self, options: Sequence[str], *, cpus: int, memory_mb: int, init: Sequence[str] = ()) -> None:
+    def start(
+        self,
+        options: Sequence[str],
+        *,
+        cpus: int,
+        memory_mb: int,
+        init: Sequence[str] = (),
+        containers: bool = False,
+    ) -> None:
         """Boot it, detached from this process; returns when its init runs.
 
-        `options` are for systemd-nspawn, `init` are arguments for the machine's init.
+        `options` are for systemd-nspawn, `init` are arguments for the machine's init; with `containers` it runs some.
         """
-        joins = cgroup.make(self.stack, self.name, KEEPER)
+        joins = cgroup.make(self.stack, self.name, KEEPER, containers=containers)
         cgroup.limit(self.stack, self.name, cpus=cpus, memory_mb=memory_mb)
         nspawn = [
-            *("systemd-nspawn", *CONFINED, "--link-journal=no"),
+            *("systemd-nspawn", *CONFINED, *(CONTAINERS if containers else PLAIN), "--link-journal=no"),
             # read-only: with a pipe, the machine would have no /dev/console, and a failed boot would show nothing.
             *("--console=read-only", "--setenv=TERM=dumb"),
             # Limits as on a cloud's machine: locked memory for the fabric, and many open files.
@@ -115,7 +131,8 @@ class NspawnMachine:
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
         argv = system_command.in_groups(
-            self._apart(["sh", "-euc", KEEPER_SCRIPT, "keep.sh", str(self.group), *nspawn]), joins
+            self._apart(["sh", "-euc", KEEPER_SCRIPT, "keep.sh", str(self.group), *nspawn], containers=containers),
+            joins,
         )
         with self.console.open("wb") as console:
             process = subprocess.Popen(

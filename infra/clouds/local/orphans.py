@@ -11,11 +11,14 @@ from pathlib import Path
 
 from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import bake, cgroup, firewall, network, owner, paths
+from infra.clouds.local.kubernetes import folder as kubernetes_folder
 from infra.clouds.local.nspawn import NSPAWN_RUN, NspawnMachine
-from infra.clouds.local.slurm import folder
+from infra.clouds.local.slurm import folder as slurm_folder
 from infra.state import operation
 
 NETWORK = "network"
+FOLDERS = (slurm_folder, kubernetes_folder)
+"""Modules of what the nodes of a stack with a scheduler share."""
 STACK_ID = "stack-id"
 """The resource that holds the stack's id (infra.state.stack_id)."""
 
@@ -71,8 +74,7 @@ def _mounts(stack: str) -> list[LiveResource]:
 
 def _directories(stack: str) -> list[LiveResource]:
     found = [*paths.stack(stack).glob("nodes/*"), *paths.stack(stack).glob("build/*")]
-    if folder.path(stack).exists():
-        found.append(folder.path(stack))
+    found += [folder.path(stack) for folder in FOLDERS if folder.path(stack).exists()]
     return [LiveResource("directory", str(path), _owner(stack, str(path))) for path in sorted(found)]
 
 
@@ -95,11 +97,12 @@ def sweep(stack: str, known: Collection[str], ids: Collection[str] | None = None
         return []
     with operation.lock(paths.stack(stack), exclusive=True, timeout=60.0):
         swept = [live for live in find(stack) if live.owner not in known]
-        for name in sorted({live.owner for live in swept} - {NETWORK, STACK_ID, folder.NAME}):
+        for name in sorted({live.owner for live in swept} - {NETWORK, STACK_ID, *(folder.NAME for folder in FOLDERS)}):
             for machine in _all_of(stack, name):
                 machine.remove()
-        if folder.NAME in {live.owner for live in swept}:
-            folder.remove(stack)
+        for folder in FOLDERS:
+            if folder.NAME in {live.owner for live in swept}:
+                folder.remove(stack)
         if NETWORK in {live.owner for live in swept}:
             network.remove(stack)
         if not cgroup.processes(stack):

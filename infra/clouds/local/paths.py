@@ -2,13 +2,15 @@
 
     /var/lib/trainyard/
         base/<key>/rootfs          a Debian root file system from mmdebstrap, shifted into the machines' ids
-        images/<id>/layer          what the bootstrap added to a base, or Slurm's packages to an image; image.json
+        images/<id>/layer          what the bootstrap added to a base, or a scheduler's packages to an image; image.json
                                    describes it, and is written last
+        kubernetes/<key>/          Kubernetes' programs and container images (kubernetes/programs.py)
         stacks/<stack>/nodes/...   one directory per machine: spec.json, upper, work, root, console.log
         stacks/<stack>/build/...   the same for a machine that is baking an image
         stacks/<stack>/slurm/...   what nodes with Slurm share: configuration, key, /fsx
+        stacks/<stack>/kubernetes/...   likewise with Kubernetes: certificates, its objects, /fsx
 
-All three are accessible to root only: the files in them belong to the machines' users, and some are set-id. Bases and
+All are accessible to root only: the files in them belong to the machines' users, and some are set-id. Bases and
 images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is deleted by destroy.
 """
 
@@ -26,7 +28,7 @@ def home() -> Path:
 
 def close() -> None:
     """Make the directories, accessible to root only; also corrects those that an older version left open."""
-    for name in ("base", "images", "stacks"):
+    for name in ("base", "images", "kubernetes", "stacks"):
         (home() / name).mkdir(parents=True, exist_ok=True)
         (home() / name).chmod(0o700)
 
@@ -37,6 +39,11 @@ def base(key: str) -> Path:
 
 def images() -> Path:
     return home() / "images"
+
+
+def kubernetes() -> Path:
+    """The folder of Kubernetes' programs, of all versions."""
+    return home() / "kubernetes"
 
 
 def stack(name: str) -> Path:

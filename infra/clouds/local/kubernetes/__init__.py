@@ -1,1 +1,1 @@
-"""Kubernetes on local nodes."""
+"""Kubernetes on local nodes: its programs, images and configuration, and what a node gets."""

@@ -1,4 +1,4 @@
-"""Two requests to the API of an EKS cluster: apply an object, and look at one.
+"""Two requests to the API of a Kubernetes cluster: apply an object, and look at one.
 
 Both are plain JSON over TLS with the cluster's own authority, so they need no library, and send each object as it is.
 https://kubernetes.io/docs/reference/using-api/server-side-apply/
@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 MANAGER = "trainyard"
@@ -52,8 +53,10 @@ class Client:
     endpoint: str
     authority: str
     """The API server's certificate authority, PEM as base64."""
-    token: Callable[[], str]
-    """A token that is valid now."""
+    token: Callable[[], str] | None = None
+    """A token that is valid now; None: the certificate says who we are."""
+    certificate: Path | None = None
+    """A file with a client's certificate and its private key."""
 
     def apply(self, one: Object) -> None:
         """Make or change an object, by server-side apply. Raises ApiError."""
@@ -65,11 +68,15 @@ class Client:
         return self._ask("GET", path_of(one))
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> Object:
-        headers = {"Authorization": f"Bearer {self.token()}", "Accept": "application/json"}
+        headers = {"Accept": "application/json"}
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token()}"
         if body is not None:
             headers["Content-Type"] = "application/apply-patch+yaml"  # JSON is YAML
         request = urllib.request.Request(self.endpoint.rstrip("/") + path, body, headers, method=method)
         trust = ssl.create_default_context(cadata=base64.b64decode(self.authority).decode())
+        if self.certificate is not None:
+            trust.load_cert_chain(self.certificate)
         try:
             with urllib.request.urlopen(request, timeout=SECONDS, context=trust) as response:
                 found: Object = json.load(response)

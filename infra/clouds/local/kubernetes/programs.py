@@ -1,0 +1,183 @@
+"""Kubernetes' programs for the local nodes, built once from their Go modules and kept by version.
+
+/var/lib/trainyard/kubernetes/<key>/
+    kubernetes               all of Kubernetes' programs in one, 132 MB; a node calls it by their names
+    pause                    a pod's first process
+    training-operator.v1     Kubeflow's training operator, 55 MB
+    pytorchjobs.yaml         the definition of PyTorchJob, from the operator's module
+    programs.json            written last: without it the folder is not used
+
+Built and not fetched: the training operator is published only as an image, in a registry that the nodes, which have no
+route to the outside, could not ask; and Go's modules are to be had wherever packages are. go.sum pins every module by
+its hash, and Go holds the operator's against its public list of hashes (https://sum.golang.org).
+Measured on 2 idle cores: some 10 minutes, 2.2 GB of memory, 3 GB of disk, of which 190 MB stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from infra import training_operator
+from infra.clouds.local import paths, system_command
+from infra.errors import OperationError, UsageError
+
+VERSION = "1.34.4"
+"""Kubernetes'. Debian 12's containerd is 1.6, and 1.35 no longer starts where control groups are of version 1."""
+GO = (1, 24)
+"""The oldest Go that builds it; a newer one is fetched by this one where a module wants it (GOTOOLCHAIN)."""
+OPERATOR = f"github.com/kubeflow/training-operator/cmd/training-operator.v1@v{training_operator.VERSION}"
+DEFINITION = "pytorchjobs.yaml"
+SOURCES = Path(__file__).parent / "go"
+NEEDED_GB = 4.0
+TIMEOUT = 3600.0
+"""Seconds for the build."""
+_SAY_SECONDS = 60.0
+_PARTS = dict(zip(("gitMajor", "gitMinor"), VERSION.split("."), strict=False))
+_SETTINGS = " ".join(
+    f"-X k8s.io/component-base/version.{name}={value}"
+    for name, value in {"gitVersion": f"v{VERSION}", **_PARTS}.items()
+)
+
+
+def key() -> str:
+    """The name of this version's folder: a hash of all that goes into it."""
+    sources = [path.read_bytes() for path in sorted(SOURCES.rglob("*")) if path.is_file()]
+    words = "\0".join([platform.machine(), _SETTINGS, OPERATOR])
+    return hashlib.sha256(b"\0".join([words.encode(), *sources])).hexdigest()[:16]
+
+
+def folder() -> Path:
+    """This version's folder, whether it is there or not."""
+    return paths.kubernetes() / key()
+
+
+def are_there() -> bool:
+    """Whether they have been built."""
+    return (folder() / "programs.json").exists()
+
+
+def definition() -> str:
+    """The definition of PyTorchJob (YAML)."""
+    return (folder() / DEFINITION).read_text()
+
+
+def check() -> None:
+    """Raise UsageError if they are to be built and this machine lacks what that needs. Changes nothing."""
+    if are_there():
+        return
+    found = _go_version()
+    what = f"scheduler = 'kubernetes' builds Kubernetes {VERSION} once, with Go {GO[0]}.{GO[1]} or newer"
+    if found is None:
+        raise UsageError(f"{what}, and there is no `go` on PATH; install it: pip install -e '.[local-kubernetes]'")
+    if found < GO:
+        raise UsageError(f"{what}, and `go` on PATH is {found[0]}.{found[1]}: pip install -e '.[local-kubernetes]'")
+    home = paths.kubernetes()
+    there = next(parent for parent in (home, *home.parents) if parent.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    if free < NEEDED_GB:
+        raise UsageError(f"{there}: {free:.1f} GiB free, and the build of Kubernetes needs {NEEDED_GB:.0f}")
+
+
+def _go_version() -> tuple[int, int] | None:
+    """Of the `go` on PATH; None without one."""
+    if shutil.which("go") is None:
+        return None
+    shown = subprocess.run(["go", "version"], capture_output=True, text=True, check=False, env=_without_home())
+    match = re.search(r"go(\d+)\.(\d+)", shown.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _without_home() -> dict[str, str]:
+    """Go wants a home; sudo may leave none."""
+    return {"HOME": "/root", **os.environ}
+
+
+def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Callable[[], None]) -> None:
+    """Build what is not there yet. `joins`: the control groups that the compilers run in; `check_wanted` is called
+    meanwhile, and raises when they are no longer wanted. Nothing is left of a build that does not succeed."""
+    target, began = folder(), time.monotonic()
+    if are_there():
+        return
+    scratch = paths.kubernetes() / f"{key()}.new"
+    _remove(scratch)  # a killed build may have left one
+    try:
+        (scratch / "work").mkdir(parents=True)
+        say(f"kubernetes {VERSION}: building from Go modules, once on this machine; some 10 minutes of two cores")
+        _compile(scratch, joins, _reporting(say, check_wanted, began))
+        _keep_definition(scratch)
+        _remove(scratch / "work")
+        record = {"kubernetes": VERSION, "operator": training_operator.VERSION}
+        (scratch / "programs.json").write_text(json.dumps(record) + "\n")
+        _remove(target)
+        os.sync()  # the folder is trusted later, so it must survive a crash of the host
+        scratch.rename(target)
+    finally:
+        _remove(scratch)
+    say(f"kubernetes {VERSION}: built in {time.monotonic() - began:.0f} s")
+
+
+def _reporting(say: Callable[[str], None], check: Callable[[], None], began: float) -> Callable[[], None]:
+    """`check`, which also tells now and then that the build goes on."""
+    told = [began]
+
+    def checked() -> None:
+        check()
+        if time.monotonic() - told[0] > _SAY_SECONDS:
+            told[0] = time.monotonic()
+            say(f"kubernetes {VERSION}: still building, {(told[0] - began) / 60:.0f} min")
+
+    return checked
+
+
+def _compile(scratch: Path, joins: Sequence[Path], check: Callable[[], None]) -> None:
+    work = scratch / "work"
+    sources = work / "go"
+    shutil.copytree(SOURCES, sources)
+    settings = {
+        **{"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false -modcacherw", "HOME": str(work)},
+        **{"GOPATH": str(work / "path"), "GOCACHE": str(work / "cache"), "GOBIN": str(scratch)},
+        "GOWORK": "off",
+    }
+    flags = f"-ldflags=-s -w {_SETTINGS}"
+    for argv in (
+        [
+            "go",
+            "-C",
+            str(sources),
+            "build",
+            "-mod=readonly",
+            flags,
+            "-o",
+            f"{scratch}/",
+            "./kubernetes",
+            "./pause",
+        ],
+        ["go", "install", "-ldflags=-s -w", OPERATOR],
+    ):
+        command = ["env", *(f"{name}={value}" for name, value in settings.items()), *argv]
+        try:
+            system_command.run_watched(command, joins, work, timeout=TIMEOUT, check=check)
+        except system_command.SystemCommandError as error:
+            raise OperationError(f"Kubernetes {VERSION} cannot be built: {error}") from None
+
+
+def _keep_definition(scratch: Path) -> None:
+    text = (scratch / "work/path/pkg/mod" / training_operator.DEFINITION_FILE).read_bytes()
+    if (found := hashlib.sha256(text).hexdigest()) != training_operator.DEFINITION_SHA256:
+        raise OperationError(f"{training_operator.DEFINITION_FILE}: has sha256 {found}")
+    (scratch / DEFINITION).write_bytes(text)
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)
