@@ -70,12 +70,11 @@ class Connection:
             self._stream.shutdown(socket.SHUT_RDWR)
 
     def serve(self) -> None:
-        """Read until the connection ends. A pod that says nothing for the length of the lease is not there."""
+        """Read until the connection ends. An agent that says nothing for the length of the lease is not there; how long
+        a keeper may be silent, its attempt decides."""
         try:
-            while self._hear(self._stream.recv(1 << 16)):
+            while self._hear(self._read()):
                 pass
-        except TimeoutError:
-            self.complaint = self.complaint or f"no word for {LEASE:.0f} s"
         except OSError as error:
             self.complaint = self.complaint or error.strerror or str(error)
         with self._lock:
@@ -83,6 +82,14 @@ class Connection:
             if self._events is not None:
                 self._events.put((self.node, None))
         self._stream.close()
+
+    def _read(self) -> bytes:
+        while True:
+            try:
+                return self._stream.recv(1 << 16)
+            except TimeoutError:
+                if self._events is None or not self.is_open:
+                    raise
 
     def _hear(self, data: bytes) -> bool:
         """Take in what was read; False at the end of the connection, or of our patience."""

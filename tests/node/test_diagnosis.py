@@ -50,6 +50,20 @@ class Story:
         return None
 
 
+def test_without_a_launchers_program_the_ranks_ends_are_all_there_is_to_wait_for() -> None:
+    story = Story()
+    story.watch.program = ""
+    for number in range(3):
+        story.ended(number, 0, "done")
+    assert story.watch.verdict(story.now) == Outcome(0, "done"), "at once"
+    story = Story()
+    story.watch.program = ""
+    for number, node in enumerate(NODES):
+        story.tell(node, event="rank", rank=number, state="lost")
+    verdict = story.watch.verdict(story.now)
+    assert verdict == Outcome(1, "rank 0 on node1 is gone, with the program that watched it")
+
+
 def test_all_ranks_done_is_a_good_end_also_when_mpirun_does_not_go() -> None:
     story = Story()
     for number in range(3):

@@ -50,6 +50,13 @@ def test_a_job_whose_launcher_is_gone_has_failed_and_is_in_nobodys_way(tmp_path:
     assert job_table.in_the_way(tmp_path, {"node9"}) == []
 
 
+def test_whether_a_job_in_pods_goes_on_is_not_asked_of_systemd(tmp_path: Path, active: set[str]) -> None:
+    assert not active
+    record(tmp_path / "a-1", kubernetes=True)
+    assert job_table.state_of(tmp_path / "a-1")["state"] == "RUNNING"
+    assert [state["state"] for state in job_table.every(tmp_path)] == ["RUNNING"]
+
+
 def test_who_queues_waits_for_those_before_it_and_not_for_those_after_it(tmp_path: Path, active: set[str]) -> None:
     for number in (2, 3, 10):
         record(tmp_path / f"a-{number}", state="PENDING", queued=True)

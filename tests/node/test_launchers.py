@@ -141,6 +141,7 @@ LSCPU = "# CPU,Core,Node\n" + "".join(f"{cpu},{cpu % 8},{cpu % 8 // 4}\n" for cp
 
 
 def test_a_rank_per_numa_node_has_its_cores_and_no_second_threads() -> None:
+    assert cores.parse(LSCPU, {2, 3}) == [core for core in cores.parse(LSCPU) if core[0] in (2, 3)]
     topology = cores.parse(LSCPU)
     assert [cores.share(topology, 2, local, False) for local in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 

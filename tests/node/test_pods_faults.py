@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
 
 import pytest
+from gloo_ranks import TINY, tiny_tokens
 from pods import PodsOfJob, job_of
 from polling import until
 
 pytestmark = pytest.mark.faults
+ROOT = Path(__file__).resolve().parents[2]
 REJOIN = {"node/kubernetes/machines.py": ("REJOIN = 25.0", "REJOIN = 3.0")}
 
 
@@ -22,7 +26,7 @@ def three(job: PodsOfJob, step: int) -> None:
 
 
 def test_a_killed_rank_costs_a_restart_and_no_time(tmp_path: Path) -> None:
-    with job_of(tmp_path, steps=60, restarts=1) as job:
+    with job_of(tmp_path, steps=30, restarts=1) as job:
         three(job, 7)
         began = time.monotonic()
         os.kill(job.rank(1), signal.SIGKILL)
@@ -44,7 +48,7 @@ def test_without_a_restart_the_job_ends_with_the_culprit(tmp_path: Path) -> None
 
 
 def test_a_killed_pod_that_comes_again_elsewhere_is_in_the_next_attempt(tmp_path: Path) -> None:
-    with job_of(tmp_path, steps=60, restarts=1) as job:
+    with job_of(tmp_path, steps=30, restarts=1) as job:
         three(job, 7)
         job.kill(1)
         until(lambda: "is cut off" in job.log, 12)
@@ -56,7 +60,7 @@ def test_a_killed_pod_that_comes_again_elsewhere_is_in_the_next_attempt(tmp_path
 
 
 def test_without_a_pod_that_does_not_come_back_the_job_goes_on_with_the_rest(tmp_path: Path) -> None:
-    with job_of(tmp_path, steps=60, restarts=1, changes=REJOIN) as job:
+    with job_of(tmp_path, steps=30, restarts=1, changes=REJOIN) as job:
         three(job, 7)
         job.kill(2)
         job.step(8, attempt=2)
@@ -68,7 +72,7 @@ def test_without_a_pod_that_does_not_come_back_the_job_goes_on_with_the_rest(tmp
 
 
 def test_a_killed_first_pod_goes_on_when_it_comes_again_and_costs_a_restart(tmp_path: Path) -> None:
-    with job_of(tmp_path, steps=60, restarts=2) as job:
+    with job_of(tmp_path, steps=30, restarts=2) as job:
         three(job, 7)
         job.kill(0)
         until(lambda: not job.processes(1, " rank "), 12, "the ranks of the others are left")
@@ -116,9 +120,23 @@ def test_a_stopped_rank_and_a_stopped_keeper_are_named(tmp_path: Path) -> None:
         assert job.ends("FAILED", 40)["reason"].startswith("machine-2 (rank 2) is cut off: no word for ")
 
 
+def test_a_first_pod_that_is_asked_to_end_leaves_a_checkpoint_to_the_next(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=40, pods=2, restarts=1) as job:
+        job.start(0)
+        job.start(1)
+        job.step(22)
+        job.pods[0].send_signal(signal.SIGTERM)
+        assert job.exits(0) == 143
+        step = json.loads((job.run_dir / "checkpoint.json").read_text())["step"]
+        assert step > 20 and job.state["state"] == "RUNNING"
+        job.start(0)
+        assert job.ends("SUCCEEDED")["restarts_left"] == 0
+        assert f"rank 0 of 2 from step {step}" in job.log
+
+
 def test_two_supervisors_of_a_job_are_one_at_last(tmp_path: Path) -> None:
     """The first pod's machine was cut off, not dead; Kubernetes has made another first pod meanwhile."""
-    with job_of(tmp_path, steps=80, restarts=2) as job:
+    with job_of(tmp_path, steps=40, restarts=2) as job:
         three(job, 3)
         first = job.pods[0]
         job.start(0, machine="machine-8")
@@ -127,3 +145,19 @@ def test_two_supervisors_of_a_job_are_one_at_last(tmp_path: Path) -> None:
         job.step(5, attempt=2)
         assert job.state["nodes"][0] == "machine-8"
         job.ends("SUCCEEDED")
+
+
+def test_the_real_trainer_goes_on_from_its_checkpoint_with_a_pod_that_comes_again(tmp_path: Path) -> None:
+    data = tmp_path / "tokens"
+    data.mkdir()
+    text = TINY.format(data=tiny_tokens(data)).replace("steps = 8", "steps = 400").replace("every = 2", "every = 50")
+    with job_of(tmp_path, pods=2, restarts=1, job_toml=text, trainer=ROOT / "training") as job:
+        job.start(0)
+        job.start(1)
+        until(lambda: (job.run_dir / "checkpoints/step-000050/manifest.json").exists(), 60, job.everything)
+        job.kill(1)
+        job.start(1, machine="machine-5")
+        record = job.ends("SUCCEEDED", 90)
+        assert record["attempt"] == 2 and record["nodes"] == ["machine-0", "machine-5"]
+        assert re.search(r"going on from step (50|100|150|200|250|300|350)\b", job.log), job.log
+        assert "rank 1 on machine-1" in job.log or "machine-1 (rank 1) is cut off" in job.log

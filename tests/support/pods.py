@@ -166,13 +166,19 @@ def job_of(
     changes: Mapping[str, tuple[str, str]] | None = None,
     environment: Mapping[str, str] | None = None,
     trainer: Path = TRAINER,
+    job_toml: str = "",
     **settings: Any,
 ) -> Iterator[PodsOfJob]:
-    """A new job, created as the head pod does it, none of whose pods has begun. `changes` as for `program`."""
+    """A new job, created as the head pod does it, none of whose pods has begun. `changes` as for `program`. `trainer`:
+    a file in place of training/train.py, or a folder in place of training/."""
     code, python = folder / "code", folder / "venv"
-    (code / "training").mkdir(parents=True)
-    (code / "training/__init__.py").touch()
-    shutil.copy(trainer, code / "training/train.py")
+    code.mkdir()
+    if trainer.is_dir():
+        shutil.copytree(trainer, code / "training")
+    else:
+        (code / "training").mkdir()
+        (code / "training/__init__.py").touch()
+        shutil.copy(trainer, code / "training/train.py")
     python.mkdir()
     (python / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (python / "python").chmod(0o755)
@@ -186,7 +192,7 @@ def job_of(
     )
     api = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
     base = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **api, **(environment or {})}
-    spec = asked(folder, f"steps = {steps}\n", **settings)
+    spec = asked(folder, job_toml or f"steps = {steps}\n", **settings)
     done = subprocess.run(
         [SYSTEM_PYTHON, "-I", str(launch), "create"],
         input=json.dumps({**spec.to_record(), "secrets": {}}),

@@ -1,0 +1,127 @@
+"""An API server on loopback as a pod's service account reaches it: TLS with an authority of its own, pods, refusals.
+
+with served(tmp_path) as api:
+    api.pod("demo-1-worker-0", "machine-1", "127.0.0.1")
+    Api(api.account, api.environment).pods("demo-1")
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kube_api import certificate
+
+JOB = "demo-1"
+
+
+@dataclass
+class PodApi:
+    """The server, as a pod sees it and as a test changes it."""
+
+    account: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+    token: str = "first"
+    made: int = 0
+
+    def pod(self, name: str, machine: str, host_ip: str = "") -> None:
+        """Put a pod there, in place of one of its name; `name` as the training operator makes it."""
+        self.made += 1
+        _, kind, index = name.rsplit("-", 2)
+        labels = {"trainyard.dev/job": JOB, "training.kubeflow.org/replica-type": kind}
+        self.pods[name] = {
+            "metadata": {
+                "name": name,
+                "uid": f"uid-{self.made}",
+                "labels": {**labels, "training.kubeflow.org/replica-index": index},
+            },
+            "spec": {"nodeName": machine} if machine else {},
+            "status": {"hostIP": host_ip} if host_ip else {},
+        }
+
+    def renew(self, token: str) -> None:
+        """Replace the pods' token, as the kubelet does; the server takes only this one from now on."""
+        self.token = token
+        (self.account / "token").write_text(f"{token}\n")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[PodApi]:
+    account = folder / "account"
+    account.mkdir()
+    api = PodApi(account)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = urllib.parse.urlsplit(self.path)
+            if self._refused(parts.path):
+                return
+            selector = urllib.parse.parse_qs(parts.query)["labelSelector"][0]
+            assert selector == f"trainyard.dev/job={JOB}"
+            self._answer(200, {"kind": "PodList", "items": list(api.pods.values())})
+
+        def do_DELETE(self) -> None:
+            path, _, name = self.path.rpartition("/")
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self._refused(path):
+                return
+            pod = api.pods.get(name)
+            if pod is None:
+                self._status(404, f'pods "{name}" not found')
+            elif body["preconditions"]["uid"] != pod["metadata"]["uid"]:
+                self._status(409, "the UID in the precondition does not match")
+            else:
+                assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
+                api.deleted.append(f"{name} {pod['metadata']['uid']}")
+                self._answer(200, api.pods.pop(name))
+
+        def _refused(self, path: str) -> bool:
+            if self.headers["Authorization"] != f"Bearer {api.token}":
+                self._status(401, "Unauthorized")
+            elif path != "/api/v1/namespaces/training/pods":
+                self._status(403, 'pods is forbidden: User "jobs" cannot list resource "pods"')
+            else:
+                return False
+            return True
+
+        def _status(self, code: int, message: str) -> None:
+            self._answer(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
+
+        def _answer(self, code: int, answer: object) -> None:
+            text = json.dumps(answer).encode()
+            self.send_response(code)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: pytest shows what a test needs."""
+
+    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pem, key = certificate()
+    (folder / "server.pem").write_bytes(pem + key)
+    context.load_cert_chain(folder / "server.pem")
+    httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
+    (account / "ca.crt").write_bytes(pem)
+    (account / "namespace").write_text("training")
+    api.renew("first")
+    api.environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(httpd.server_port)}
+    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield api
+    finally:
+        httpd.shutdown()
+        httpd.server_close()
+        thread.join()
