@@ -60,6 +60,7 @@ def write(path: Path, *layers: oci.Layer, **settings: Any) -> tuple[dict[str, An
     manifest = json.loads(described(files, image))
     config = json.loads(described(files, manifest["config"]))
     assert config["rootfs"] == {"type": "layers", "diff_ids": [layer["digest"] for layer in manifest["layers"]]}
+    assert len(config["history"]) == len(layers), "buildah: internal error: history lists 0 non-empty layers"
     assert {layer["mediaType"] for layer in manifest["layers"]} == {"application/vnd.oci.image.layer.v1.tar"}
     assert len(files) == 4 + len(manifest["layers"]), "and nothing that is not reached"
     return image, config, [described(files, layer) for layer in manifest["layers"]]

@@ -123,6 +123,7 @@ def _write(
         **{"architecture": architecture, "os": "linux"},
         "config": {key: value for key, value in settings.items() if value},
         "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in written]},  # as they are not compressed
+        "history": [{"created_by": "trainyard"} for _ in written],  # buildah builds over no image without it
     }
     manifest = {
         **{"schemaVersion": 2, "mediaType": f"{_IMAGE}.manifest.v1+json"},
