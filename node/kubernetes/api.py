@@ -14,6 +14,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ class PodState:
     """The node of Kubernetes that it is on; empty: on none yet."""
     host_ip: str
     """That machine's address; empty: its kubelet has not begun with it."""
+    overdue: bool
+    """Whether it should have ended by now, as Kubernetes has told it to, on a machine that it takes for dead, too."""
 
 
 class Api:
@@ -103,7 +106,13 @@ def _pod(item: Mapping[str, Any]) -> PodState:
         index=index,
         machine=(item.get("spec") or {}).get("nodeName") or "",
         host_ip=status.get("hostIP") or "",
+        overdue=_is_past(metadata.get("deletionTimestamp") or ""),
     )
+
+
+def _is_past(time: str) -> bool:
+    """Whether a time of Kubernetes has passed, which is when a pod's grace ends; False without one."""
+    return bool(time) and datetime.fromisoformat(time) < datetime.now(UTC)
 
 
 def _refusal(error: urllib.error.HTTPError) -> str:

@@ -22,7 +22,8 @@ KUBELET = 10250
 DEAD = 10.0
 """Seconds without an answer of its kubelet after which a machine counts as dead."""
 _REACH = 1.5
-_POLL = 1.0
+POLL = 2.0
+"""Seconds between two looks."""
 
 
 def answers(address: str, port: int = KUBELET) -> bool:
@@ -40,10 +41,13 @@ def answers(address: str, port: int = KUBELET) -> bool:
 class DeadMachines:
     """Looks for pods of a job on machines that do not answer, and deletes them."""
 
-    def __init__(self, api: Api, job: str, say: Callable[[str], None], reach: Callable[[str], bool] = answers) -> None:
-        """`say` gets a line about each pod that is deleted, and why the API refuses that. `reach` as `answers`."""
-        self._api, self._job, self._say, self._reach = api, job, say, reach
-        self._hosts: dict[str, str] = {}  # machine -> its address
+    def __init__(
+        self, api: Api, job: str, own: Pod, say: Callable[[str], None], reach: Callable[[str], bool] = answers
+    ) -> None:
+        """`own`: the pod that looks. `say` gets a line about each pod that is deleted, and why none can be. `reach` as
+        `answers`."""
+        self._api, self._job, self._own, self._say, self._reach = api, job, own, say, reach
+        self._hosts = {own.machine: own.host_ip}  # machine -> its address
         self._silent: dict[str, float] = {}  # machine -> since when it has not answered
         self._complaint = ""
 
@@ -54,31 +58,41 @@ class DeadMachines:
 
     def look(self, missing: Collection[int], patience: float = DEAD) -> None:
         """Delete those of the job's pods with these numbers whose machine has not answered for `patience` seconds. To
-        be called about once a second while they are missing."""
+        be called every second or two while they are missing."""
         if not missing:
             self._silent.clear()
             return
         try:
-            found = [pod for pod in self._api.pods(self._job) if pod.index in missing and pod.machine]
-            self._hosts |= {pod.machine: pod.host_ip for pod in found if pod.host_ip}
-            self._ask({pod.machine for pod in found if pod.machine in self._hosts})
-            for pod in found:
+            pods = [pod for pod in self._api.pods(self._job) if pod.machine]
+            self._hosts |= {pod.machine: pod.host_ip for pod in pods if pod.host_ip}
+            suspects = [pod for pod in pods if pod.index in missing and pod.machine in self._hosts]
+            self._ask(suspects, {pod.machine for pod in pods})
+            for pod in suspects:
                 since = self._silent.get(pod.machine)
                 if since is not None and time.monotonic() - since > patience:
                     self._delete(pod)
         except ApiError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                self._say(f"warning: pods of dead machines are not looked for: {error}")
+            self._complain(str(error))
 
-    def _ask(self, machines: Collection[str]) -> None:
-        names, now = sorted(machines), time.monotonic()
-        with ThreadPoolExecutor(max(1, len(names))) as pool:
-            alive = list(pool.map(lambda name: self._reach(self._hosts[name]), names))
-        before = self._silent
-        self._silent = {
-            name: before.get(name, now) for name, answered in zip(names, alive, strict=True) if not answered
-        }
+    def _ask(self, suspects: Collection[PodState], known: Collection[str]) -> None:
+        """Note which machines of the suspected pods do not answer. If none of the others of the job does either, it may
+        be this pod that cannot reach them, as behind a firewall: then Kubernetes must have given the pod up, too."""
+        names = sorted({self._own.machine, *known} & self._hosts.keys())
+        with ThreadPoolExecutor(len(names)) as pool:
+            answered = dict(zip(names, pool.map(lambda name: self._reach(self._hosts[name]), names), strict=True))
+        silent = {pod.machine for pod in suspects if not answered[pod.machine]}
+        others = set(names) - silent
+        witnesses = others - {self._own.machine} or others
+        if silent and not any(answered[name] for name in witnesses):
+            self._complain(f"no machine answers this pod at port {KUBELET}, its kubelet's")
+            silent &= {pod.machine for pod in suspects if pod.overdue}
+        now = time.monotonic()
+        self._silent = {name: self._silent.get(name, now) for name in silent}
+
+    def _complain(self, why: str) -> None:
+        if why != self._complaint:
+            self._complaint = why
+            self._say(f"warning: pods of dead machines are not looked for: {why}")
 
     def _delete(self, pod: PodState) -> None:
         self._api.force_delete(pod)
@@ -91,6 +105,6 @@ class DeadMachines:
         def work() -> None:
             while True:
                 self.look(missing())
-                time.sleep(_POLL)
+                time.sleep(POLL)
 
         threading.Thread(target=work, daemon=True).start()

@@ -64,7 +64,7 @@ class PodMachines:
         self._listener = Listener(self._own, self._spec.node_count, log.say)
         self._listener.address.write(self._run_dir)
         threading.Thread(target=self._end_with_successor, args=(log,), daemon=True).start()
-        dead = DeadMachines(Api(), self._spec.id, log.say)
+        dead = DeadMachines(Api(), self._spec.id, self._own, log.say)
 
         def missing() -> list[int]:
             there = self._there()

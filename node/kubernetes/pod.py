@@ -20,7 +20,7 @@ from node.job.own_ranks import end_with_parent
 from node.kubernetes import records
 from node.kubernetes.agent import Agent, Lost
 from node.kubernetes.api import Api
-from node.kubernetes.dead_machines import DEAD, DeadMachines
+from node.kubernetes.dead_machines import DEAD, POLL, DeadMachines
 from node.kubernetes.identity import Address, Pod
 
 _TURN = 3.0
@@ -68,12 +68,12 @@ def _exit_code(run_dir: Path) -> int:
 def _looking_for_the_dead(job: str, own: Pod) -> Lost:
     """What an agent does while it cannot reach the supervisor: see whether that one's machine is dead, and if so free
     its place, so that the operator makes the first pod again."""
-    dead = DeadMachines(Api(), job, lambda text: print(text, file=sys.stderr, flush=True))
+    dead = DeadMachines(Api(), job, own, lambda text: print(text, file=sys.stderr, flush=True))
     looked = 0.0
 
     def look(address: Address) -> None:
         nonlocal looked
-        if own.index == 0 or time.monotonic() - looked < 1.0:
+        if own.index == 0 or time.monotonic() - looked < POLL:
             return
         looked = time.monotonic()
         dead.know([address.pod])

@@ -98,7 +98,8 @@ class Watched:
     def __init__(self, api: Api) -> None:
         self.dead: set[str] = set()
         self.said: list[str] = []
-        self._machines = DeadMachines(api, JOB, self.said.append, lambda address: address not in self.dead)
+        own = Pod(2, "demo-1-worker-1", "10.1.0.3", "m3", "10.0.0.3")
+        self._machines = DeadMachines(api, JOB, own, self.said.append, lambda address: address not in self.dead)
         self._machines.know([Pod(1, "demo-1-worker-0", "10.1.0.1", "m2", "10.0.0.2")])
 
     def look(self, *missing: int, seconds: float = 0.0) -> None:
@@ -111,19 +112,20 @@ def test_only_missing_pods_of_machines_that_stay_silent_are_deleted(server: PodA
         ("master-0", "m1", "10.0.0.1"),
         ("worker-0", "m2", ""),
         ("worker-1", "m3", "10.0.0.3"),
+        ("worker-2", "m5", "10.0.0.5"),
     ):
         server.pod(f"demo-1-{name}", machine, address)
     watched = Watched(api)
     watched.look(1, 2)
-    watched.dead = {"10.0.0.1", "10.0.0.2"}
+    watched.dead = {"10.0.0.5", "10.0.0.2"}
     watched.look(1, 2)
     assert server.deleted == [], "it may come back"
     watched.look(1, 2, seconds=0.25)
-    assert server.deleted == ["demo-1-worker-0 uid-2"], "not the first pod, which is not missing, and not that on m3"
+    assert server.deleted == ["demo-1-worker-0 uid-2"], "not that on m5, which is not missing, and not that on m3"
     assert watched.said == ["m2 has not answered for 0 s: its pod demo-1-worker-0 is deleted"]
     server.pod("demo-1-worker-0", "m2")  # the scheduler has put it on the dead machine again: it has no address
     watched.look(1, 2)
-    assert server.deleted[1:] == ["demo-1-worker-0 uid-4"]
+    assert server.deleted[1:] == ["demo-1-worker-0 uid-5"]
     server.pod("demo-1-worker-0", "")
     watched.look(1, 2)
     server.pod("demo-1-worker-0", "m4", "10.0.0.4")
@@ -143,6 +145,28 @@ def test_a_machine_that_answers_in_between_is_given_its_time_again(server: PodAp
     watched.look()
     watched.look(1, seconds=0.25)
     assert server.deleted == []
+
+
+def test_a_pod_that_reaches_no_machine_at_all_takes_none_for_dead(server: PodApi, api: Api) -> None:
+    """As where a firewall is between pods and kubelets: a pod that only starts slowly must not be deleted."""
+    server.pod("demo-1-master-0", "m1", "10.0.0.1")
+    server.pod("demo-1-worker-0", "m2", "10.0.0.2")
+    watched = Watched(api)
+    watched.dead = {"10.0.0.1", "10.0.0.2"}  # its own machine answers: that says nothing of the way to the others
+    watched.look(1)
+    watched.look(1, seconds=0.25)
+    assert server.deleted == []
+    assert watched.said == [
+        "warning: pods of dead machines are not looked for: no machine answers this pod at port 10250, its kubelet's"
+    ]
+    server.pod("demo-1-worker-0", "m2", "10.0.0.2", to_end_at="2999-01-01T00:00:00Z")
+    watched.look(1, seconds=0.25)
+    watched.look(1, seconds=0.25)
+    assert server.deleted == []
+    server.pod("demo-1-worker-0", "m2", "10.0.0.2", to_end_at="2026-01-01T00:00:00Z")
+    watched.look(1)
+    watched.look(1, seconds=0.25)
+    assert server.deleted == ["demo-1-worker-0 uid-4"], "Kubernetes has given it up, too"
 
 
 def test_without_the_right_to_delete_it_is_said_once(server: PodApi, api: Api) -> None:

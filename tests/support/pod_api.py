@@ -34,7 +34,7 @@ class PodApi:
     token: str = "first"
     made: int = 0
 
-    def pod(self, name: str, machine: str, host_ip: str = "") -> None:
+    def pod(self, name: str, machine: str, host_ip: str = "", *, to_end_at: str = "") -> None:
         """Put a pod there, in place of one of its name; `name` as the training operator makes it."""
         self.made += 1
         _, kind, index = name.rsplit("-", 2)
@@ -44,6 +44,7 @@ class PodApi:
                 "name": name,
                 "uid": f"uid-{self.made}",
                 "labels": {**labels, "training.kubeflow.org/replica-index": index},
+                **({"deletionTimestamp": to_end_at} if to_end_at else {}),
             },
             "spec": {"nodeName": machine} if machine else {},
             "status": {"hostIP": host_ip} if host_ip else {},
