@@ -140,7 +140,7 @@ def _deployment(image: str, waiting_image: str, machine: str) -> Object:
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "volumeMounts": [{"mountPath": "/tmp/k8s-webhook-server/serving-certs", "name": "cert", "readOnly": True}],
         "livenessProbe": probe("/healthz", 15, 20),
-        "readinessProbe": probe("/readyz", 10, 15),
+        "readinessProbe": probe("/readyz", 2, 3),  # the published 10 and 15 make `up` 20 s longer
     }
     pod = {
         "serviceAccountName": NAME,
