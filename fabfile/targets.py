@@ -10,7 +10,10 @@ from fabfile.remote.known_hosts import directory
 from fabfile.remote.openssh import CONFIG, renew
 from infra.inventory import Cluster, InventoryError, Node, SshCluster, from_json
 
-WITH_KUBERNETES = "up, preview, cost, check --account, status, kubeconfig, audit, recover, destroy"
+WITH_KUBERNETES = (
+    "up, preview, cost, check --account, status, kubeconfig, audit, recover, destroy, "
+    "train, jobs, logs, stop, fetch, sample, report"
+)
 """The verbs for a stack whose inventory is a Kubernetes cluster."""
 
 
@@ -45,7 +48,7 @@ def parse(text: str, source: str) -> SshCluster:
     """The cluster of an inventory's JSON text. Exit 2, which names `source`, for one that cannot be used."""
     cluster = _parse_any(text, source)
     if not isinstance(cluster, SshCluster):
-        why = f"jobs on Kubernetes are not there yet, and it has no nodes for SSH; these verbs work: {WITH_KUBERNETES}"
+        why = f"it has no nodes for SSH; these verbs work: {WITH_KUBERNETES}"
         raise Exit(f"{source}: kind = {cluster.kind!r}: {why}", code=2)
     return cluster
 

@@ -13,6 +13,7 @@ from memory_backend import NODES, MemoryBackend
 
 from fabfile import backends
 from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission
+from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import refuse, shown
 from fabfile.job_file import resolve
@@ -30,9 +31,11 @@ def test_the_inventory_decides_who_runs_jobs() -> None:
     made: Backend = backends.of(CLUSTER)
     assert isinstance(made, SshBackend) and made.nodes()[0] == JobNode("node1", 1)
     kube = KubeCluster(name="eks", region="eu-west-1", namespace="ml", image="i:1", workers=2, gpus_per_worker=8)
-    with pytest.raises(Exit, match="kind = 'kubernetes'") as error:
+    with pytest.raises(Exit, match="eks: jobs on Kubernetes need shared_dir and shared_claim") as error:
         backends.of(kube)
     assert error.value.code == 2
+    shared = backends.of(replace(kube, shared_dir="/fsx", shared_claim="fsx"))
+    assert isinstance(shared, KubernetesBackend) and shared.nodes()[0] == JobNode("worker-1", 8)
 
 
 def test_a_record_that_is_none_is_refused() -> None:

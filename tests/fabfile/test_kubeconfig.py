@@ -69,16 +69,15 @@ def fab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     "words",
     [
         *(("wait",), ("check",), ("run", "true"), ("ssh", "node1"), ("ssh-config",), ("prepare", "demo")),
-        *(("train", "demo"), ("jobs",), ("logs", "demo-1"), ("stop", "demo-1"), ("fetch", "demo-1")),
     ],
     ids=" ".join,
 )
-def test_what_cannot_be_done_yet_is_one_line_that_says_what_can(fab: Fab, words: tuple[str, ...]) -> None:
+def test_what_needs_ssh_is_one_line_that_says_what_does_not(fab: Fab, words: tuple[str, ...]) -> None:
     done = fab(CLUSTER, *words)
     assert done.code == 2 and done.out == ""
     (line,) = done.err.splitlines()
-    assert "inventory.json: kind = 'kubernetes': jobs on Kubernetes are not there yet" in line
-    assert line.endswith("up, preview, cost, check --account, status, kubeconfig, audit, recover, destroy")
+    assert "inventory.json: kind = 'kubernetes': it has no nodes for SSH; these verbs work: up, preview, cost" in line
+    assert line.endswith("train, jobs, logs, stop, fetch, sample, report")
 
 
 def test_status_shows_what_the_inventory_knows(fab: Fab) -> None:

@@ -70,4 +70,6 @@ def _of_job() -> oci.Layer:
         **{name.lstrip("/"): Folder() for name in (*SOFTWARE, "/root", "/run")},
         **{"tmp": Folder(0o1777), "var/tmp": Folder(0o1777)},
         **{"etc/passwd": File(users.encode()), "etc/group": File(b"root:x:0:\nnogroup:x:65534:\n")},
+        # Debian's Python has a link to it among its modules, in the /usr of the machine.
+        **{f"etc/python3.{minor}/sitecustomize.py": File(b"") for minor in range(11, 16)},
     }
