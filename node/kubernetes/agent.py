@@ -24,7 +24,7 @@ from node.kubernetes.identity import Address, Pod
 
 RETRY = 0.3
 """Seconds between two attempts to connect."""
-_CONNECT_SECONDS = 3.0
+_CONNECT_SECONDS = 1.5
 _LONGEST = 4096
 """Bytes of the supervisor's longest word to an agent."""
 
@@ -48,7 +48,7 @@ class Agent:
         while not self._leaving:
             if self._is_over():
                 return 0
-            address = Address.read(self._run_dir)
+            address = self._address()
             stream = self._connected(address) if address else None
             if stream is None:
                 if address is not None:
@@ -65,6 +65,12 @@ class Agent:
         self._leaving = True
         if self._keeper is not None and self._keeper.poll() is None:
             self._keeper.send_signal(signal.SIGTERM)
+
+    def _address(self) -> Address | None:
+        """Where the supervisor listens; None while that is not known. In the first pod it is this pod's own: what one
+        before it has written leads nowhere."""
+        found = Address.read(self._run_dir)
+        return None if found is None or (self._pod.index == 0 and found.pod != self._pod) else found
 
     def _is_over(self) -> bool:
         return files.read(self._run_dir / "state.json").get("state") in files.OVER
@@ -95,7 +101,8 @@ class Agent:
             self._said = ""
             with suppress(OSError):
                 stream.sendall(b'{"event": "beat"}\n')
-        self._keep(stream)
+        if not self._leaving:
+            self._keep(stream)
         return False
 
     def _word(self, stream: socket.socket) -> str:
@@ -103,10 +110,9 @@ class Agent:
         if none comes in time."""
         line, deadline = b"", time.monotonic() + LEASE
         while not line.endswith(b"\n") and len(line) < _LONGEST:
-            with suppress(InterruptedError):
-                left = deadline - time.monotonic()
-                if left <= 0 or not select.select([stream], [], [], left)[0]:
-                    return ""
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([stream], [], [], left)[0]:
+                return ""
             try:
                 byte = stream.recv(1)
             except OSError:

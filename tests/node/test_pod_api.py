@@ -180,7 +180,7 @@ def test_without_the_right_to_delete_it_is_said_once(server: PodApi, api: Api) -
 
 QUICK = {
     "node/kubernetes/dead_machines.py": ("DEAD = 10.0", "DEAD = 1.0"),
-    "node/kubernetes/agent.py": ("_CONNECT_SECONDS = 3.0", "_CONNECT_SECONDS = 0.5"),
+    "node/kubernetes/agent.py": ("_CONNECT_SECONDS = 1.5", "_CONNECT_SECONDS = 0.5"),
 }
 
 
