@@ -140,13 +140,14 @@ def run(argv: list[str], home: Path, streams: Streams) -> None:
         ]
 
         def ended() -> None:
-            for reader in readers:
+            for reader in readers[:2]:
                 reader.join()
             with suppress(OSError, LocalProtocolError):  # the other side has closed
                 streams.end(program.wait() if program.wait() >= 0 else 128 - program.wait())
                 streams.sock.shutdown(socket.SHUT_RD)
 
-        for thread in (*readers, threading.Thread(target=ended)):
+        readers.append(threading.Thread(target=ended))
+        for thread in readers:
             thread.start()
         with suppress(OSError):
             for message in streams.received():
@@ -157,10 +158,12 @@ def run(argv: list[str], home: Path, streams: Streams) -> None:
                     program.stdin.flush()
         with suppress(OSError):
             program.stdin.close()
+        for thread in readers:
+            thread.join()
 
 
 def _forward(streams: Streams, number: int, pipe: Any) -> None:
-    while data := os.read(pipe.fileno(), 1 << 15):
+    while data := pipe.read1(1 << 15):
         with suppress(OSError, LocalProtocolError):
             streams.send(number, data)
 
@@ -259,7 +262,11 @@ def _done(
         del kube.objects[(kind, name)]
         if kind == "PyTorchJob":  # as the garbage collector does
             for key, one in list(kube.objects.items()):
-                if one["kind"] == "Pod" and (one["metadata"].get("labels") or {}).get(pods.JOB) == name:
+                if (
+                    one["kind"] == "Pod"
+                    and "finalizers" not in one["metadata"]
+                    and (one["metadata"].get("labels") or {}).get(pods.JOB) == name
+                ):
                     del kube.objects[key]
     return 200, found
 
