@@ -10,12 +10,6 @@ from fabfile.remote.known_hosts import directory
 from fabfile.remote.openssh import CONFIG, renew
 from infra.inventory import Cluster, InventoryError, Node, SshCluster, from_json
 
-WITH_KUBERNETES = (
-    "up, preview, cost, check --account, status, kubeconfig, audit, recover, destroy, "
-    "train, jobs, logs, stop, fetch, sample, report"
-)
-"""The verbs for a stack whose inventory is a Kubernetes cluster."""
-
 
 def load(stack: str, inventory: str) -> SshCluster:
     """The cluster of the inventory file if one is named, else of the stack. Exit 2 for an unusable inventory. Also
@@ -28,7 +22,7 @@ def load(stack: str, inventory: str) -> SshCluster:
 def load_any(stack: str, inventory: str) -> Cluster:
     """The same, also for a Kubernetes cluster."""
     text, source = _text(stack, inventory)
-    cluster = _parse_any(text, source)
+    cluster = parse_any(text, source)
     if isinstance(cluster, SshCluster):
         renew(cluster)
     return cluster
@@ -46,14 +40,15 @@ def _text(stack: str, inventory: str) -> tuple[str, str]:
 
 def parse(text: str, source: str) -> SshCluster:
     """The cluster of an inventory's JSON text. Exit 2, which names `source`, for one that cannot be used."""
-    cluster = _parse_any(text, source)
+    cluster = parse_any(text, source)
     if not isinstance(cluster, SshCluster):
-        why = f"it has no nodes for SSH; these verbs work: {WITH_KUBERNETES}"
+        why = "it has no nodes for SSH: fab kubeconfig, then kubectl"
         raise Exit(f"{source}: kind = {cluster.kind!r}: {why}", code=2)
     return cluster
 
 
-def _parse_any(text: str, source: str) -> Cluster:
+def parse_any(text: str, source: str) -> Cluster:
+    """The same, also for a Kubernetes cluster."""
     try:
         cluster = from_json(text, source=source)
     except InventoryError as error:

@@ -76,9 +76,9 @@ def summary(verdicts: Sequence[Verdict], seconds: float) -> str:
     return f"{', '.join(counts)} in {seconds:.1f} s"
 
 
-def next_step(verdicts: Sequence[Verdict]) -> str:
-    """The mend of the first failure, as later ones are often its consequence; else a first command to run."""
-    return next((verdict.mend for verdict in verdicts if verdict.level == "fail"), "fab run hostname")
+def next_step(verdicts: Sequence[Verdict], good: str = "fab run hostname") -> str:
+    """The mend of the first failure, as later ones are often its consequence; else `good`, a first command to run."""
+    return next((verdict.mend for verdict in verdicts if verdict.level == "fail"), good)
 
 
 def of_account(stack: str) -> list[Verdict]:

@@ -32,7 +32,8 @@ def from_cluster(backend: Backend, ids: Sequence[str]) -> list[JobRun]:
     with backend:
         runs, records = backend.run_data(ids), backend.ready_records()
     nodes = backend.nodes()
-    machines = [_machine(node.name, records[node.name]) for node in nodes]
+    # A scheduler's machines come and go: those that nobody can be asked about are left out.
+    machines = [_machine(node.name, records[node.name]) for node in nodes if node.name in records]
     return [run_of(run, machines, {node.name: node.ranks for node in nodes}, nodes[0].usd_per_hour) for run in runs]
 
 

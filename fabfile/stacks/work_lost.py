@@ -26,7 +26,7 @@ def say_of_destroy(stack: str) -> None:
     """Print the jobs on the stack's nodes and the runs on their disks, or that the head does not answer."""
     backend = _backend(stack)
     if backend:
-        _say(jobs_of(backend) or [], [node.name for node in backend.nodes()], runs_go=True)
+        _say(jobs_of(backend) or [], None, runs_go=True)
 
 
 def say_of_up(stack: str, cloud: str) -> None:
@@ -94,7 +94,7 @@ def _backend(stack: str) -> Backend | None:
     except Exit:
         return None
     try:
-        return backends.of(targets.parse(text, f"stack {stack}"), CONNECT_S)
+        return backends.of(targets.parse_any(text, f"stack {stack}"), CONNECT_S)
     except Exit as error:
         _say_unknown(_line(error))
         return None
@@ -110,11 +110,11 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:200]
 
 
-def _say(jobs: Sequence[JobRecord], gone: Collection[str], *, runs_go: bool) -> None:
-    """Print the jobs that end when these nodes go; with `runs_go` also the run directories on the head's disk."""
+def _say(jobs: Sequence[JobRecord], gone: Collection[str] | None, *, runs_go: bool) -> None:
+    """Print the jobs that end when these nodes, or all (None), go; with `runs_go` also the run directories that go."""
     for job in jobs:
-        if not job.state.is_final and set(job.nodes) & set(gone):
-            say(f"job {job.id} is {job.state} on {', '.join(job.nodes)}: it ends with them")
+        if not job.state.is_final and (gone is None or set(job.nodes) & set(gone)):
+            say(f"job {job.id} is {job.state} on {', '.join(job.nodes) or 'no node yet'}: it ends with them")
     if runs_go and jobs:
         names = ", ".join(job.id for job in jobs[-8:])
         more = f" and {len(jobs) - 8} more" if len(jobs) > 8 else ""

@@ -104,8 +104,10 @@ def text(fleet: Connections, data: dict[str, Any], *, yes: bool) -> list[str]:
 
 
 def own(path: str) -> str:
-    """Shell that makes the folder above the token set, owned by the user; by sudo, as it may be at the root."""
-    return f'sudo install -d -o "$(id -un)" -g "$(id -gn)" "$(dirname {shlex.quote(path)})"'
+    """Shell that makes the folder above the token set, so that the user can write there; by sudo where that is needed,
+    as it may be at the root."""
+    made = 'mkdir -p "$d" 2>/dev/null && [ -w "$d" ]'
+    return f'd=$(dirname {shlex.quote(path)}); {made} || sudo install -d -o "$(id -un)" -g "$(id -gn)" "$d"'
 
 
 def python(folder: str) -> str:

@@ -11,9 +11,11 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import output, targets
+from fabfile.check import kubernetes
 from fabfile.check.preflight import verdicts_of
 from fabfile.check.verdict import Verdict, next_step, of_account, summary
 from fabfile.remote.fleet import Fleet
+from infra.inventory import KubeCluster
 
 COLOURS = {"pass": "green", "warn": "yellow", "fail": "red"}
 
@@ -31,7 +33,11 @@ def check(_c: Context, stack: str = "", inventory: str = "", account: bool = Fal
             verdicts, started, f"next: {next_step(verdicts)}" if _fails(verdicts) else output.next_command("fab up")
         )
         return
-    cluster = targets.load(stack, inventory)
+    cluster = targets.load_any(stack, inventory)
+    if isinstance(cluster, KubeCluster):
+        verdicts = _printed(kubernetes.of_cluster(cluster))
+        _finish(verdicts, started, output.next_command(next_step(verdicts, "fab train smoke")))
+        return
     with Fleet(cluster) as fleet, contextlib.closing(verdicts_of(cluster, fleet)) as found:
         verdicts = _printed(found)
     _finish(verdicts, started, output.next_command(next_step(verdicts)))

@@ -15,13 +15,15 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile import backends
+from fabfile.backends.kubernetes import pods
 from fabfile.output import next_command, say
 from fabfile.remote.deploy import deploy
-from fabfile.remote.fleet import Fleet
-from fabfile.targets import load
+from fabfile.remote.fleet import Connections
+from fabfile.targets import load_any
 from fabfile.token_sets import token_set
 from fabfile.token_sets.upload import prepared, upload
-from infra.inventory import Node
+from infra.inventory import Cluster, KubeCluster, Node
 
 _LIST = 300.0  # seconds for a listing of the bucket
 _RSYNC = "-a --delete --partial --timeout=120"  # seconds without a byte
@@ -42,10 +44,12 @@ def prepare(
     inventory: str = "",
 ) -> None:
     """Make a job's token set from its data.source, on the head, and bring it to every node."""
-    cluster = load(stack, inventory)
+    there = load_any(stack, inventory)
     data = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
-    head, others = cluster.nodes[0], cluster.nodes[1:]
-    with Fleet(cluster) as fleet:
+    _check_place(there, data["path"])
+    with backends.nodes_of(there) as fleet:
+        cluster = fleet.cluster
+        head, others = cluster.nodes[0], cluster.nodes[1:]
         folder = deploy(fleet, cluster.nodes)[head.name].folder
         token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
         if others and not token_set.is_shared(data["path"], cluster.shared_dir):
@@ -53,7 +57,7 @@ def prepare(
             token_set.run(fleet, [head], _copies(data["path"], others))
         verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
-    say(f"{data['path']} is complete on {len(cluster.nodes)} nodes, checksums verified")
+    say(f"{data['path']} is complete on {_where(there)}, checksums verified")
     say(next_command(token_set.train_command(job, set_)))
 
 
@@ -92,16 +96,18 @@ def data(
     inventory: str = "",
 ) -> None:
     """Put a job's token set into the cluster's bucket, made where it is not there yet, and bring it to every node."""
-    cluster = load(stack, inventory)
-    if not cluster.data_url:
+    there = load_any(stack, inventory)
+    if not there.data_url:
         without = f"next: fab prepare {shlex.quote(job)}"
-        raise Exit(f"{cluster.name} has no bucket (its data_url is empty): prepare needs none\n{without}", code=2)
+        raise Exit(f"{there.name} has no bucket (its data_url is empty): prepare needs none\n{without}", code=2)
     wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
     if raw and wanted["stream"]:
         raise Exit(f"--raw: data.source = {wanted['source']} is read where it is, by the training itself", code=2)
-    path, url = wanted["path"], address(cluster.data_url, wanted["path"])
-    with Fleet(cluster) as fleet:
+    path, url = wanted["path"], address(there.data_url, wanted["path"])
+    _check_place(there, path)
+    with backends.nodes_of(there) as fleet:
+        cluster = fleet.cluster
         folder = deploy(fleet, cluster.nodes)[cluster.head.name].folder
         store = f"{token_set.python(folder)} training.store"
         if files or overwrite or not is_complete(fleet, store, url):
@@ -115,8 +121,21 @@ def data(
             token_set.store_text(fleet, folder, wanted, url, yes=yes)
         nodes = cluster.nodes[:1] if token_set.is_shared(path, cluster.shared_dir) else cluster.nodes
         token_set.run(fleet, nodes, f"{token_set.own(path)}; cd ~; {store} pull {url} {shlex.quote(path)}")
-    say(f"{path} is complete on {len(cluster.nodes)} nodes, checksums verified; kept in {url}")
+    say(f"{path} is complete on {_where(there)}, checksums verified; kept in {url}")
     say(next_command(token_set.train_command(job, set_)))
+
+
+def _check_place(cluster: Cluster, path: str) -> None:
+    """Exit 2 for a token set in a folder that not all pods of a Kubernetes cluster see."""
+    if isinstance(cluster, KubeCluster) and path.startswith("/"):
+        shared = (cluster.shared_dir, pods.DATA)
+        if not any(token_set.is_shared(path, folder) for folder in shared):
+            raise Exit(f"data.path = {path}: must be below {' or '.join(shared)}, which all pods share", code=2)
+
+
+def _where(cluster: Cluster) -> str:
+    """For a message: where a token set is then."""
+    return "the shared volume" if isinstance(cluster, KubeCluster) else f"{len(cluster.nodes)} nodes"
 
 
 def address(data_url: str, path: str) -> str:
@@ -124,7 +143,7 @@ def address(data_url: str, path: str) -> str:
     return shlex.quote(f"{data_url.rstrip('/')}/{path.removeprefix('~').strip('/')}")
 
 
-def is_complete(fleet: Fleet, store: str, url: str) -> bool:
+def is_complete(fleet: Connections, store: str, url: str) -> bool:
     """Whether the bucket has a complete set at `url`, asked from the head; Exit if that fails."""
     head = fleet.cluster.head
     result = fleet.run(f"cd ~; {store} list {url}", nodes=[head], timeout=_LIST)[head.name]

@@ -9,6 +9,7 @@ from typing import Any
 from invoke.context import Context
 from invoke.tasks import task
 
+from fabfile.backends.kubernetes import machines
 from fabfile.output import duration, gigabytes, hint, next_command, say, table, width
 from fabfile.remote import node_program
 from fabfile.remote.boot import NEVER_BOOTSTRAPPED
@@ -16,7 +17,7 @@ from fabfile.remote.command import Result
 from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.targets import load_any
-from infra.inventory import KubeCluster, Node, SshCluster, to_object
+from infra.inventory import KubeCluster, Node, SshCluster
 
 _REACH_SECONDS = 5.0
 _TIMEOUT = 20
@@ -36,7 +37,7 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
     """Show the nodes: state, software, load, memory, disk, job, price, age, money, and when they end."""
     cluster = load_any(stack, inventory)
     if isinstance(cluster, KubeCluster):
-        say(json_text.dumps(to_object(cluster), indent=2) if json else of_kubernetes(cluster))
+        machines.status(cluster, json=json)
         return
     results = ask(cluster)
     nodes = [describe(cluster, node, results[node.name]) for node in cluster.nodes]
@@ -62,23 +63,6 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
     if any(node["load_is_shared"] for node in nodes):
         say("LOAD and DISK are those of the machine that the nodes share")
     say(_next(nodes))
-
-
-def of_kubernetes(cluster: KubeCluster) -> str:
-    """What the inventory knows of a Kubernetes cluster; its API is not asked."""
-    gpus = f"{cluster.gpus_per_worker} GPUs {cluster.gpu_architecture}".rstrip()
-    efa = f", {cluster.efa_per_worker} EFA cards" if cluster.efa_per_worker else ""
-    rows = [
-        ("CLUSTER", cluster.cluster_name or cluster.name),
-        ("API", cluster.endpoint or "as your kubeconfig says"),
-        ("WORKERS", f"{cluster.workers}, each {gpus}{efa}"),
-        ("NAMESPACE", cluster.namespace),
-        ("IMAGE", cluster.image),
-        ("SHARED", f"claim {cluster.shared_claim} at {cluster.shared_dir}" if cluster.shared_claim else "-"),
-        ("BUCKET", cluster.data_url or "-"),
-        ("PRICE", f"${cluster.hourly_usd:.2f}/h with all workers"),
-    ]
-    return f"{table(rows)}\n{next_command('fab kubeconfig')}   (then kubectl: jobs on Kubernetes are not there yet)"
 
 
 def ask(cluster: SshCluster) -> dict[str, Result]:

@@ -14,6 +14,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
+from fabfile.backends.kubernetes import machines
 from fabfile.command_line import AtLeast
 from fabfile.output import colour, next_command, say
 from fabfile.remote.boot import Listeners, NodeBoot, Record
@@ -21,8 +22,8 @@ from fabfile.remote.ended import MEND, WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.join import join
 from fabfile.remote.slurm_nodes import wait_until_usable
-from fabfile.targets import load
-from infra.inventory import Node
+from fabfile.targets import load_any
+from infra.inventory import KubeCluster, Node
 
 _LOOK_SECONDS = 0.5  # between two checks that the nodes' machines still exist
 _SLURM_SECONDS = 60.0  # for Slurm on booted nodes, which takes about 2
@@ -35,7 +36,10 @@ _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
 @task(help={"timeout": "seconds until a silent node ends the wait"})
 def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str = "", inventory: str = "") -> None:
     """Follow the nodes' boot until all are ready, then let them know each other; with Slurm, until it can use them."""
-    cluster = load(stack, inventory)
+    cluster = load_any(stack, inventory)
+    if isinstance(cluster, KubeCluster):
+        machines.wait(cluster, timeout)
+        return
     with Fleet(cluster) as fleet:
         began = time.monotonic()
         follow_boot(fleet, timeout)

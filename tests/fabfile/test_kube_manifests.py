@@ -94,8 +94,9 @@ def test_a_job_with_gpus_has_a_pod_on_each_machine_with_all_of_it() -> None:
         (rule,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert rule["topologyKey"] == "kubernetes.io/hostname"
         assert rule["labelSelector"]["matchExpressions"] == [{"key": "trainyard.dev/job", "operator": "Exists"}]
-        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
-        assert mounts == {"shared": "/fsx", "shm": "/dev/shm"}
+        mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+        assert mounts == {"/fsx": "shared", "/data": "shared", "/dev/shm": "shm"}
+        assert container["volumeMounts"][1]["subPath"] == "data", "a folder of the same volume"
         assert {"name": "shm", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
     secrets = [pod_of(job, kind)["containers"][0].get("envFrom") for kind in ("Master", "Worker")]
     assert secrets == [[{"secretRef": {"name": "demo-1", "optional": True}}], None], "rank 0 alone has a tracker's key"

@@ -68,9 +68,14 @@ class KubernetesBackend(SshBackend):
         return self._asked
 
     @property
-    def _fleet(self) -> Connections:
+    def connections(self) -> Connections:
+        """The head pod as the one node of the cluster's view. To be closed."""
         self._opened = self._opened or HeadPods(self.api, self.kube, self.cluster)
         return self._opened
+
+    @property
+    def _fleet(self) -> Connections:
+        return self.connections
 
     @property
     def _head(self) -> Head:
@@ -82,7 +87,8 @@ class KubernetesBackend(SshBackend):
         return self._reached
 
     def reach(self) -> None:
-        self.api.get("Deployment", pods.HEAD)
+        if self.api.get("Deployment", pods.HEAD) is None:
+            raise Exit(f"{pods.HEAD} is not there: no job was ever started", code=1)
 
     def nodes(self) -> tuple[JobNode, ...]:
         price = self.cluster.job_node_usd

@@ -17,6 +17,8 @@ SPEC = "trainyard.dev/spec"
 """Label of the head's Deployment and pods: the hash of what they were made of. A pod of another one is not used."""
 STACK, JOB = "trainyard.dev/stack", "trainyard.dev/job"
 """Labels of all that is made here: the cluster's name, and the job's id."""
+DATA = "/data"
+"""Where the published jobs have their token sets: in pods a folder of the shared volume."""
 GPU, EFA = "nvidia.com/gpu", "vpc.amazonaws.com/efa"
 _SLEEP = 'mkdir -p "$HOME"; trap "exit 0" TERM; while :; do sleep 3600 & wait "$!"; done'
 
@@ -43,7 +45,8 @@ def mounts(cluster: KubeCluster) -> list[Object]:
         {"name": f"software-{number}", "mountPath": path, "readOnly": True}
         for number, path in enumerate(_software(cluster))
     ]
-    return [{"name": "shared", "mountPath": cluster.shared_dir.rstrip("/")}, *software]
+    shared = {"name": "shared", "mountPath": cluster.shared_dir.rstrip("/")}
+    return [shared, {"name": "shared", "mountPath": DATA, "subPath": DATA.strip("/")}, *software]
 
 
 def head(cluster: KubeCluster) -> Object:

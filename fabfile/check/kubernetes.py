@@ -1,0 +1,134 @@
+"""The pre-flight of a Kubernetes cluster: what a job needs there, each after what it builds on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from fabfile.backends.kubernetes import api as kube
+from fabfile.backends.kubernetes import pods, pytorchjob, reasons, view
+from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.backends.kubernetes.head_pod import HeadPods
+from fabfile.backends.kubernetes.pytorchjob import PodJob
+from fabfile.check.verdict import Problem, Verdict, judge
+from fabfile.launchers import SYSTEM_PYTHON, VENV
+from infra.inventory import KubeCluster
+
+Object = dict[str, Any]
+
+_TORCH_SECONDS = 120.0
+_STARTS = f"{SYSTEM_PYTHON} -I -c 1 && {VENV}/python -c 'import torch; print(torch.__version__)'"
+_DESCRIBE = "kubectl describe nodes"
+
+
+def of_cluster(cluster: KubeCluster) -> Generator[Verdict, None, None]:
+    """Yield each check's verdict as soon as it is known."""
+    with closing(Api(cluster)) as api:
+        yield from verdicts_of(cluster, api)
+
+
+def verdicts_of(cluster: KubeCluster, api: Api) -> Generator[Verdict, None, None]:
+    """The same; none after the API's own if that fails."""
+    first = reached(cluster, api)
+    yield first
+    if first.level == "fail":
+        return
+    for name, found in CHECKS.items():
+        try:
+            yield found(cluster, api)
+        except KubeError as error:
+            yield Verdict(name, "fail", str(error), "fab kubeconfig" if error.code in (401, 403) else "fab status")
+
+
+def reached(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether the API answers, and lets this operator look at the jobs' namespace."""
+    try:
+        api.list("Pod", {pods.STACK: cluster.name})
+    except KubeError as error:
+        return Verdict("api", "fail", str(error), "kubectl cluster-info")
+    return Verdict("api", "pass", f"{api.server} answers {api.who}")
+
+
+def nodes(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether as many machines are ready as the inventory says, with their GPUs and EFA cards as resources."""
+    try:
+        found = api.list("Node")
+    except KubeError as error:
+        if error.code != 403:
+            raise
+        return judge("nodes", [Problem("warn", f"may not be seen: {error}", "kubectl auth can-i list nodes")], "")
+    ready = [node for node in found if is_ready(node)]
+    problems = [
+        Problem("warn", f"{node['metadata']['name']} is not ready", _DESCRIBE) for node in found if node not in ready
+    ]
+    wanted = {pods.GPU: cluster.gpus_per_worker, pods.EFA: cluster.efa_per_worker}
+    wanted = {resource: count for resource, count in wanted.items() if count}
+    fit = [node for node in ready if all(has(node, resource) >= count for resource, count in wanted.items())]
+    of_each = "".join(f", {count} {resource} each" for resource, count in wanted.items())
+    if len(fit) < cluster.workers:
+        what = f"{len(fit)} of {cluster.workers} machines are ready{of_each and ' with' + of_each[1:]}"
+        why = (
+            "its device plugin does not run, or the machines are not there" if wanted and len(fit) < len(ready) else ""
+        )
+        problems.insert(0, Problem("fail", f"{what}{': ' if why else ''}{why}", _DESCRIBE))
+    return judge("nodes", problems, f"{len(fit)} ready{of_each}")
+
+
+def is_ready(node: Object) -> bool:
+    """Whether a machine is ready, and takes pods."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    told = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return told and not (node.get("spec") or {}).get("unschedulable")
+
+
+def has(node: Object, resource: str) -> int:
+    """How many of a resource a machine has for pods."""
+    text = str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def claim(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether the volume that all pods share is bound."""
+    name = cluster.shared_claim
+    found = api.get("PersistentVolumeClaim", name)
+    phase = ((found or {}).get("status") or {}).get("phase")
+    if found is None or phase != "Bound":
+        what = "is not there" if found is None else f"is {phase}"
+        mend = f"kubectl -n {cluster.namespace} describe pvc {name}"
+        return Verdict("volume", "fail", f"the claim {name} {what}", mend)
+    return Verdict("volume", "pass", f"the claim {name} is bound, at {cluster.shared_dir} in pods")
+
+
+def operator(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether the training operator takes a job: a PyTorchJob of all machines, applied as a dry run."""
+    job = PodJob(id="trainyard-check", nodes=cluster.workers, run_dir=cluster.shared_dir, program="launch")
+    try:
+        api.apply(pytorchjob.rendered(cluster, job), dry_run=True)
+    except KubeError as error:
+        return Verdict(
+            "operator", "fail", str(error), "kubectl get pods -A -l control-plane=kubeflow-training-operator"
+        )
+    return Verdict("operator", "pass", f"the training operator would take a {kube.JOB} of {cluster.workers} pods")
+
+
+def image(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether the image is pulled and has the software, by the head pod."""
+    began = time.monotonic()
+    with HeadPods(api, cluster, view.of(cluster)) as head:
+        node = head.cluster.head
+        pod = head.connection(node)
+        took = time.monotonic() - began
+        result = head.run(_STARTS, nodes=[node], timeout=_TORCH_SECONDS)[node.name]
+    where = f"pod {pod.name} on {reasons.machine(api.get('Pod', pod.name) or {'spec': {}}) or 'no machine'}"
+    if not result.ok:
+        mend = f"kubectl -n {cluster.namespace} exec {pod.name} -- ls {VENV}"
+        return Verdict("image", "fail", f"{cluster.image} in {where}: {result.why}", mend)
+    return Verdict("image", "pass", f"{cluster.image}: {where} in {took:.1f} s, torch {result.stdout.strip()}")
+
+
+CHECKS: dict[str, Callable[[KubeCluster, Api], Verdict]] = {
+    **{"nodes": nodes, "volume": claim, "operator": operator, "image": image},
+}

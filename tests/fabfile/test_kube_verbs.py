@@ -1,0 +1,188 @@
+"""The verbs on a Kubernetes cluster: check, status, wait, prepare, and a job from its start to its files. The API is a
+server of the test's own; the head pod's programs are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fab_command import fab as run_fab
+from kube_cluster import Kube, pod, served
+
+from fabfile.backends.kubernetes.backend import KubernetesBackend
+from fabfile.check import kubernetes as rules
+from fabfile.stacks import work_lost
+from infra.inventory import KubeCluster, to_json
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a verb ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Fab = Callable[..., Done]
+
+
+@pytest.fixture
+def kube(tmp_path: Path) -> Iterator[Kube]:
+    with served(tmp_path) as server:
+        for number in (1, 2, 3):
+            server.put(machine(f"machine{number}"))
+        server.put(bound("Bound"))
+        yield server
+
+
+@pytest.fixture
+def fab(kube: Kube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Fab:
+    """Run a verb on the server's cluster."""
+
+    def run(*words: str, cluster: KubeCluster | None = None) -> Done:
+        inventory = tmp_path / "inventory.json"
+        inventory.write_text(to_json(cluster or kube.cluster))
+        code = run_fab(*words, "--inventory", str(inventory))
+        said = capsys.readouterr()
+        return Done(code, said.out, said.err)
+
+    return run
+
+
+def machine(name: str, ready: str = "True", **allocatable: str) -> dict[str, Any]:
+    status = {"conditions": [{"type": "Ready", "status": ready}], "allocatable": allocatable}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {}, "status": status}
+
+
+def bound(phase: str) -> dict[str, Any]:
+    named = {"name": "shared", "namespace": "train"}
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": named, "status": {"phase": phase}}
+
+
+def lines(text: str) -> dict[str, str]:
+    """Check -> its line."""
+    return {line.split()[1]: line for line in text.splitlines() if line.split()[0] in ("pass", "warn", "fail")}
+
+
+@pytest.fixture
+def has_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_STARTS", "echo 2.13.0")
+
+
+def test_a_check_looks_at_each_part_that_a_job_needs(fab: Fab, kube: Kube, has_software: None) -> None:
+    done = fab("check")
+    assert done.code == 0, done.out
+    found = lines(done.out)
+    assert list(found) == ["api", "nodes", "volume", "operator", "image"]
+    assert "3 ready" in found["nodes"] and "the claim shared is bound" in found["volume"]
+    assert "would take a PyTorchJob of 3 pods" in found["operator"] and "torch 2.13.0" in found["image"]
+    assert "pod trainyard-head-x on machine1" in found["image"]
+    assert not [one for key, one in kube.objects.items() if key[0] == "PyTorchJob"], "a dry run makes none"
+    assert done.out.splitlines()[-1].startswith("next: fab train")
+
+
+def test_a_check_names_what_is_missing(fab: Fab, kube: Kube) -> None:
+    kube.put(machine("machine2", "Unknown"))
+    kube.put(bound("Pending"))
+    kube.unknown.add("PyTorchJob")
+    done = fab("check")
+    found = lines(done.out)
+    assert done.code == 1 and found["nodes"].startswith("fail")
+    assert "2 of 3 machines are ready; machine2 is not ready" in found["nodes"]
+    assert "the claim shared is Pending; mend: kubectl -n train describe pvc shared" in found["volume"]
+    assert "Kubeflow's training operator is not installed there" in found["operator"]
+    assert found["image"].startswith("fail") and "exit code" in found["image"], "this machine has no such software"
+
+
+def test_gpus_and_efa_cards_are_resources_of_enough_machines(fab: Fab, kube: Kube, has_software: None) -> None:
+    cluster = replace(kube.cluster, workers=2, gpus_per_worker=8, efa_per_worker=4)
+    for number in (1, 2):
+        resources = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
+        kube.put(machine(f"machine{number}", **resources))
+    good = lines(fab("check", cluster=cluster).out)["nodes"]
+    assert good.startswith("pass") and "2 ready, 8 nvidia.com/gpu each, 4 vpc.amazonaws.com/efa each" in good
+    kube.put(machine("machine2", **{"nvidia.com/gpu": "8"}))
+    bad = lines(fab("check", cluster=cluster).out)["nodes"]
+    assert bad.startswith("fail") and "1 of 2 machines are ready with 8 nvidia.com/gpu each" in bad
+    assert "its device plugin does not run" in bad
+
+
+def test_nodes_that_may_not_be_seen_are_a_warning(fab: Fab, kube: Kube, has_software: None) -> None:
+    kube.refuse("/api/v1/nodes", 403, 'nodes is forbidden: User "me" cannot list resource "nodes"')
+    done = fab("check")
+    assert done.code == 0 and lines(done.out)["nodes"].startswith("warn")
+    assert fab("wait").code == 0, "which does not keep a job from running"
+
+
+def test_an_api_that_does_not_answer_ends_the_check(fab: Fab, kube: Kube) -> None:
+    kube.refuse("/", 401, "Unauthorized")
+    done = fab("check")
+    assert done.code == 1 and list(lines(done.out)) == ["api"] and "401: does not accept" in done.out
+
+
+def test_status_shows_machines_and_the_jobs_on_them(fab: Fab, kube: Kube) -> None:
+    kube.put(machine("machine3", "False"))
+    kube.put(pod("demo-1-master-0", job="demo-1", phase="Running", machine="machine2"))
+    kube.put(pod("demo-0-master-0", job="demo-0", phase="Succeeded", machine="machine1"))
+    done = fab("status")
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["machine1", "ready", "-", "-"] in rows and ["machine2", "ready", "-", "demo-1"] in rows
+    assert ["machine3", "not", "ready", "-", "-"] in rows
+    answer = json.loads(fab("status", "--json").out)
+    assert answer["machines"][1] == {"name": "machine2", "state": "ready", "gpus": "-", "jobs": "demo-1"}
+
+
+def test_wait_ends_when_the_cluster_takes_jobs_or_says_what_it_lacks(fab: Fab, kube: Kube) -> None:
+    done = fab("wait")
+    assert done.code == 0 and "3 machines of kind ready in" in done.out
+    kube.put(machine("machine2", "Unknown"))
+    done = fab("wait", "--timeout", "0.5")
+    assert done.code == 1 and "not ready after 0.5 s: 2 of 3 machines are ready" in done.err
+
+
+def test_a_token_set_must_be_where_all_pods_see_it(fab: Fab) -> None:
+    done = fab("prepare", "demo", "data.path=/mnt/set")
+    assert done.code == 2 and "data.path = /mnt/set: must be below /" in done.err and "/shared or /data" in done.err
+
+
+def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path) -> None:
+    done = fab("train", "smoke", "--dry-run")
+    assert done.code == 0 and "kind: PyTorchJob" in done.out and not kube.applied and not kube.execs
+    with KubernetesBackend(kube.cluster) as backend:
+        from fabfile.backends.base import Submission
+        from fabfile.job_file import resolve
+
+        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+    done = fab("train", "smoke", "--nodes", "2")
+    assert done.code == 1 and "1 of 3 machines free, 2 wanted; busy with smoke-1 (2)" in done.err
+    assert "smoke-1" in (table := fab("jobs").out) and "PENDING" in table and "its pods start" in table
+    assert json.loads(fab("jobs", "--json").out)[0]["id"] == "smoke-1"
+    done = fab("stop", "smoke-1")
+    assert done.code == 0 and "smoke-1 CANCELLED: stopped before it started" in done.out, done.err
+    assert "smoke-1 is CANCELLED already" in fab("stop", "smoke-1").out
+    assert "smoke-1 CANCELLED" in fab("logs", "smoke-1", "--follow").out
+    done = fab("fetch", "smoke-1", "--to", str(tmp_path / "got"))
+    assert done.code == 0 and (tmp_path / "got/job.toml").is_file(), done.err
+    assert fab("report", "smoke-1", "--out", str(tmp_path / "r.html")).code == 0 and (tmp_path / "r.html").is_file()
+
+
+def test_before_a_destroy_the_jobs_that_end_with_it_are_named(
+    fab: Fab, kube: Kube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(work_lost.pulumi_cli, "stack_output", lambda stack: to_json(kube.cluster))
+    work_lost.say_of_destroy("kind")
+    assert "trainyard-head is not there" in capsys.readouterr().out and not kube.applied, (
+        "nothing is made to be removed"
+    )
+    with KubernetesBackend(kube.cluster) as backend:
+        from fabfile.backends.base import Submission
+        from fabfile.job_file import resolve
+
+        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+    work_lost.say_of_destroy("kind")
+    assert "job smoke-1 is PENDING on no node yet: it ends with them" in capsys.readouterr().out
