@@ -18,10 +18,14 @@ from infra.inventory import KubeCluster
 
 @task
 def kubeconfig(_c: Context, stack: str = "", inventory: str = "") -> None:
-    """Write a kubeconfig for the stack's Kubernetes cluster; kubectl signs in with your cloud credentials."""
+    """Write a kubeconfig for the stack's Kubernetes cluster, or say where it is: what kubectl signs in with."""
     cluster = load_any(stack, inventory)
     if not isinstance(cluster, KubeCluster):
         raise Exit(f"{cluster.name}: its nodes are reached over SSH, and it has no Kubernetes: fab ssh NODE", code=2)
+    if cluster.kubeconfig:
+        say(f"    export KUBECONFIG={shlex.quote(cluster.kubeconfig)}")
+        say(next_command("kubectl get nodes"))
+        return
     if cluster.authentication != "eks":
         raise Exit(f"{cluster.name}: authentication = {cluster.authentication!r}: your own kubeconfig has it", code=2)
     path = directory(cluster.name) / "kubeconfig"

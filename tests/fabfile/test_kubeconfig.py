@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from fab_command import fab as run_fab
 
+from fabfile import output
 from infra.inventory import KubeCluster, Node, SshCluster, to_json
 
 CLUSTER = KubeCluster(
@@ -54,6 +55,7 @@ Fab = Callable[..., Done]
 def fab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fab:
     """Run a verb on a cluster's inventory; the home directory is the test's folder."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(output, "_target", [""])  # a verb leaves its `--inventory` there
 
     def run(cluster: SshCluster | KubeCluster, *words: str) -> Done:
         inventory = tmp_path / "inventory.json"
@@ -121,6 +123,8 @@ def test_without_credentials_the_token_is_one_line(tmp_path: Path) -> None:
 
 
 def test_only_a_cluster_of_ours_gets_a_kubeconfig(fab: Fab) -> None:
+    done = fab(replace(CLUSTER, authentication="kubeconfig", kubeconfig="/a b/config"), "kubeconfig")
+    assert done.code == 0 and "export KUBECONFIG='/a b/config'" in done.out
     done = fab(replace(CLUSTER, authentication="kubeconfig"), "kubeconfig")
     assert done.code == 2 and "your own kubeconfig has it" in done.err
     ssh = SshCluster(name="lab", nodes=(Node(name="node1", role="head", private_ip="10.0.0.1"),))
