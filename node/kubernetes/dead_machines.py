@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 from node.kubernetes.api import Api, ApiError, PodState
 from node.kubernetes.identity import Pod
@@ -26,26 +27,29 @@ POLL = 2.0
 """Seconds between two looks."""
 
 
-def answers(address: str, port: int = KUBELET) -> bool:
-    """Whether the machine at this address is alive. It also is if it refuses the connection, as while its kubelet
-    starts anew: that says its kernel."""
+Answer = Literal["kubelet", "kernel", ""]
+"""Who answers at a machine's address: its kubelet; its kernel, which refuses, as while the kubelet starts; nobody."""
+
+
+def answer(address: str, port: int = KUBELET) -> Answer:
+    """Ask the machine at this address."""
     try:
         socket.create_connection((address, port), timeout=_REACH).close()
     except ConnectionRefusedError:
-        return True
+        return "kernel"
     except OSError:
-        return False
-    return True
+        return ""
+    return "kubelet"
 
 
 class DeadMachines:
     """Looks for pods of a job on machines that do not answer, and deletes them."""
 
     def __init__(
-        self, api: Api, job: str, own: Pod, say: Callable[[str], None], reach: Callable[[str], bool] = answers
+        self, api: Api, job: str, own: Pod, say: Callable[[str], None], reach: Callable[[str], Answer] = answer
     ) -> None:
         """`own`: the pod that looks. `say` gets a line about each pod that is deleted, and why none can be. `reach` as
-        `answers`."""
+        `answer`."""
         self._api, self._job, self._own, self._say, self._reach = api, job, own, say, reach
         self._hosts = {own.machine: own.host_ip}  # machine -> its address
         self._silent: dict[str, float] = {}  # machine -> since when it has not answered
@@ -80,7 +84,12 @@ class DeadMachines:
         names = sorted({self._own.machine, *known} & self._hosts.keys())
         with ThreadPoolExecutor(len(names)) as pool:
             answered = dict(zip(names, pool.map(lambda name: self._reach(self._hosts[name]), names), strict=True))
-        silent = {pod.machine for pod in suspects if not answered[pod.machine]}
+        # A machine without a kubelet is alive, but it ends no pod that Kubernetes has told it to end.
+        silent = {
+            pod.machine
+            for pod in suspects
+            if not answered[pod.machine] or (pod.overdue and answered[pod.machine] != "kubelet")
+        }
         others = set(names) - silent
         witnesses = others - {self._own.machine} or others
         if silent and not any(answered[name] for name in witnesses):
@@ -97,7 +106,7 @@ class DeadMachines:
     def _delete(self, pod: PodState) -> None:
         self._api.force_delete(pod)
         silent = time.monotonic() - self._silent[pod.machine]
-        self._say(f"{pod.machine} has not answered for {silent:.0f} s: its pod {pod.name} is deleted")
+        self._say(f"{pod.machine}'s kubelet has not answered for {silent:.0f} s: its pod {pod.name} is deleted")
 
     def watch(self, missing: Callable[[], Collection[int]]) -> None:
         """Look again and again, in a thread of its own, for as long as this process lives."""

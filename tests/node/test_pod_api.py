@@ -15,7 +15,7 @@ from polling import until
 
 from node.kubernetes import dead_machines
 from node.kubernetes.api import Api, ApiError
-from node.kubernetes.dead_machines import DeadMachines
+from node.kubernetes.dead_machines import Answer, DeadMachines
 from node.kubernetes.identity import Pod
 
 NOBODY = "255.255.255.255"
@@ -87,9 +87,9 @@ def test_an_api_that_does_not_answer_or_is_not_the_clusters_is_no_surprise(
 
 def test_a_machine_is_alive_that_refuses_and_dead_that_says_nothing() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as kubelet:
-        assert dead_machines.answers("127.0.0.1", kubelet.getsockname()[1])
-    assert dead_machines.answers("127.0.0.1", 1)
-    assert not dead_machines.answers(NOBODY)
+        assert dead_machines.answer("127.0.0.1", kubelet.getsockname()[1]) == "kubelet"
+    assert dead_machines.answer("127.0.0.1", 1) == "kernel"
+    assert dead_machines.answer(NOBODY) == ""
 
 
 class Watched:
@@ -97,10 +97,14 @@ class Watched:
 
     def __init__(self, api: Api) -> None:
         self.dead: set[str] = set()
+        self.without_kubelet: set[str] = set()
         self.said: list[str] = []
         own = Pod(2, "demo-1-worker-1", "10.1.0.3", "m3", "10.0.0.3")
-        self._machines = DeadMachines(api, JOB, own, self.said.append, lambda address: address not in self.dead)
+        self._machines = DeadMachines(api, JOB, own, self.said.append, self._answer)
         self._machines.know([Pod(1, "demo-1-worker-0", "10.1.0.1", "m2", "10.0.0.2")])
+
+    def _answer(self, address: str) -> Answer:
+        return "" if address in self.dead else "kernel" if address in self.without_kubelet else "kubelet"
 
     def look(self, *missing: int, seconds: float = 0.0) -> None:
         time.sleep(seconds)
@@ -122,7 +126,7 @@ def test_only_missing_pods_of_machines_that_stay_silent_are_deleted(server: PodA
     assert server.deleted == [], "it may come back"
     watched.look(1, 2, seconds=0.25)
     assert server.deleted == ["demo-1-worker-0 uid-2"], "not that on m5, which is not missing, and not that on m3"
-    assert watched.said == ["m2 has not answered for 0 s: its pod demo-1-worker-0 is deleted"]
+    assert watched.said == ["m2's kubelet has not answered for 0 s: its pod demo-1-worker-0 is deleted"]
     server.pod("demo-1-worker-0", "m2")  # the scheduler has put it on the dead machine again: it has no address
     watched.look(1, 2)
     assert server.deleted[1:] == ["demo-1-worker-0 uid-5"]
@@ -145,6 +149,20 @@ def test_a_machine_that_answers_in_between_is_given_its_time_again(server: PodAp
     watched.look()
     watched.look(1, seconds=0.25)
     assert server.deleted == []
+
+
+def test_a_pod_that_its_kubelet_should_have_ended_is_freed_when_that_is_gone(server: PodApi, api: Api) -> None:
+    """The machine itself answers; without its kubelet the pod stays Terminating for ever."""
+    server.pod("demo-1-worker-0", "m2", "10.0.0.2")
+    watched = Watched(api)
+    watched.without_kubelet = {"10.0.0.2"}
+    watched.look(1)
+    watched.look(1, seconds=0.25)
+    assert server.deleted == [], "it may start anew"
+    server.pod("demo-1-worker-0", "m2", "10.0.0.2", to_end_at="2026-01-01T00:00:00Z")
+    watched.look(1)
+    watched.look(1, seconds=0.25)
+    assert server.deleted == ["demo-1-worker-0 uid-2"]
 
 
 def test_a_pod_that_reaches_no_machine_at_all_takes_none_for_dead(server: PodApi, api: Api) -> None:
@@ -208,4 +226,4 @@ def test_a_dead_machines_pod_is_freed_by_a_pod_that_lives_and_the_job_goes_on(tm
         assert job.state["nodes"][lost] == "machine-9"
         job.ends("SUCCEEDED")
         who = job.log if lost else job.output(1)
-        assert f"machine-{lost} has not answered for" in who and f"its pod {names[lost]} is deleted" in who
+        assert f"machine-{lost}'s kubelet has not answered for" in who and f"its pod {names[lost]} is deleted" in who
