@@ -95,7 +95,8 @@ class Attempt:
             for name, event in self._heard():
                 if event is None or event["event"] == "refused":
                     return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
-                missing.discard(name)
+                if event["event"] == "ready":
+                    missing.discard(name)
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None

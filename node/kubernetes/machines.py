@@ -45,7 +45,6 @@ class PodMachines:
         self._pods: dict[str, Connection] = {}
         """By the name of its node: the pods of the next attempt."""
         self._listener: Listener | None = None
-        self._since = time.monotonic()
         self._hurry = files.read(run_dir / "state.json").get("state") == "RUNNING"
         """Whether an attempt was made before: it then goes on with the pods that are there after REJOIN."""
 
@@ -89,9 +88,10 @@ class PodMachines:
     def next(self, nodes: Sequence[Node], unusable: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
         """Those of the pods that are there again; none, if that is not so of our own."""
         self._gather(asked, log, REJOIN)
-        lost = [node.name for node in nodes if node.name not in self._pods]
-        if lost and self.nodes:
-            log.say(f"{', '.join(lost)}: no pod there after {REJOIN:.0f} s, so the job goes on without")
+        if self.nodes and len(self.nodes) < self._spec.node_count and not asked():
+            lost = [node.name for node in nodes if node.name not in self._pods]
+            without = f", without {', '.join(lost)}" if lost else ""
+            log.say(f"{len(self.nodes)} of {self._spec.node_count} pods are there after {REJOIN:.0f} s{without}")
         return self.nodes
 
     def asked_to_end(self) -> None:
