@@ -15,11 +15,12 @@ from invoke.exceptions import Exit
 from fabfile.stacks import pulumi_cli
 
 TOOLS = {
-    "podman": ("podman", "info"),
-    "buildah": ("buildah", "info"),
-    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
+    "podman": (("info",),),
+    "buildah": (("info",),),
+    "docker": (("version", "--format", "{{.Server.Version}}"), ("buildx", "version")),
 }
-"""Name -> a command that succeeds where it can build. Those that need no daemon come first."""
+"""Name -> commands of it that all succeed where it can build: docker's builder is a part that may be missing. Those
+that need no daemon come first."""
 PLATFORM = "linux/amd64"
 """That of the nodes: a mac may have another."""
 _WAIT_S = 60.0
@@ -31,13 +32,18 @@ class Tool:
 
     name: str
 
-    def build(self, folder: Path, image: str, base: str, secrets: Mapping[str, Path]) -> None:
-        """Build the image of a context, with its output shown. Exit if it fails, 130 if it is interrupted."""
+    def build(self, folder: Path, image: str, base: str, secrets: Mapping[str, Path], *, fresh: bool) -> None:
+        """Build the image of a context, with its output shown. Exit if it fails, 130 if it is interrupted.
+
+        `base`: empty for the Dockerfile's. `fresh`: no layer of an earlier build is taken.
+        """
         argv = [self.name, "build", "--platform", PLATFORM, "--file", str(folder / "Dockerfile"), "--tag", image]
         argv += ["--layers"] if self.name == "buildah" else []  # the others keep them unasked: a failed build goes on
+        argv += ["--no-cache"] if fresh else []
         argv += ["--build-arg", f"BASE={base}"] if base else []
         # Without a value: the tool takes that of its environment, and it is in no image.
-        proxies = (f"{kind}_proxy" for kind in ("http", "https", "no"))
+        proxies = [f"{kind}_proxy" for kind in ("http", "https", "no")]
+        proxies += [name.upper() for name in proxies]
         argv += [word for name in proxies if name in os.environ for word in ("--build-arg", name)]
         argv += [word for name, path in secrets.items() for word in ("--secret", f"id={name},src={path}")]
         # docker: secrets need BuildKit, and a record of the build would make the image an index of two.
@@ -94,10 +100,10 @@ def find(wanted: str = "") -> Tool:
         if not shutil.which(name):
             reasons.append(f"{name} is not installed")
             continue
-        code, said = _ask(list(TOOLS[name]))
-        if code == 0:
+        failed = [said or f"exit code {code}" for code, said in (_ask([name, *words]) for words in TOOLS[name]) if code]
+        if not failed:
             return Tool(name)
-        reasons.append(f"{name} does not work: {said or f'exit code {code}'}")
+        reasons.append(f"{name} does not work: {failed[0]}")
     raise Exit(f"nothing here builds container images: {'; '.join(reasons)}", code=2)
 
 

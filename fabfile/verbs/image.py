@@ -33,6 +33,7 @@ _WORDS = ("build", "push", "list")
         "words": "build it here, push it to the stack's repository, or list what that has",
         "profile": "cuda or native (default: the stack's)",
         "base": "an image in place of Ubuntu's, pinned by its digest",
+        "fresh": "build every layer anew, with the distribution's packages of today",
         "tool": "podman, buildah or docker (default: the first of these that works)",
     },
 )
@@ -43,6 +44,7 @@ def image(
     inventory: str = "",
     profile: str = "",
     base: str = "",
+    fresh: bool = False,
     tool: str = "",
     json: bool = False,
 ) -> None:
@@ -60,7 +62,7 @@ def image(
         raise Exit("--json: goes with list alone", code=2)
     options = [option for pair in (("--profile", profile), ("--base", base)) if pair[1] for option in pair]
     if word == "build":
-        _build(stack, options, base, tool)
+        _build(stack, options, base, tool, fresh=fresh)
     else:
         _push(_cluster(stack, ""), stack, options, tool)
 
@@ -72,7 +74,7 @@ def _cluster(stack: str, inventory: str) -> KubeCluster:
     return cluster
 
 
-def _build(stack: str, options: list[str], base: str, wanted: str) -> None:
+def _build(stack: str, options: list[str], base: str, wanted: str, *, fresh: bool) -> None:
     facts = pulumi_cli.answer(_MODULE, stack, *options)  # first: what is wrong with it shall not wait for a tool
     tool, began = find(wanted), time.monotonic()
     built = f"for {facts['gpu_architecture']}, " if facts["gpu_architecture"] else ""
@@ -82,7 +84,7 @@ def _build(stack: str, options: list[str], base: str, wanted: str) -> None:
         context.mkdir()
         secrets.mkdir()
         pulumi_cli.answer(_MODULE, stack, *options, "--folder", str(context))
-        tool.build(context, _local(facts), base, _secrets(secrets))
+        tool.build(context, _local(facts), base, _secrets(secrets), fresh=fresh)
     say(f"image {facts['name']}: built in {time.monotonic() - began:.0f} s, as {_local(facts)}")
     say(next_command("fab image push"))
 
@@ -98,6 +100,8 @@ def _secrets(folder: Path) -> dict[str, Path]:
     of_pip = settings.pop("cert", "")  # a file of this machine's
     if certificates := os.environ.get("SSL_CERT_FILE") or of_pip:
         found["ca"] = Path(certificates)
+        if not found["ca"].is_file():
+            raise Exit(f"{certificates}: the certificates of SSL_CERT_FILE, or of pip's settings: no such file", code=2)
     if settings:
         found["pip"] = folder / "pip"
         found["pip"].touch(mode=0o600)
@@ -113,20 +117,17 @@ def _push(cluster: KubeCluster, stack: str, options: list[str], wanted: str) -> 
         why = f"{tool.name} has no image {_local(facts)}, which this checkout and the stack's settings make"
         raise Exit(f"{why}; build it: fab image build", code=2)
     tag = f"{facts['name']}-{identifier[:8]}"
-    if not _found(cluster, tag):
+    images = repository.pushed(cluster)
+    if tag not in [each.tag for each in images]:
         say(f"image {tag}: pushed by {tool.name} to {cluster.image}")
         with tempfile.TemporaryDirectory(prefix="trainyard-push-") as folder:
-            auth = repository.login(cluster)
-            tool.push(_local(facts), f"{cluster.image}:{tag}", auth, Path(folder))
-    found = _found(cluster, tag)
-    if found is None:
+            tool.push(_local(facts), f"{cluster.image}:{tag}", repository.login(cluster), Path(folder))
+        images = repository.pushed(cluster)
+    digest = next((each.digest for each in images if each.tag == tag), "")
+    if not digest:
         raise Exit(f"{cluster.image} does not list {tag} after the push: look with fab image list", code=1)
-    say(f"image {tag}: in the repository as {found.digest}")
-    _say_taken(repository.choose(repository.pushed(cluster), cluster), cluster)
-
-
-def _found(cluster: KubeCluster, tag: str) -> repository.Pushed | None:
-    return next((image for image in repository.pushed(cluster) if image.tag == tag), None)
+    say(f"image {tag}: in the repository as {digest}")
+    _say_taken(repository.choose(images, cluster), cluster)
 
 
 def _say_taken(taken: repository.Pushed | None, cluster: KubeCluster) -> None:
