@@ -13,6 +13,7 @@ import pytest
 from fab_command import fab as run_fab
 from kube_cluster import Kube, pod, served
 
+from fabfile import output
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.check import kubernetes as rules
 from fabfile.stacks import work_lost
@@ -41,8 +42,9 @@ def kube(tmp_path: Path) -> Iterator[Kube]:
 
 
 @pytest.fixture
-def fab(kube: Kube, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Fab:
+def fab(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Fab:
     """Run a verb on the server's cluster."""
+    monkeypatch.setattr(output, "_target", [""])  # a verb leaves its `--inventory` there
 
     def run(*words: str, cluster: KubeCluster | None = None) -> Done:
         inventory = tmp_path / "inventory.json"
