@@ -160,17 +160,17 @@ def test_machines_that_other_jobs_have_are_named_unless_it_may_wait(kube: Kube, 
         (
             [unschedulable("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are ...")]
             * 2,
-            "2 of 2 pods wait: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+            "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
         ),
         (
             [waiting("ErrImagePull", 'failed to pull image "i:1": not found')],
-            '1 of 1 pods wait: image i:1: ErrImagePull: failed to pull image "i:1": not found',
+            'image i:1: ErrImagePull: failed to pull image "i:1": not found',
         ),
         (
             [waiting("CreateContainerConfigError", 'secret "x" not found')],
-            "1 of 1 pods wait: CreateContainerConfigError",
+            "CreateContainerConfigError",
         ),
-        ([waiting("ContainerCreating", "")], "1 of 1 pods wait: MountVolume.SetUp failed: no such claim"),
+        ([waiting("ContainerCreating", "")], "MountVolume.SetUp failed: no such claim"),
         ([], 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'),
     ],
 )
@@ -289,7 +289,7 @@ def test_a_follower_hears_why_a_job_waits_and_how_it_ended(kube: Kube, backend: 
             break
         if lines and ("PyTorchJob", "smoke-1") in kube.objects:
             conditioned(kube, "smoke-1", "Failed", "gone wrong")
-    assert lines[0] == "1 of 1 pods wait: image i:1: ErrImagePull: not found"
+    assert lines[0] == "image i:1: ErrImagePull: not found"
     assert last is not None and (last.state, last.reason) == (JobState.FAILED, "gone wrong")
     assert lines[-1] == "smoke-1 FAILED: gone wrong"
 

@@ -37,7 +37,8 @@ def pending(pods: Sequence[Object], events: Sequence[Object], job: str) -> str:
     reasons = [reason for pod in waiting if (reason := of_pod(pod, events))]
     reasons = reasons or [_of_events(events, "PyTorchJob", job)]
     commonest = max(reasons, key=reasons.count) if waiting else ""
-    return f"{len(waiting)} of {len(pods)} pods wait: {commonest}" if commonest else ""
+    some = f"{len(waiting)} of {len(pods)} pods wait: " if len(waiting) < len(pods) else ""
+    return f"{some}{commonest}" if commonest else ""
 
 
 def of_pod(pod: Object, events: Sequence[Object]) -> str:
@@ -54,7 +55,8 @@ def of_pod(pod: Object, events: Sequence[Object]) -> str:
             return _line(f"{reason}: {message}" if message else reason)
     for condition in status.get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _line(str(condition.get("message") or condition.get("reason") or "").partition(" preemption:")[0])
+            said = str(condition.get("message") or condition.get("reason") or "")
+            return _line(said.partition(". ")[0])  # what follows is of preemption, which nobody has asked for
     return _of_events(events, "Pod", pod["metadata"]["name"])
 
 
