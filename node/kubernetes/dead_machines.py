@@ -54,6 +54,7 @@ class DeadMachines:
         self._hosts = {own.machine: own.host_ip}  # machine -> its address
         self._silent: dict[str, float] = {}  # machine -> since when it has not answered
         self._complaint = ""
+        self._told: set[str] = set()  # silent machines of which it is said that a pod there is deleted
 
     def know(self, pods: Iterable[Pod]) -> None:
         """Take in the addresses of the machines that these pods are on. The API does not say that of a pod which has
@@ -96,6 +97,7 @@ class DeadMachines:
             self._complain(f"no machine answers this pod at port {KUBELET}, its kubelet's")
             silent &= {pod.machine for pod in suspects if pod.overdue}
         now = time.monotonic()
+        self._told -= {name for name in names if answered[name]}
         self._silent = {name: self._silent.get(name, now) for name in silent}
 
     def _complain(self, why: str) -> None:
@@ -105,6 +107,9 @@ class DeadMachines:
 
     def _delete(self, pod: PodState) -> None:
         self._api.force_delete(pod)
+        if pod.machine in self._told:  # until Kubernetes knows, too, it may put the next pod there
+            return
+        self._told.add(pod.machine)
         silent = time.monotonic() - self._silent[pod.machine]
         self._say(f"{pod.machine}'s kubelet has not answered for {silent:.0f} s: its pod {pod.name} is deleted")
 

@@ -130,6 +130,7 @@ def test_only_missing_pods_of_machines_that_stay_silent_are_deleted(server: PodA
     server.pod("demo-1-worker-0", "m2")  # the scheduler has put it on the dead machine again: it has no address
     watched.look(1, 2)
     assert server.deleted[1:] == ["demo-1-worker-0 uid-5"]
+    assert len(watched.said) == 1, "of each machine once"
     server.pod("demo-1-worker-0", "")
     watched.look(1, 2)
     server.pod("demo-1-worker-0", "m4", "10.0.0.4")
