@@ -184,6 +184,9 @@ MORE = [
     Run("test_fetch.py"),
     Run("test_untar.py", "not gnu_tar"),
     Run("test_sources.py"),
+    Run("test_kube_api.py"),
+    Run("test_kube_channel.py", "not guarded"),  # which is looked for in /proc
+    Run("test_kube_verbs.py"),
     Run("test_orphans_aws.py", "everything_of_the_stack or removes_all or credentials"),
 ]
 """More tests of verbs, which run here as well."""

@@ -22,10 +22,16 @@ from fabfile.job_file import resolve
 from node.job import files
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    with served(tmp_path_factory.mktemp("kube")) as made:
+        yield made
+
+
 @pytest.fixture
-def kube(tmp_path: Path) -> Iterator[Kube]:
-    with served(tmp_path) as server:
-        yield server
+def kube(server: Kube) -> Iterator[Kube]:
+    server.clear()
+    yield server
 
 
 @pytest.fixture

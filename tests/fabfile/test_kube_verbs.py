@@ -32,13 +32,19 @@ class Done:
 Fab = Callable[..., Done]
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    with served(tmp_path_factory.mktemp("kube")) as made:
+        yield made
+
+
 @pytest.fixture
-def kube(tmp_path: Path) -> Iterator[Kube]:
-    with served(tmp_path) as server:
-        for number in (1, 2, 3):
-            server.put(machine(f"machine{number}"))
-        server.put(bound("Bound"))
-        yield server
+def kube(server: Kube) -> Iterator[Kube]:
+    server.clear()
+    for number in (1, 2, 3):
+        server.put(machine(f"machine{number}"))
+    server.put(bound("Bound"))
+    yield server
 
 
 @pytest.fixture

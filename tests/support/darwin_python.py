@@ -6,6 +6,7 @@ there, asks Linux's here, through the /proc that only it is told of. Which verbs
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -43,6 +44,8 @@ def pretend() -> None:
     hide("select")  # before `selectors` looks what there is
     import psutil  # before sys.platform is another: it loads what fits the real one
 
+    with contextlib.suppress(ImportError):  # likewise; it comes with the extra `kubernetes`
+        import truststore  # noqa: F401
     sysconfig.get_config_vars()  # likewise
     psutil.PROCFS_PATH = os.environ["DARWIN_PROC"]
     for name in LINUX_ONLY:

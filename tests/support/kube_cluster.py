@@ -16,6 +16,7 @@ import http.server
 import json
 import os
 import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -45,6 +46,7 @@ KINDS = {
 _PATH = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<space>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?")
 _MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TOKEN = "a-token"
+_PATH_IN_PODS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass
@@ -69,6 +71,13 @@ class Kube:
     """What the next programs do instead of running; None: they run."""
     on_apply: Callable[[Kube, Object], None] = lambda kube, one: None
     """As controllers do, which act on objects."""
+
+    def clear(self) -> None:
+        """Be as new, but for the programs on the shared volume, which take a while to put there."""
+        for each in (self.objects, self.applied, self.deleted, self.refusals, self.unknown, self.execs):
+            each.clear()
+        self.protocol, self.play, self.on_apply = "", None, deployed
+        shutil.rmtree(Path(self.cluster.shared_dir) / "runs", ignore_errors=True)
 
     def put(self, one: Object) -> None:
         """Have an object there, as somebody else has made it."""
@@ -129,7 +138,8 @@ class Streams:
 
 def run(argv: list[str], home: Path, streams: Streams) -> None:
     """Run a program; when the other side is gone its stdin ends, as a kubelet does it."""
-    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8", "KUBERNETES_SERVICE_HOST": "x"}
+    # Not the PATH of the test, which is the operator's side: a pod is Linux, where a test plays a mac, too.
+    environment = {"HOME": str(home), "PATH": _PATH_IN_PODS, "LANG": "C.UTF-8", "KUBERNETES_SERVICE_HOST": "x"}
     environment |= {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(argv, cwd="/", env=environment, **pipes) as program:  # type: ignore[call-overload]
