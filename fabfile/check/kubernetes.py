@@ -7,6 +7,8 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
+from invoke.exceptions import Exit
+
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, pytorchjob, reasons, view
 from fabfile.backends.kubernetes.api import Api
@@ -14,6 +16,7 @@ from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
 from fabfile.backends.kubernetes.pytorchjob import PodJob
 from fabfile.check.verdict import Problem, Verdict, judge
+from fabfile.container.repository import job_image
 from fabfile.launchers import SYSTEM_PYTHON, VENV
 from infra.inventory import KubeCluster
 
@@ -115,18 +118,28 @@ def operator(cluster: KubeCluster, api: Api) -> Verdict:
 
 
 def image(cluster: KubeCluster, api: Api) -> Verdict:
-    """Whether the image is pulled and has the software, by the head pod."""
+    """Whether the image is pulled and has the software, by the head pod, and whether jobs take this one."""
+    try:
+        newest = job_image(cluster)
+    except Exit as error:
+        return Verdict("image", "fail", str(error.message), "fab image push")
     began = time.monotonic()
     with HeadPods(api, cluster, view.of(cluster)) as head:
         node = head.cluster.head
         pod = head.connection(node)
         took = time.monotonic() - began
         result = head.run(_STARTS, nodes=[node], timeout=_TORCH_SECONDS)[node.name]
-    where = f"pod {pod.name} on {reasons.machine(api.get('Pod', pod.name) or {'spec': {}}) or 'no machine'}"
+    there = api.get("Pod", pod.name) or {"spec": {}}
+    has = next((str(one["image"]) for one in there["spec"].get("containers", ()) if "image" in one), newest)
+    where = f"pod {pod.name} on {reasons.machine(there) or 'no machine'}"
     if not result.ok:
         mend = f"kubectl -n {cluster.namespace} exec {pod.name} -- ls {VENV}"
-        return Verdict("image", "fail", f"{cluster.image} in {where}: {result.why}", mend)
-    return Verdict("image", "pass", f"{cluster.image}: {where} in {took:.1f} s, torch {result.stdout.strip()}")
+        return Verdict("image", "fail", f"{has} in {where}: {result.why}", mend)
+    found = f"{has}: {where} in {took:.1f} s, torch {result.stdout.strip()}"
+    if newest != has:
+        mend = f"kubectl -n {cluster.namespace} delete deployment {pods.HEAD}; fab check"
+        return Verdict("image", "warn", f"{found}; but jobs take {newest}, pushed since, which is not tried yet", mend)
+    return Verdict("image", "pass", found)
 
 
 CHECKS: dict[str, Callable[[KubeCluster, Api], Verdict]] = {

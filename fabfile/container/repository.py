@@ -6,7 +6,6 @@ laptop has the same answer, and nothing is to be written down after a push.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from fabfile.stacks import pulumi_cli
 from infra.inventory import KubeCluster
 
 _PROGRAM = "clouds.aws.ecr"
-_PINNED = re.compile(r"@sha256:[0-9a-f]{64}$|:[\w][\w.-]*$")
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,18 @@ class Pushed:
 def job_image(cluster: KubeCluster) -> str:
     """What the cluster's jobs run: the image that its inventory names, or by its digest the newest in the repository
     that it names. Exit 2 if that has none."""
-    if _PINNED.search(cluster.image):
+    if is_named(cluster.image):
         return cluster.image
     chosen = choose(pushed(cluster), cluster)
     if chosen is None:
         what = f"{cluster.image} has no image of profile {profile(cluster)}"
         raise Exit(f"{cluster.name}: {what}; make one: fab image build, then fab image push", code=2)
     return f"{cluster.image}@{chosen.digest}"
+
+
+def is_named(image: str) -> bool:
+    """Whether this is one image, by its tag or digest, and not the repository of many. A port is no tag."""
+    return "@" in image or ":" in image.rpartition("/")[2]
 
 
 def pushed(cluster: KubeCluster) -> list[Pushed]:
@@ -65,8 +68,10 @@ def profile(cluster: KubeCluster) -> str:
 
 
 def address(cluster: KubeCluster) -> str:
-    """The address of the cluster's repository in ECR. Exit 2 if its images are elsewhere."""
-    if cluster.authentication != "eks" or _PINNED.search(cluster.image):
+    """The address of the cluster's repository in ECR. Exit 2 if its inventory names none."""
+    if is_named(cluster.image):
         why = f"its inventory names the image of its jobs, {cluster.image}, and no repository of ECR"
         raise Exit(f"{cluster.name}: {why}", code=2)
+    if cluster.authentication != "eks":
+        raise Exit(f"{cluster.name}: image = {cluster.image!r}: has neither tag nor digest: which image is it?", code=2)
     return cluster.image

@@ -286,7 +286,9 @@ def deployed(kube: Kube, one: Object) -> None:
     if one["kind"] == "Deployment":
         labels = one["spec"]["template"]["metadata"]["labels"]
         made = pod(f"{one['metadata']['name']}-x", phase="Running", machine="machine1")
-        kube.put({**made, "metadata": {**made["metadata"], "labels": labels}})
+        containers = one["spec"]["template"]["spec"]["containers"]
+        made["metadata"]["labels"], made["spec"]["containers"] = labels, containers
+        kube.put(made)
 
 
 def pod(name: str, job: str = "", *, phase: str = "Pending", machine: str = "", **status: Any) -> Object:

@@ -7,9 +7,11 @@ the head of a cluster without a scheduler. Run directories, code and data are on
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 
 from invoke.exceptions import Exit
 
@@ -33,6 +35,7 @@ from fabfile.backends.slurm import start as as_slurm
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.head import Head, log_parts, lost_connections
 from fabfile.backends.ssh.start import refuse
+from fabfile.container.repository import job_image
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, apart
 from infra.inventory import KubeCluster
@@ -95,10 +98,10 @@ class KubernetesBackend(SshBackend):
         return tuple(JobNode(node.name, node.slots, price) for node in job_nodes(self.cluster))
 
     def plan(self, submission: Submission) -> str:
-        return start.shown(self.kube, self.cluster, submission)
+        return start.shown(self._of_jobs, self.cluster, submission)
 
     def prepare(self, submission: Submission) -> None:
-        start.check(self.kube, submission)
+        start.check(self._of_jobs, submission)
         seen = self._look()
         if not submission.queue:
             ended = [job.id for job in super().jobs() if job.state.is_final]
@@ -109,7 +112,7 @@ class KubernetesBackend(SshBackend):
         self._taken = [] if submission.begun else self.mirrored(submission.job.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
-        return start.create(self.api, self.kube, self._head, submission, self._taken)
+        return start.create(self.api, self._of_jobs, self._head, submission, self._taken)
 
     def jobs(self) -> list[JobRecord]:
         seen = self._look()  # before the records, see Seen
@@ -147,6 +150,11 @@ class KubernetesBackend(SshBackend):
                     self.api.delete("Pod", str(pod["metadata"]["name"]))
             time.sleep(_POLL)
         return {}
+
+    @functools.cached_property
+    def _of_jobs(self) -> KubeCluster:
+        """The cluster with the very image that a job gets that starts now. Exit 2 if there is none."""
+        return replace(self.kube, image=job_image(self.kube))
 
     def _look(self) -> Seen:
         return jobs.look(self.api, self.kube.name)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from dataclasses import replace
 from typing import Any
 
 from fabfile.backends.kubernetes import pods, reasons
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.channel import ExecChannel
 from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.container import repository
 from fabfile.output import say
 from fabfile.remote.fleet import Connections
 from infra.inventory import KubeCluster, Node, SshCluster
@@ -83,8 +85,8 @@ class HeadPods(Connections):
 
     def _running(self) -> str:
         """The name of the head's pod, once it runs."""
-        wanted = pods.head(self._kube)
         there = self._api.get("Deployment", pods.HEAD)
+        wanted = pods.head(replace(self._kube, image=self._image(there)))
         digest = wanted["metadata"]["labels"][pods.SPEC]
         if there is None or (there["metadata"].get("labels") or {}).get(pods.SPEC) != digest:
             self._api.apply(wanted)
@@ -102,6 +104,15 @@ class HeadPods(Connections):
             if self._closed:
                 raise KubeError(f"{pods.HEAD}: closed")
             time.sleep(_POLL)
+
+    def _image(self, there: dict[str, Any] | None) -> str:
+        """The image that the pod has, if the cluster names only a repository: one that somebody has pushed since is for
+        new jobs, and shall not end what runs in the pod. Exit 2 if it is to be made and the repository is empty."""
+        if not repository.is_named(self._kube.image) and there is not None:
+            (container,) = there["spec"]["template"]["spec"]["containers"]
+            if container["image"].startswith(f"{self._kube.image}@"):
+                return str(container["image"])
+        return repository.job_image(self._kube)
 
     def _why(self, found: list[dict[str, Any]]) -> str:
         events = self._api.list("Event")

@@ -20,6 +20,7 @@ from fabfile.backends.kubernetes.pytorchjob import PodJob
 from fabfile.backends.slurm import start as as_slurm
 from fabfile.backends.ssh import start as over_ssh
 from fabfile.backends.ssh.head import Head
+from fabfile.container.repository import is_named
 from fabfile.launchers import KUBERNETES, HeadValues, Launch, LaunchError, plans
 from infra.inventory import KubeCluster, SshCluster
 
@@ -46,7 +47,7 @@ def check(cluster: KubeCluster, submission: Submission) -> None:
     if not re.fullmatch(_NAME, name) or len(name) > _LONGEST_NAME:
         allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename the job's file"
         raise Exit(f"{name}: the name of a job on Kubernetes must be {allowed}", code=2)
-    if "@" not in cluster.image and ":" not in cluster.image.rpartition("/")[2]:
+    if not is_named(cluster.image):
         raise Exit(f"{cluster.name}: image = {cluster.image!r}: has neither tag nor digest: which image is it?", code=2)
 
 
