@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from infra.inventory import Node
@@ -26,6 +27,7 @@ from node.kubernetes.api import Api
 from node.kubernetes.connections import Connection, Listener
 from node.kubernetes.dead_machines import DeadMachines
 from node.kubernetes.identity import Address, Pod
+from node.kubernetes.unplaced import Unplaced
 
 REJOIN = 25.0
 """Seconds after an attempt for all pods of the job to be there again; then it goes on with those that are."""
@@ -71,7 +73,7 @@ class PodMachines:
             return sorted(set(range(self._spec.node_count)) - {each.pod.index for each in there})
 
         dead.watch(missing)
-        self._gather(asked, log, REJOIN if self._hurry else float("inf"))
+        self._gather(asked, log, REJOIN if self._hurry else inf)
 
     def lost(self, record: Record) -> str:
         return "its first pod was lost" if record["state"] == "RUNNING" else ""
@@ -91,7 +93,7 @@ class PodMachines:
         if self.nodes and len(self.nodes) < self._spec.node_count and not asked():
             lost = [node.name for node in nodes if node.name not in self._pods]
             without = f", without {', '.join(lost)}" if lost else ""
-            log.say(f"{len(self.nodes)} of {self._spec.node_count} pods are there after {REJOIN:.0f} s{without}")
+            log.say(f"{len(self.nodes)} of {self._spec.node_count} pods are there{without}")
         return self.nodes
 
     def asked_to_end(self) -> None:
@@ -110,11 +112,13 @@ class PodMachines:
         return self._listener.there() if self._listener is not None else []
 
     def _gather(self, asked: Asked, log: Log, seconds: float) -> None:
-        """Wait until all pods are there, for so long, or until the user asks for something; set the next attempt's."""
-        began, said = time.monotonic(), 0
+        """Wait until all pods are there, for so long, or until the user asks for something; set those of the attempt.
+        With a limit those that find no machine are not waited for."""
+        began, said, unplaced = time.monotonic(), 0, Unplaced(Api(), self._spec.id)
         while len(there := self._there()) < self._spec.node_count and not asked():
             waited = time.monotonic() - began
-            if waited > seconds and there and there[0].pod.index == 0:
+            missing = set(range(self._spec.node_count)) - {each.pod.index for each in there}
+            if 0 not in missing and (waited > seconds or (seconds < inf and unplaced.have_no_machine(missing))):
                 break
             if waited > _QUIET and len(there) != said:
                 said = len(there)

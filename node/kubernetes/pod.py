@@ -22,6 +22,7 @@ from node.kubernetes.agent import Agent, Lost
 from node.kubernetes.api import Api
 from node.kubernetes.dead_machines import DEAD, POLL, DeadMachines
 from node.kubernetes.identity import Address, Pod
+from node.kubernetes.unplaced import Unplaced
 
 _TURN = 3.0
 """Seconds by which the pods of a job differ in their patience with the first one's machine: one of them is enough."""
@@ -67,8 +68,9 @@ def _exit_code(run_dir: Path) -> int:
 
 def _looking_for_the_dead(job: str, own: Pod) -> Lost:
     """What an agent does while it cannot reach the supervisor: see whether that one's machine is dead, and if so free
-    its place, so that the operator makes the first pod again."""
+    its place, so that the operator makes the first pod again; and see whether that one finds a machine."""
     dead = DeadMachines(Api(), job, own, lambda text: print(text, file=sys.stderr, flush=True))
+    unplaced = Unplaced(Api(), job)
     looked = 0.0
 
     def look(address: Address) -> None:
@@ -78,5 +80,8 @@ def _looking_for_the_dead(job: str, own: Pod) -> Lost:
         looked = time.monotonic()
         dead.know([address.pod])
         dead.look([0], DEAD + _TURN * (own.index - 1))
+        if unplaced.need(own):
+            print("ends, as the job's first pod finds no other machine", file=sys.stderr, flush=True)
+            os._exit(128 + signal.SIGTERM)
 
     return look

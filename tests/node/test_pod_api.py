@@ -219,7 +219,7 @@ def test_a_dead_machines_pod_is_freed_by_a_pod_that_lives_and_the_job_goes_on(tm
         job.step(7)
         assert server.deleted == []
         job.kill(lost)
-        until(lambda: server.deleted, 20)
+        until(lambda: server.deleted, 60)
         assert server.deleted == [f"{names[lost]} uid-{lost + 1}"]
         server.pod(names[lost], "machine-9", "127.0.0.1")
         job.start(lost, machine="machine-9")
