@@ -22,12 +22,17 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's token, the API's certificate authority and the namespace."""
 JOB_LABEL = "trainyard.dev/job"
 _INDEX_LABEL, _TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
+_OVER = ("Succeeded", "Failed")
 _SECONDS = 5.0
 _LONGEST = 16 << 20
 
 
 class ApiError(Exception):
     """The API refuses or does not answer: one line."""
+
+
+class ChangedError(ApiError):
+    """What was asked for is not there any more, or another one is in its place."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,11 @@ class Api:
         self._url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
     def pods(self, job: str) -> list[PodState]:
-        """The pods of a job, those of the training operator by their numbers. ApiError."""
+        """The pods of a job that have not ended, by their numbers. ApiError."""
         query = urllib.parse.urlencode({"labelSelector": f"{JOB_LABEL}={job}"})
         items = self._ask("GET", f"?{query}").get("items") or []
-        return sorted((_pod(item) for item in items), key=lambda pod: pod.index)
+        found = (_pod(item) for item in items if (item.get("status") or {}).get("phase") not in _OVER)
+        return sorted(found, key=lambda pod: pod.index)
 
     def force_delete(self, pod: PodState) -> None:
         """Delete a pod without waiting for its machine to say that it has ended it. One of the same name that has come
@@ -86,7 +92,7 @@ class Api:
             with direct.open(request, timeout=_SECONDS) as response:
                 answer = json.loads(response.read(_LONGEST))
         except urllib.error.HTTPError as error:
-            raise ApiError(_refusal(error)) from None
+            raise (ChangedError if error.code in (404, 409) else ApiError)(_refusal(error)) from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ApiError(f"the API at {self._url} does not answer: {why}") from None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-from node.kubernetes.api import Api, ApiError, PodState
+from node.kubernetes.api import Api, ApiError, ChangedError, PodState
 from node.kubernetes.identity import Pod
 
 KUBELET = 10250
@@ -106,7 +106,10 @@ class DeadMachines:
             self._say(f"warning: pods of dead machines are not looked for: {why}")
 
     def _delete(self, pod: PodState) -> None:
-        self._api.force_delete(pod)
+        try:
+            self._api.force_delete(pod)
+        except ChangedError:
+            return  # another pod of the job has been faster
         if pod.machine in self._told:  # until Kubernetes knows, too, it may put the next pod there
             return
         self._told.add(pod.machine)

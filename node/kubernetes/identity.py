@@ -70,6 +70,11 @@ class Address:
         except (KeyError, TypeError, ValueError):
             return None
 
+    @staticmethod
+    def forget(run_dir: Path) -> None:
+        """Remove the address of an earlier supervisor."""
+        (run_dir / _FILE).unlink(missing_ok=True)
+
     def write(self, run_dir: Path) -> None:
         """Write it to a file that only its owner reads, and rename that into place."""
         temporary = run_dir / f"{_FILE}.{self.token[:8]}"

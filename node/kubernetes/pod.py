@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from node.job import files
+from node.job.log import Log
 from node.job.own_ranks import end_with_parent
 from node.kubernetes import records
 from node.kubernetes.agent import Agent, Lost
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> int:
             [sys.executable, "-I", program, "supervise", str(run_dir)], preexec_fn=end_with_parent
         )
         threading.Thread(target=_end_with, args=(supervisor, run_dir, own), daemon=True).start()
-    agent = Agent(run_dir, own, program, _looking_for_the_dead(run_dir.name, own))
+    agent = Agent(run_dir, own, program, _looking_for_the_dead(run_dir, own))
     # As the first process of a container this one gets only signals that it has a handler for.
     signal.signal(signal.SIGTERM, lambda *_: agent.leave())
     code = agent.run()
@@ -66,11 +67,11 @@ def _exit_code(run_dir: Path) -> int:
     return 0 if files.read(run_dir / "state.json").get("state") == "SUCCEEDED" else 1
 
 
-def _looking_for_the_dead(job: str, own: Pod) -> Lost:
+def _looking_for_the_dead(run_dir: Path, own: Pod) -> Lost:
     """What an agent does while it cannot reach the supervisor: see whether that one's machine is dead, and if so free
     its place, so that the operator makes the first pod again; and see whether that one finds a machine."""
-    dead = DeadMachines(Api(), job, own, lambda text: print(text, file=sys.stderr, flush=True))
-    unplaced = Unplaced(Api(), job)
+    log = Log(run_dir / "log", own.machine)
+    dead, unplaced = DeadMachines(Api(), run_dir.name, own, log.say), Unplaced(Api(), run_dir.name)
     looked = 0.0
 
     def look(address: Address) -> None:
@@ -81,7 +82,7 @@ def _looking_for_the_dead(job: str, own: Pod) -> Lost:
         dead.know([address.pod])
         dead.look([0], DEAD + _TURN * (own.index - 1))
         if unplaced.need(own):
-            print("ends, as the job's first pod finds no other machine", file=sys.stderr, flush=True)
+            log.say(f"the pod on {own.machine} ends, as the job's first one finds no other machine")
             os._exit(128 + signal.SIGTERM)
 
     return look

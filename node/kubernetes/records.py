@@ -20,13 +20,16 @@ from pathlib import Path
 from node.job import files
 from node.job.files import Record
 from node.job.log import Log
+from node.kubernetes.identity import Address
 
 _BEFORE = "state-before.json"
 """In the directory of a job that is being resumed: its record until then."""
 
 
 def keep(run_dir: Path, before: Record) -> None:
-    """Keep a job's record as it was before it was resumed, for `undo`; nothing of a new job."""
+    """Keep a job's record as it was before it was resumed, for `undo`; nothing of a new job. Its pods must not look for
+    the supervisor that it had before."""
+    Address.forget(run_dir)
     if before:
         files.write(run_dir / _BEFORE, before)
     else:

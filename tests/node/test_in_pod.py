@@ -19,6 +19,7 @@ from infra.inventory import Node
 from node.job import cleanup, cores, rank_wrapper
 from node.job.own_ranks import OwnRanks
 from node.job.supervisor import _since_start
+from node.kubernetes import records
 from node.kubernetes.agent import Agent
 from node.kubernetes.identity import Address, Pod
 
@@ -133,3 +134,5 @@ def test_the_first_pod_does_not_wait_for_the_supervisor_of_the_one_before_it(tmp
     again, worker = Pod(0, "demo-1-master-0", "10.1.0.9", "m2", "10.0.0.2"), Pod(1, "w", "10.1.0.2", "m3", "10.0.0.3")
     assert Agent(tmp_path, again, "launch", print)._address() is None
     assert Agent(tmp_path, worker, "launch", print)._address() == Address.read(tmp_path)
+    records.keep(tmp_path, {"id": "demo-1", "state": "FAILED"})
+    assert Agent(tmp_path, worker, "launch", print)._address() is None, "the job is resumed: that supervisor is gone"

@@ -34,7 +34,7 @@ class PodApi:
     token: str = "first"
     made: int = 0
 
-    def pod(self, name: str, machine: str, host_ip: str = "", *, to_end_at: str = "") -> None:
+    def pod(self, name: str, machine: str, host_ip: str = "", *, to_end_at: str = "", phase: str = "Pending") -> None:
         """Put a pod there, in place of one of its name; `name` as the training operator makes it."""
         self.made += 1
         _, kind, index = name.rsplit("-", 2)
@@ -47,7 +47,7 @@ class PodApi:
                 **({"deletionTimestamp": to_end_at} if to_end_at else {}),
             },
             "spec": {"nodeName": machine} if machine else {},
-            "status": {"hostIP": host_ip} if host_ip else {},
+            "status": {"phase": phase, **({"hostIP": host_ip} if host_ip else {})},
         }
 
     def renew(self, token: str) -> None:
