@@ -93,6 +93,9 @@ def write(files: Files, name: str, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(text)
         target.chmod(bits)
+    for inner in folder.rglob("*"):
+        if inner.is_dir():
+            inner.chmod(0o755)  # they are the image's, too, whatever the umask here
 
 
 def of(stack: str, profile: str = "", base: str = "") -> tuple[str, Files, Settings]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,7 +95,11 @@ def test_its_name_is_that_of_its_content(of: Of) -> None:
 
 
 def test_the_settings_of_the_steps(settings: Settings, tmp_path: Path) -> None:
+    before = os.umask(0o077)
     container_image.write(container_image.context(settings), "cuda-0", tmp_path)
+    os.umask(before)
+    assert (tmp_path / "bootstrap/steps/image").stat().st_mode & 0o777 == 0o755, "anybody's in a pod"
+    assert (tmp_path / "bootstrap/lib.sh").stat().st_mode & 0o777 == 0o644
     lines = (tmp_path / "bootstrap/container.env").read_text().splitlines()
     assert {"TRAINYARD_PROFILE=cuda", "TRAINYARD_GPU_ARCHITECTURE=sm_80", "TRAINYARD_IMAGE=cuda-0"} <= set(lines)
     assert {"TRAINYARD_CLUSTER=aws-xeon", "TRAINYARD_COLLECTIVES=gloo", "TRAINYARD_MODE=bake"} <= set(lines)
