@@ -10,6 +10,8 @@ job=$!
 exec 3>&- 4>&-
 {
     while IFS= read -r -d '' _; do :; done
+    # In a pod the input also ends as soon as the command has closed its output, as mv does before it exits.
+    [ -z "${KUBERNETES_SERVICE_HOST:-}" ] || sleep 0.5
     kill -TERM -- "-$job"
     sleep 2
     kill -KILL -- "-$job"

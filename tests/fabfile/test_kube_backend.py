@@ -73,6 +73,13 @@ def unschedulable(message: str) -> dict[str, Any]:
     return {"conditions": [said]}
 
 
+def warning(name: str, kind: str, about: str, message: str, when: str) -> dict[str, Any]:
+    return {
+        **{"apiVersion": "v1", "kind": "Event", "type": "Warning", "message": message, "lastTimestamp": when},
+        **{"metadata": {"name": name}, "involvedObject": {"kind": kind, "name": about}},
+    }
+
+
 def conditioned(kube: Kube, job: str, kind: str, message: str = "") -> None:
     one = kube.objects[("PyTorchJob", job)]
     said = {"type": kind, "status": "True", "message": message, "reason": kind}
@@ -169,14 +176,14 @@ def test_machines_that_other_jobs_have_are_named_unless_it_may_wait(kube: Kube, 
             "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
         ),
         (
-            [waiting("ErrImagePull", 'failed to pull image "i:1": not found')],
+            [waiting("ErrImagePull", 'failed to pull image "i:1": not found')] * 2,
             'image i:1: ErrImagePull: failed to pull image "i:1": not found',
         ),
         (
             [waiting("CreateContainerConfigError", 'secret "x" not found')],
             "CreateContainerConfigError",
         ),
-        ([waiting("ContainerCreating", "")], "MountVolume.SetUp failed: no such claim"),
+        ([waiting("ContainerCreating", "")] * 2, "MountVolume.SetUp failed: no such claim"),
         ([], 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'),
     ],
 )
@@ -185,15 +192,10 @@ def test_a_job_that_waits_says_why(kube: Kube, backend: KubernetesBackend, pods:
     for number, status in enumerate(pods):
         kube.put(pod(f"smoke-1-pod-{number}", job="smoke-1", **status))
 
-    def warning(name: str, kind: str, about: str, message: str, when: str) -> dict[str, Any]:
-        return {
-            **{"apiVersion": "v1", "kind": "Event", "type": "Warning", "message": message, "lastTimestamp": when},
-            **{"metadata": {"name": name}, "involvedObject": {"kind": kind, "name": about}},
-        }
-
     quota = 'pods "smoke-1-master-0" is forbidden: exceeded quota: gpus, requested: nvidia.com/gpu=8'
     kube.put(warning("e1", "PyTorchJob", "smoke-1", "older", "2026-01-01T00:00:00Z"))
     kube.put(warning("e2", "PyTorchJob", "smoke-1", quota, "2026-01-01T00:00:01Z"))
+    kube.put({**warning("e0", "Pod", "smoke-1-pod-0", "no DNS", "2027-01-01T00:00:00Z"), "reason": "MissingClusterDNS"})
     kube.put(warning("e3", "Pod", "smoke-1-pod-0", "MountVolume.SetUp failed: no such claim", "2026-01-01T00:00:00Z"))
     (job,) = backend.jobs()
     assert job.state == JobState.PENDING and job.reason.startswith(said)
@@ -208,6 +210,9 @@ def test_a_lost_pod_of_a_running_job_is_told_and_it_runs_on(kube: Kube, backend:
     kube.put(pod("smoke-1-worker-0", job="smoke-1", **unschedulable("0/3 nodes are available")))
     (job,) = backend.jobs()
     assert (job.state, job.reason) == (JobState.RUNNING, "1 of 2 pods wait: 0/3 nodes are available")
+    kube.objects.pop(("Pod", "smoke-1-worker-0"))
+    kube.put(warning("e1", "PyTorchJob", "smoke-1", "exceeded quota: q", "2026-01-01T00:00:00Z"))
+    assert backend.jobs()[0].reason == "1 of 2 pods wait: exceeded quota: q", "a pod that could not be made waits, too"
 
 
 def ended_pod(reason: str, code: int) -> dict[str, Any]:

@@ -116,6 +116,11 @@ def test_a_closed_connection_ends_the_guarded_program(kube: Kube, head: HeadPods
         time.sleep(0.05)
 
 
+def test_a_program_may_close_its_output_a_little_before_it_ends(head: HeadPods) -> None:
+    """As every program of coreutils does. The kubelet then ends its stdin, which is no sign of a lost connection."""
+    assert head.run("exec >&- 2>&-; sleep 0.2; exit 4", timeout=20)["head"].exited == 4
+
+
 def test_a_slow_program_is_waited_for_and_given_up_at_the_limit(head: HeadPods) -> None:
     assert head.run("sleep 0.7; echo late", timeout=20)["head"].stdout == "late\n"
     started = time.monotonic()

@@ -152,6 +152,8 @@ def run(argv: list[str], home: Path, streams: Streams) -> None:
         def ended() -> None:
             for reader in readers[:2]:
                 reader.join()
+            with suppress(OSError):  # as containerd does it: before the program itself has ended
+                program.stdin.close()
             with suppress(OSError, LocalProtocolError):  # the other side has closed
                 streams.end(program.wait() if program.wait() >= 0 else 128 - program.wait())
                 streams.sock.shutdown(socket.SHUT_RD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,9 +52,10 @@ class Over:
 def look(api: Api, stack: str) -> Seen:
     """Ask the API. KubeError."""
     jobs, own = api.list(kube.JOB), api.list("Pod", {pods.STACK: stack})
+    there = Counter(_label(pod, pods.JOB) for pod in own)
     waits = any(reasons.phase(pod) == "Pending" for pod in own)
-    bare = {_label(job, pods.JOB) for job in jobs} - {_label(pod, pods.JOB) for pod in own}
-    events = api.list("Event") if waits or any(bare) else []
+    lacks = any(_label(job, pods.STACK) == stack and there[_label(job, pods.JOB)] < _count(job) for job in jobs)
+    events = api.list("Event") if waits or lacks else []
     return Seen(tuple(jobs), tuple(pod for pod in own if _label(pod, pods.JOB)), tuple(events))
 
 
@@ -70,7 +72,7 @@ def merged(record: JobRecord, seen: Seen, now: float | None = None) -> JobRecord
         return Over(JobState.FAILED, reasons.failed(own) or said or "its PyTorchJob failed")
     if reasons.condition(job, "Succeeded") is not None:
         return Over(JobState.FAILED, "its first pod has ended, and its supervisor has not recorded how the job did")
-    why = reasons.pending(own, seen.events, record.id)
+    why = reasons.pending(own, seen.events, record.id, _count(job))
     if record.state == JobState.PENDING:
         return replace(record, reason=why or "its pods start")
     return replace(record, reason=why) if why else record

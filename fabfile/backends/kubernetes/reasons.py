@@ -9,6 +9,8 @@ Object = dict[str, Any]
 
 _IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _PASSING = ("ContainerCreating", "PodInitializing")
+_OF_NO_CONSEQUENCE = ("MissingClusterDNS", "DNSConfigForming")
+"""Warnings after which a pod starts all the same."""
 _LONGEST = 240
 _PULL = "Back-off pulling image"
 
@@ -28,17 +30,18 @@ def machine(pod: Object) -> str:
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
-def pending(pods: Sequence[Object], events: Sequence[Object], job: str) -> str:
-    """Why a job's pods wait, the commonest reason first; empty if none does, or nothing is said. `events`: the
-    namespace's; those of the job itself say why it has no pods."""
+def pending(pods: Sequence[Object], events: Sequence[Object], job: str, wanted: int) -> str:
+    """Why a job's pods wait, the commonest reason of all; empty if none does, or nothing is said. `wanted`: how many
+    there are to be. `events`: the namespace's; those of the job itself say why pods are missing, as with a quota."""
     waiting = [pod for pod in pods if phase(pod) == "Pending"]
-    if not pods:
-        return _of_events(events, "PyTorchJob", job)
+    count = len(waiting) + max(0, wanted - len(pods))
     reasons = [reason for pod in waiting if (reason := of_pod(pod, events))]
-    reasons = reasons or [_of_events(events, "PyTorchJob", job)]
-    commonest = max(reasons, key=reasons.count) if waiting else ""
-    some = f"{len(waiting)} of {len(pods)} pods wait: " if len(waiting) < len(pods) else ""
-    return f"{some}{commonest}" if commonest else ""
+    if len(pods) < wanted and (missing := _of_events(events, "PyTorchJob", job)):
+        reasons.insert(0, missing)
+    if not reasons:
+        return ""
+    some = f"{count} of {wanted} pods wait: " if count < wanted else ""
+    return f"{some}{max(reasons, key=reasons.count)}"
 
 
 def of_pod(pod: Object, events: Sequence[Object]) -> str:
@@ -93,6 +96,7 @@ def _of_events(events: Sequence[Object], kind: str, name: str, reason: str = "")
         event
         for event in events
         if event.get("type") == "Warning"
+        and event.get("reason") not in _OF_NO_CONSEQUENCE
         and (event.get("involvedObject") or {}).get("kind") == kind
         and (event.get("involvedObject") or {}).get("name") == name
         and (not reason or event.get("reason") == reason)
