@@ -46,9 +46,14 @@ class Agent:
     def run(self) -> int:
         """Serve the job until it is over; returns the exit code: 143 if Kubernetes has ended this pod before."""
         while not self._leaving:
-            if self._is_over():
-                return 0
-            address = self._address()
+            try:
+                if self._is_over():
+                    return 0
+                address = self._address()
+            except OSError as error:  # the shared volume does not answer for a moment
+                self._say(f"{self._run_dir}: {error}")
+                time.sleep(RETRY)
+                continue
             stream = self._connected(address) if address else None
             if stream is None:
                 if address is not None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,19 @@ def test_the_first_pod_does_not_wait_for_the_supervisor_of_the_one_before_it(tmp
     assert Agent(tmp_path, worker, "launch", print)._address() == Address.read(tmp_path)
     records.keep(tmp_path, {"id": "demo-1", "state": "FAILED"})
     assert Agent(tmp_path, worker, "launch", print)._address() is None, "the job is resumed: that supervisor is gone"
+
+
+def test_a_shared_volume_that_does_not_answer_for_a_moment_is_asked_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the pod would end with exit code 1, which is the job's end."""
+    (tmp_path / "state.json").mkdir()  # reading it fails, as it does on a volume that has gone
+    codes: list[int] = []
+    agent = Agent(tmp_path, Pod(1, "w", "10.1.0.2", "m3", "10.0.0.3"), "launch", print)
+    thread = threading.Thread(target=lambda: codes.append(agent.run()))
+    thread.start()
+    time.sleep(0.5)
+    (tmp_path / "state.json").rmdir()
+    (tmp_path / "state.json").write_text('{"state": "FAILED"}')
+    thread.join(5)
+    assert codes == [0] and capsys.readouterr().err.count("Is a directory") == 1

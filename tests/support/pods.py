@@ -86,7 +86,7 @@ class PodsOfJob:
             "MASTER_ADDR": "pods-master-0",
             "MASTER_PORT": "23456",
             "PYTHONUNBUFFERED": "0",
-            "TRAINYARD_POD": f"pods-{index}-{self.made}-{os.getpid()}",
+            "TRAINYARD_POD": f"{self._prefix(index)}{self.made}",
             "TRAINYARD_POD_IP": f"127.0.0.{10 + self.made}",
             "TRAINYARD_MACHINE": machine or f"machine-{index}",
             "TRAINYARD_HOST_IP": host_ip,
@@ -97,9 +97,13 @@ class PodsOfJob:
                 argv, env={**self.environment, **own, **more}, stdout=output, stderr=output, start_new_session=True
             )
 
+    def _prefix(self, index: int) -> str:
+        """What the names of this pod begin with, and those of no other test that runs now."""
+        return f"pods-{os.getpid()}-{index}-"
+
     def processes(self, index: int, command: str = "") -> list[int]:
         """The processes of the newest pod of this number; only those with this in their command line."""
-        name = f"TRAINYARD_POD=pods-{index}-".encode()
+        name = f"TRAINYARD_POD={self._prefix(index)}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
