@@ -180,7 +180,7 @@ def test_machines_that_other_jobs_have_are_named_unless_it_may_wait(kube: Kube, 
             'image i:1: ErrImagePull: failed to pull image "i:1": not found',
         ),
         (
-            [waiting("CreateContainerConfigError", 'secret "x" not found')],
+            [waiting("CreateContainerConfigError", 'secret "x" not found')] * 2,
             "CreateContainerConfigError",
         ),
         ([waiting("ContainerCreating", "")] * 2, "MountVolume.SetUp failed: no such claim"),
