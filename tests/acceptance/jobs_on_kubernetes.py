@@ -1,0 +1,160 @@
+"""Jobs on local nodes with Kubernetes: a small one to start, and what this machine sees of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import c4_form
+import pytest
+from jobs_on_nodes import JOB
+from on_host import Traces, members
+from project import Project
+
+from infra.clouds.local import cgroup
+from infra.clouds.local.kubernetes import folder, images, objects, programs
+from infra.inventory import KubeCluster, to_json
+
+NODES = ("node1", "node2", "node3")
+LLAMA = """
+[data]
+path = "/fsx/c4-tokens"
+source = "/fsx/c4/en"
+stream = true
+train_vocab = 300
+[model]
+architecture = "llama"
+n_layer = 2
+n_head = 2
+n_kv_head = 1
+n_embd = 32
+intermediate_size = 64
+block_size = 32
+[train]
+steps = 12
+global_batch_tokens = 768
+micro_batch = 4
+precision = "fp32"
+parallel = "fsdp"
+eval_every = 6
+eval_windows = 12
+timeout = 30
+[checkpoint]
+every = 5
+[run]
+name = "llama"
+"""
+"""A Llama in shards on text in C4's form that is read while it trains."""
+
+
+def why_not() -> str:
+    """Why there can be no Kubernetes here; empty if there can."""
+    if programs.are_there():
+        return ""
+    return (
+        "Kubernetes is not built on this machine: `fab up` of a stack with scheduler kubernetes does it, in 10 minutes"
+    )
+
+
+@contextmanager
+def kubernetes_of_three(project: Project) -> Iterator[Project]:
+    """Up and ready, with text and tokens on the shared volume; nothing is left of it afterwards."""
+    if reason := why_not():
+        pytest.skip(reason)
+    project.configure(nodes=3, scheduler="kubernetes", memoryMb=3072)
+    project.fab("up", "--yes", timeout=600)
+    project.fab("wait")
+    c4_form.write(shared(project) / "c4")
+    (project.root / "llama.toml").write_text(LLAMA)
+    (project.root / "job.toml").write_text(JOB.replace('path = "data"', 'path = "/fsx/verbs"'))
+    missing = project.fab("train", "job.toml", code=2)
+    assert re.search(r"head: .*/fsx/verbs", missing.stderr), missing.stderr
+    text = ["data.source=fabfile/verbs/*.py", "data.train_vocab=300", "data.val_fraction=0.2"]
+    project.fab("prepare", "job.toml", *text, "--yes")
+    project.fab("prepare", "llama.toml", "--yes")
+    yield project
+    project.fab("destroy", "--yes")
+    Traces(project).check_nothing_is_left()
+
+
+def shared(project: Project) -> Path:
+    """The shared volume, as this machine sees it."""
+    return folder.path(project.stack) / "fsx"
+
+
+def run_dir(project: Project, job: str) -> Path:
+    return shared(project) / "runs" / job
+
+
+def metrics(project: Project, job: str) -> list[dict[str, Any]]:
+    """A job's lines about its steps."""
+    file = run_dir(project, job) / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def parts(project: Project, job: str) -> list[int]:
+    """Processes of a job's ranks."""
+    found = []
+    for node in NODES:
+        for pid in members(project.stack, node):
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue  # it ended while we looked
+            if f"TRAINYARD_JOB={job}".encode() in environment:
+                found.append(pid)
+    return found
+
+
+def kubectl(project: Project, *words: str, stdin: str | None = None) -> str:
+    """What kubectl prints."""
+    environment = {**os.environ, "KUBECONFIG": str(folder.kubeconfig(project.stack))}
+    program = programs.folder() / "kubernetes"
+    done = subprocess.run(
+        ["kubectl", *words],
+        executable=program,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def machine_of(project: Project, pod: str) -> str:
+    """The node that a pod is on."""
+    return kubectl(project, "get", "pod", pod, "--output=jsonpath={.spec.nodeName}")
+
+
+def kill_machine(project: Project, name: str) -> None:
+    """As if somebody had pulled its plug."""
+    group = cgroup.unified(project.stack, name)
+    cgroup.kill(group / "keeper", timeout=5.0)
+    cgroup.kill(group, timeout=10.0)
+
+
+def other_inventory(project: Project, image: str) -> str:
+    """A file with the stack's inventory, but for the image."""
+    cluster = KubeCluster(
+        name=project.stack,
+        kubeconfig=str(folder.kubeconfig(project.stack)),
+        namespace=folder.NAMESPACE,
+        service_account=objects.ACCOUNT,
+        image=image,
+        workers=len(NODES),
+        gpus_per_worker=0,
+        shared_dir=folder.SHARED,
+        shared_claim=objects.CLAIM,
+        software=",".join(images.SOFTWARE),
+    )
+    file = project.root / "other.json"
+    file.write_text(to_json(cluster))
+    return str(file)

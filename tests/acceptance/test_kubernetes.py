@@ -1,0 +1,105 @@
+"""Kubernetes on local nodes: a Llama in shards on streamed text, from `up` to its text; stopped, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, parts, shared
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, starting
+from polling import until
+from project import Project
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    with kubernetes_of_three(make_shared_project()) as project:
+        yield project
+
+
+@pytest.fixture
+def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
+    with starting(cluster, tmp_path) as begin:
+        yield begin
+
+
+def test_the_cluster_is_what_the_verbs_say(cluster: Project) -> None:
+    assert re.search(r"^3 machines of \S+ ready", cluster.fab("wait").stdout, re.MULTILINE)
+    checked = cluster.fab("check").stdout
+    assert re.search(r"^5 pass, 0 warn, 0 fail", checked, re.MULTILINE), checked
+    shown = cluster.fab("status").stdout
+    assert all(re.search(rf"^{node} +ready", shown, re.MULTILINE) for node in NODES), shown
+
+
+def test_a_dry_run_is_what_would_be_applied_and_touches_nothing(cluster: Project) -> None:
+    before = listed(cluster)
+    shown = cluster.fab("train", "llama.toml", "--dry-run", "--nodes", "2").stdout
+    manifest = shown.partition("\n\n")[0].replace("llama-N", "llama-1")  # it has no number yet
+    assert "kind: PyTorchJob" in manifest
+    assert "created (server dry run)" in kubectl(cluster, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
+    assert listed(cluster) == before and kubectl(cluster, "get", "pytorchjobs", "--output=name") == ""
+
+
+def test_a_llama_in_shards_on_streamed_text_from_its_file_to_its_text(
+    cluster: Project, start: Start, tmp_path: Path
+) -> None:
+    job = start(step=0, file="llama.toml")
+    assert job.ends(180) == 0, job.text()
+    assert f"{job.id}: 3 ranks on 3 machines, as the PyTorchJob {job.id}" in job.text()
+    assert ": fsdp, " in job.text()
+    for node in NODES:
+        assert re.search(rf"\[{node} rank=\d\] on {node}: ", job.text())
+    state = job.state()
+    assert (state["state"], state["exit_code"], state["attempt"]) == ("SUCCEEDED", 0, 1)
+    assert sorted(state["nodes"]) == list(NODES)
+    print(f"submit to first step: {metrics(cluster, job.id)[0]['time'] - state['created']:.1f} s")
+    until(lambda: parts(cluster, job.id) == [], GONE_SECONDS, "nothing of the job is left")
+    cluster.fab("fetch", job.id, "--to", str(tmp_path / "fetched"))
+    assert (tmp_path / "fetched/checkpoints/step-000012/manifest.json").exists()
+    cluster.fab("fetch", job.id, "--weights", "--to", str(tmp_path / "weights"))
+    assert list((tmp_path / "weights").rglob("*.safetensors"))
+    text = cluster.fab("sample", job.id, "--prompt", "the ", "--tokens", "20", "--seed", "7").stdout
+    assert text.startswith("the ") and len(text) > 20
+
+
+def test_a_stopped_job_goes_on_to_the_same_losses(cluster: Project, start: Start) -> None:
+    options = ["train.min_lr=0.0006", "--nodes", "2"]
+    job = start(ENDLESS, *options)
+    job.fab.kill()
+    stopped = cluster.fab("stop", job.id).stdout
+    step = re.search(r"CANCELLED: stopped: step (\d+) is in the checkpoint", stopped)
+    assert step, stopped
+    steps = f"train.steps={int(step[1]) + 10}"
+    resumed = start("--resume", job.id, steps, step=0)
+    assert resumed.ends(180) == 0 and f"going on from step {step[1]}" in resumed.text(), resumed.text()
+    undisturbed = start(*options, steps, step=0)
+    assert undisturbed.ends(180) == 0, undisturbed.text()
+    wanted = [line["loss"] for line in metrics(cluster, undisturbed.id)]
+    assert [line["loss"] for line in metrics(cluster, job.id)] == wanted
+
+
+def test_what_cannot_start_says_why_in_one_line(cluster: Project, start: Start) -> None:
+    """Machines that another job has, an image that is not there, a quota that is too small."""
+    first = start(ENDLESS)
+    busy = cluster.fab("train", "job.toml", code=1).stderr
+    assert busy.startswith(f"0 of 3 machines free, 3 wanted; busy with {first.id} (3)"), busy
+    cluster.fab("stop", first.id, "--now")
+    other = other_inventory(cluster, "trainyard.local/none:1")
+    # The head's pod would have that image, too, so it is the job's pods alone that get it: by the API.
+    manifest = cluster.fab("train", "job.toml", "--dry-run", "--inventory", other).stdout
+    assert "image: trainyard.local/none:1" in manifest
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    kubectl(cluster, "apply", "-f", "-", stdin=json.dumps(quota))
+    try:
+        job = start(step=0)
+        until(lambda: "exceeded quota: few" in str(job.state()["reason"]), 30, "the quota is said")
+        assert job.state()["state"] == "PENDING" and "\n" not in job.state()["reason"]
+        assert "stopped before it started" in cluster.fab("stop", job.id, "--now").stdout
+    finally:
+        kubectl(cluster, "delete", "resourcequota", "few")
+    assert (shared(cluster) / "runs" / job.id).exists()

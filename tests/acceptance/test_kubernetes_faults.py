@@ -1,0 +1,114 @@
+"""Jobs on local nodes with Kubernetes, hit in every part: the culprit is named, nothing is left, and a job goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, parts
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
+from on_host import members
+from polling import until
+from project import Project
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+AGAIN_SECONDS = 60.0
+"""From a pod's loss to the next step; without load it is 10 to 15. """
+MACHINE_SECONDS = 120.0
+"""The same for a machine; without load 30 to 55."""
+
+
+@pytest.fixture(scope="module")
+def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
+    with kubernetes_of_three(make_shared_project()) as project:
+        yield project
+
+
+@pytest.fixture
+def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
+    with starting(cluster, tmp_path) as begin:
+        yield begin
+
+
+def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> None:
+    """Wait until a step of this attempt is done; prints how long that took."""
+    began = time.time()
+    done = lambda: job.state()["attempt"] >= attempt and metrics(project, job.id)[-1]["time"] > began + 2  # noqa: E731
+    until(done, seconds, f"{job.id} trains in attempt {attempt}")
+    print(f"training again after {time.time() - began:.1f} s")
+
+
+def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Start) -> None:
+    job = start(ENDLESS)
+    os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    assert job.ends(60) == 1
+    state = job.state()
+    assert state["state"] == "FAILED" and "on node2 was killed by SIGKILL" in state["reason"], (state, job.text())
+    after = start(step=0)
+    assert after.ends(120) == 0, after.text()
+
+
+def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
+    """A worker's, then the first, which has the supervisor: by force, so that nobody asks for a checkpoint."""
+    options = ["train.steps=3000", "train.min_lr=0.0006", "checkpoint.every=50"]
+    job = start(*options, "--restarts", "4")
+    for attempt, name in enumerate(("worker-0", "master-0"), start=2):
+        # The kernel's kill of all that the pod runs, as for lack of memory: the operator makes it again.
+        pod = f"{job.id}-{name}"
+        machine = machine_of(cluster, pod)
+        for pid in members(cluster.stack, machine):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if "/launch pod " in words:
+                os.kill(pid, signal.SIGKILL)
+        trains_again(cluster, job, attempt, AGAIN_SECONDS)
+    assert job.ends(300) == 0, job.text()
+    undisturbed = start(*options, step=0)
+    assert undisturbed.ends(300) == 0, undisturbed.text()
+    wanted = {line["step"]: line["loss"] for line in metrics(cluster, undisturbed.id)}
+    assert {line["step"]: line["loss"] for line in metrics(cluster, job.id)} == wanted
+
+
+def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project, start: Start) -> None:
+    job = start(ENDLESS)
+    os.kill(process(cluster, "node3", r"/usr/local/bin/kubelet "), signal.SIGKILL)
+    server = process(cluster, "node1", r"/usr/local/bin/kube-apiserver ")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        step = metrics(cluster, job.id)[-1]["step"]
+        time.sleep(30)
+        assert metrics(cluster, job.id)[-1]["step"] > step
+        asked = cluster.fab("jobs", code=1).stderr
+        assert len(asked.splitlines()) == 1 and "Traceback" not in asked, asked
+    finally:
+        os.kill(server, signal.SIGCONT)
+    until(lambda: cluster.fab("jobs", code=None).returncode == 0, 60, "the API answers again")
+    assert (job.state()["state"], job.state()["attempt"]) == ("RUNNING", 1)
+    step = metrics(cluster, job.id)[-1]["step"]
+    job.reaches(step + 20, 60)
+    assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
+
+
+@pytest.mark.parametrize("name", ["worker-0", "master-0"])
+def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Start, name: str) -> None:
+    """Also that of the first pod, though no other machine is free: another pod makes place for it."""
+    job = start(ENDLESS, "checkpoint.every=20", "--restarts", "4", step=30)
+    machine = machine_of(cluster, f"{job.id}-{name}")
+    if machine == "node1":  # it has the control plane: another pod's then
+        machine = next(
+            found
+            for each in ("worker-0", "worker-1", "master-0")
+            if (found := machine_of(cluster, f"{job.id}-{each}")) != "node1"
+        )
+    kill_machine(cluster, machine)
+    trains_again(cluster, job, 2, MACHINE_SECONDS)
+    state = job.state()
+    assert len(state["nodes"]) == 2 and machine not in state["nodes"], state
+    cluster.fab("stop", job.id, "--now")
+    cluster.fab("up", "--yes", timeout=300)
+    cluster.fab("wait")
+    assert "Ready" in kubectl(cluster, "get", "node", machine)
