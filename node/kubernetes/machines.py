@@ -105,6 +105,7 @@ class PodMachines:
     def ended(self, log: Log) -> None:
         """Tell the pods that the job is over."""
         if self._listener is not None:
+            Address.forget(self._run_dir)  # it has the token, and the job's files may be fetched
             self._listener.close()
             time.sleep(_TELL)
 
@@ -142,7 +143,10 @@ class PodMachines:
         own = self._listener.address.token
         while True:
             time.sleep(1.0)
-            found = Address.read(self._run_dir)
+            try:
+                found = Address.read(self._run_dir)
+            except OSError:
+                continue  # the shared volume does not answer for a moment
             if found is not None and found.token != own:
                 log.say("another supervisor has taken this job over: this one ends")
                 os._exit(128 + signal.SIGTERM)

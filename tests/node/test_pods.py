@@ -27,6 +27,7 @@ def test_three_pods_train_to_the_end(tmp_path: Path) -> None:
             job.start(index)
         record = job.ends("SUCCEEDED")
         assert [job.exits(index) for index in range(3)] == [0, 0, 0]
+        assert not (job.run_dir / "supervisor.json").exists(), "its token is in nobody's copy of the job's files"
         assert record["nodes"] == ["machine-0", "machine-1", "machine-2"] and record["attempt"] == 1
         for rank in range(3):
             assert f"machine-{rank} {rank} rank {rank} of 3 from step 0: 127.0.0.1" in job.log, job.everything()
@@ -222,3 +223,12 @@ def test_what_a_pod_says_when_it_is_asked_to_end_is_a_checkpoint(tmp_path: Path)
         assert step > 20
         until(lambda: f"rank 0 of 2 from step {step}" in job.log, 20)
         assert job.state["nodes"] == ["machine-0", "machine-9"]
+
+
+def test_a_job_that_is_to_end_now_ends_at_once(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=5000, pods=1) as job:
+        job.start(0)
+        job.step(2)
+        files.write(job.run_dir / "stop.json", {"how": "now"})
+        assert job.ends("CANCELLED", 10)["reason"].startswith("stopped ")
+        assert job.exits(0) == 1 and not job.processes(0)
