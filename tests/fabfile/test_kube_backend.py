@@ -176,8 +176,15 @@ def test_machines_that_other_jobs_have_are_named_unless_it_may_wait(kube: Kube, 
             "0/3 nodes are available: 3 Insufficient nvidia.com/gpu",
         ),
         (
-            [waiting("ErrImagePull", 'failed to pull image "i:1": not found')] * 2,
-            'image i:1: ErrImagePull: failed to pull image "i:1": not found',
+            [
+                waiting(
+                    "ErrImagePull",
+                    'rpc error: code = NotFound desc = failed to pull and unpack image "i:1": failed to resolve '
+                    'reference "i:1": i:1: not found',
+                )
+            ]
+            * 2,
+            "image i:1: ErrImagePull: i:1: not found",
         ),
         (
             [waiting("CreateContainerConfigError", 'secret "x" not found')] * 2,
@@ -337,7 +344,7 @@ def test_a_head_pod_that_does_not_start_says_why(
 ) -> None:
     from fabfile.backends.kubernetes import head_pod
 
-    monkeypatch.setattr(head_pod, "START", 1.2)
+    monkeypatch.setattr(head_pod, "NO_IMAGE", 1.2)
     monkeypatch.setattr(head_pod, "_SAY", 0.1)
 
     def stuck(kube: Kube, one: dict[str, Any]) -> None:
@@ -348,6 +355,6 @@ def test_a_head_pod_that_does_not_start_says_why(
             kube.put({**running, "status": status})
 
     kube.on_apply = stuck
-    with pytest.raises(Exit, match="trainyard-head: does not run after 1 s: image i:1: ImagePullBackOff"):
+    with pytest.raises(Exit, match=r"trainyard-head: does not run after . s: image i:1: ImagePullBackOff"):
         backend.jobs()
     assert "waiting for the pod that the jobs' files are read in" in capsys.readouterr().out

@@ -19,6 +19,8 @@ from infra.inventory import KubeCluster, Node, SshCluster
 
 START = 300.0
 """Seconds for the head pod to start: its image of 10 GB or more may have to be pulled."""
+NO_IMAGE = 60.0
+"""The same if the image cannot be pulled; a registry may be away for a moment."""
 _SAY = 10.0  # seconds between two lines that say why it does not run yet
 _POLL = 0.5
 _IN_URL = 8000  # longest command, in bytes, that goes into the request's URL; a longer one goes by stdin
@@ -98,8 +100,8 @@ class HeadPods(Connections):
             now = time.monotonic()
             if now - said > _SAY or now - began > START:
                 said, why = now, self._why(found)
-                if now - began > START:
-                    raise KubeError(f"{pods.HEAD}: does not run after {START:.0f} s: {why}")
+                if now - began > (NO_IMAGE if why.startswith("image ") else START):
+                    raise KubeError(f"{pods.HEAD}: does not run after {now - began:.0f} s: {why}")
                 say(f"{pods.HEAD}: waiting for the pod that the jobs' files are read in ({now - began:.0f} s): {why}")
             if self._closed:
                 raise KubeError(f"{pods.HEAD}: closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,11 @@ _OF_NO_CONSEQUENCE = ("MissingClusterDNS", "DNSConfigForming")
 """Warnings after which a pod starts all the same."""
 _LONGEST = 240
 _PULL = "Back-off pulling image"
+_REPEATED = re.compile(
+    r"rpc error: code = \w+ desc = |(Failed to pull|failed to pull and unpack) image \"[^\"]*\": "
+    r"|failed to resolve (image|reference) \"[^\"]*\": "
+)
+"""What containerd says before the reason, with the image's name each time."""
 
 
 def is_alive(pod: Object) -> bool:
@@ -52,7 +58,7 @@ def of_pod(pod: Object, events: Sequence[Object]) -> str:
         reason, message = str(waits.get("reason") or ""), str(waits.get("message") or "")
         if reason in _IMAGE:
             said = "" if message.startswith(_PULL) else message
-            said = said or _of_events(events, "Pod", pod["metadata"]["name"], "Failed")
+            said = _REPEATED.sub("", said or _of_events(events, "Pod", pod["metadata"]["name"], "Failed"))
             return _line(f"image {container.get('image', '')}: {reason}{': ' if said else ''}{said}")
         if reason and reason not in _PASSING:
             return _line(f"{reason}: {message}" if message else reason)
