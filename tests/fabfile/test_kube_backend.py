@@ -158,6 +158,19 @@ def test_earlier_pods_that_do_not_go_are_named(
     assert state(kube, "smoke-1")["state"] == "FAILED"
 
 
+def test_pods_on_a_dead_machine_do_not_keep_a_job_from_going_on(kube: Kube, backend: KubernetesBackend) -> None:
+    started(backend)
+    state(kube, "smoke-1", state="FAILED", ended=2.0)
+    stuck = pod("smoke-1-worker-0", job="smoke-1", phase="Running", machine="machine2")
+    long_ago = {"finalizers": ["its kubelet"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    kube.put({**stuck, "metadata": {**stuck["metadata"], **long_ago}})
+    assert started(backend, begun=backend.begun("smoke-1")).id == "smoke-1"
+    assert kube.deleted == [("PyTorchJob", "smoke-1"), ("Pod", "smoke-1-worker-0")]
+    assert kube.at_once == ["smoke-1-worker-0"], "which Kubernetes would wait for for ever"
+    kube.put({**stuck, "metadata": {**stuck["metadata"], **long_ago}})
+    assert backend.leftovers("smoke-1") == {} and kube.at_once == ["smoke-1-worker-0"] * 2
+
+
 def test_machines_that_other_jobs_have_are_named_unless_it_may_wait(kube: Kube, backend: KubernetesBackend) -> None:
     started(backend)
     with pytest.raises(CannotStart, match=r"^1 of 3 machines free, 2 wanted; busy with smoke-1 \(2\)$"):

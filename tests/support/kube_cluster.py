@@ -60,6 +60,8 @@ class Kube:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     applied: list[Object] = field(default_factory=list)
     deleted: list[tuple[str, str]] = field(default_factory=list)
+    at_once: list[str] = field(default_factory=list)
+    """Names of what was deleted without waiting for its machine."""
     refusals: list[tuple[Callable[[str, str], bool], int, Object]] = field(default_factory=list)
     """Asked with (method, path); the first that is true is answered with this status and Status, for ever."""
     unknown: set[str] = field(default_factory=set)
@@ -74,7 +76,7 @@ class Kube:
 
     def clear(self) -> None:
         """Be as new, but for the programs on the shared volume, which take a while to put there."""
-        for each in (self.objects, self.applied, self.deleted, self.refusals, self.unknown, self.execs):
+        for each in (self.objects, self.applied, self.deleted, self.at_once, self.refusals, self.unknown, self.execs):
             each.clear()
         self.protocol, self.play, self.on_apply = "", None, deployed
         shutil.rmtree(Path(self.cluster.shared_dir) / "runs", ignore_errors=True)
@@ -271,6 +273,8 @@ def _done(
         return 404, _missing(name, f'{kind.lower()}s "{name}" not found')
     if method == "DELETE":
         kube.deleted.append((kind, name))
+        if query.get("gracePeriodSeconds") == ["0"]:
+            kube.at_once.append(name)
         del kube.objects[(kind, name)]
         if kind == "PyTorchJob":  # as the garbage collector does
             for key, one in list(kube.objects.items()):

@@ -118,11 +118,13 @@ class Api:
         with explained(self, kind):
             return [as_object(each) for each in self._client.list(_kind(kind), **chosen)]
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete an object with what it owns; False if there is none of this name. Does not wait."""
+    def delete(self, kind: str, name: str, *, at_once: bool = False) -> bool:
+        """Delete an object with what it owns; False if there is none of this name. Does not wait. `at_once`: also a pod
+        whose machine does not confirm its end."""
+        grace = 0 if at_once else None
         try:
             with explained(self, f"{kind} {name}"):
-                self._client.delete(_kind(kind), name, namespace=self._space(kind))
+                self._client.delete(_kind(kind), name, namespace=self._space(kind), grace_period=grace)
         except KubeError as error:
             if error.is_missing:
                 return False

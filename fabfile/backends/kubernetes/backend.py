@@ -42,7 +42,7 @@ from infra.inventory import KubeCluster
 from node.job.spec import job_nodes
 
 _NOW_SECONDS = 5.0  # for the supervisor to end a job at once; then its pods are deleted
-_LEFT_SECONDS = 60.0  # for the pods of a finished job to go: 45 of them are theirs
+_LEFT_SECONDS = 75.0  # for the pods of a finished job to go: 45 of them are theirs
 _POLL = 0.3
 _LOOK = 2.0  # seconds between two looks at the pods of a job that is followed and has not begun
 _LOOK_BEGUN = 10.0  # the same for one that has
@@ -142,6 +142,7 @@ class KubernetesBackend(SshBackend):
         """The training operator ends the pods of a finished job; those that it leaves are deleted here."""
         deadline, told = time.monotonic() + _LEFT_SECONDS, False
         while left := [pod for pod in self.api.list("Pod", {pods.JOB: job}) if reasons.is_alive(pod)]:
+            jobs.end_overdue(self.api, left)
             if time.monotonic() > deadline:
                 return {reasons.machine(pod) or "no machine": f"pod {pod['metadata']['name']}" for pod in left}
             if not told and time.monotonic() > deadline - _LEFT_SECONDS / 2:

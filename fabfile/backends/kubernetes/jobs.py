@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from fabfile.backends.kubernetes.api import Api
 
 Object = dict[str, Any]
 
+_TO_CONFIRM = 10.0  # seconds for a machine to say that a pod has ended, after the time that the pod was given
 _TO_APPLY = 60.0
 """Seconds after a job's record is made by which Kubernetes has its PyTorchJob."""
 
@@ -117,6 +118,20 @@ def _other(job: Object) -> OtherJob:
         started=_seconds(status.get("startTime")),
         scheduler="kubernetes",
     )
+
+
+def is_overdue(pod: Object, now: float | None = None) -> bool:
+    """Whether a deleted pod should have been gone for a while: its machine, which is to confirm that, is dead. What ran
+    there has ended by itself (files.LEASE). `now`: Unix time."""
+    until = _seconds(pod["metadata"].get("deletionTimestamp"))  # the end of the time that it is given
+    return until is not None and (time.time() if now is None else now) > until + _TO_CONFIRM
+
+
+def end_overdue(api: Api, pods: Iterable[Object]) -> None:
+    """Delete those of these pods at once whose machines are dead. KubeError."""
+    for pod in pods:
+        if is_overdue(pod):
+            api.delete("Pod", str(pod["metadata"]["name"]), at_once=True)
 
 
 def _label(one: Object, name: str) -> str:

@@ -13,7 +13,7 @@ from invoke.exceptions import Exit
 from fabfile import launchers
 from fabfile.backends.base import CannotStart, Submission, Submitted
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import pods, pytorchjob
+from fabfile.backends.kubernetes import jobs, pods, pytorchjob
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.pytorchjob import PodJob
@@ -24,7 +24,7 @@ from fabfile.container.repository import is_named
 from fabfile.launchers import KUBERNETES, HeadValues, Launch, LaunchError, plans
 from infra.inventory import KubeCluster, SshCluster
 
-_GONE_SECONDS = 60.0  # for the pods of a job that is resumed to go
+_GONE_SECONDS = 75.0  # for the pods of a job that is resumed to go
 _POLL = 0.3
 _NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
 _LONGEST_NAME = 50
@@ -101,8 +101,8 @@ def _job(launch: Launch) -> PodJob:
 
 def _apply(api: Api, cluster: KubeCluster, job: PodJob) -> None:
     """Apply the PyTorchJob, in place of one that a resumed job had, and its secrets before it. KubeError."""
-    if api.delete(kube.JOB, job.id):
-        _await_end(api, job.id)
+    api.delete(kube.JOB, job.id)
+    _await_end(api, job.id)
     secrets = over_ssh.secrets()
     try:
         if secrets:
@@ -119,7 +119,8 @@ def _apply(api: Api, cluster: KubeCluster, job: PodJob) -> None:
 def _await_end(api: Api, job: str) -> None:
     """Wait until a deleted job and its pods are gone. KubeError."""
     deadline = time.monotonic() + _GONE_SECONDS
-    while api.get(kube.JOB, job) is not None or (left := api.list("Pod", {pods.JOB: job})):
+    while (left := api.list("Pod", {pods.JOB: job})) or api.get(kube.JOB, job) is not None:
+        jobs.end_overdue(api, left)
         if time.monotonic() > deadline:
             names = ", ".join(str(pod["metadata"]["name"]) for pod in left) or job
             raise KubeError(f"{job}: its earlier pods are not gone after {_GONE_SECONDS:.0f} s: {names}")
