@@ -68,6 +68,10 @@ def waiting(reason: str, message: str) -> dict[str, Any]:
     return {"containerStatuses": [{**status, "state": {"waiting": {"reason": reason, "message": message}}}]}
 
 
+def failure(message: str) -> bytes:
+    return json.dumps({"status": "Failure", "reason": "InternalError", "message": message}).encode()
+
+
 def unschedulable(message: str) -> dict[str, Any]:
     said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     return {"conditions": [said]}
@@ -332,6 +336,15 @@ def test_a_follower_asks_again_while_the_api_is_away(kube: Kube, backend: Kubern
     with pytest.raises(Unreachable, match="unable to handle the request"):
         list(backend.logs(LogRequest("smoke-1")))
     kube.refusals.clear()
+    kube.play = lambda streams: streams.sock.close()
+    with pytest.raises(Unreachable):  # a machine that dies takes the head pod, and what runs in it
+        list(backend.logs(LogRequest("smoke-1")))
+    kube.play = None
+    with pytest.raises(Unreachable, match="the program was not run to its end"):
+        for part in backend.logs(LogRequest("smoke-1")):
+            assert part.job is None
+            kube.play = lambda streams: streams.send(3, failure("connection reset by peer"))
+    kube.play = None
     state(kube, "smoke-1", state="SUCCEEDED", ended=1.0)
     assert next(part.job.state for part in backend.logs(LogRequest("smoke-1")) if part.job) == "SUCCEEDED"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_cluster import Kube, Streams, served
+from kube_cluster import Kube, Streams, deployed, served
 
 from fabfile.backends.kubernetes import channel as channels
 from fabfile.backends.kubernetes import view
@@ -161,6 +161,10 @@ def failure(message: str) -> bytes:
         (lambda s: s.send(3, b"{"), "head: the API's account of the program's end cannot be read: b'{' while"),
         (lambda s: s.send(3, b'{"status": "Failure", "reason": "NonZeroExitCode"}'), "cannot be read"),
         (lambda s: s.send(3, failure("no such\ncontainer")), "the program was not run to its end: no such container"),
+        (
+            lambda s: s.send(3, failure('oh: error sending request: Post "https://h:1/exec?c=a": dial tcp')),
+            "the program was not run to its end: oh: dial tcp",
+        ),
         (lambda s: s.send(3, b" " * 70_000, finished=False), "account of the program's end is too long"),
         (lambda s: s.send(9, b"x"), "the API sent something on stream 9, which does not exist"),
         (lambda s: s.raw(b"\x82\x00"), "the API sent a message of no stream"),
@@ -194,4 +198,13 @@ def test_a_head_pod_that_is_replaced_is_found_again(kube: Kube, head: HeadPods) 
     one = kube.objects.pop(("Pod", "trainyard-head-x"))
     kube.put({**one, "metadata": {**one["metadata"], "name": "trainyard-head-y"}})
     assert head.run("echo 3", timeout=20)["head"].stdout == "3\n"
+    kube.play = lambda streams: streams.send(3, failure("its machine does not answer"))
+    assert "its machine does not answer" in head.run("echo 4", timeout=20)["head"].why
+    kube.play = None
+    dead = kube.objects[("Pod", "trainyard-head-y")]
+    dead["status"]["conditions"][0]["status"] = "False"  # as Kubernetes marks the pods of a dead machine
+    kube.refusals.clear()
+    deployed(kube, kube.objects[("Deployment", "trainyard-head")])
+    assert head.run("echo 5", timeout=20)["head"].stdout == "5\n"
+    assert head.connection(node(head)).name == "trainyard-head-x"
     assert len([one for one in kube.applied if one["kind"] == "Deployment"]) == 1, "the same Deployment is left alone"

@@ -300,7 +300,7 @@ def deployed(kube: Kube, one: Object) -> None:
 def pod(name: str, job: str = "", *, phase: str = "Pending", machine: str = "", **status: Any) -> Object:
     """A pod of a job, as the API has it."""
     labels = {pods.JOB: job, pods.STACK: "kind"} if job else {}
-    states = {"containerStatuses": [{"name": "c", "image": "", "imageID": "", "restartCount": 0, "ready": True}]}
+    states = {"conditions": [{"type": "Ready", "status": "True"}]}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -25,6 +25,7 @@ from fabfile.backends.base import (
     OtherJob,
     Submission,
     Submitted,
+    Unreachable,
 )
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import jobs, pods, reasons, start, view
@@ -164,6 +165,15 @@ class KubernetesBackend(SshBackend):
         found = jobs.merged(record, seen)
         return self._record_end(record.id, found) if isinstance(found, Over) else found
 
+    def _looked_at(self, job: str) -> JobRecord:
+        """A job as its record and the API say. Unreachable if one of them cannot be read now."""
+        try:
+            with lost_connections():
+                seen = self._look()
+                return self._now(self._record(job), seen)
+        except Exit as error:
+            raise Unreachable(str(error.message)) from None
+
     def _record(self, job: str) -> JobRecord:
         """A job as its record says."""
         found = next((record for record in super().jobs() if record.id == job), None)
@@ -187,9 +197,7 @@ class KubernetesBackend(SshBackend):
                 if part.job or not request.follow or time.monotonic() - looked < every:
                     continue
                 looked = time.monotonic()
-                with lost_connections():
-                    seen = self._look()
-                    record = self._now(self._record(request.job), seen)
+                record = self._looked_at(request.job)
                 if record.state == JobState.PENDING and record.reason != said:
                     said = record.reason
                     yield LogPart((LogLine("kubernetes", "-", said),))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import ssl
 import threading
@@ -26,15 +27,17 @@ _WAITING = 256 << 10  # most bytes of stdin that wait to be sent
 _UNREAD = 2 << 20  # bytes of output that nobody has read, from which on no more is taken from the network
 _LONGEST_STATUS = 64 << 10
 _POLL = 0.5
+_URL = re.compile(r'(error sending request: )?(Post|Get) "[^"]*": ')
+"""What the API server says before the reason when it cannot reach a machine; the URL has the whole command."""
 
 
 class ExecChannel:
     """A channel, as paramiko.Channel is one, for a program that is yet to be started."""
 
-    def __init__(self, start: Callable[[str], tuple[Any, bytes]]) -> None:
+    def __init__(self, start: Callable[[str], tuple[Any, bytes]], on_lost: Callable[[], None] = lambda: None) -> None:
         """`start` runs a shell command in the pod; it returns httpx2's response to the upgrade, and what is to be sent
-        to stdin before all else. KubeError."""
-        self._start = start
+        to stdin before all else. KubeError. `on_lost` is called if the connection is lost before the program's end."""
+        self._start, self._on_lost = start, on_lost
         self._change = threading.Condition()
         self._out = {STDOUT: bytearray(), STDERR: bytearray()}
         self._in = bytearray()
@@ -169,6 +172,8 @@ class ExecChannel:
             why = f"the connection was lost: {error}"
         finally:
             with self._change:
+                if self._code is None and not self._wants_close:
+                    self._on_lost()
                 if self._code is None:
                     self.lost = why or ("closed here" if self._wants_close else "the connection was closed")
                 self.eof_received = self.closed = True
@@ -237,7 +242,7 @@ def exit_code(status: bytes) -> int:
         if found.get("reason") == "NonZeroExitCode":
             codes = [int(one["message"]) for one in found["details"]["causes"] if one["reason"] == "ExitCode"]
             return codes[0]
-        message = " ".join(str(found["message"]).split())[:300]
+        message = _URL.sub("", " ".join(str(found["message"]).split()))[:300]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         raise Broken(f"the API's account of the program's end cannot be read: {status[:80]!r}") from None
     raise Broken(f"the program was not run to its end: {message}")

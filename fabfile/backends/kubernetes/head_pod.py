@@ -38,7 +38,7 @@ class HeadPod:
 
     def create_session(self) -> ExecChannel:
         """A channel for one command. It runs in the home directory, as with sshd."""
-        channel = ExecChannel(self._start)
+        channel = ExecChannel(self._start, self._lose)
         self._channels.add(channel)
         return channel
 
@@ -46,6 +46,10 @@ class HeadPod:
         """Close its channels: the commands lose their stdin, and their guards end them."""
         for channel in list(self._channels):
             channel.close()
+
+    def _lose(self) -> None:
+        """Have the next command look for the pod anew: its machine may have died."""
+        self.is_lost = True
 
     def _start(self, command: str) -> tuple[Any, bytes]:
         """Start a shell command; returns the upgraded response, and what is to be sent to its stdin first."""
@@ -122,6 +126,6 @@ class HeadPods(Connections):
 
 
 def _runs(pod: dict[str, Any]) -> bool:
-    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-    ready = any(one.get("ready") for one in statuses)
+    conditions = (pod.get("status") or {}).get("conditions") or ()  # containerStatuses never change on a dead machine
+    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
     return reasons.phase(pod) == "Running" and ready and not pod["metadata"].get("deletionTimestamp")
