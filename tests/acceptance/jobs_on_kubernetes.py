@@ -92,6 +92,12 @@ def run_dir(project: Project, job: str) -> Path:
     return shared(project) / "runs" / job
 
 
+def state(project: Project, job: str) -> dict[str, Any]:
+    """A job's record, also while the verbs' pod is on a machine that has just died."""
+    found: dict[str, Any] = json.loads((run_dir(project, job) / "state.json").read_text())
+    return found
+
+
 def metrics(project: Project, job: str) -> list[dict[str, Any]]:
     """A job's lines about its steps."""
     file = run_dir(project, job) / "metrics.jsonl"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, parts
+from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, parts, state
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
 from on_host import members
 from polling import until
@@ -17,7 +17,7 @@ from project import Project
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 AGAIN_SECONDS = 60.0
-"""From a pod's loss to the next step; without load it is 10 to 15. """
+"""From a pod's loss to the next step; without load it is 10 to 15."""
 MACHINE_SECONDS = 120.0
 """The same for a machine; without load 30 to 55."""
 
@@ -37,7 +37,11 @@ def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
 def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> None:
     """Wait until a step of this attempt is done; prints how long that took."""
     began = time.time()
-    done = lambda: job.state()["attempt"] >= attempt and metrics(project, job.id)[-1]["time"] > began + 2  # noqa: E731
+
+    def done() -> bool:
+        steps = metrics(project, job.id)  # none for a moment, if the attempt begins anew
+        return state(project, job.id)["attempt"] >= attempt and bool(steps) and steps[-1]["time"] > began + 2
+
     until(done, seconds, f"{job.id} trains in attempt {attempt}")
     print(f"training again after {time.time() - began:.1f} s")
 
@@ -47,8 +51,8 @@ def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Sta
     os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
     assert job.ends(60) == 1
-    state = job.state()
-    assert state["state"] == "FAILED" and "on node2 was killed by SIGKILL" in state["reason"], (state, job.text())
+    record = job.state()
+    assert record["state"] == "FAILED" and "on node2 was killed by SIGKILL" in record["reason"], (record, job.text())
     after = start(step=0)
     assert after.ends(120) == 0, after.text()
 
@@ -89,7 +93,7 @@ def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project
     until(lambda: cluster.fab("jobs", code=None).returncode == 0, 60, "the API answers again")
     assert (job.state()["state"], job.state()["attempt"]) == ("RUNNING", 1)
     step = metrics(cluster, job.id)[-1]["step"]
-    job.reaches(step + 20, 60)
+    job.reaches(step + 20, 60)  # who followed it follows it again
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
 
 
@@ -106,8 +110,9 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
         )
     kill_machine(cluster, machine)
     trains_again(cluster, job, 2, MACHINE_SECONDS)
-    state = job.state()
-    assert len(state["nodes"]) == 2 and machine not in state["nodes"], state
+    record = state(cluster, job.id)
+    assert len(record["nodes"]) == 2 and machine not in record["nodes"], record
+    until(lambda: cluster.fab("jobs", code=None).returncode == 0, 90, "the verbs' pod is on another machine")
     cluster.fab("stop", job.id, "--now")
     cluster.fab("up", "--yes", timeout=300)
     cluster.fab("wait")
