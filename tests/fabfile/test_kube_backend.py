@@ -336,6 +336,9 @@ def test_a_follower_asks_again_while_the_api_is_away(kube: Kube, backend: Kubern
     with pytest.raises(Unreachable, match="unable to handle the request"):
         list(backend.logs(LogRequest("smoke-1")))
     kube.refusals.clear()
+    kube.play = lambda streams: streams.end(137)
+    with pytest.raises(Unreachable):  # the head pod is deleted, and another one comes
+        list(backend.logs(LogRequest("smoke-1")))
     kube.play = lambda streams: streams.sock.close()
     with pytest.raises(Unreachable):  # a machine that dies takes the head pod, and what runs in it
         list(backend.logs(LogRequest("smoke-1")))

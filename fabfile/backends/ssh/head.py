@@ -103,6 +103,7 @@ def log_parts(head: Head, request: LogRequest) -> Generator[LogPart, None, None]
                 event.get("offset"),
                 JobRecord.from_record(event["state"]) if "state" in event else None,
             )
-        if channel.recv_exit_status() > 0:  # below 0: the connection was lost
+        # Below 0: the connection was lost. From 128 on: it was killed, as with a pod that it ran in.
+        if 0 < channel.recv_exit_status() < 128:
             raise Exit(f"{head.node.name}: {last_words(channel)}", code=1)
         raise OSError("the connection broke")
