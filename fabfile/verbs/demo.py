@@ -30,19 +30,17 @@ FAB = (sys.executable, "-m", "fabfile")
 PROMPT = "def "
 
 
-def story(job: str, scheduler: str = "none") -> tuple[tuple[str, list[str]], ...]:
+def story(job: str) -> tuple[tuple[str, list[str]], ...]:
     """(what happens, the verb with its arguments), in order, from `up` to the text that a job's model writes."""
-    # Pods have no disk of their own: their tokens are on the volume that they share.
-    where = [f"data.path=/fsx/{job}"] if scheduler == "kubernetes" else []
     return (
         ("three machines on this one, each with its own systemd, sshd and address", ["up", "--yes"]),
         ("follow their boot until all are ready", ["wait"]),
         ("is everything as training needs it?", ["check"]),
         (
             "a text that every machine has, the source of Python's standard library, as tokens on every node",
-            ["prepare", job, *where],
+            ["prepare", job],
         ),
-        ("a small GPT, trained by all three in step", ["train", job, *where]),
+        ("a small GPT, trained by all three in step", ["train", job]),
         ("what it has learned", ["sample", f"{job}-1", "--prompt", PROMPT, "--tokens", "120"]),
     )
 
@@ -61,7 +59,7 @@ def demo(_c: Context, scheduler: str = "none", job: str = JOB) -> None:
     with _given_back(), _the_only_one():
         _refuse_to_take_over(stack)
         try:
-            for why, argv in story(job, scheduler):
+            for why, argv in story(job):
                 _step(why, [*argv, *_few_steps(argv[0])], stack)
             figures = _figures(stack, f"{job}-1")
         except BaseException:

@@ -1,4 +1,4 @@
-"""container/layer.sh: how the steps are run while an image is built. In a folder of its own, without root."""
+"""bootstrap/container/layer.sh: how the steps are run while an image is built. In a folder of its own, without root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from bootstrap_runner import BOOTSTRAP
 
-CONTAINER = BOOTSTRAP.parent / "container"
+CONTAINER = BOOTSTRAP / "container"
 
 
 @dataclass(frozen=True)

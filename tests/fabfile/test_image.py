@@ -70,7 +70,7 @@ class Operator:
 def checkout(tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the checkout whose stack aws-eks is configured, with its inventory."""
     root = tmp_path / "checkout"
-    for name in ("infra", "stacks", "bootstrap", "container"):
+    for name in ("infra", "stacks", "bootstrap"):
         shutil.copytree(pulumi_cli.ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(pulumi_cli.ROOT / "Pulumi.yaml", root)
     own = {"publicKey": key_file, "adminCidr": "203.0.113.7/32", "owner": "me", "alertEmail": "me@example.org"}

@@ -75,7 +75,7 @@ def test_whatever_is_left_out_is_there_to_be_left_out(settings: Settings) -> Non
 
 
 def test_every_step_is_in_a_layer_of_the_dockerfile(settings: Settings) -> None:
-    text = (ROOT / "container/Dockerfile").read_text()
+    text = (ROOT / "bootstrap/container/Dockerfile").read_text()
     spans = [(int(first), int(last)) for first, last in re.findall(r"layer\.sh (\d+) (\d+)", text)]
     assert spans == sorted(spans) and all(before[1] < after[0] for before, after in itertools.pairwise(spans))
     for name in steps(container_image.context(settings)):
