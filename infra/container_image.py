@@ -102,7 +102,7 @@ def of(stack: str, profile: str = "", base: str = "") -> tuple[str, Files, Setti
     """(the image's name without its repository, its build context, its settings). Raises UsageError for a stack without
     Kubernetes, for a profile that no image is made of, and for a base that is not pinned."""
     settings = stack_file.settings(stack)
-    if settings.cluster not in WITH_KUBERNETES or settings.facts.name != "aws":
+    if settings.cluster not in WITH_KUBERNETES:
         kinds = ", ".join(WITH_KUBERNETES)
         why = "its nodes boot golden images (fab images); container images are for a stack of"
         raise UsageError(f"stack {stack}: cluster = {settings.cluster!r}: {why} {kinds}")
