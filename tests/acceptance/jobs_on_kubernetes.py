@@ -14,7 +14,7 @@ from typing import Any
 import c4_form
 import pytest
 from jobs_on_nodes import JOB
-from on_host import Traces, members
+from on_host import Traces
 from project import Project
 
 from infra.clouds.local import cgroup
@@ -102,20 +102,6 @@ def metrics(project: Project, job: str) -> list[dict[str, Any]]:
     """A job's lines about its steps."""
     file = run_dir(project, job) / "metrics.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
-def parts(project: Project, job: str) -> list[int]:
-    """Processes of a job's ranks."""
-    found = []
-    for node in NODES:
-        for pid in members(project.stack, node):
-            try:
-                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue  # it ended while we looked
-            if f"TRAINYARD_JOB={job}".encode() in environment:
-                found.append(pid)
-    return found
 
 
 def kubectl(project: Project, *words: str, stdin: str | None = None) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, parts, shared
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, starting
+from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, shared
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts
 from polling import until
 from project import Project
 
@@ -20,12 +20,6 @@ pytestmark = pytest.mark.timeout(900)
 def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     with kubernetes_of_three(make_shared_project()) as project:
         yield project
-
-
-@pytest.fixture
-def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
-    with starting(cluster, tmp_path) as begin:
-        yield begin
 
 
 def test_the_cluster_is_what_the_verbs_say(cluster: Project) -> None:

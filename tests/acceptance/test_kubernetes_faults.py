@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, parts, state
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process, starting
+from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, state
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
 from on_host import members
 from polling import until
 from project import Project
@@ -26,12 +26,6 @@ MACHINE_SECONDS = 120.0
 def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     with kubernetes_of_three(make_shared_project()) as project:
         yield project
-
-
-@pytest.fixture
-def start(cluster: Project, tmp_path: Path) -> Iterator[Start]:
-    with starting(cluster, tmp_path) as begin:
-        yield begin
 
 
 def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> None:
