@@ -112,6 +112,7 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
 
 
 def test_kept_connections_are_used_again_and_made_again(yard: sshd.Yard) -> None:
+    before = threading.active_count()  # other tests of the same worker may have left some
     server = yard.start("127.0.0.2", sshd.free_port())
     cluster = yard.cluster(server.node("node1"))
     with Fleet(cluster) as fleet:
@@ -121,7 +122,7 @@ def test_kept_connections_are_used_again_and_made_again(yard: sshd.Yard) -> None
         fleet.connection(cluster.head).transport.close()
         assert fleet.run("true")["node1"].ok
         assert server.log.count("Accepted publickey") == 2
-    assert threading.active_count() < 10
+    assert threading.active_count() < before + 5
 
 
 def test_lines_are_whole_whatever_the_pieces() -> None:

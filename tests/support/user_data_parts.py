@@ -40,10 +40,10 @@ def env(text: str) -> dict[str, str]:
 
 
 def scripts(*, every: bool = False) -> Iterator[Path]:
-    """Those of the local stack, or of every kind of cluster."""
+    """Those of the local stack, or of every kind of machine; a container image's own are on no machine."""
     for path in user_data.BOOTSTRAP.rglob("*"):
         folder = path.relative_to(user_data.BOOTSTRAP).parts[0]
-        other = folder in OVERLAYS or (not every and folder in CLOUDS)
+        other = folder in (*OVERLAYS, user_data.CONTAINER) or (not every and folder in CLOUDS)
         if path.is_file() and path.name != "cloud-config.yaml" and "__pycache__" not in path.parts and not other:
             yield path
 
