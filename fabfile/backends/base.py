@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from invoke.exceptions import Exit
 
 from fabfile.job_file import Resolved
+from fabfile.launchers.program import SILENCE, Program
 
 LATEST = "latest"  # stands for the id of the newest job of a cluster
 WEIGHTS = "weights"  # folder of a run directory with its model in Hugging Face's layout
@@ -110,17 +111,19 @@ class Begun:
     """A job as it was begun: the settings that a resumed job continues with."""
 
     id: str
-    text: str  # its job.toml
+    text: str  # its job.toml; empty for a program
     nodes: int  # how many nodes it was started on; 0: not known
     mirrored: bool = False  # only its mirror in a bucket has it: another cluster began it
     succeeded: bool = False
+    program: Program | None = None  # the user's program that it ran; None: the trainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """A job to be started."""
+    """A job to be started: either the trainer's, with a job file, or a user's program."""
 
-    job: Resolved
+    job: Resolved | None = None
+    program: Program | None = None
     nodes: int  # how many, the first of `Backend.nodes()`
     launcher: str = ""  # as `--launcher` says; empty: the cluster's own
     begun: Begun | None = None  # the job to go on with; None: a new one
@@ -128,6 +131,37 @@ class Submission:
     restarts: int = 0  # how often to start again from the last checkpoint
     time_limit: float = 0.0  # seconds until it must be over, with a checkpoint; 0: no limit
     prepare: str = "fab prepare JOB"  # the command that makes the job's data, for the message that they are missing
+
+    def __post_init__(self) -> None:
+        if (self.job is None) == (self.program is None):
+            raise ValueError("a submission has either a job file or a program")
+
+    @property
+    def name(self) -> str:
+        """The job's id is NAME-NUMBER."""
+        named = self.program or self.job
+        assert named is not None
+        return named.name
+
+    @property
+    def text(self) -> str:
+        """The resolved job.toml; empty for a program."""
+        return self.job.text if self.job else ""
+
+    @property
+    def timeout(self) -> float:
+        """Seconds without a heartbeat after which a rank counts as hung."""
+        return self.job.timeout if self.job else SILENCE
+
+    @property
+    def threads(self) -> int:
+        """Computing threads of each rank; 0: one for each of its cores."""
+        return self.job.threads if self.job else 0
+
+    @property
+    def mirror(self) -> str:
+        """The bucket's folder with a folder for each mirrored run; `none` or empty: no mirror."""
+        return self.job.mirror if self.job else ""
 
 
 @dataclass(frozen=True)

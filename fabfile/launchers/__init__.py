@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 
 from fabfile.launchers import gpu
+from fabfile.launchers.program import Program
 from infra.inventory import Node
 
 VENV = "/opt/trainyard/venv/bin"
@@ -40,6 +41,7 @@ class Launch:
     code: str = ""
     """The folder with the package `training` and with `launch`, the same path on every node; empty: for a probe."""
     probe: tuple[str, ...] = ()  # a command that every rank runs instead of the trainer, for `fab check`
+    program: Program | None = None  # a user's program that runs instead of the trainer
     node_program: str = ""
     """The node program (see node/main.py), the same path on every node; empty: `launch` in `code`."""
     interface: str = ""

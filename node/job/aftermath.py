@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     if files.read(run_dir / "state.json")["state"] in files.OVER:
         return 0
     spec = of_job(run_dir)
-    found = sweep(spec.id, spec.node_names, spec.program)
+    found = sweep(spec.id, spec.node_names, spec.node_program)
     reason = f"its launcher on the head {_how()}"
     log = Log(run_dir / "log", spec.cluster.head.name)
     log.say(f"error: {reason}")

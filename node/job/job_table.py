@@ -133,11 +133,13 @@ def is_active(job: str) -> bool:
 
 
 def show(argv: list[str]) -> int:
-    """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, and how many nodes it had."""
+    """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, its program, if it ran one of
+    the user's, and how many nodes it had."""
     run_dir = files.absolute(argv[0]) / argv[1]
     spec = files.read(run_dir / "spec.json")
     nodes = spec.get("count") or len(spec.get("cluster", {}).get("nodes", []))
-    print(json.dumps({"job": files.text(run_dir / "job.toml"), "nodes": nodes}), flush=True)
+    asked = {"job": files.text(run_dir / "job.toml"), "program": spec.get("program"), "nodes": nodes}
+    print(json.dumps(asked), flush=True)
     return 0
 
 

@@ -104,7 +104,7 @@ class OwnMachines:
         return PipeLink(spec, over_ssh(spec.node, spec.id, program), events)
 
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
-        return sweep(job, list(unknown), self._spec.program)
+        return sweep(job, list(unknown), self._spec.node_program)
 
     def next(
         self,

@@ -1,4 +1,4 @@
-"""What `fab train` asks the head for, and what the head asks of a keeper; each is sent as one line of JSON."""
+"""What the verbs ask the head for, to start a job, and what the head asks of a keeper; each a line of JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import KUBERNETES, SLURM
+from fabfile.launchers.program import Program
+from fabfile.launchers.program import from_record as program_of
 from infra.inventory import Node, SshCluster, from_object, to_object
 from node.job import files
 
@@ -20,7 +22,7 @@ class JobSpec:
     name: str
     """Name of the job's file; the job's id is NAME-NUMBER."""
     job: str
-    """The resolved job.toml, as text."""
+    """The resolved job.toml, as text; empty for a program."""
     runs: str
     """Folder of the run directories on every node, absolute or relative to the home directory."""
     code: str
@@ -31,6 +33,8 @@ class JobSpec:
     the cluster: its one node is the pod that answers the operator, and its queue says what each worker has."""
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
+    program: Program | None = None
+    """The user's program that runs in the trainer's place; None: the trainer, with `job`."""
     threads: int = 0
     count: int = 0
     """With Slurm and Kubernetes: how many nodes; 0: those of `cluster`."""
@@ -76,8 +80,8 @@ class JobSpec:
         return self.launcher == KUBERNETES
 
     @property
-    def program(self) -> str:
-        """The program that the job runs with on every node."""
+    def node_program(self) -> str:
+        """The node program (see node/main.py) on every node."""
         return f"{self.code}/launch"
 
     def to_record(self) -> files.Record:
@@ -89,7 +93,8 @@ def from_record(record: Mapping[str, Any]) -> JobSpec:
     """The reverse of `to_record`."""
     cluster = from_object(record["cluster"])
     assert isinstance(cluster, SshCluster)
-    return JobSpec(**{**record, "cluster": cluster, "taken": tuple(record["taken"])})
+    program = program_of(record["program"]) if record.get("program") else None
+    return JobSpec(**{**record, "cluster": cluster, "taken": tuple(record["taken"]), "program": program})
 
 
 def of_job(run_dir: Path) -> JobSpec:
@@ -126,6 +131,6 @@ class KeeperSpec:
     node: str
     run_dir: str
     job: str
-    """The resolved job.toml, as text."""
+    """The resolved job.toml, as text; empty for a program."""
     memory_gb: float = 0.0
     """The node's memory in GiB according to the inventory; 0: not known."""

@@ -136,8 +136,8 @@ def _pending(spec: JobSpec, job: str, before: Record) -> Record:
 def _start(spec: JobSpec, job: str, run_dir: Path) -> None:
     """Start the job's service. However it ends, systemd then runs `aftermath`."""
     properties = ["KillMode=control-group", f"TimeoutStopSec={STOP_SECONDS}", "Nice=-5", "OOMScoreAdjust=-900"]
-    properties.append(f"ExecStopPost={SYSTEM_PYTHON} -I {spec.program} aftermath {run_dir}")
+    properties.append(f"ExecStopPost={SYSTEM_PYTHON} -I {spec.node_program} aftermath {run_dir}")
     options = [f"--property={item}" for item in properties]
     who = [f"--uid={os.getuid()}", f"--gid={os.getgid()}", f"--unit={files.unit_of(job)}.service"]
-    program = [SYSTEM_PYTHON, "-I", spec.program, "supervise", str(run_dir)]
+    program = [SYSTEM_PYTHON, "-I", spec.node_program, "supervise", str(run_dir)]
     subprocess.run(["sudo", "-n", "systemd-run", "--quiet", "--collect", *who, *options, "--", *program], check=True)

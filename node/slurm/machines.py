@@ -56,7 +56,7 @@ class SlurmMachines:
         self._dead = self._slurm.dead(asked)
         remaining = {node: ["not known: it does not answer"] for node in self._dead}
         alive = [node for node in asked if node not in self._dead]
-        return remaining | sweep(job, alive, self._spec.program, slurms=True)
+        return remaining | sweep(job, alive, self._spec.node_program, slurms=True)
 
     def next(self, nodes: Sequence[Node], unusable: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...] | None:
         if not set(unusable) & {node.name for node in nodes}:

@@ -32,7 +32,7 @@ def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> B
         slots=node.slots,
         gpus=node.gpus,
         run_dir=spec.run_dir,
-        program=spec.program,
+        program=spec.node_program,
         restarts=spec.restarts,
         time_limit=spec.time_limit,
         exclude=tuple(exclude),

@@ -138,7 +138,7 @@ def test_a_resumed_job_takes_the_place_of_its_old_pytorchjob(kube: Kube, backend
     state(kube, "smoke-1", state="CANCELLED", started=1.0, ended=2.0, attempt=1)
     kube.put(pod("smoke-1-master-0", job="smoke-1", phase="Failed"))
     begun = backend.begun("smoke-1")
-    assert begun.nodes == 2 and begun.text == submission().job.text
+    assert begun.nodes == 2 and begun.text == submission().text
     assert started(backend, begun=begun).id == "smoke-1"
     assert kube.deleted == [("PyTorchJob", "smoke-1")] and ("Pod", "smoke-1-master-0") not in kube.objects
     assert state(kube, "smoke-1")["state"] == "PENDING" and ("PyTorchJob", "smoke-1") in kube.objects

@@ -68,7 +68,7 @@ class MemoryBackend:
         return tuple(JobNode(name, 1, 1.0) for name in NODES)
 
     def plan(self, submission: Submission) -> str:
-        return f"would run {submission.job.name} on {submission.nodes} nodes"
+        return f"would run {submission.name} on {submission.nodes} nodes"
 
     def prepare(self, submission: Submission) -> None:
         self.on("prepare")
@@ -78,13 +78,13 @@ class MemoryBackend:
     def submit(self, submission: Submission) -> Submitted:
         self.on("submit")
         begun = submission.begun
-        id_ = begun.id if begun else f"{submission.job.name}-{len(self.table) + 1}"
+        id_ = begun.id if begun else f"{submission.name}-{len(self.table) + 1}"
         self.table = [job for job in self.table if job.id != id_]
         nodes = NODES[: submission.nodes]
         self.table.append(
             JobRecord(id=id_, state=JobState.RUNNING, nodes=nodes, created=CREATED, started=CREATED, price_per_hour=3.0)
         )
-        self.texts[id_] = submission.job.text
+        self.texts[id_] = submission.text
         return Submitted(id_)
 
     def jobs(self) -> list[JobRecord]:

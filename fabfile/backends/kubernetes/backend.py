@@ -108,9 +108,9 @@ class KubernetesBackend(SshBackend):
             ended = [job.id for job in super().jobs() if job.state.is_final]
             start.refuse_busy(submission.nodes, self.kube.workers, jobs.taken(seen, ended))
         launch, head = start.launch_of(self.cluster, submission), self.cluster.head
-        answers = deploy(self._fleet, [head], submission.job.text, launch.ranks, as_slurm.code_folder(self.cluster))
+        answers = deploy(self._fleet, [head], submission.text, launch.ranks, as_slurm.code_folder(self.cluster))
         refuse(answers, queue=True, prepare=submission.prepare)
-        self._taken = [] if submission.begun else self.mirrored(submission.job.mirror)
+        self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self.api, self._of_jobs, self._head, submission, self._taken)

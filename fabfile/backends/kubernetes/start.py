@@ -43,7 +43,7 @@ def check(cluster: KubeCluster, submission: Submission) -> None:
         raise Exit(
             f"--launcher {submission.launcher}: Kubernetes starts the jobs of this cluster: leave it out", code=2
         )
-    name = submission.begun.id if submission.begun else submission.job.name
+    name = submission.begun.id if submission.begun else submission.name
     if not re.fullmatch(_NAME, name) or len(name) > _LONGEST_NAME:
         allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename the job's file"
         raise Exit(f"{name}: the name of a job on Kubernetes must be {allowed}", code=2)
@@ -66,7 +66,7 @@ def shown(cluster: KubeCluster, view: SshCluster, submission: Submission) -> str
         raise Exit(str(error), code=2) from None
     manifest = yaml.safe_dump(pytorchjob.rendered(cluster, _job(launch)), sort_keys=False, width=110)
     ranks = launchers.shown(plan, where="the environment of each rank")
-    return f"{manifest}\n{ranks}\n{_VARIABLES}\n# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
+    return f"{manifest}\n{ranks}\n{_VARIABLES}{over_ssh.job_file(launch, submission)}"
 
 
 def refuse_busy(wanted: int, there: int, taken: dict[str, int]) -> None:

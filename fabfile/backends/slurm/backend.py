@@ -43,13 +43,13 @@ class SlurmBackend(SshBackend):
         start.check_launcher(submission)
         code, ranks = start.code_folder(self.cluster), start.launch_of(self.cluster, submission).ranks
         head = self.cluster.head
-        answers = deploy(self._fleet, [head], submission.job.text, ranks, code)
+        answers = deploy(self._fleet, [head], submission.text, ranks, code)
         # Slurm chooses the nodes, so each may be one of the job's; one that does not answer is not Slurm's choice.
-        others = [] if start.has_shared_data(self.cluster, submission.job.text) else self.cluster.nodes[1:]
-        answers |= deploy(self._fleet, others, submission.job.text, ranks, code, needed=False)
+        others = [] if start.has_shared_data(self.cluster, submission) else self.cluster.nodes[1:]
+        answers |= deploy(self._fleet, others, submission.text, ranks, code, needed=False)
         refuse(answers, queue=True, prepare=submission.prepare)
         self._code = answers[head.name].folder
-        self._taken = [] if submission.begun else self.mirrored(submission.job.mirror)
+        self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken, self._code)

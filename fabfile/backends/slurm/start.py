@@ -69,13 +69,15 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         raise Exit(str(error), code=2) from None
     text = sbatch.script(batch).rstrip()
     srun = launchers.shown(plan, where="the ranks' environment on the job's first node")
-    job = f"# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
-    return f"# sbatch {launch.run_dir}/{sbatch.SCRIPT}\n{text}\n\n{srun}\n{_VARIABLES}\n{job}"
+    job = over_ssh.job_file(launch, submission)
+    return f"# sbatch {launch.run_dir}/{sbatch.SCRIPT}\n{text}\n\n{srun}\n{_VARIABLES}{job}"
 
 
-def has_shared_data(cluster: SshCluster, job: str) -> bool:
-    """Whether a job's data are in the folder that all nodes share."""
-    path: str = tomllib.loads(job)["data"]["path"]
+def has_shared_data(cluster: SshCluster, submission: Submission) -> bool:
+    """Whether a job's data are in the folder that all nodes share, or it is a program, whose data we do not know."""
+    if submission.job is None:
+        return True
+    path: str = tomllib.loads(submission.text)["data"]["path"]
     return is_shared(path, cluster.shared_dir)
 
 

@@ -30,6 +30,7 @@ from fabfile.backends.base import (
 from fabfile.backends.ssh import files, start
 from fabfile.backends.ssh.head import Head, log_parts, runs
 from fabfile.launchers import RUNTIME, VENV
+from fabfile.launchers.program import from_record as program_of
 from fabfile.output import say
 from fabfile.remote import node_program
 from fabfile.remote.command import Result
@@ -88,10 +89,10 @@ class SshBackend:
 
     def prepare(self, submission: Submission) -> None:
         launch = start.launch_of(self.cluster, submission)
-        answers = deploy(self._fleet, launch.nodes, submission.job.text, launch.ranks)
+        answers = deploy(self._fleet, launch.nodes, submission.text, launch.ranks)
         start.refuse(answers, queue=submission.queue, prepare=submission.prepare)
         self._folder = answers[self.host].folder
-        self._taken = [] if submission.begun else self.mirrored(submission.job.mirror)
+        self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken)
@@ -107,7 +108,8 @@ class SshBackend:
 
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
-        return Begun(job, own["job"], int(own["nodes"]))
+        program = program_of(own["program"]) if own.get("program") else None
+        return Begun(job, own["job"], int(own["nodes"]), program=program)
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:

@@ -29,7 +29,7 @@ _VARIABLES = """
 def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
     """The job on its nodes; a new one has no number yet and is called `NAME-N`."""
     begun = submission.begun
-    name = begun.id if begun else f"{submission.job.name}-N"
+    name = begun.id if begun else f"{submission.name}-N"
     nodes = cluster.nodes[: submission.nodes]
     return Launch(
         id=name,
@@ -38,8 +38,9 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
         code=f"~/.cache/trainyard/code/{package().hash}",
         interface=cluster.interface,
         usd_per_hour=round(cluster.job_node_usd * len(nodes), 6),
-        threads=submission.job.threads,
+        threads=submission.threads,
         resume=begun is not None,
+        program=submission.program,
     )
 
 
@@ -53,7 +54,12 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    return f"{launchers.shown(plan)}\n{_VARIABLES}\n# {launch.run_dir}/job.toml\n{submission.job.text.rstrip()}"
+    return f"{launchers.shown(plan)}\n{_VARIABLES}{job_file(launch, submission)}"
+
+
+def job_file(launch: Launch, submission: Submission) -> str:
+    """The job.toml of a dry run; empty for a program, which has none."""
+    return f"\n# {launch.run_dir}/job.toml\n{submission.text.rstrip()}" if submission.job else ""
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
@@ -70,17 +76,18 @@ def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> Non
 
 def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec:
     """What the head is asked to create; the job's id must not be in `taken`."""
-    job, begun, cluster = submission.job, submission.begun, head.cluster
+    begun, cluster = submission.begun, head.cluster
     launch = launch_of(cluster, submission)
     return JobSpec(
-        name=job.name,
-        job=job.text,
+        name=submission.name,
+        job=submission.text,
+        program=submission.program,
         runs=runs(cluster),
         code=head.folder,
         launcher=submission.launcher or cluster.launcher,
         cluster=replace(cluster, nodes=launch.nodes),
-        timeout=job.timeout,
-        threads=job.threads,
+        timeout=submission.timeout,
+        threads=submission.threads,
         time_limit=submission.time_limit,
         restarts=submission.restarts,
         resume=begun.id if begun else "",
