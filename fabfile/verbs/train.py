@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,14 +13,13 @@ from invoke.tasks import task
 
 from fabfile import backends
 from fabfile import resume as resuming
-from fabfile.backends.base import Backend, CannotStart, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
+from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve
 from fabfile.log_display import show
-from fabfile.output import interrupted_later, next_command, say
+from fabfile.output import next_command, say
+from fabfile.starting import choose, ctrl_c_says_what_runs, start
 from fabfile.verbs.jobs import seconds
-
-INTERRUPTED = 130
 
 
 @task(
@@ -60,7 +58,7 @@ def train(
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     started: list[Submitted] = []
     limit = seconds(time_limit, "--time-limit")
-    with _ctrl_c_says_what_runs(started):
+    with ctrl_c_says_what_runs(started):
         backend = backends.connect(stack, inventory)
         if not (job or resume):
             raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
@@ -77,7 +75,7 @@ def train(
             if dry_run:
                 say(plan)
                 return
-            _start(backend, submission, started)
+            start(backend, submission, started, "fab train ... --queue")
             job = started[0].id
             if detach:
                 say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
@@ -98,42 +96,8 @@ def _submission(backend: Backend, wanted: str, job: str, overrides: Sequence[str
     return Submission(job=settings, nodes=len(chosen), begun=begun)
 
 
-def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:
-    """The first `count` nodes, with the head; None: all. Exit 2 for more than there are."""
-    there = backend.nodes()
-    if count is not None and not 1 <= count <= len(there):
-        raise Exit(f"--nodes {count}: {backend.name} has {len(there)}; leave it out for all of them", code=2)
-    return there[:count]
-
-
 def _ranks(nodes: Sequence[JobNode]) -> int:
     return sum(node.ranks for node in nodes)
-
-
-def _start(backend: Backend, submission: Submission, started: list[Submitted]) -> None:
-    """Prepare and submit. `started` gets the job, also if Ctrl-C comes during the submission."""
-    try:
-        backend.prepare(submission)
-        with interrupted_later():
-            started.append(backend.submit(submission))
-            chosen = backend.nodes()[: submission.nodes]
-            where, ranks = started[0].where or ", ".join(node.name for node in chosen), _ranks(chosen)
-            say(f"{started[0].id}: {ranks} rank{'s' * (ranks > 1)} on {where}")
-    except CannotStart as busy:
-        raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: fab train ... --queue)", code=1) from None
-
-
-@contextlib.contextmanager
-def _ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
-    """Ctrl-C ends the verb, not the job: print that the job goes on, or that none was started."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        line = "interrupted: no job was started"
-        if started:
-            job = started[0].id
-            line = f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
-        raise Exit(f"\n{line}", code=INTERRUPTED) from None
 
 
 def end(job: JobRecord) -> None:

@@ -20,8 +20,8 @@ from fabfile.job_file import resolve
 from fabfile.log_display import show
 from fabfile.output import OutputClosed
 from fabfile.remote.deploy import Deployed
+from fabfile.starting import choose
 from fabfile.verbs.jobs import check_rank, row, seconds
-from fabfile.verbs.train import choose
 from infra.inventory import KubeCluster, Node, SshCluster
 
 CLUSTER = SshCluster(name="test", nodes=tuple(Node(name=name, private_ip=f"10.0.0.{name[-1]}") for name in NODES))
