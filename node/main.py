@@ -7,7 +7,7 @@ slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on
 kube-over                            the same where Kubernetes does, in the head pod
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
 pod                                  everything in a pod of a job on Kubernetes
-keep, rank, sweep                    a job's part on each of its nodes
+keep, rank, program-rank, sweep      a job's part on each of its nodes
 facts, peers, launch, probe-rank, allreduce, nccl    probes, for `fab check`
 """
 
@@ -38,6 +38,7 @@ COMMANDS = {
     "aftermath": "node.job.aftermath",
     "keep": "node.job.keeper",
     "rank": "node.job.rank_wrapper",
+    "program-rank": "node.job.program_rank",
     "probe-rank": "node.job.rank_wrapper:probe",
     "sweep": "node.job.cleanup",
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 
 from fabfile.launchers import gpu
-from fabfile.launchers.program import Program
+from fabfile.launchers.program import Program, placed
 from infra.inventory import Node
 
 VENV = "/opt/trainyard/venv/bin"
@@ -53,9 +53,14 @@ class Launch:
     """The job was begun before, perhaps on another cluster: its mirror may have files that its nodes lack."""
 
     @property
+    def places(self) -> tuple[Node, ...]:
+        """The nodes with as many slots as ranks run on each, which a user's program may change."""
+        return placed(self.nodes, self.program.per) if self.program else self.nodes
+
+    @property
     def ranks(self) -> int:
         """How many ranks there are on all nodes."""
-        return sum(node.slots for node in self.nodes)
+        return sum(node.slots for node in self.places)
 
     def on(self, nodes: tuple[Node, ...], attempt: int) -> Launch:
         """The same job on these nodes."""
@@ -104,9 +109,14 @@ def rank_environment(launch: Launch, found: HeadValues) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # else a rank's lines appear only when its buffer is full
         "MASTER_ADDR": launch.nodes[0].private_ip,
         "MASTER_PORT": found.port,
-        "OMP_NUM_THREADS": str(launch.threads or min(node.cores_per_slot for node in launch.nodes)),
+        "OMP_NUM_THREADS": str(launch.threads or min(node.cores_per_slot for node in launch.places)),
     }
-    if not launch.probe:
+    if launch.program is not None:
+        environment |= {"RUN_DIR": launch.run_dir, "TRAINYARD_PER": launch.program.per}
+        if launch.program.starts_ranks:
+            environment["OMP_NUM_THREADS"] = str(min(node.cores_per_slot for node in launch.nodes))
+        environment |= {"TRAINYARD_RESUMED": "1"} if _is_again(launch) else {}
+    elif not launch.probe:
         environment |= {"RUN_DIR": launch.run_dir, "PYTHONPATH": launch.code}
     if launch.usd_per_hour:
         environment |= {"TRAINYARD_USD_PER_HOUR": f"{launch.usd_per_hour:g}", "TRAINYARD_BEGAN": found.began}
@@ -124,9 +134,15 @@ def rank_argv(launch: Launch) -> list[str]:
     program = [SYSTEM_PYTHON, "-I", launch.node_program or f"{launch.code}/launch"]
     if launch.probe:
         return [*program, "probe-rank", "--", *launch.probe]
+    if launch.program is not None:
+        return [*program, "program-rank", "--", *launch.program.argv]
     job = str(PurePosixPath(launch.run_dir) / "job.toml")
-    again = ["--resume"] if launch.resume or launch.attempt > 1 else []
+    again = ["--resume"] if _is_again(launch) else []
     return [*program, "rank", "--", f"{VENV}/python", "-u", "-m", "training.train", job, *again]
+
+
+def _is_again(launch: Launch) -> bool:
+    return launch.resume or launch.attempt > 1
 
 
 def nodes_to_text(nodes: Sequence[Node]) -> str:

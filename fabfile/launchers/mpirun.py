@@ -9,7 +9,7 @@ does these, under torchrun too; it pins a rank to the cores of a NUMA node that 
 
 from __future__ import annotations
 
-from fabfile.launchers import VENV, HeadValues, Launch, LaunchPlan, rank_argv, rank_environment
+from fabfile.launchers import VENV, HeadValues, Launch, LaunchPlan, program, rank_argv, rank_environment
 from infra.inventory import Node
 
 _TREE = 16  # mpirun's default number of nodes that one node starts; it starts more through other nodes
@@ -17,12 +17,14 @@ _TREE = 16  # mpirun's default number of nodes that one node starts; it starts m
 
 def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
     """The plan for any number of nodes."""
-    return LaunchPlan(argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.nodes))
+    return LaunchPlan(
+        argv=argv(launch, found), environment=environment(launch, found), hostfile=hostfile(launch.places)
+    )
 
 
 def hostfile(nodes: tuple[Node, ...]) -> str:
-    """`node1:2`: a line per node, with its slots."""
-    return "".join(f"{node.name}:{node.slots}\n" for node in nodes)
+    """`node1:2`: a line for each node with ranks, with its slots."""
+    return program.hostfile([node for node in nodes if node.slots])
 
 
 def environment(launch: Launch, found: HeadValues) -> dict[str, str]:
@@ -43,7 +45,7 @@ def environment(launch: Launch, found: HeadValues) -> dict[str, str]:
 def argv(launch: Launch, found: HeadValues) -> list[str]:
     """mpirun's command line: its options, the ranks' environment, the program."""
     words = ["mpirun", "-n", str(launch.ranks)]
-    slots = {node.slots for node in launch.nodes}
+    slots = {node.slots for node in launch.places if node.slots}
     if len(slots) == 1:  # else the hostfile alone says how many
         words += ["-ppn", str(slots.pop())]
     words += ["-hostfile", f"{found.folder}/hostfile"]

@@ -18,11 +18,14 @@ rank wrapper pins, under every launcher in the same way."""
 
 def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
     """The plan for nodes of one size; LaunchError if they differ."""
-    slots = {node.slots for node in launch.nodes}
+    used = [node for node in launch.places if node.slots]
+    slots = {node.slots for node in used}
     if len(slots) != 1:
         raise LaunchError(f"Slurm: all nodes of a job must have the same number of slots, not {sorted(slots)}")
-    options = ["--nodes", str(len(launch.nodes)), "--ntasks", str(launch.ranks)]
+    options = ["--nodes", str(len(used)), "--ntasks", str(launch.ranks)]
     options += ["--ntasks-per-node", str(slots.pop()), "--distribution=block", "--kill-on-bad-exit=1", "--input=none"]
+    if len(used) < len(launch.nodes):
+        options.append("--relative=0")  # the first of the allocation's nodes
     environment = {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
     environment |= {"TRAINYARD_NODES": found.nodes, "MASTER_ADDR": found.master}
     return LaunchPlan(argv=["srun", *STEP, *options, *rank_argv(launch)], environment=environment)

@@ -46,8 +46,9 @@ class Attempt:
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
-        placement = [node.name for node in launch.nodes for _ in range(node.slots)]
-        self._watch = Diagnosis(placement, timeout, time.monotonic(), _PROGRAMS.get(name, name))
+        placement = [node.name for node in launch.places for _ in range(node.slots)]
+        program, began_now = _PROGRAMS.get(name, name), time.monotonic()
+        self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._beat = 0.0
         self.expiry = Expiry()
@@ -75,9 +76,8 @@ class Attempt:
 
     def _keepers(self) -> Outcome | None:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
-        job = (files.absolute(self._launch.run_dir) / "job.toml").read_text()
         code = f"{self._launch.code}/launch"
-        of_job = {"id": self._launch.id, "run_dir": self._launch.run_dir, "job": job}
+        of_job = self._of_job()
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
@@ -100,6 +100,16 @@ class Attempt:
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
+
+    def _of_job(self) -> dict[str, Any]:
+        """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""
+        launch = self._launch
+        of_job = {"id": launch.id, "run_dir": launch.run_dir}
+        if launch.program is None:
+            return {**of_job, "job": (files.absolute(launch.run_dir) / "job.toml").read_text()}
+        held = files.read(files.secrets_of(launch.id))  # in a pod Kubernetes has put them into the environment
+        wanted = {name: held[name] for name in launch.program.secrets if name in held}
+        return {**of_job, "job": "", "program": launch.program.to_record(), "secrets": wanted}
 
     def _start(self, folder: Path) -> None:
         launch = self._launch
@@ -124,15 +134,23 @@ class Attempt:
             asked = self._asked() or self.expiry.asked(now, self._log.say)
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
-            if asked and not self._watch.all_beat():
+            if asked and not self._watch.can_stop():
                 return self._stopped()  # nothing is trained yet, and a rank that still loads does not handle SIGTERM
             if asked and not self.stopping:
-                self.stopping, self._stop_by = asked, now + self._watch.timeout + 30
-                self._log.say("stopping: a checkpoint first")
-                self._say("term")
+                self.stopping = asked
+                self._ask_to_stop(now)
             verdict = self._watch.verdict(now)
             if verdict is not None:
                 return verdict
+
+    def _ask_to_stop(self, now: float) -> None:
+        program, said = self._launch.program, "stopping: a checkpoint first"
+        wait = program.grace if program else self._watch.timeout + 30
+        if program is not None:
+            said = f"stopping: SIGTERM to its processes, and SIGKILL in {wait:g} s"
+        self._stop_by, self._watch.is_stopping = now + wait, True
+        self._log.say(said)
+        self._say("term")
 
     def _take(self, node: str, event: dict[str, Any] | None) -> None:
         now = time.monotonic()
@@ -159,7 +177,13 @@ class Attempt:
         self._watch.update(node, event, now)
 
     def _stopped(self) -> Outcome:
+        program = self._launch.program
+        if program is not None and self.stopping and self._asked() != "now":
+            left = self._watch.alive()
+            return Outcome(1, f"stopped: killed, as {left} did not end within {program.grace:g} s of SIGTERM")
         self.stopping = self.stopping or "now"
+        if program is not None:
+            return Outcome(1, "stopped at once" if self._watch.can_stop() else "stopped before it began")
         return Outcome(1, "stopped without a checkpoint" if self._watch.all_beat() else "stopped before it trained")
 
     def _end(self) -> None:

@@ -28,6 +28,7 @@ def main(argv: list[str]) -> int:
     job = argv[0]
     found = processes(job)
     kill_job(job)
+    files.node_secrets_of(job).unlink(missing_ok=True)
     if not in_pod():
         subprocess.run(["sudo", "-n", "systemctl", "stop", f"{files.unit_of(job)}-keeper.service"], capture_output=True)
     print(json.dumps({"found": found, "alive": wait(job, seconds=5.0)}), flush=True)

@@ -18,6 +18,10 @@ START = 300.0
 """Seconds that a rank has from its start to its first heartbeat, to load libraries from a cold disk and a checkpoint of
 gigabytes."""
 SLACK = 5.0
+STOPPED = "stopped"
+"""Start of the trainer's last line, or of our reason, if it ended because it was asked to, and not because it was done
+just then."""
+_CONSEQUENCES = (signal.SIGABRT, signal.SIGTERM, signal.SIGPIPE)
 MPIRUN = 10.0
 """Seconds that mpirun and the ranks may end apart from each other."""
 
@@ -29,7 +33,9 @@ class Outcome:
     code: int
     """The job's exit code: 0 done, 1 failed, 2 bad input."""
     reason: str = ""
-    """Why it failed; if it did not, rank 0's last line."""
+    """Why it failed; if it did not, the trainer's last line on rank 0."""
+    program_code: int = 0
+    """The exit code of the user's program that failed, 128 and its number for a signal; 0: not known."""
 
 
 @dataclass
@@ -64,6 +70,10 @@ class Diagnosis:
     began: float
     program: str = "mpirun"
     """The launcher's program, for messages; empty: there is none, as the keepers start the ranks."""
+    is_users: bool = False
+    """Whether the ranks run a user's program, of which only its processes are known until it beats, if ever."""
+    is_stopping: bool = False
+    """Whether the ranks were asked to end."""
     ranks: list[RankStatus] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     """Node -> when its keeper last sent an event."""
@@ -108,13 +118,16 @@ class Diagnosis:
         for node, heard in self.heard.items():
             if now - heard > LEASE and node not in self.gone:
                 self.cut_off(node, f"no word for {now - heard:.0f} s", now)
+        if self.is_users and self.is_stopping and not self.gone:
+            # A process that SIGTERM has ended is no failure: the others have the time that they were given.
+            return Outcome(1, STOPPED) if all(rank.code is not None for rank in self.ranks) else None
         if self._first_sign and (now - self._first_sign > GRACE or self._is_all_known()):
             return self._blame()
         if all(rank.code == 0 for rank in self.ranks):
             if self.program and self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
                 return None
             # If mpirun does not end by itself, it is killed with its scope.
-            return Outcome(0, self.ranks[0].last)
+            return Outcome(0, "" if self.is_users else self.ranks[0].last)
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
             return Outcome(1, f"{self.program} ended before the ranks did")
         return self._silent(now)
@@ -129,6 +142,14 @@ class Diagnosis:
     def all_beat(self) -> bool:
         """Whether every rank has sent a heartbeat."""
         return all(rank.step >= 0 for rank in self.ranks)
+
+    def can_stop(self) -> bool:
+        """Whether there is something to stop: the trainer trains, or every process of a user's program was started."""
+        return all(rank.started for rank in self.ranks) if self.is_users else self.all_beat()
+
+    def alive(self) -> str:
+        """Names of the ranks that have not ended."""
+        return ", ".join(self.name(number) for number, rank in enumerate(self.ranks) if rank.code is None)
 
     def name(self, number: int) -> str:
         """`rank 1 on node2`."""
@@ -153,7 +174,7 @@ class Diagnosis:
         late = [
             (rank.step, rank.beat, number)
             for number, rank in enumerate(self.ranks)
-            if rank.started and rank.code is None
+            if rank.started and rank.code is None and not (self.is_users and rank.step < 0)
             if now - rank.beat > (START if rank.step < 0 else self.timeout + SLACK)
         ]
         if not late:
@@ -171,7 +192,8 @@ class Diagnosis:
         if self.gone:
             node, why = next(iter(self.gone.items()))
             numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
-            return Outcome(1, f"{node} (rank {', '.join(numbers)}) is cut off: {why}")
+            ranks = f" (rank {', '.join(numbers)})" if numbers else ""
+            return Outcome(1, f"{node}{ranks} is cut off: {why}")
         ended = sorted((rank.ended, number) for number, rank in enumerate(self.ranks) if rank.code)
         failed = [(number, self.ranks[number]) for _, number in ended]
         starved = [number for number, rank in failed if rank.memory]
@@ -181,8 +203,10 @@ class Diagnosis:
             return Outcome(1, f"{self.program} was killed by {signal_name(-self.mpirun)}")
         if not failed:
             return Outcome(1, f"{self.program} ended with exit code {self.mpirun}: {self.noise or 'no output'}")
-        refused = [number for number, rank in failed if rank.code == 2]
+        refused = [number for number, rank in failed if rank.code == 2 and not self.is_users]
         known = [number for number, rank in failed if not rank.lost]
+        if self.is_users:  # it may end itself so when another one has failed
+            killed = [number for number in killed if -(self.ranks[number].code or 0) not in _CONSEQUENCES]
         return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])
 
     def _blame_rank(self, number: int) -> Outcome:
@@ -194,8 +218,11 @@ class Diagnosis:
             return Outcome(1, f"{rank.node} ran out of {its}: rank {number} {killed}")
         if rank.lost:
             return Outcome(1, f"{name} is gone, with the program that watched it")
+        own = (code if code > 0 else 128 - code) if self.is_users else 0
         if code < 0:
-            return Outcome(1, f"{name} was killed by {signal_name(-code)}")
+            return Outcome(1, f"{name} was killed by {signal_name(-code)}", own)
+        if self.is_users:
+            return Outcome(1, f"{name} ended with exit code {code}: {rank.last or 'no output'}", own)
         if rank.last.startswith("rank "):
             return Outcome(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
         return Outcome(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'no output'}")

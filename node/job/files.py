@@ -1,7 +1,8 @@
 """Where a job's files are; reads and writes its records, and reads the node's.
 
 runs/ID/ on every node
-    job.toml             the resolved job
+    job.toml             the resolved job, or program.json: a user's program in the trainer's place
+    work/                where such a program runs
     checkpoints/, heartbeat/, metrics.jsonl ...: the trainer's
     nodes/NODE/          rank-N.log and rank-N.json of the ranks of that node
 runs/ID/ on the head, too
@@ -12,6 +13,7 @@ runs/ID/ on the head, too
     stop.json            exists if a user has asked for the job to stop
 /run/trainyard-secrets-UID/ID.json on the head only: rank 0's secrets, such as the key of Weights & Biases. In memory,
                          never in runs/, which the nodes may share; kept until the job is over, as a restart needs it
+                         ID.node.json on every node, during an attempt: the secrets of a user's program
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ import errno
 import json
 import os
 import re
+import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ OVER = STATES[2:]
 LEASE = 6.0
 """After this many seconds without a message from the head a node ends its ranks, and without one from a node the head
 counts the node as lost."""
+PROGRAM = "program.json"
+"""In a run directory: the user's program that runs in the trainer's place; its record as Program.to_record makes it."""
 JOB = Path("/var/lib/trainyard/job.json")
 """On a node: the job that it is busy with, for `fab status`."""
 LIMITS = Path("/run/trainyard/limits.json")
@@ -57,6 +63,22 @@ def unit_of(job: str) -> str:
 def secrets_of(job: str) -> Path:
     """The file with a job's secrets, on the head."""
     return SECRETS / f"{job}.json"
+
+
+def node_secrets_of(job: str) -> Path:
+    """The file with the secrets of a user's program, on every node of its job."""
+    return SECRETS / f"{job}.node.json"
+
+
+def write_secrets(file: Path, secrets: Mapping[str, str]) -> None:
+    """Write secrets, or remove the file if there are none. It is in memory, and only its owner can read it."""
+    file.unlink(missing_ok=True)
+    if not secrets:
+        return
+    owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
+    subprocess.run(["sudo", "-n", "install", "-d", "-m", "0700", *owner, str(SECRETS)], check=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as output:
+        json.dump(dict(secrets), output)
 
 
 def read(path: Path) -> Record:

@@ -108,13 +108,16 @@ class Keeper:
         """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        if files.text(self.run_dir / "job.toml") != self.spec.job:
-            temporary = self.run_dir / f"job.toml.{self.spec.node}"
-            temporary.write_text(self.spec.job)
-            temporary.replace(self.run_dir / "job.toml")
+        program = self.spec.program
+        name, text = ("job.toml", self.spec.job) if program is None else (files.PROGRAM, json.dumps(program))
+        if files.text(self.run_dir / name) != text:
+            temporary = self.run_dir / f"{name}.{self.spec.node}"
+            temporary.write_text(text)
+            temporary.replace(self.run_dir / name)
         (self.run_dir / "heartbeat").mkdir(exist_ok=True)
         if cleanup.in_pod():  # `fab status` looks at machines, not into pods
             return
+        files.write_secrets(files.node_secrets_of(self.id), self.spec.secrets)
         record = json.dumps({"id": self.id, "state": "RUNNING", "keeper": os.getpid()})
         write = 'cat > "$1.new" && mv "$1.new" "$1"'
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
@@ -198,6 +201,7 @@ class Keeper:
     def _kill(self) -> None:
         """Kill the ranks; under Slurm, where no service does it, also remove this node's record of the job."""
         cleanup.kill_job(self.id)
+        files.node_secrets_of(self.id).unlink(missing_ok=True)
         if cleanup.under_slurm():
             subprocess.run(["sudo", "-n", "rm", "-f", str(files.JOB)], capture_output=True, check=False)
 
@@ -235,7 +239,8 @@ class Rank:
     def step(self) -> Event | None:
         """Its step and its heartbeat's age in seconds by this node's clock; None if it has no heartbeat yet."""
         beat = files.read(self._heartbeat)
-        if not beat or beat["pid"] != self._record.get("pid"):  # another pid: an earlier attempt's heartbeat
+        # Another process than its own, or a child of its own wrapper: an earlier attempt's heartbeat.
+        if not beat or not {beat["pid"], beat.get("wrapper")} & {self._record.get("pid"), self._record.get("wrapper")}:
             return None
         age = round(time.time() - beat["time"], 2)
         return {"event": "step", "rank": self.number, "step": beat["step"], "phase": beat["phase"], "age": age}
@@ -246,10 +251,10 @@ class Rank:
         return self._record.get("pid")
 
     def term(self) -> None:
-        """Ask it to write a checkpoint and end."""
+        """Ask it to write a checkpoint and end; a user's program is a process group, and all of that is asked."""
         if not self._over and self._record:
             with suppress(ProcessLookupError):
-                os.kill(self._record["pid"], signal.SIGTERM)
+                (os.killpg if self._record.get("group") else os.kill)(self._record["pid"], signal.SIGTERM)
 
     def _is_stopped(self) -> bool:
         """True once, when it has been stopped for STOPPED_SECONDS."""

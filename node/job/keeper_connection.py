@@ -100,8 +100,9 @@ def _service(job: str, code: str) -> str:
     is bound to it and removes the node's job record. Its priority is high, so that a rank that takes all of the node's
     CPU or memory does not make the node look dead."""
     unit = f"{files.unit_of(job)}-keeper"
+    secrets = f"/run/trainyard-secrets-$(id -u)/{files.node_secrets_of(job).name}"
     return (
         f"exec sudo -n systemd-run --quiet --collect --pipe --wait --unit={unit} --uid=$(id -u) --gid=$(id -g)"
         f" --property=Nice=-5 --property=OOMScoreAdjust=-900 --property=TimeoutStopSec=5"
-        f' --property="ExecStopPost=+/bin/rm -f {files.JOB}" -- {SYSTEM_PYTHON} -I {code} keep'
+        f' --property="ExecStopPost=+/bin/rm -f {files.JOB} {secrets}" -- {SYSTEM_PYTHON} -I {code} keep'
     )

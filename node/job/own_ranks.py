@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import nodes_from_text
+from fabfile.launchers.program import SLOT, placed
 
 Event = dict[str, Any]
 _SECRETS = "WANDB_"
@@ -35,15 +36,18 @@ class OwnRanks:
         self._send = send
         self._last: dict[int, str] = {}
         self._wrappers: dict[int, subprocess.Popen[bytes]] = {}
-        nodes = nodes_from_text(asked["environment"]["TRAINYARD_NODES"])
+        self._is_program = "TRAINYARD_PER" in asked["environment"]
+        per = asked["environment"].get("TRAINYARD_PER", SLOT)
+        nodes = placed(nodes_from_text(asked["environment"]["TRAINYARD_NODES"]), per)
         places = [(each.name, local) for each in nodes for local in range(each.slots)]
         for rank, (name, local) in enumerate(places):
             if name == node:
                 self._start(rank, local, asked["argv"], asked["environment"])
 
     def _start(self, rank: int, local: int, argv: list[str], environment: dict[str, str]) -> None:
-        # A tracker's key is rank 0's alone, as over SSH.
-        inherited = {name: value for name, value in os.environ.items() if not (rank and name.startswith(_SECRETS))}
+        # A tracker's key is rank 0's alone, as over SSH; a user's program has its secrets in every process.
+        held_back = bool(rank) and not self._is_program
+        inherited = {name: value for name, value in os.environ.items() if not (held_back and name.startswith(_SECRETS))}
         own = {"RANK": str(rank), "LOCAL_RANK": str(local)}
         wrapper = subprocess.Popen(
             argv,

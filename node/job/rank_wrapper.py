@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fabfile.launchers import RUNTIME, nodes_from_text
+from fabfile.launchers.program import SLOT, placed
 from node import route
 from node.job import cleanup, cores, files
 from node.slurm import step
@@ -41,6 +42,8 @@ class RankPlacement:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.rank = int(next((environment[name] for name in _NUMBERS if environment.get(name)), 0))
         self.nodes = nodes_from_text(environment["TRAINYARD_NODES"])
+        if (per := environment.get("TRAINYARD_PER", SLOT)) != SLOT:
+            self.nodes = placed(self.nodes, per)
         places = [(node, local) for node in self.nodes for local in range(node.slots)]
         node, self.local_rank = places[self.rank]
         if environment.get("SLURMD_NODENAME", node.name) != node.name:
@@ -53,15 +56,9 @@ class RankPlacement:
 def main(argv: list[str]) -> int:
     """`rank -- COMMAND ...`: run a rank to its end; returns its exit code, or 128 + the signal that killed it."""
     place = RankPlacement(os.environ)
-    folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"rank-{place.rank}.json"
-    log = RankLog(path.with_suffix(".log"))
+    path, log = files_of(place)
     environment = {**os.environ, **from_node(place, log.line)}
-    # A launcher's SIGTERM goes to the whole process group; the wrapper must live on to record how the rank ended.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if "SLURM_PROCID" in os.environ:
-        step.signalled_with_slurmstepd(signal.SIGKILL)
+    outlive_signals()
     child = subprocess.Popen(
         argv[1:],
         env=environment,
@@ -69,7 +66,7 @@ def main(argv: list[str]) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        preexec_fn=_prepare,
+        preexec_fn=prepare,
         close_fds=False,  # MPI talks to its launcher through an inherited file descriptor
     )
     record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid(), "pid": child.pid}
@@ -85,7 +82,22 @@ def main(argv: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _prepare() -> None:
+def files_of(place: RankPlacement) -> tuple[Path, RankLog]:
+    """The path of the rank's record, and its log beside that."""
+    folder = Path(os.environ["RUN_DIR"]) / "nodes" / place.node
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank-{place.rank}.json"
+    return path, RankLog(path.with_suffix(".log"))
+
+
+def outlive_signals() -> None:
+    """Live on to record how the rank ended: a launcher's SIGTERM goes to the whole process group."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if "SLURM_PROCID" in os.environ:
+        step.signalled_with_slurmstepd(signal.SIGKILL)
+
+
+def prepare() -> None:
     """Runs in the child before exec: the rank is killed when its wrapper dies, and SIGTERM has its default action."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -194,6 +206,11 @@ class RankLog:
     def _open(self) -> None:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
+
+    @property
+    def last(self) -> str:
+        """The rank's last line; at most 400 characters."""
+        return self._last[:400]
 
     def complaint(self) -> str:
         """The rank's first `error: ` line, otherwise its last line; at most 400 characters."""

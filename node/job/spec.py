@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +134,7 @@ class KeeperSpec:
     """The resolved job.toml, as text; empty for a program."""
     memory_gb: float = 0.0
     """The node's memory in GiB according to the inventory; 0: not known."""
+    program: Mapping[str, Any] | None = None
+    """The record of the user's program that runs in the trainer's place; None: the trainer, with `job`."""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The program's secrets; the trainer's are the head's alone."""

@@ -43,7 +43,8 @@ def main(argv: list[str]) -> int:
         run_dir.mkdir(exist_ok=True)
         before, log_size = files.read(run_dir / "state.json"), log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
-        (run_dir / "job.toml").write_text(spec.job)
+        if spec.program is None:
+            (run_dir / "job.toml").write_text(spec.job)
         spec = replace(spec, id=job, run_dir=str(run_dir), has_secrets=bool(secrets))
         files.write(run_dir / "spec.json", spec.to_record())
         files.write(run_dir / "state.json", _pending(spec, job, before))
@@ -91,14 +92,7 @@ def _undo(run_dir: Path, before: Record) -> None:
 
 def write_secrets(job: str, secrets: dict[str, str]) -> None:
     """Write the job's secrets to a file in memory that only its owner can read; `aftermath` removes it."""
-    file = files.secrets_of(job)
-    file.unlink(missing_ok=True)  # of the job before it was resumed
-    if not secrets:
-        return
-    owner = ["-o", str(os.getuid()), "-g", str(os.getgid())]
-    subprocess.run(["sudo", "-n", "install", "-d", "-m", "0700", *owner, str(files.SECRETS)], check=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as output:
-        json.dump(secrets, output)
+    files.write_secrets(files.secrets_of(job), secrets)
 
 
 def _refused(runs: Path, spec: JobSpec) -> str:

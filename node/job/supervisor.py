@@ -16,7 +16,7 @@ from fabfile.launchers import KUBERNETES, SLURM, Launch
 from node.job import files, job_table
 from node.job.aftermath import warn
 from node.job.attempt import Attempt
-from node.job.diagnosis import Outcome
+from node.job.diagnosis import STOPPED, Outcome
 from node.job.files import Record
 from node.job.log import Log
 from node.job.machines import Machines, OwnMachines
@@ -24,9 +24,6 @@ from node.job.spec import JobSpec, of_job
 from node.job.time_limit import TimeLimit
 from node.kubernetes.machines import PodMachines
 from node.slurm.machines import SlurmMachines
-
-STOPPED = "stopped"
-"""Start of the trainer's last line if it ended because it was asked to, and not because it was done just then."""
 
 
 def machines_of(spec: JobSpec, run_dir: Path) -> Machines:
@@ -57,6 +54,7 @@ class Supervisor:
             threads=spec.threads,
             usd_per_hour=spec.price_per_hour,
             resume=bool(spec.resume),
+            program=spec.program,
         )
 
     def run(self) -> None:
@@ -96,7 +94,8 @@ class Supervisor:
                 break
             restarts -= 1
             launch = launch.on(nodes, launch.attempt + 1)
-            self.log.say(f"restart from the last checkpoint on {len(nodes)} nodes; {restarts} more allowed")
+            what = "restart" if launch.program else "restart from the last checkpoint"
+            self.log.say(f"{what} on {len(nodes)} nodes; {restarts} more allowed")
         self._ended(verdict, attempt)
 
     def _attempt(self, launch: Launch, restarts: int) -> tuple[Attempt, Outcome]:
@@ -112,7 +111,7 @@ class Supervisor:
             state, reason = (self.machines.asked_to_end() if self._now else None) or ("CANCELLED", why)
             self._over(state, reason, 1)
         elif verdict.code:
-            self._over("FAILED", self.machines.why_failed() or verdict.reason, verdict.code)
+            self._over("FAILED", self.machines.why_failed() or verdict.reason, verdict.program_code or verdict.code)
         elif verdict.reason.startswith(STOPPED):  # as their SIGTERM says; nobody has asked us for it
             state, reason = self.machines.asked_to_end() or ("CANCELLED", "its ranks were sent SIGTERM")
             self._over(state, f"{reason}; {verdict.reason}", 1)

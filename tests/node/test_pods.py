@@ -94,8 +94,8 @@ def test_a_rank_that_fails_is_named_and_the_job_is_not_started_again_without_lea
 def test_a_wrapper_that_cannot_start_its_rank_is_heard_of(tmp_path: Path) -> None:
     broken = {
         "node/job/rank_wrapper.py": (
-            "    place = RankPlacement(os.environ)\n    folder",
-            "    import absent\n    folder",
+            "    place = RankPlacement(os.environ)\n    path, log",
+            "    import absent\n    path, log",
         )
     }
     with job_of(tmp_path, pods=1, changes=broken) as job:
