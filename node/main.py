@@ -2,7 +2,7 @@
 
 status, trust                        for `fab status` and `fab wait`
 install                              the training package, for every verb of a job
-workdir                              a program's working directory, before its job is created
+workdir, requirements                a program's working directory and its packages, before its job is created
 workdir-changes                      what a program has written into it, for `fab fetch`
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
@@ -30,6 +30,7 @@ COMMANDS = {
     "nccl": "node.probes.nccl",
     "workdir": "node.workdir.receive",
     "workdir-changes": "node.workdir.changes",
+    "requirements": "node.requirements",
     "create": "node.job.submit",
     "job": "node.job.job_table:show",
     "jobs": "node.job.job_table",

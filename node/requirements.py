@@ -1,0 +1,222 @@
+"""Makes an environment with a program's extra Python packages, over that of the node's image.
+
+    envs/HASH            a link to the environment, there once it is complete
+    envs/HASH-RANDOM/    the environment: its scripts name its path, so it is never moved
+
+The environment sees the image's packages. Their versions are kept, unless the user asks for another version: a package
+that the image has is then in both, and the environment's own is found first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from fabfile.launchers import VENV
+
+DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
+IMAGE = Path("/opt/trainyard/image.json")
+OLD = 30 * 86400.0
+"""Seconds since its last use after which an environment may be removed."""
+_ABANDONED = 6 * 3600.0  # seconds after which an environment that was not completed is removed
+_WORDS = 12  # last lines of pip that say why it failed
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+_running: list[subprocess.Popen[str]] = []  # the step that runs now, in a process group of its own
+
+
+class RequirementsError(Exception):
+    """The environment cannot be made: which step failed, and its last lines; without the node's name."""
+
+
+def main(_argv: list[str]) -> int:
+    """Make what stdin asks for, as JSON: {"text": requirements, "folder": of the environments, or empty}. Prints pip's
+    lines on stderr as they come, and as the last line of stdout {"bin": folder} or {"problem": why}. The end of stdin,
+    with which the connection has gone, ends it."""
+    asked: dict[str, Any] = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    folder = Path(asked["folder"]) if asked["folder"] else DEFAULT
+    try:
+        answer = {"bin": str(ensure(asked["text"], folder, lambda line: print(line, file=sys.stderr, flush=True)))}
+    except RequirementsError as error:
+        answer = {"problem": str(error)}
+    print(json.dumps(answer), flush=True)
+    return 1 if "problem" in answer else 0
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 1 << 12):  # not sys.stdin: Python could not end while a thread reads that
+        pass
+    for step in _running:
+        with suppress(ProcessLookupError):
+            os.killpg(step.pid, signal.SIGTERM)
+
+
+def ensure(
+    text: str,
+    folder: Path = DEFAULT,
+    on_line: Callable[[str], None] = lambda _line: None,
+    image: Path = Path(VENV).parent,
+    record: Path = IMAGE,
+) -> Path:
+    """The folder with `python` and the scripts of the environment for these requirements, made if it is not there.
+    `on_line` gets pip's lines; `image` is the environment underneath, `record` says what the image is made of.
+    RequirementsError."""
+    name = name_of(text, record)
+    link = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / f"{name}.lock"):
+            if not is_complete(link):
+                _remove_abandoned(folder, name)
+                _make(text, link, on_line, image)
+            os.utime(link / "made.json")
+        _forget_old(folder, name)
+    except OSError as error:
+        raise RequirementsError(f"requirements: {error.filename or folder}: {error.strerror or error}") from None
+    return link / "bin"
+
+
+def name_of(text: str, record: Path = IMAGE) -> str:
+    """The environment's name: it changes with the requirements and with the image."""
+    made_of = record.read_bytes() if record.is_file() else b""
+    return hashlib.sha256(text.encode() + b"\0" + made_of).hexdigest()[:16]
+
+
+def is_complete(link: Path) -> bool:
+    """Whether an environment is there, and its Python still is."""
+    return (link / "made.json").is_file() and (link / "bin" / "python").exists()
+
+
+def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path) -> None:
+    new = Path(tempfile.mkdtemp(dir=link.parent, prefix=f"{link.name}-"))
+    done = False
+    try:
+        new.chmod(0o755)
+        _run("venv", [str(image / "bin/python"), "-m", "venv", "--without-pip", str(new)], on_line)
+        (own,) = new.glob("lib/python*/site-packages")
+        under = image / own.relative_to(new)
+        # addsitedir, not a bare path: it also reads the .pth files of the image's packages.
+        (own / "_image.pth").write_text(f"import site; site.addsitedir({str(under)!r})\n")
+        (new / "requirements.txt").write_text(text)
+        (new / "constraints.txt").write_text("".join(f"{line}\n" for line in constraints(text, under)))
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-cache-dir"]
+        files = ["--constraint", str(new / "constraints.txt"), "--requirement", str(new / "requirements.txt")]
+        _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
+        _copy_scripts(image / "bin", new / "bin")
+        (new / "made.json").write_text(json.dumps({"requirements": text, "image": str(image)}))
+        temporary = link.with_name(f"{new.name}.link")
+        temporary.symlink_to(new.name)
+        temporary.replace(link)
+        done = True
+    finally:
+        if not done:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _run(step: str, argv: list[str], on_line: Callable[[str], None]) -> None:
+    """Run a step to its end. RequirementsError with its last lines."""
+    # A user's site packages and PYTHONPATH would count as installed, and are not in the job's environment.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["PYTHONNOUSERSITE"] = "1"
+    last: list[str] = []
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(
+        argv, env=environment, text=True, errors="replace", start_new_session=True, **pipes
+    ) as process:
+        _running[:] = [process]
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.strip():
+                last = [*last[1 - _WORDS :], line.strip()]
+                on_line(line.rstrip())
+    if process.returncode != 0:
+        why = "\n  ".join(last or [f"exit code {process.returncode}"])
+        raise RequirementsError(f"requirements: {step} failed:\n  {why}")
+
+
+def constraints(text: str, packages: Path) -> list[str]:
+    """`name==version` of the packages in a folder, but of those for which the requirements name a version."""
+    chosen = {name for name, more in map(_requirement, text.splitlines()) if more}
+    found = {}
+    for each in importlib.metadata.distributions(path=[str(packages)]):
+        name = each.metadata["Name"]
+        if name and _plain(name) not in chosen:
+            found[_plain(name)] = f"{name}=={each.version}"
+    return [found[name] for name in sorted(found)]
+
+
+def _requirement(line: str) -> tuple[str, bool]:
+    """The package that a line asks for, and whether for a version, or from an address, of its own."""
+    line = re.sub(r"(^|\s)#.*", "", line).strip()
+    found = _NAME.match(line)
+    if found is None:
+        return "", False
+    rest = re.sub(r"^\s*\[[^\]]*\]", "", line[found.end() :]).partition(";")[0].strip()
+    return _plain(found[0]), bool(rest) and not rest.startswith("--")
+
+
+def _plain(name: str) -> str:
+    """A package's name as pip compares them."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _copy_scripts(image: Path, own: Path) -> None:
+    """Give the environment the image's scripts (torchrun, accelerate), to be run by its own Python: by the image's they
+    would not see its packages."""
+    for script in sorted(image.iterdir()):
+        if (own / script.name).exists() or not script.is_file():
+            continue
+        with script.open("rb") as file:
+            first, rest = file.readline(), file.read() if script.stat().st_size < 1 << 20 else b""
+        if first.startswith(b"#!%s/" % os.fsencode(image)) and b"python" in first:
+            (own / script.name).write_bytes(b"#!%s/python\n%s" % (os.fsencode(own), rest))
+            (own / script.name).chmod(0o755)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time make an environment. On a shared folder without locks two may make it; both are whole,
+    and the last one's link stays."""
+    with path.open("w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _remove_abandoned(folder: Path, name: str) -> None:
+    """Remove what a killed process left of this environment."""
+    for path in folder.glob(f"{name}-*"):
+        with suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _ABANDONED:
+                path.unlink() if path.is_symlink() else shutil.rmtree(path)
+
+
+def _forget_old(folder: Path, current: str) -> None:
+    """Remove the environments that were not used for a long time, with what is left of others."""
+    for path in folder.iterdir():
+        with suppress(OSError):
+            mark = path / "made.json" if path.is_symlink() else path
+            if path.name != current and time.time() - mark.stat().st_mtime > OLD:
+                if path.is_symlink():
+                    shutil.rmtree(path.resolve())
+                if path.is_symlink() or path.is_file():
+                    path.unlink()
+                else:
+                    shutil.rmtree(path)
