@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from training import parallel as parallelism
 from training import precision
 from training.checkpoint import state as states
 from training.checkpoint.state import Saved, TrainingState
+from training.compilation import CompileChoice
 from training.data.token_set import TokenSet
 from training.job import Job
 from training.models.base import Model
@@ -71,3 +74,22 @@ def newest(run: Path, ranks: Ranks, shared: bool, mirror: str, beat: Callable[[]
             raise Failed(wrong)
         have = states.newest_on_nodes(run, ranks, shared)
     return states.find(run, ranks, have)
+
+
+def described(job: Job, begun: Beginning, ranks: Ranks, compiled: CompileChoice) -> str:
+    """The lines about a run that its log begins with."""
+    state = begun.state
+    millions = sum(p.numel() for p in state.model.parameters()) / 1e6
+    lines = [
+        f"{job.run.name}: {millions:.1f} M parameters, {ranks.size} rank(s) on {len(set(ranks.nodes))} node(s) over"
+        f" {ranks.backend}, torch {torch.__version__}{' with IPEX' if begun.stepper.uses_ipex else ''},"
+        f" {torch.get_num_threads()} threads a rank",
+        str(begun.choice),
+    ]
+    if job.outer.exchange:
+        first, last = job.own_windows
+        share = f"{last - first} of a step's {job.windows} windows"
+        lines.append(f"cluster {job.outer.cluster} of {job.outer.clusters}: {share}; they meet in {job.outer.exchange}")
+    lines += [str(compiled)] if job.train.compile != "false" else []
+    lines += [f"going on from step {state.step}, verified on disk"] if state.step else []
+    return "\n".join(lines)

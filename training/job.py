@@ -24,7 +24,7 @@ from training.keys import JobError, known, section
 from training.manifest import STREAM
 from training.metrics import check_wandb
 from training.models import ARCHITECTURES, WHOLE_DOCUMENTS
-from training.sections import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
+from training.sections import CheckpointSection, DataSection, ModelSection, OuterSection, RunSection, TrainSection
 
 if TYPE_CHECKING:
     from training.data.token_set import TokenSet
@@ -35,6 +35,7 @@ class Job:
     data: DataSection
     model: ModelSection = field(default_factory=ModelSection)
     train: TrainSection = field(default_factory=TrainSection)
+    outer: OuterSection = field(default_factory=OuterSection)
     checkpoint: CheckpointSection = field(default_factory=CheckpointSection)
     run: RunSection = field(default_factory=RunSection)
 
@@ -45,8 +46,16 @@ class Job:
 
     @property
     def windows(self) -> int:
-        """Windows of one optimizer step, over all ranks."""
+        """Windows of one optimizer step, over all ranks of all clusters."""
         return self.train.global_batch_tokens // self.model.block_size
+
+    @property
+    def own_windows(self) -> tuple[int, int]:
+        """The windows [first, last) of a step that this cluster trains on; all, unless several train together."""
+        outer = self.outer
+        shares = [int(each) for each in outer.shares.split(",")] if outer.shares else [1] * outer.clusters
+        before, total = sum(shares[: outer.cluster - 1]), sum(shares)
+        return self.windows * before // total, self.windows * (before + shares[outer.cluster - 1]) // total
 
     def to_toml(self) -> str:
         """The job as TOML, with every key, defaults included."""
@@ -94,10 +103,14 @@ def micro_batches(windows: int, most: int, of_any_rank: int, *, even: bool) -> l
 
 def check_ranks(job: Job, ranks: int) -> None:
     """JobError if a rank would have no window of a step, and so no gradient to average."""
-    if job.windows < ranks:
+    first, last = job.own_windows
+    if last - first < ranks:
+        of_cluster = f" in cluster {job.outer.cluster}'s share" if job.outer.clusters > 1 else ""
+        least = -(-ranks * job.windows // (last - first)) if last > first else ranks * job.outer.clusters
         raise JobError(
-            f"train.global_batch_tokens = {job.train.global_batch_tokens}: {job.windows} windows of"
-            f" {job.model.block_size} tokens for {ranks} ranks; allowed: at least {ranks * job.model.block_size}"
+            f"train.global_batch_tokens = {job.train.global_batch_tokens}: {last - first} windows of"
+            f" {job.model.block_size} tokens{of_cluster} for {ranks} ranks; allowed: at least"
+            f" {least * job.model.block_size}"
         )
 
 
@@ -170,6 +183,7 @@ def _check_together(job: Job) -> None:
         ("model.n_embd", model.n_embd % model.n_head == 0, f"a multiple of model.n_head = {model.n_head}"),
         *_rules_of_llama(model),
         *_rules_of_streams(job),
+        *_rules_of_clusters(job),
         ("train.global_batch_tokens", train.global_batch_tokens % block == 0, batch),
         ("train.min_lr", train.min_lr <= train.lr, f"at most train.lr = {train.lr}"),
         ("train.warmup", train.warmup < schedule[1] or not train.warmup, f"less than {schedule[0]} = {schedule[1]}"),
@@ -214,6 +228,32 @@ def _rules_of_streams(job: Job) -> list[tuple[str, bool, str]]:
     ]
 
 
+def _rules_of_clusters(job: Job) -> list[tuple[str, bool, str]]:
+    """The rules for several clusters that train together, likewise."""
+    outer, steps = job.outer, job.train.steps
+    if not outer.exchange:
+        return [
+            ("outer.clusters", outer.clusters == 1, "1 without outer.exchange"),
+            ("outer.cluster", outer.cluster == 1, "1"),
+        ]
+    below = steps // outer.every * outer.every
+    near = f"a multiple of outer.every = {outer.every}, such as {below or outer.every}"
+    count = outer.shares.count(",") + 1
+    return [
+        ("outer.cluster", outer.cluster <= outer.clusters, f"from 1 to outer.clusters = {outer.clusters}"),
+        (
+            "outer.shares",
+            not outer.shares or count == outer.clusters,
+            f"a number for each of {outer.clusters} clusters",
+        ),
+        ("outer.overlap", outer.overlap < outer.every, f"less than outer.every = {outer.every}"),
+        ("train.steps", steps % outer.every == 0, near),
+        ("train.parallel", job.train.parallel != "fsdp", "auto or ddp with outer.exchange"),
+        ("train.replicas", job.train.replicas == 1, "1 with outer.exchange"),
+        ("data.stream", not job.data.stream, "false with outer.exchange"),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.job", description="Check a job before it is started.")
     parser.add_argument("command", choices=["check"])
@@ -234,7 +274,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    shares = [last - first for first, last in (share(job.windows, rank, args.ranks) for rank in range(args.ranks))]
+    first, last = job.own_windows
+    shares = [end - begin for begin, end in (share(last - first, rank, args.ranks) for rank in range(args.ranks))]
     print(
         f"{job.run.name}: {job.train.steps} steps of {job.windows} windows of {job.model.block_size} tokens;"
         f" {args.ranks} {'rank' if args.ranks == 1 else 'ranks'} with {'+'.join(map(str, shares))} windows,"

@@ -21,6 +21,7 @@ from training.checkpoint.together import Together
 from training.data import order, windows
 from training.data.stream import client as stream
 from training.job import Job
+from training.outer import clusters
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, shares_disk_with_first
 from training.progress import Heartbeat, Phase
@@ -52,10 +53,13 @@ class Loop:
         self.windows = windows.of_splits(self.state.model, self.data)
         if job.data.stream:
             self.windows["train"] = stream.opened(job, self.data, self.state.stream, ranks, self._beat_train)
-        self.first, self.last = jobs.share(job.windows, ranks.rank, ranks.size)
+        self.cluster_first, end = job.own_windows
+        self.own_windows = end - self.cluster_first
+        self.first, self.last = jobs.share(self.own_windows, ranks.rank, ranks.size)
         self.compilation = self._choose_compilation()
         self.state.compile = self.compilation.name
-        states.set_generators(self.state.rng, ranks.device, job.train.seed + 1 + ranks.rank)
+        states.set_generators(self.state.rng, ranks.device, _seed(job, ranks.rank))
+        self.clusters = clusters.opened(job, begun, ranks, saved, self.data, self._beat_now, lambda: self.stop.asked)
         self.mirror = None
         if ranks.is_first and mirror_url:
             going_on = resume or self.state.step > 0
@@ -70,14 +74,14 @@ class Loop:
         if self.state.step:
             self.saver.verified.add(self.state.step)
         if ranks.is_first:
-            self._say_start()
+            print(beginning.described(job, begun, ranks, self.compilation), flush=True)
 
     def run(self) -> bool:
         """Train until the last step (True) or until a stop is requested (False). Raises Failed."""
         if self.ranks.is_first:
             self.stepper.accelerator.log_with = metrics.trackers(self.run_directory)
             self.stepper.accelerator.init_trackers("trainyard")
-        stopping = False
+        stopping = self.clusters is not None and self.clusters.start()
         while self.state.step < self.job.train.steps and not stopping:
             stopping = self._step()
         self._finish_saves()
@@ -117,8 +121,9 @@ class Loop:
         optimizers.set_learning_rate(self.state.optimizer, rate)
         with self.clock.time("data"):
             chosen = self.windows["train"].batch(self.job.windows, self.job.train.seed, step - 1)
+            chosen = chosen[self.cluster_first : self.cluster_first + self.own_windows]
             own = torch.from_numpy(self.windows["train"].read(chosen[self.first : self.last]))
-            targets = self._targets("train", chosen, step)
+            targets = self._targets("train", chosen, step, self.cluster_first)
         loss, norm = self._train(own, targets)
         facts = self._exchange(loss)
         if not math.isfinite(facts["loss"]):
@@ -128,10 +133,20 @@ class Loop:
         if self.job.data.stream:
             self.state.stream = stream.to_save(self.job, self.windows["train"].position)
         line = self._line(rate, norm, facts, time.perf_counter() - start)
-        stopping = bool(facts["stop"])
-        ended = stopping or step == self.job.train.steps
+        stopping = self._meet_clusters(line) or bool(facts["stop"])
+        ended = stopping or self.state.step == self.job.train.steps
         improved = self._validate(line) if self._due(self.job.train.eval_every, ended and not stopping) else False
         self._save(line, due=self._due(self.job.checkpoint.every, ended), best=improved)
+        return stopping
+
+    def _meet_clusters(self, line: dict[str, Any]) -> bool:
+        """Exchange with the other clusters what is due after this step; True if a stop was requested while waiting for
+        them. A cluster that was left behind goes on at a later step."""
+        if self.clusters is None:
+            return False
+        with self.clock.time("exchange"):
+            round_, stopping = self.clusters.after_step()
+        line |= {"step": self.state.step, **({"outer": round_} if round_ else {})}
         return stopping
 
     def _train(self, windows: Tensor, targets: int) -> tuple[Tensor, float]:
@@ -142,11 +157,11 @@ class Loop:
         scale = self.ranks.size / targets
         loss = torch.zeros((), dtype=torch.float64, device=self.ranks.device)
         with self.clock.time("compute"):
-            pieces = self._micro_batches(len(windows), self.job.windows)
+            pieces = self._micro_batches(len(windows), self.own_windows)
             for number, (start, end) in enumerate(pieces, 1):
                 self._beat(self.state.step + 1, "train")  # a step of many micro batches exceeds the heartbeat timeout
                 some = windows[start:end] if start < end else windows[:1]  # without one of its own: for the others only
-                batch = self._batch(some, self.state.step + 1, self.first + start)
+                batch = self._batch(some, self.state.step + 1, self.cluster_first + self.first + start)
                 weight = scale if start < end else 0.0
                 loss += self.stepper.micro_step(batch, weight, last=number == len(pieces))
             self.clock.move(self.parallel.waited(), "compute", "communication")
@@ -176,7 +191,7 @@ class Loop:
             "lr": rate,
             "grad_norm": norm,
             "tokens": self.state.step * self.job.train.global_batch_tokens,
-            "tokens_per_s": self.job.train.global_batch_tokens / seconds,
+            "tokens_per_s": self.own_windows * self.job.model.block_size / seconds,
             "peak_share": done / seconds / self.choice.matmul_flops,
             "rank_seconds": [round(value, 4) for value in facts["rank_seconds"]],
         }
@@ -222,6 +237,8 @@ class Loop:
         self.state.scaler = self.stepper.scaler_state()
         files, written = states.capture(self.state, self.parallel, self.ranks, self.data, to_resume=due)
         if due:
+            if self.clusters is not None:
+                files, written = files | self.clusters.files(), {**written, "outer": self.clusters.summary()}
             try:
                 written["parameters"] = self.parallel.check_in_step(self.state.step)
             except agreement.DisagreementError as error:
@@ -234,7 +251,8 @@ class Loop:
             self.lines.write(line)
         if self.ranks.is_first:
             self.stepper.accelerator.log(metrics.flat(line), step=self.state.step)
-            print(metrics.progress(line, self.job.train.steps, self.job.train.global_batch_tokens), flush=True)
+            tokens = self.own_windows * self.job.model.block_size
+            print(metrics.progress(line, self.job.train.steps, tokens), flush=True)
 
     def _finish_saves(self) -> None:
         reason = ""
@@ -250,9 +268,9 @@ class Loop:
         most = -(-all_ranks // self.ranks.size) if self.parallel.calls_together else own
         return jobs.micro_batches(own, self.job.train.micro_batch, most, even=self.parallel.calls_together)
 
-    def _targets(self, split: str, chosen: Any, step: int) -> int:
-        """The number of targets in all windows of a step."""
-        seeds = order.window_seeds(self.job.train.seed, step, 0, len(chosen))
+    def _targets(self, split: str, chosen: Any, step: int, first: int = 0) -> int:
+        """The number of targets in these windows, the first of which is number `first` of the step."""
+        seeds = order.window_seeds(self.job.train.seed, step, first, len(chosen))
         return self.state.model.targets(self.windows[split].tokens(chosen), seeds)
 
     def _batch(self, windows: Tensor, step: int, first: int) -> tuple[Tensor, ...]:
@@ -264,6 +282,9 @@ class Loop:
     def _due(self, every: int, ended: bool) -> bool:
         return ended or (every > 0 and self.state.step % every == 0)
 
+    def _beat_now(self) -> None:
+        self._beat(self.state.step, "train")
+
     def _beat_train(self) -> None:
         self._beat(self.state.step + 1, "train")
 
@@ -272,20 +293,10 @@ class Loop:
         if self.ranks.peers is not None:
             self.ranks.peers.progress = f"step {step} ({phase})"
 
-    def _say_start(self) -> None:
-        nodes, model = len(set(self.ranks.nodes)), self.state.model
-        millions = sum(p.numel() for p in model.parameters()) / 1e6
-        print(
-            f"{self.job.run.name}: {millions:.1f} M parameters, {self.ranks.size} rank(s) on {nodes} node(s) over"
-            f" {self.ranks.backend}, torch {torch.__version__}{' with IPEX' if self.stepper.uses_ipex else ''},"
-            f" {torch.get_num_threads()} threads a rank",
-            flush=True,
-        )
-        print(self.choice, flush=True)
-        if self.job.train.compile != "false":
-            print(self.compilation, flush=True)
-        if self.state.step:
-            print(f"going on from step {self.state.step}, verified on disk", flush=True)
+
+def _seed(job: Job, rank: int) -> int:
+    """Of a rank's random generators, dropout's: another one for each rank of each cluster."""
+    return job.train.seed + 1 + rank + (job.outer.cluster - 1) * 1_000_003
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,8 @@ from training.keys import at_least, fraction, key, not_negative, one_of, positiv
 from training.models import ARCHITECTURES
 
 _MIRROR = re.compile(r"(none)?|(s3|abfs|file)://.*", re.DOTALL)
+_BUCKET = re.compile(r"((s3|abfs|file)://.*[^/].*)?", re.DOTALL)
+_SHARES = re.compile(r"([1-9]\d{0,5}(,[1-9]\d{0,5})*)?")
 _NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
 
 
@@ -135,6 +137,35 @@ class TrainSection:
     """Threads of each rank (OMP_NUM_THREADS); 0: a node's cores divided among its ranks."""
     timeout: int = key(120, "seconds, from 1 to 120", lambda value: 1 <= value <= 120)
     """How long a rank waits for the others before the job fails."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSection:
+    exchange: str = key("", "an s3://, abfs:// or file:// address", lambda value: bool(_BUCKET.fullmatch(value)))
+    """The folder in a bucket through which this job, on several clusters, exchanges what each has learned (DiLoCo);
+    `fab train JOB --with STACK2` sets it. Empty: one cluster trains alone."""
+    clusters: int = at_least(1, 1)
+    """How many clusters train together."""
+    cluster: int = at_least(1, 1)
+    """Which of them this one is, from 1."""
+    shares: str = key("", "numbers with commas, one for each cluster", lambda value: bool(_SHARES.fullmatch(value)))
+    """Each cluster's share of the global batch, such as 3,2; empty: equal ones."""
+    every: int = at_least(1, 50)
+    """Steps of a round: after them the clusters exchange the differences of their parameters. Divides train.steps."""
+    overlap: int = at_least(0, 5)
+    """Steps that a cluster trains on while its differences are on their way; fewer than `every`."""
+    lr: float = positive(0.7)
+    """Learning rate of the outer optimizer, which takes the clusters' mean difference as its gradient."""
+    momentum: float = fraction(0.9)
+    """Its Nesterov momentum."""
+    bits: int = key(8, "4 | 8 | 32", lambda value: value in (4, 8, 32))
+    """Bits of a difference that is sent; what 4 or 8 bits leave out is sent with a later round (error feedback)."""
+    wait: int = at_least(1, 600)
+    """Seconds that a cluster waits for the others' differences, counted from when its own are in the bucket; a round
+    then ends without those that are missing."""
+    keep: int = at_least(1, 20)
+    """Rounds whose differences stay in the bucket, at least; as often the outer parameters and momentum are put there,
+    8 bytes a parameter, for a cluster that comes later."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,9 @@ import json
 from typing import Any
 
 from training import sections
-from training.sections import CheckpointSection, DataSection, ModelSection, RunSection, TrainSection
+from training.sections import CheckpointSection, DataSection, ModelSection, OuterSection, RunSection, TrainSection
 
-SECTIONS: tuple[type[Any], ...] = (DataSection, ModelSection, TrainSection, CheckpointSection, RunSection)
+SECTIONS: tuple[type[Any], ...] = (DataSection, ModelSection, TrainSection, OuterSection, CheckpointSection, RunSection)
 
 
 def table() -> str:

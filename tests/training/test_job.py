@@ -44,7 +44,10 @@ def test_the_published_job_has_the_published_figures() -> None:
     ("override", "expected"),
     [
         ("train.stepz=3", "train.stepz: no such key (did you mean train.steps?); allowed: steps, "),
-        ("trian.steps=3", "trian: no such key (did you mean train?); allowed: data, model, train, checkpoint, run"),
+        (
+            "trian.steps=3",
+            "trian: no such key (did you mean train?); allowed: data, model, train, outer, checkpoint, run",
+        ),
         ("train.steps=many", 'train.steps = "many"; allowed: a whole number of at least 1 (whole number)'),
         ("train.steps=0", "train.steps = 0; allowed: a whole number of at least 1 (whole number)"),
         ("train.steps=true", "train.steps = true; allowed: a whole number of at least 1 (whole number)"),
@@ -93,6 +96,32 @@ def test_llamas_keys_are_checked_together(tmp_path: Path, override: str, expecte
     with pytest.raises(JobError) as error:
         jobs.load(path, [override])
     assert str(error.value).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("outer.exchange=here", 'outer.exchange = "here"; allowed: an s3://, abfs:// or file:// address (text)'),
+        ("outer.exchange=s3://", 'outer.exchange = "s3://"; allowed: an s3://, abfs:// or file:// address (text)'),
+        ("outer.exchange=", "outer.clusters = 2; allowed: 1 without outer.exchange"),
+        ("outer.cluster=3", "outer.cluster = 3; allowed: from 1 to outer.clusters = 2"),
+        ("outer.shares=1,2,3", "outer.shares = 1,2,3; allowed: a number for each of 2 clusters"),
+        ("outer.shares=1,0", 'outer.shares = "1,0"; allowed: numbers with commas, one for each cluster (text)'),
+        ("outer.every=30", "train.steps = 1000; allowed: a multiple of outer.every = 30, such as 990"),
+        ("outer.overlap=50", "outer.overlap = 50; allowed: less than outer.every = 50"),
+        ("outer.bits=16", "outer.bits = 16; allowed: 4 | 8 | 32 (whole number)"),
+        ("outer.momentum=1", "outer.momentum = 1.0; allowed: a number from 0 up to, but not including, 1 (number)"),
+        ("train.parallel=fsdp", "train.parallel = fsdp; allowed: auto or ddp with outer.exchange"),
+        ("train.replicas=2", "train.replicas = 2; allowed: 1 with outer.exchange"),
+    ],
+)
+def test_the_keys_of_several_clusters_are_checked_together(tmp_path: Path, override: str, expected: str) -> None:
+    path = written(tmp_path, '[data]\npath = "tokens"\n[outer]\nexchange = "s3://b/x"\nclusters = 2\n')
+    assert jobs.load(path, ["outer.shares=3,2"]).own_windows == (0, 57)
+    assert jobs.load(path, ["outer.shares=3,2", "outer.cluster=2"]).own_windows == (57, 96)
+    with pytest.raises(JobError) as error:
+        jobs.load(path, [override])
+    assert str(error.value) == expected
 
 
 @pytest.mark.parametrize("text", ["[data", "data = 3", "\xff", "[data]\npath = 3", ""])

@@ -22,7 +22,7 @@ from training.store.mirror import Mirror
 
 _NICENESS = 10
 """Low priority: the thread hashes and writes while the training computes, and has until the next save for it."""
-_NOT_IN_BEST = ("optimizer", "rng")
+_NOT_IN_BEST = ("optimizer", "rng", "outer")
 
 
 class Saver:

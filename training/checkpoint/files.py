@@ -4,6 +4,7 @@
         model.safetensors        parameters, by our own names (training.models.hugging_face exports Hugging Face's)
         optimizer.safetensors    AdamW's moments
         rng.safetensors          generator state of every rank
+        outer.safetensors        of a cluster that trains with others: the outer optimizer's state
         state.json               step, architecture and shape, best loss, scaler, encoding, nodes of the ranks
         vocab.tiktoken           or tokenizer.json: only if the token set has a vocabulary of its own
         manifest.json            size and SHA-256 of each file, and a checksum of itself: written last

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -85,6 +86,22 @@ class BucketFolder:
         """Write a small file in one request."""
         self._fs.pipe_file(f"{self._path}/{name}", data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a small file in one request unless there is one of this name; whether it was written. Of several
+        writers at the same time exactly one gets True."""
+        try:
+            if "file" in self._protocols():
+                self._create_local(Path(f"{self._path}/{name}"), data)
+            else:
+                self._fs.pipe_file(f"{self._path}/{name}", data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if _is_refused_as_there(error):
+                return False
+            raise
+        return True
+
     def upload(self, name: str, source: Path, sent: Callable[[int], None]) -> None:
         """Upload a file; it appears only when it is complete. `sent` gets the bytes sent since its last call."""
         from fsspec.callbacks import Callback
@@ -97,6 +114,20 @@ class BucketFolder:
             total = value
 
         self._fs.put_file(str(source), f"{self._path}/{name}", callback=Callback(hooks={"show": show}))
+
+    def _protocols(self) -> tuple[str, ...]:
+        found = self._fs.protocol
+        return (found,) if isinstance(found, str) else tuple(found)
+
+    def _create_local(self, path: Path, data: bytes) -> None:
+        """A link to a whole file appears at once or not at all. FileExistsError."""
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            temporary.write_bytes(data)
+            os.link(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def remove(self, name: str) -> None:
         """Remove a file; no error if it does not exist."""
@@ -167,6 +198,13 @@ def _reason(error: Exception) -> str:
     if kinds & _NO_ANSWER:
         return f"no answer ({line})"
     return f"not found ({line})" if "FileNotFoundError" in kinds else f"{type(error).__name__}: {line}"
+
+
+def _is_refused_as_there(error: OSError) -> bool:
+    """Whether S3 has refused a conditional write: the object exists (412), or somebody else is writing it (409)."""
+    return getattr(error.__cause__, "response", {}).get("Error", {}).get("Code") in (
+        *("PreconditionFailed", "ConditionalRequestConflict"),
+    )
 
 
 def _options(scheme: str) -> dict[str, Any]:
