@@ -29,8 +29,9 @@ from typing import Any
 
 from fabfile.launchers import VENV
 
+PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
 DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
-IMAGE = Path("/opt/trainyard/image.json")
+IMAGE = Path(f"{PREFIX}/opt/trainyard/image.json")
 OLD = 30 * 86400.0
 """Seconds since its last use after which an environment may be removed."""
 _ABANDONED = 6 * 3600.0  # seconds after which an environment that was not completed is removed
@@ -72,7 +73,7 @@ def ensure(
     text: str,
     folder: Path = DEFAULT,
     on_line: Callable[[str], None] = lambda _line: None,
-    image: Path = Path(VENV).parent,
+    image: Path = Path(f"{PREFIX}{VENV}").parent,
     record: Path = IMAGE,
 ) -> Path:
     """The folder with `python` and the scripts of the environment for these requirements, made if it is not there.
@@ -116,7 +117,7 @@ def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path) ->
         (own / "_image.pth").write_text(f"import site; site.addsitedir({str(under)!r})\n")
         (new / "requirements.txt").write_text(text)
         (new / "constraints.txt").write_text("".join(f"{line}\n" for line in constraints(text, under)))
-        options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off", "--no-cache-dir"]
+        options = ["--no-input", "--disable-pip-version-check", "--progress-bar=off"]
         files = ["--constraint", str(new / "constraints.txt"), "--requirement", str(new / "requirements.txt")]
         _run("pip", [str(new / "bin/python"), "-m", "pip", "install", *options, *files], on_line)
         _copy_scripts(image / "bin", new / "bin")

@@ -13,7 +13,8 @@ from node.workdir.assemble import record_of
 from node.workdir.manifest import LINK
 
 _SHOWN = 3  # names of links that are named
-_LEFT_OUT = "__pycache__"  # what Python writes beside every module that is imported
+LEFT_OUT = "links and special files are not fetched"
+_COMPILED = "__pycache__"  # what Python writes beside every module that is imported
 
 
 def main(argv: list[str]) -> int:
@@ -25,7 +26,7 @@ def main(argv: list[str]) -> int:
     if left:
         more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
         shown = ", ".join(repr(name) for name in left[:_SHOWN])
-        print(f"links and special files are not fetched: {shown}{more}", file=sys.stderr)
+        print(f"{LEFT_OUT}: {shown}{more}", file=sys.stderr)
     return 0
 
 
@@ -36,7 +37,7 @@ def changed(work: Path, left: list[str]) -> Iterator[tuple[str, int, float]]:
     sent = {path: (kind, size, content) for path, kind, size, content in record.get("files", ())}
     stamp = record.get("stamp", 0)
     for folder, folders, names in os.walk(work):
-        folders[:] = sorted(name for name in folders if name != _LEFT_OUT)
+        folders[:] = sorted(name for name in folders if name != _COMPILED)
         for name in sorted([*names, *(one for one in folders if (Path(folder) / one).is_symlink())]):
             path = Path(folder) / name
             short = str(path.relative_to(work))

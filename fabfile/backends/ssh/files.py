@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fabfile.backends.base import File, Refused
 from fabfile.backends.ssh.head import Head
 from fabfile.backends.ssh.untar import Stream, extract
+from fabfile.output import say
+from node.workdir.changes import LEFT_OUT
 
 _LONGEST_LIST = 32 << 20
 _BATCH = 60_000  # most characters of names on one command line; Linux allows 128 KiB in one argument
 _QUIET = 120.0  # seconds without a byte after which a transfer is given up
 _NOT_FETCHED = ("*.tmp", ".mirror", "heartbeat", "spec.json", "secrets.json")
 """Files that are not fetched: those being written, and those that only the running job needs."""
+_WORK = "work"  # a program's working directory: only what the program has changed is fetched
+_NO_CHANGES = 99  # exit code if these cannot be listed
 
 
 def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
-    """Yield the names in a job's folder, each with its file, or None for a folder. Raises Refused for other kinds."""
-    leave = " -o ".join(f"-name {shlex.quote(pattern)}" for pattern in _NOT_FETCHED)
-    command = rf"cd {shlex.quote(folder)} && find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
+    """Yield the names in a job's folder, each with its file, or None for a folder; of a program's working directory
+    what is new or changed. Raises Refused for other kinds."""
+    names = [f"-name {shlex.quote(pattern)}" for pattern in _NOT_FETCHED]
+    leave = " -o ".join([*names, f"-path ./{_WORK}", f"-path ./{_WORK}.json", f"-path './.{_WORK}-*'"])
+    find = rf"find . -mindepth 1 \( {leave} \) -prune -o -printf '%y %s %T@ %P\0'"
+    changes = f"python3 -I {shlex.quote(f'{head.folder}/launch')} workdir-changes {_WORK} || exit {_NO_CHANGES}"
+    command = f"cd {shlex.quote(folder)} || exit; {find}; code=$?; [ ! -d {_WORK} ] || {changes}; exit $code"
     stream = Stream(head.output(command, quiet=_QUIET))
     raw = bytearray()
     while piece := stream.some(1 << 16):
@@ -31,6 +40,11 @@ def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
     result = stream.result()
     if result.exited != 0 and not raw:
         raise Refused(f"its files cannot be listed: {result.why}")
+    if result.exited == _NO_CHANGES:
+        raise Refused(f"what has changed in its working directory cannot be listed: {result.why}")
+    for line in result.stderr.splitlines():
+        if line.startswith(LEFT_OUT):
+            say(f"{_WORK}: {line}", file=sys.stderr)
     for record in raw.decode(errors="surrogateescape").split("\0")[:-1]:
         yield _entry(record)
 

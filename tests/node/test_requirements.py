@@ -1,0 +1,220 @@
+"""A program's extra packages on a node: an environment over the image's, with real venvs, wheels and pip."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from polling import until
+
+from node import requirements
+from node.requirements import RequirementsError, constraints, ensure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def wheel(folder: Path, name: str, version: str, needs: str = "", script: bool = False) -> None:
+    """Write a wheel with a module that knows its version, and a script that prints which Python runs it."""
+    info = f"{name}-{version}.dist-info"
+    text = f"import sys\nversion = {version!r}\ndef main(): print(sys.executable, version)\n"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
+        f"Requires-Dist: {needs}\n" if needs else ""
+    )
+    files = {
+        f"{name}.py": text,
+        f"{info}/METADATA": metadata,
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    if script:
+        files[f"{info}/entry_points.txt"] = f"[console_scripts]\n{name}-run = {name}:main\n"
+    rows = []
+    for path, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content.encode()).digest()).rstrip(b"=").decode()
+        rows.append(f"{path},sha256={digest},{len(content)}")
+    files[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]) + "\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+
+
+class Image:
+    """An environment as an image has one, with `base` 1.0 in it, and a folder of wheels as its index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.venv, self.wheels = folder / "venv", folder / "wheels"
+        self.wheels.mkdir()
+        wheel(self.wheels, "base", "1.0", script=True)
+        wheel(self.wheels, "base", "2.0", script=True)
+        wheel(self.wheels, "extra", "1.0", needs="base>=1", script=True)
+        wheel(self.wheels, "newer", "1.0", needs="base>=2")
+        subprocess.run([sys.executable, "-m", "venv", self.venv], check=True, timeout=120)
+        pip = [self.venv / "bin/pip", "install", "-q", "--no-index", "--find-links", self.wheels, "base==1.0"]
+        subprocess.run(pip, check=True, timeout=60, env={"PATH": os.environ["PATH"]})
+
+    def text(self, *lines: str) -> str:
+        return "".join(f"{line}\n" for line in ("--no-index", f"--find-links {self.wheels}", *lines))
+
+    def ensure(self, folder: Path, *lines: str, record: Path = Path("/nonexistent")) -> Path:
+        return ensure(self.text(*lines), folder, image=self.venv, record=record)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    return Image(tmp_path_factory.mktemp("image"))
+
+
+def run(*argv: str | Path) -> str:
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60, env={}).stdout.strip()
+
+
+def version(where: Path, name: str) -> str:
+    return run(where / "python", "-c", f"import {name}; print({name}.version)")
+
+
+def test_the_images_packages_are_seen_and_keep_their_version(image: Image, tmp_path: Path) -> None:
+    where = image.ensure(tmp_path / "envs", "extra  # and nothing else")
+    assert version(where, "extra") == "1.0" and version(where, "base") == "1.0", "2.0 was there to be had"
+    assert not list(where.resolve().parent.glob("lib/*/site-packages/base*"))
+    assert run(where / "extra-run").startswith(f"{where.resolve()}/python")
+    assert run(where / "base-run").startswith(f"{where.resolve()}/python"), "the image's script, as torchrun is one"
+
+
+def test_a_version_that_the_user_names_wins_there_alone(image: Image, tmp_path: Path) -> None:
+    where = image.ensure(tmp_path / "envs", "base == 2.0")
+    assert version(where, "base") == "2.0" and run(where / "base-run").endswith(" 2.0")
+    assert version(image.venv / "bin", "base") == "1.0"
+
+
+def test_it_is_made_once_for_the_same_packages_on_the_same_image(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "image.json"
+    record.write_text("{}")
+    first = image.ensure(tmp_path / "envs", "extra", record=record)
+    other = image.ensure(tmp_path / "envs", "base", record=record)
+    record.write_text('{"image": "newer"}')
+    newer = image.ensure(tmp_path / "envs", "extra", record=record)
+    assert len({first, other, newer}) == 3
+    monkeypatch.setattr(requirements, "_run", lambda *_: pytest.fail("made again"))
+    assert image.ensure(tmp_path / "envs", "extra", record=record) == newer
+
+
+def test_a_failure_says_pips_last_lines_and_leaves_nothing(image: Image, tmp_path: Path) -> None:
+    with pytest.raises(RequirementsError) as caught:
+        image.ensure(tmp_path / "envs", "no-such-package==7")
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "requirements: pip failed:"
+    assert "ERROR: No matching distribution found for no-such-package==7" in lines[-1]
+    assert [path.name for path in (tmp_path / "envs").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_what_needs_another_version_than_the_images_says_which(image: Image, tmp_path: Path) -> None:
+    with pytest.raises(RequirementsError, match=r"base==1.0|base>=2"):
+        image.ensure(tmp_path / "envs", "newer")
+    assert version(image.ensure(tmp_path / "envs", "newer", "base>=2"), "base") == "2.0", "the user may choose it"
+
+
+def test_an_image_without_an_environment_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RequirementsError, match="requirements: /nonexistent/venv/bin/python: No such file"):
+        ensure("x", tmp_path / "envs", image=Path("/nonexistent/venv"))
+
+
+def test_a_half_made_one_is_not_used_and_goes(image: Image, tmp_path: Path) -> None:
+    folder = tmp_path / "envs"
+    name = requirements.name_of(image.text("extra"), Path("/nonexistent"))
+    for half, age in (("killed", requirements._ABANDONED + 60), ("under-way", 60)):
+        (folder / f"{name}-{half}/bin").mkdir(parents=True)
+        os.utime(folder / f"{name}-{half}", (time.time() - age,) * 2)
+    where = image.ensure(folder, "extra")
+    assert version(where, "extra") == "1.0"
+    assert not (folder / f"{name}-killed").exists() and (folder / f"{name}-under-way").exists()
+
+
+def test_two_jobs_at_once_make_one(image: Image, tmp_path: Path) -> None:
+    made: list[Path] = []
+    threads = [threading.Thread(target=lambda: made.append(image.ensure(tmp_path / "envs", "extra"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 2 and len(set(made)) == 1
+    assert len([path for path in (tmp_path / "envs").iterdir() if path.is_dir() and not path.is_symlink()]) == 1
+
+
+def test_those_not_used_for_long_go(image: Image, tmp_path: Path) -> None:
+    folder = tmp_path / "envs"
+    old, used = image.ensure(folder, "extra"), image.ensure(folder, "base")
+    for where in (old, used):
+        os.utime(where.parent / "made.json", (time.time() - requirements.OLD - 60,) * 2)
+    assert image.ensure(folder, "base") == used
+    assert not old.exists() and not list(folder.glob(f"{old.parent.name}*[!k]")) and version(used, "base") == "1.0"
+
+
+def test_the_end_of_the_connection_ends_it(image: Image, tmp_path: Path) -> None:
+    """pip waits for an index that never answers; then the input ends, as when the operator is gone."""
+    prefix = tmp_path / "root"
+    (prefix / "opt/trainyard").mkdir(parents=True)
+    (prefix / "opt/trainyard/venv").symlink_to(image.venv)
+    hold = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import socket; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert hold.stdout and hold.stdin
+    asked = {
+        "text": f"--index-url http://127.0.0.1:{int(hold.stdout.readline())}/\nextra\n",
+        "folder": str(tmp_path / "envs"),
+    }
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRAINYARD_PREFIX": str(prefix),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    command = [sys.executable, "-m", "node.main", "requirements"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT) as program:
+        assert program.stdin and program.stdout
+        try:
+            program.stdin.write(json.dumps(asked).encode() + b"\n")
+            program.stdin.flush()
+            pip = until(
+                lambda: subprocess.run(["pgrep", "-f", f"{tmp_path}/envs.*pip install"], capture_output=True).stdout
+            )
+            program.stdin.close()
+            assert json.loads(program.stdout.read())["problem"].startswith("requirements: pip failed")
+            assert program.wait(20) == 1 and not Path(f"/proc/{int(pip.split()[0])}").exists()
+            assert not [path for path in (tmp_path / "envs").iterdir() if path.is_dir()]
+        finally:
+            program.kill()
+            hold.kill()
+            hold.wait()
+
+
+def test_constraints_leave_out_what_the_user_asks_for_himself(image: Image) -> None:
+    (packages,) = image.venv.glob("lib/python*/site-packages")
+    for line, kept in {
+        "": True,
+        "base": True,
+        "base[extra]": True,
+        "base ; python_version > '3'": True,
+        "other==1": True,
+        "# base==2": True,
+        "base==2": False,
+        "BASE >= 2  # newer": False,
+        "base[extra]~=2.0": False,
+        "base @ https://example.org/base.whl": False,
+    }.items():
+        assert ("base==1.0" in constraints(f"{line}\n", packages)) == kept, line
