@@ -183,7 +183,7 @@ MORE = [
     Run("test_cost.py"),
     Run("test_fetch.py"),
     Run("test_untar.py", "not gnu_tar"),
-    Run("test_workdir.py"),
+    Run("test_workdir_scan.py"),
     Run("test_workdir_send.py"),
     Run("test_sources.py"),
     Run("test_kube_api.py"),
