@@ -27,6 +27,8 @@ def begun(backend: Backend, wanted: str, job: str, overrides: Sequence[str]) -> 
         return _mirrored(backend, f"{url.rstrip('/')}/{wanted}", wanted, job)
     found = find_job(backend, wanted)
     own = backend.begun(found.id)
+    if own.program:
+        raise Exit(f"{own.id} ran a program, not the trainer: go on with it by fab launch --resume {own.id}", code=2)
     if not own.text:
         raise Exit(f"{backend.host}: {own.id} has no job.toml: it cannot be resumed", code=2)
     return replace(own, succeeded=found.state == JobState.SUCCEEDED)

@@ -30,14 +30,10 @@ def start(backend: Backend, submission: Submission, started: list[Submitted], ag
             started.append(backend.submit(submission))
             chosen = backend.nodes()[: submission.nodes]
             where, ranks = started[0].where or ", ".join(node.name for node in chosen), sum(one.ranks for one in chosen)
-            say(f"{started[0].id}: {what or plural(ranks, 'rank')} on {where}")
+            what = what or (f"{ranks} ranks" if ranks > 1 else "1 rank")
+            say(f"{started[0].id}: {what} on {where}")
     except CannotStart as busy:
         raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: {again})", code=1) from None
-
-
-def plural(count: int, word: str) -> str:
-    """`1 rank`, `2 ranks`"""
-    return f"{count} {word}{'s' * (count > 1)}"
 
 
 @contextlib.contextmanager

@@ -152,6 +152,7 @@ VERBS = {
     "image": Run("test_image.py"),
     "jobs": IN_A_ROW,
     "kubeconfig": Run("test_kubeconfig.py"),
+    "launch": Run("test_launch_verb.py"),
     "logs": IN_A_ROW,
     "prepare": IN_A_ROW,
     "preview": UP,

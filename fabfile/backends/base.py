@@ -20,6 +20,7 @@ from invoke.exceptions import Exit
 
 from fabfile.job_file import Resolved
 from fabfile.launchers.program import SILENCE, Program
+from fabfile.workdir.snapshot import Snapshot
 
 LATEST = "latest"  # stands for the id of the newest job of a cluster
 WEIGHTS = "weights"  # folder of a run directory with its model in Hugging Face's layout
@@ -71,6 +72,7 @@ class JobRecord:
     ended_before: float | None = None  # when the attempt before it was resumed ended
     first_step: float | None = None  # when the first step of the last attempt was done
     slurm: str = ""  # its number in Slurm's queue; empty: Slurm does not run it
+    program: str = ""  # the command of the user's program that it runs; empty: the trainer
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
@@ -125,6 +127,7 @@ class Submission:
     job: Resolved | None = None
     program: Program | None = None
     nodes: int  # how many, the first of `Backend.nodes()`
+    snapshot: Snapshot | None = None  # a program's working directory; None: it is on the nodes already
     launcher: str = ""  # as `--launcher` says; empty: the cluster's own
     begun: Begun | None = None  # the job to go on with; None: a new one
     queue: bool = False  # wait for nodes that another job has

@@ -42,6 +42,7 @@ class Launch:
     """The folder with the package `training` and with `launch`, the same path on every node; empty: for a probe."""
     probe: tuple[str, ...] = ()  # a command that every rank runs instead of the trainer, for `fab check`
     program: Program | None = None  # a user's program that runs instead of the trainer
+    shared_dir: str = ""  # the folder that all nodes share; empty: there is none
     node_program: str = ""
     """The node program (see node/main.py), the same path on every node; empty: `launch` in `code`."""
     interface: str = ""

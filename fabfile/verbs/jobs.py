@@ -144,4 +144,5 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
     if leftovers:
         raise Exit(next_command("fab status"), code=1)
     say(f"nothing of {before.id} is left on {len(backend.nodes())} nodes")
-    say(next_command(f"fab train --resume {before.id}   (files: fab fetch {before.id})"))
+    verb = "launch" if before.program else "train"
+    say(next_command(f"fab {verb} --resume {before.id}   (files: fab fetch {before.id})"))

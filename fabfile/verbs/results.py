@@ -34,6 +34,8 @@ def fetch(_c: Context, job: str, to: str = "", weights: bool = False, stack: str
         _check_target(target)
         _check_same(target, found)
         try:
+            if weights and found.program:
+                raise Exit(f"{found.id} ran a program, not the trainer: leave out --weights", code=2)
             only = (backend.export_weights(found.id), "state.json") if weights else ()
             download(backend, found.id, target, only)
         except (Refused, Unreachable, EOFError, OSError) as error:
@@ -41,7 +43,8 @@ def fetch(_c: Context, job: str, to: str = "", weights: bool = False, stack: str
     if weights:
         say(f"for transformers: from_pretrained({str(target / WEIGHTS)!r})")
         return
-    say(next_command(f"fab sample {found.id} --prompt ..."))
+    if not found.program:
+        say(next_command(f"fab sample {found.id} --prompt ..."))
 
 
 def _check_target(target: Path) -> None:
@@ -89,7 +92,10 @@ def sample(
 ) -> None:
     """Sample text from a job's best or newest model, token by token."""
     with backends.connect(stack, inventory) as backend:
-        id_ = find_job(backend, job).id
+        found = find_job(backend, job)
+        if found.program:
+            raise Exit(f"{found.id} ran a program, not the trainer: its files: fab fetch {found.id}", code=2)
+        id_ = found.id
         try:
             for part in backend.sample(id_, SampleOptions(prompt, tokens, temperature, top_k, seed)):
                 if not isinstance(part, Ended):

@@ -15,7 +15,7 @@ from typing import Any
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch, plans
 from node import launcher
-from node.job import files
+from node.job import files, program_files
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
 from node.job.files import LEASE
@@ -25,7 +25,7 @@ from node.job.machines import Asked, Machines
 from node.job.spec import KeeperSpec
 
 KEEPERS = 25.0
-"""Seconds for the keepers of all nodes to answer."""
+"""Seconds without a word for the keepers of all nodes to answer."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
@@ -76,7 +76,12 @@ class Attempt:
 
     def _keepers(self) -> Outcome | None:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
-        code = f"{self._launch.code}/launch"
+        code, program = f"{self._launch.code}/launch", self._launch.program
+        if program is not None and self._launch.shared_dir:
+            try:
+                program_files.make_work(program, files.absolute(self._launch.run_dir), self._launch.shared_dir)
+            except program_files.PROBLEMS as error:
+                return Outcome(1, str(error))
         of_job = self._of_job()
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
@@ -93,6 +98,7 @@ class Attempt:
                 return self._stopped()
             self._tick()
             for name, event in self._heard():
+                deadline = time.monotonic() + KEEPERS  # a keeper that prepares something says that it is there
                 if event is None or event["event"] == "refused":
                     return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 if event["event"] == "ready":
@@ -109,7 +115,13 @@ class Attempt:
             return {**of_job, "job": (files.absolute(launch.run_dir) / "job.toml").read_text()}
         held = files.read(files.secrets_of(launch.id))  # in a pod Kubernetes has put them into the environment
         wanted = {name: held[name] for name in launch.program.secrets if name in held}
-        return {**of_job, "job": "", "program": launch.program.to_record(), "secrets": wanted}
+        return {
+            **of_job,
+            "job": "",
+            "program": launch.program.to_record(),
+            "shared_dir": launch.shared_dir,
+            "secrets": wanted,
+        }
 
     def _start(self, folder: Path) -> None:
         launch = self._launch

@@ -24,8 +24,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fabfile.launchers.program import Program, from_record
 from node import memory
-from node.job import cleanup, files, usage
+from node.job import cleanup, files, program_files, usage
 from node.job.log_reader import LogReader
 from node.job.own_ranks import OwnRanks
 from node.job.spec import KeeperSpec
@@ -89,7 +90,12 @@ class Keeper:
         if others:
             send({"event": "refused", "reason": f"busy with {others[0]}"})
             return 1
-        self._prepare()
+        try:
+            self._prepare()
+        except program_files.PROBLEMS as error:
+            send({"event": "refused", "reason": str(error)})
+            self._kill()
+            return 1
         threading.Thread(target=self._listen, daemon=True).start()
         send({"event": "ready"})
         while not self._over.wait(POLL):
@@ -108,8 +114,9 @@ class Keeper:
         """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
-        program = self.spec.program
-        name, text = ("job.toml", self.spec.job) if program is None else (files.PROGRAM, json.dumps(program))
+        name, text = "job.toml", self.spec.job
+        if self.spec.program is not None:
+            name, text = files.PROGRAM, json.dumps(self._program(from_record(self.spec.program)))
         if files.text(self.run_dir / name) != text:
             temporary = self.run_dir / f"{name}.{self.spec.node}"
             temporary.write_text(text)
@@ -121,6 +128,22 @@ class Keeper:
         record = json.dumps({"id": self.id, "state": "RUNNING", "keeper": os.getpid()})
         write = 'cat > "$1.new" && mv "$1.new" "$1"'
         subprocess.run(["sudo", "-n", "sh", "-c", write, "sh", str(files.JOB)], input=record, text=True, check=True)
+
+    def _program(self, program: Program) -> dict[str, Any]:
+        """Make the program's directory and its Python; returns its record, with the latter's folder. The head hears
+        meanwhile that this node is at it."""
+        done = threading.Event()
+
+        def say_so() -> None:
+            while not done.wait(BEAT):
+                send({"event": "beat"})
+
+        threading.Thread(target=say_so, daemon=True).start()
+        try:
+            program_files.make_work(program, self.run_dir, self.spec.shared_dir)
+            return {**program.to_record(), "bin": program_files.python_folder(program, self.spec.shared_dir)}
+        finally:
+            done.set()
 
     def _listen(self) -> None:
         """Hear the head's words until `end`. If the connection closes or the lease runs out, kill the ranks."""

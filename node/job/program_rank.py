@@ -41,8 +41,9 @@ def main(argv: list[str]) -> int:
     place = RankPlacement(os.environ)
     path, log = files_of(place)
     run_dir = Path(os.environ["RUN_DIR"])
-    program = from_record(files.read(run_dir / files.PROGRAM))
-    environment = environment_of(program, place, log, run_dir)
+    told = files.read(run_dir / files.PROGRAM)
+    program = from_record(told)
+    environment = environment_of(program, place, log, run_dir, told["bin"])
     nodes = nodes_from_text(os.environ["TRAINYARD_NODES"])
     command = completed(program, nodes, environment)
     outlive_signals()
@@ -66,8 +67,9 @@ def main(argv: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def environment_of(program: Program, place: RankPlacement, log: RankLog, run_dir: Path) -> dict[str, str]:
-    """The whole environment of this process; what the user has named comes last."""
+def environment_of(program: Program, place: RankPlacement, log: RankLog, run_dir: Path, python: str) -> dict[str, str]:
+    """The whole environment of this process; what the user has named comes last. `python`: the folder with its
+    Python."""
     there, own = dict(os.environ), run_dir / "nodes" / place.node
     nodes = nodes_from_text(there["TRAINYARD_NODES"])
     environment = {**without_mpi(program, there), **from_node(place, log.line)}
@@ -83,7 +85,10 @@ def environment_of(program: Program, place: RankPlacement, log: RankLog, run_dir
     environment["TRAINYARD_HOSTFILE"] = str(hosts)
     environment["TRAINYARD_HEARTBEAT"] = str(run_dir / "heartbeat" / f"rank-{place.rank}.json")
     environment["TRAINYARD_WRAPPER"] = str(os.getpid())
-    environment["PATH"] = f"{VENV}:{there.get('PATH', os.defpath)}"
+    if environment["TRAINYARD_COLLECTIVES"] == "gloo":  # the others bring a libfabric of their own
+        libraries = [str(Path(VENV).parent / "lib"), environment.get("LD_LIBRARY_PATH", "")]
+        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))  # with MPI's, for programs made for it
+    environment["PATH"] = f"{python}:{VENV}:{there.get('PATH', os.defpath)}"
     named = dict(program.environment)
     paths = [named.pop("PYTHONPATH", ""), str(_library(own))]
     return environment | {"PYTHONPATH": ":".join(filter(None, paths))} | named

@@ -136,5 +136,7 @@ class KeeperSpec:
     """The node's memory in GiB according to the inventory; 0: not known."""
     program: Mapping[str, Any] | None = None
     """The record of the user's program that runs in the trainer's place; None: the trainer, with `job`."""
+    shared_dir: str = ""
+    """The folder that all nodes share; empty: there is none."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The program's secrets; the trainer's are the head's alone."""

@@ -118,6 +118,7 @@ def _refused(runs: Path, spec: JobSpec) -> str:
 
 def _pending(spec: JobSpec, job: str, before: Record) -> Record:
     new = {"state": "PENDING", "reason": "", "exit_code": None, "created": time.time(), "ended": None}
+    new |= {"program": spec.program.shell} if spec.program else {}
     times = {"started": before.get("started"), "ended_before": before.get("ended"), "paused": before.get("paused", 0.0)}
     asked = {"nodes": spec.node_names, "price_per_hour": spec.price_per_hour, "queued": spec.queue}
     if spec.is_slurms:  # which chooses the nodes

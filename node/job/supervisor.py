@@ -55,6 +55,7 @@ class Supervisor:
             usd_per_hour=spec.price_per_hour,
             resume=bool(spec.resume),
             program=spec.program,
+            shared_dir=spec.cluster.shared_dir,
         )
 
     def run(self) -> None:

@@ -30,7 +30,7 @@ class Allocation:
         """How often Slurm has requeued it."""
         self.nodes = nodes_of(spec.cluster, hosts(os.environ["SLURM_JOB_NODELIST"]))
         self._parent = os.getppid()
-        self.secrets = submission.taken_secrets()
+        self.secrets = submission.taken_secrets(spec)
 
     def is_current(self, run_dir: Path) -> bool:
         """Whether this job of Slurm's is the one that the record names, and it is not over. Slurm may requeue one that

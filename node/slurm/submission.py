@@ -55,9 +55,10 @@ def submit(batch: Batch, secrets: Mapping[str, str]) -> str:
     return answer.strip().partition(";")[0]  # behind the semicolon: the cluster's name
 
 
-def taken_secrets() -> dict[str, str]:
+def taken_secrets(spec: JobSpec) -> dict[str, str]:
     """Take the job's secrets out of this process' environment, so that no step inherits them."""
-    return {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(_SECRETS)}
+    named = spec.program.secrets if spec.program else [name for name in os.environ if name.startswith(_SECRETS)]
+    return {name: os.environ.pop(name) for name in list(named) if name in os.environ}
 
 
 def refused(spec: JobSpec) -> str:

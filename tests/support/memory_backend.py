@@ -24,6 +24,7 @@ from fabfile.backends.base import (
     Submitted,
     Unreachable,
 )
+from fabfile.launchers.program import Program
 
 NODES = ("node1", "node2", "node3")
 CREATED = 1_000_000.0
@@ -49,6 +50,7 @@ class MemoryBackend:
     table: list[JobRecord] = field(default_factory=list)
     others: list[OtherJob] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
+    programs: dict[str, Program] = field(default_factory=dict)
     bucket: dict[str, str] = field(default_factory=dict)
     """job.toml of the jobs that the mirror alone knows."""
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -85,6 +87,9 @@ class MemoryBackend:
             JobRecord(id=id_, state=JobState.RUNNING, nodes=nodes, created=CREATED, started=CREATED, price_per_hour=3.0)
         )
         self.texts[id_] = submission.text
+        if submission.program:
+            self.programs[id_] = submission.program
+            self.table[-1] = replace(self.table[-1], program=submission.program.shell)
         return Submitted(id_)
 
     def jobs(self) -> list[JobRecord]:
@@ -95,7 +100,7 @@ class MemoryBackend:
         return list(self.others)
 
     def begun(self, job: str) -> Begun:
-        return Begun(job, self.texts[job], len(self._job(job).nodes))
+        return Begun(job, self.texts[job], len(self._job(job).nodes), program=self.programs.get(job))
 
     def run_data(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         return [self.data[job] for job in jobs]

@@ -47,6 +47,8 @@ class PodJob:
     """The job's directory, on the shared volume."""
     program: str
     """The node program (see node/main.py), on the shared volume."""
+    all_get_secrets: bool = False
+    """Whether every pod gets the job's secrets: those of a user's program, and not a tracker's key."""
 
 
 def rendered(cluster: KubeCluster, job: PodJob) -> Object:
@@ -117,7 +119,7 @@ def _container(cluster: KubeCluster, job: PodJob, *, is_master: bool) -> Object:
         "resources": _resources(cluster),
         "volumeMounts": [*pods.mounts(cluster), {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if is_master:  # rank 0 alone talks to a tracker
+    if is_master or job.all_get_secrets:  # rank 0 alone talks to a tracker
         container["envFrom"] = [{"secretRef": {"name": job.id, "optional": True}}]
     if cluster.efa_per_worker:
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}  # EFA pins the memory that it reads

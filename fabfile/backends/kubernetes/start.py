@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import yaml
@@ -87,7 +87,7 @@ def create(api: Api, cluster: KubeCluster, head: Head, submission: Submission, t
     launch = replace(launch_of(head.cluster, submission), id=answer["id"], code=head.folder)
     job = _job(replace(launch, run_dir=f"{spec.runs}/{launch.id}"))
     try:
-        _apply(api, cluster, job)
+        _apply(api, cluster, job, over_ssh.secrets(submission))
     except KubeError as error:
         head.ask("kube-over", job.run_dir, "undo")
         raise Exit(f"{error}\nthe job was not started", code=1) from None
@@ -96,14 +96,19 @@ def create(api: Api, cluster: KubeCluster, head: Head, submission: Submission, t
 
 
 def _job(launch: Launch) -> PodJob:
-    return PodJob(id=launch.id, nodes=len(launch.nodes), run_dir=launch.run_dir, program=f"{launch.code}/launch")
+    return PodJob(
+        id=launch.id,
+        nodes=len(launch.nodes),
+        run_dir=launch.run_dir,
+        program=f"{launch.code}/launch",
+        all_get_secrets=launch.program is not None,
+    )
 
 
-def _apply(api: Api, cluster: KubeCluster, job: PodJob) -> None:
+def _apply(api: Api, cluster: KubeCluster, job: PodJob, secrets: Mapping[str, str]) -> None:
     """Apply the PyTorchJob, in place of one that a resumed job had, and its secrets before it. KubeError."""
     api.delete(kube.JOB, job.id)
     _await_end(api, job.id)
-    secrets = over_ssh.secrets()
     try:
         if secrets:
             api.apply(pytorchjob.secret(cluster, job.id, secrets))

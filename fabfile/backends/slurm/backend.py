@@ -49,6 +49,7 @@ class SlurmBackend(SshBackend):
         answers |= deploy(self._fleet, others, submission.text, ranks, code, needed=False)
         refuse(answers, queue=True, prepare=submission.prepare)
         self._code = answers[head.name].folder
+        self._bring(submission, [head])
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:

@@ -89,7 +89,7 @@ def create(head: Head, submission: Submission, taken: Sequence[str], code: str) 
     price = launch_of(head.cluster, submission).usd_per_hour
     spec = replace(spec, launcher=SLURM, cluster=head.cluster, count=submission.nodes, code=code)
     spec = replace(spec, price_per_hour=price)
-    answer = over_ssh.ask_to_create(head, spec, over_ssh.secrets())
+    answer = over_ssh.ask_to_create(head, spec, over_ssh.secrets(submission))
     nodes = "1 node" if submission.nodes == 1 else f"{submission.nodes} nodes"
     return Submitted(answer["id"], answer["log"], f"{nodes}, as Slurm's job {answer['slurm']}")
 

@@ -36,7 +36,8 @@ from fabfile.remote import node_program
 from fabfile.remote.command import Result
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, Fleet, apart
-from infra.inventory import SshCluster
+from fabfile.workdir import requirements, send
+from infra.inventory import Node, SshCluster
 
 _LOOK_SECONDS = 30  # limit for a node to end what is left of a job, and to report what is still there
 _DATA_SECONDS = 60  # limit for a node to read the files that a report is made from
@@ -92,7 +93,17 @@ class SshBackend:
         answers = deploy(self._fleet, launch.nodes, submission.text, launch.ranks)
         start.refuse(answers, queue=submission.queue, prepare=submission.prepare)
         self._folder = answers[self.host].folder
+        self._bring(submission, launch.nodes)
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
+
+    def _bring(self, submission: Submission, nodes: Sequence[Node]) -> None:
+        """Bring a program's working directory and its extra packages to these nodes, or to the folder they share."""
+        chosen = [self.cluster.head] if self.cluster.shared_dir else nodes
+        if submission.snapshot is not None:
+            send.send(self._fleet, chosen, submission.snapshot, send.store_of(self.cluster))
+        if submission.program is not None and submission.program.requirements:
+            folder = requirements.folder_of(self.cluster)
+            requirements.ensure(self._fleet, chosen, submission.program.requirements, folder)
 
     def submit(self, submission: Submission) -> Submitted:
         return start.create(self._head, submission, self._taken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from fabfile import launchers
 from fabfile.backends.base import CannotStart, Submission, Submitted
 from fabfile.backends.ssh.head import Head, runs
 from fabfile.launchers import HeadValues, Launch, LaunchError, plans
+from fabfile.launchers.program import WORK, completed, process_environment
 from fabfile.remote.deploy import Deployed, package
 from infra.inventory import SshCluster
 from node.job.spec import JobSpec
@@ -58,8 +60,21 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
 
 
 def job_file(launch: Launch, submission: Submission) -> str:
-    """The job.toml of a dry run; empty for a program, which has none."""
-    return f"\n# {launch.run_dir}/job.toml\n{submission.text.rstrip()}" if submission.job else ""
+    """The end of a dry run: the job.toml, or what else a program gets."""
+    program = submission.program
+    if program is None:
+        return f"\n# {launch.run_dir}/job.toml\n{submission.text.rstrip()}"
+    places = process_environment(launch.nodes, program.per, 0)
+    numbers = {name: f"${name}" for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
+    command = completed(program, launch.nodes, numbers)
+    lines = [f"# in {launch.run_dir}/{WORK}, on every node that has a process; of the first one:"]
+    lines += [f"{name}={value}" for name, value in places.items()]
+    lines += [f"{name}={shlex.quote(value)}" for name, value in program.environment]
+    lines += [f"{name}=...   # a secret" for name in program.secrets]
+    lines += [f"# runs as\n{shlex.join(command)}"] if command != list(program.argv) else []
+    lines += [f"# {submission.snapshot.summary}"] if submission.snapshot else []
+    lines += ["# more packages", program.requirements.rstrip()] if program.requirements else []
+    return "\n" + "\n".join(lines)
 
 
 def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
@@ -98,9 +113,15 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec
     )
 
 
-def secrets() -> dict[str, str]:
-    """The operator's variables that rank 0 alone gets, and that are on no disk: a tracker's key."""
-    return {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+def secrets(submission: Submission) -> dict[str, str]:
+    """The operator's variables that are on no disk: for the trainer a tracker's key, which rank 0 alone gets; for a
+    program those that the user has named. Exit 2 for one of these that is not set."""
+    if submission.program is None:
+        return {name: value for name, value in os.environ.items() if name.startswith("WANDB_")}
+    for name in submission.program.secrets:
+        if name not in os.environ:
+            raise Exit(f"secret {name}: is not set here: its value is taken from this command's environment", code=2)
+    return {name: os.environ[name] for name in submission.program.secrets}
 
 
 def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict[str, Any]:
@@ -114,5 +135,5 @@ def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict
 def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
     """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
     spec = spec_of(head, submission, taken)
-    answer = ask_to_create(head, spec, secrets())
+    answer = ask_to_create(head, spec, secrets(submission))
     return Submitted(answer["id"], answer["log"], ", ".join(spec.node_names))
