@@ -166,6 +166,7 @@ VERBS = {
     "status": IN_A_ROW,
     "stop": IN_A_ROW,
     "train": IN_A_ROW,
+    "tunnel": Run("test_tunnel.py"),
     "up": UP,
     "wait": IN_A_ROW,
 }

@@ -28,10 +28,10 @@ _HOME = 'mkdir -p "$HOME" && cd || exit'
 
 
 class HeadPod:
-    """The pod that runs now, as a connection to a node."""
+    """A pod that runs now, the head's or a job's, as a connection to a node."""
 
-    def __init__(self, api: Api, node: Node, name: str) -> None:
-        self.node, self.name = node, name
+    def __init__(self, api: Api, node: Node, name: str, container: str = pods.CONTAINER) -> None:
+        self.node, self.name, self._container = node, name, container
         self.is_lost = False
         self._api = api
         self._channels: weakref.WeakSet[ExecChannel] = weakref.WeakSet()
@@ -58,7 +58,7 @@ class HeadPod:
         if len(text) > _IN_URL:
             script, first = f'{_HOME}; c=$(head -c {len(text)}) && eval "$c"', text
         try:
-            return self._api.exec(self.name, pods.CONTAINER, ["/bin/bash", "-c", script]), first
+            return self._api.exec(self.name, self._container, ["/bin/bash", "-c", script]), first
         except KubeError as error:
             self.is_lost = error.code != 0  # the API answers, and the pod may be another one by now
             raise
