@@ -83,6 +83,11 @@ class Parameter:
         return [short, self.flag] if short else [self.flag]
 
     @property
+    def each(self) -> str:
+        """Of an option that may be given several times, what stands for one value in the help."""
+        return "KEY=VALUE" if self.name == _OVERRIDES else self.flag[2:].upper()
+
+    @property
     def shown(self) -> str:
         """An argument as the usage line shows it: JOB, [ID2]."""
         word = self.form or self.flag[2:].upper() + (" ..." if self.kind is list else "")
@@ -191,7 +196,7 @@ class Verb:
             if one.kind is bool:
                 options.add_argument(*one.flags, dest=one.name, action="store_true", default=None, help=text)
             elif one.kind is list:
-                options.add_argument(*one.flags, dest=one.name, action="append", metavar="KEY=VALUE", help=text)
+                options.add_argument(*one.flags, dest=one.name, action="append", metavar=one.each, help=text)
             else:
                 text += f" (default: {one.default:g})" if isinstance(one.default, int | float) else ""
                 metavar = "N" if one.kind in (int, float) else one.flag[2:].upper()

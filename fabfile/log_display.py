@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -25,7 +26,9 @@ class Shown:
     """Prints log lines. With `every` None a terminal has one live line of steps; elsewhere all lines are printed. A
     step with a validation loss, the last step, and any other line are always printed as lines of their own."""
 
-    def __init__(self, every: int | None = 1) -> None:
+    def __init__(self, every: int | None = 1, label: str = "", silent: threading.Event | None = None) -> None:
+        """`label` stands before the node's name. Nothing is printed once `silent` is set."""
+        self._label, self._silent = f"{label} " if label else "", silent or threading.Event()
         self._every = every or 1
         self._live = every is None and is_terminal(sys.stdout)
         self._drawn = False
@@ -33,7 +36,9 @@ class Shown:
 
     def line(self, node: str, rank: str, text: str) -> None:
         """Print `[node2 rank=1] step 40/200 ...`, with the name that `ssh node2` accepts."""
-        who = node if rank == "-" else f"{node} rank={rank}"
+        if self._silent.is_set():
+            return
+        who = self._label + (node if rank == "-" else f"{node} rank={rank}")
         step = _STEP.match(text)
         passing = step is not None and step[1] != step[2] and _VALIDATION not in text
         if passing and self._live:
@@ -48,6 +53,8 @@ class Shown:
 
     def warn(self, text: str) -> None:
         """Print a line about the connection, not from the log."""
+        if self._silent.is_set():
+            return
         self._clear()
         say(text, file=sys.stderr)
 
@@ -63,11 +70,18 @@ class Shown:
             write("", over=True)
 
 
-def show(backend: Backend, request: LogRequest, every: int | None = 1) -> JobRecord:
+def show(
+    backend: Backend,
+    request: LogRequest,
+    every: int | None = 1,
+    label: str = "",
+    silent: threading.Event | None = None,
+) -> JobRecord:
     """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
-    After a lost connection it connects again, and no line is lost or printed twice. `every`: see Shown."""
+    After a lost connection it connects again, and no line is lost or printed twice. `every`, `label`, `silent`: see
+    Shown."""
     lost, now = 0.0, request
-    with closing(Shown(every)) as shown:
+    with closing(Shown(every, label, silent)) as shown:
         while True:
             try:
                 for part in backend.logs(now):

@@ -76,6 +76,11 @@ def newest(run: Path, ranks: Ranks, shared: bool, mirror: str, beat: Callable[[]
     return states.find(run, ranks, have)
 
 
+def say(line: str) -> None:
+    """Print a line of the log."""
+    print(line, flush=True)
+
+
 def described(job: Job, begun: Beginning, ranks: Ranks, compiled: CompileChoice) -> str:
     """The lines about a run that its log begins with."""
     state = begun.state

@@ -238,14 +238,11 @@ def _rules_of_clusters(job: Job) -> list[tuple[str, bool, str]]:
         ]
     below = steps // outer.every * outer.every
     near = f"a multiple of outer.every = {outer.every}, such as {below or outer.every}"
-    count = outer.shares.count(",") + 1
+    each = f"{outer.clusters} of them, with commas, or none"
     return [
         ("outer.cluster", outer.cluster <= outer.clusters, f"from 1 to outer.clusters = {outer.clusters}"),
-        (
-            "outer.shares",
-            not outer.shares or count == outer.clusters,
-            f"a number for each of {outer.clusters} clusters",
-        ),
+        ("outer.shares", not outer.shares or outer.shares.count(",") + 1 == outer.clusters, each),
+        ("outer.names", not outer.names or outer.names.count(",") + 1 == outer.clusters, each),
         ("outer.overlap", outer.overlap < outer.every, f"less than outer.every = {outer.every}"),
         ("train.steps", steps % outer.every == 0, near),
         ("train.parallel", job.train.parallel != "fsdp", "auto or ddp with outer.exchange"),

@@ -21,7 +21,7 @@ from training.checkpoint.together import Together
 from training.data import order, windows
 from training.data.stream import client as stream
 from training.job import Job
-from training.outer import clusters
+from training.outer import opening
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, shares_disk_with_first
 from training.progress import Heartbeat, Phase
@@ -59,11 +59,11 @@ class Loop:
         self.compilation = self._choose_compilation()
         self.state.compile = self.compilation.name
         states.set_generators(self.state.rng, ranks.device, _seed(job, ranks.rank))
-        self.clusters = clusters.opened(job, begun, ranks, saved, self.data, self._beat_now, lambda: self.stop.asked)
+        self.clusters = opening.opened(job, run, begun, ranks, saved, self.data, self._beat_now, lambda: stop.asked)
         self.mirror = None
         if ranks.is_first and mirror_url:
             going_on = resume or self.state.step > 0
-            self.mirror = Mirror(mirror_url, run, job.checkpoint.keep, resume=going_on, say=_say)
+            self.mirror = Mirror(mirror_url, run, job.checkpoint.keep, resume=going_on, say=beginning.say)
         together = Together(ranks, shared) if self.parallel.calls_together else None
         self.saves = self.writes or together is not None
         self.saver = Saver(run, job.checkpoint.keep, self.mirror, together)
@@ -113,7 +113,7 @@ class Loop:
             return compilation.choose(wanted, why, self.stepper, batches, remaining, self.ranks.maximum)
 
     def _step(self) -> bool:
-        """One optimizer step, with the validation and the checkpoint that are due; True if a stop was requested."""
+        """One optimizer step, with the validation and the checkpoint due then; True if a stop was requested."""
         step = self.state.step + 1
         self._beat(step, "train")
         start = time.perf_counter()
@@ -297,7 +297,3 @@ class Loop:
 def _seed(job: Job, rank: int) -> int:
     """Of a rank's random generators, dropout's: another one for each rank of each cluster."""
     return job.train.seed + 1 + rank + (job.outer.cluster - 1) * 1_000_003
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

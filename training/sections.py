@@ -15,6 +15,7 @@ from training.models import ARCHITECTURES
 _MIRROR = re.compile(r"(none)?|(s3|abfs|file)://.*", re.DOTALL)
 _BUCKET = re.compile(r"((s3|abfs|file)://.*[^/].*)?", re.DOTALL)
 _SHARES = re.compile(r"([1-9]\d{0,5}(,[1-9]\d{0,5})*)?")
+_NAMES = re.compile(r"([A-Za-z0-9_.-]+(,[A-Za-z0-9_.-]+)*)?")
 _NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
 
 
@@ -148,6 +149,8 @@ class OuterSection:
     """How many clusters train together."""
     cluster: int = at_least(1, 1)
     """Which of them this one is, from 1."""
+    names: str = key("", "names with commas, one for each cluster", lambda value: bool(_NAMES.fullmatch(value)))
+    """The clusters' names, for messages; empty: their numbers."""
     shares: str = key("", "numbers with commas, one for each cluster", lambda value: bool(_SHARES.fullmatch(value)))
     """Each cluster's share of the global batch, such as 3,2; empty: equal ones."""
     every: int = at_least(1, 50)

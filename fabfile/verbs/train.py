@@ -11,9 +11,10 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backends
+from fabfile import backends, clusters_together
 from fabfile import resume as resuming
 from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
+from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve
 from fabfile.log_display import show
@@ -23,7 +24,7 @@ from fabfile.verbs.jobs import seconds
 
 
 @task(
-    iterable=["set_"],
+    iterable=["set_", "with_"],
     positional=["job"],
     help={
         "job": "a job's TOML file, or the name of one in training/jobs",
@@ -36,6 +37,8 @@ from fabfile.verbs.jobs import seconds
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
         "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
+        "with": "another stack (or inventory file) that trains the same job; each by itself, they meet in a bucket",
+        "exchange": "with --with: a folder in a bucket that all clusters read and write; default: in this cluster's",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
     },
 )
@@ -52,25 +55,35 @@ def train(
     restarts: Annotated[int, AtLeast(0)] = 0,
     launcher: str = "",
     time_limit: str = "",
+    with_: Sequence[str] | None = None,
+    exchange: str = "",
     stack: str = "",
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     started: list[Submitted] = []
     limit = seconds(time_limit, "--time-limit")
+    if not (job or resume):
+        raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
+
+    def submission_of(backend: Backend, wanted: str, overrides: Sequence[str]) -> Submission:
+        return replace(
+            _submission(backend, wanted, job, overrides, nodes),
+            launcher=launcher,
+            queue=queue,
+            restarts=restarts,
+            time_limit=limit,
+            prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
+        )
+
+    if with_ or exchange:
+        wanted = Wanted(job, set_ or (), resume, exchange, submission_of, every, detach, dry_run)
+        clusters_together.train(stack, inventory, with_ or (), wanted)
+        return
     with ctrl_c_says_what_runs(started):
         backend = backends.connect(stack, inventory)
-        if not (job or resume):
-            raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
         with backend:
-            submission = replace(
-                _submission(backend, resume, job, set_ or (), nodes),
-                launcher=launcher,
-                queue=queue,
-                restarts=restarts,
-                time_limit=limit,
-                prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
-            )
+            submission = submission_of(backend, resume, set_ or ())
             plan = backend.plan(submission)
             if dry_run:
                 say(plan)

@@ -33,7 +33,7 @@ def test_one_cluster_with_plain_averaging_each_step_is_plain_training(job: Path,
 @pytest.mark.parametrize("overlap, bits", [(0, 8), (1, 4)])
 def test_two_clusters_end_with_the_same_model(job: Path, tmp_path: Path, overlap: int, bits: int) -> None:
     """The one has two ranks, the other one; what they have exchanged is little."""
-    keys = (f"outer.overlap={overlap}", f"outer.bits={bits}")
+    keys = (f"outer.overlap={overlap}", f"outer.bits={bits}", "outer.names=here,there")
     groups = [
         cluster(job, tmp_path / "bucket", tmp_path / str(number), number, *keys, size=3 - number) for number in (1, 2)
     ]
@@ -46,8 +46,10 @@ def test_two_clusters_end_with_the_same_model(job: Path, tmp_path: Path, overlap
     assert losses(one) != losses(two), "they train on different windows"
     count = sum(each.numel() for each in parameters(one).values())
     assert all(0 < each["sent"] < 0.65 * count * bits / 4 for each in facts(one))
-    assert "round 4 of 4: clusters 1 and 2" in groups[0].output(0)
+    assert "round 4 of 4: cluster here and cluster there; " in groups[0].output(0)
     assert losses(one)[8] < losses(one)[1]
+    known = json.loads((one / "clusters.json").read_text())["clusters"]
+    assert [(each["name"], each["run"]) for each in known] == [("here", "1"), ("there", "2")]
 
 
 def test_the_clusters_read_disjoint_parts_of_one_order(job: Path, tmp_path: Path) -> None:
@@ -157,7 +159,7 @@ def test_a_cluster_that_begins_with_other_parameters_is_refused(job: Path, tmp_p
     two = cluster(job, tmp_path / "bucket", tmp_path / "2", 2, "outer.wait=20")
     assert two.wait() == [1]
     one.kill()
-    assert "round 1: cluster 1 began it with other parameters than cluster 2" in two.output(0)
+    assert "round 1: cluster 1 began it with other parameters than this cluster" in two.output(0)
 
 
 def test_a_model_in_shards_is_refused(job: Path, tmp_path: Path) -> None:

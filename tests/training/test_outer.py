@@ -25,8 +25,8 @@ def numbers(seed: int, count: int, scale: float = 1.0) -> torch.Tensor:
     return values * scale * (torch.rand(count, generator=generator) > 0.1)
 
 
-def outer(**keys: float) -> OuterSection:
-    return OuterSection(**{"exchange": "file:///x", "clusters": 2, **keys})
+def outer(*, bits: int = 8, lr: float = 0.7, momentum: float = 0.9) -> OuterSection:
+    return OuterSection(exchange="file:///x", clusters=2, bits=bits, lr=lr, momentum=momentum)
 
 
 @given(seeds, lengths, st.sampled_from([4, 8]), st.sampled_from([1e-20, 1.0, 1e20]))
@@ -101,7 +101,7 @@ def test_at_32_bits_it_is_torchs_nesterov_on_the_mean_difference(
         parameter.grad = torch.stack(differences).mean(dim=0)
         torchs.step()
         parts = {each: (3, quantise.packed(values, 32)) for each, values in enumerate(differences, 1)}
-        own.apply(outer(bits=32, lr=lr, momentum=momentum, clusters=clusters), parts, 9)
+        own.apply(outer(bits=32, lr=lr, momentum=momentum), parts, 9)
     assert torch.allclose(own.parameters, parameter.detach(), rtol=1e-5, atol=1e-5)
     assert own.rounds == 4
 

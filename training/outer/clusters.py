@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from training.beginning import Beginning, Failed
-from training.checkpoint.state import Saved, TrainingState, identity
-from training.data.token_set import TokenSet
+from training import manifest
+from training.beginning import Failed
+from training.checkpoint.state import TrainingState
 from training.job import Job
 from training.keys import JobError
 from training.outer import settings
 from training.outer import state as outer_state
-from training.outer.exchange import Exchange, Missed, Own, missed
+from training.outer.exchange import Exchange, Missed, Own, missed, named
 from training.outer.rounds import Rounds
 from training.outer.state import OuterState, Parts
 from training.parallel.ranks import Ranks, run_on_first
 from training.store.bucket import StoreError, open_folder, plain_errors
 
-NEEDS = 16  # bytes a parameter that the outer optimizer takes on each rank
 FILE = "outer.safetensors"
 _POLL = 0.5  # seconds between two messages of the ranks while rank 0 waits
 
@@ -39,23 +38,22 @@ class Clusters:
         job: Job,
         state: TrainingState,
         ranks: Ranks,
-        saved: Saved | None,
+        own: OuterState,
         *,
+        run: Path,
         data: str,
         beat: Callable[[], None],
         stop: Callable[[], bool],
     ) -> None:
-        """`data` identifies the token set, `beat` is called while waiting, `stop` says whether to stop waiting.
-        JobError if the bucket cannot be opened, or has another job."""
+        """`own` is the outer state, from a checkpoint or the first one; `run` is the run directory, `data` identifies
+        the token set, `beat` is called while waiting, `stop` says whether to stop waiting. JobError if the bucket
+        cannot be opened, or has another job."""
         self.job, self.outer, self.ranks, self._state = job, job.outer, ranks, state
-        self._beat, self._stop = beat, stop
+        self._beat, self._stop, self._run, self.state = beat, stop, run, own
         self.last = job.train.steps // self.outer.every
         """The number of the last round."""
         first, end = job.own_windows
         self._weight = end - first
-        self.state = (
-            _loaded(saved, ranks, self.outer.cluster) if saved else OuterState.first(outer_state.flat(state.model))
-        )
         self._exchange: Exchange | None = None
         self._rounds: Rounds | None = None
         self._moved = (0, 0)
@@ -123,7 +121,8 @@ class Clusters:
         except ValueError:
             raise Failed(f"step {self._state.step}: a parameter is not finite; a lower train.lr may help") from None
         keep = self.state.rounds > 0 and self.state.rounds % self.outer.keep == 0
-        own = Own(self.state.rounds + 1, raw, self._weight, self.state.digest(), self._packed_state if keep else None)
+        state = self._packed_state if keep else None
+        own = Own(self.state.rounds + 1, raw, self._weight, self.state.digest(), self._run.resolve().name, state)
         self._exchange = Exchange(self.outer, self._rounds, own, _say)
 
     def _finish(self) -> dict[str, Any] | None:
@@ -168,8 +167,8 @@ class Clusters:
                 self._exchange.hurry()
             others = [each for each in self._exchange.missing if each != self.outer.cluster] if self._exchange else []
             if others and pause and not said:
-                names = " and ".join(map(str, others))
-                _say(f"round {self.state.rounds + 1}: waiting for cluster {names}, for up to {self.outer.wait} s")
+                names = " and ".join(named(self.outer, each) for each in others)
+                _say(f"round {self.state.rounds + 1}: waiting for {names}, for up to {self.outer.wait} s")
                 said = True
             self._beat()
             pause = _POLL
@@ -200,7 +199,9 @@ class Clusters:
         outer_state.fill(self._state.model, self.state.parameters)
         self._state.step = self.state.rounds * self.outer.every
         if self.ranks.is_first and self.state.rounds > before:
-            went = f"rounds {before + 1} to {self.state.rounds} have ended without cluster {self.outer.cluster}"
+            went = (
+                f"rounds {before + 1} to {self.state.rounds} have ended without {named(self.outer, self.outer.cluster)}"
+            )
             _say(f"{went}: going on from what the others made of them, at step {self._state.step}")
 
     def _do_missed_round(self) -> bool:
@@ -247,53 +248,33 @@ class Clusters:
     def _broadcast(self, data: bytes) -> bytes:
         return self.ranks.broadcast_bytes(data, 0) if self.ranks.size > 1 else data
 
+    def _note(self, runs: Mapping[int, str]) -> None:
+        """Write down in the run directory who trains together: each cluster with its name and its run there."""
+        names = self.outer.names.split(",") if self.outer.names else [""] * self.outer.clusters
+        own = {self.outer.cluster: self._run.resolve().name}
+        clusters = [
+            {"cluster": number, "name": name, "run": {**runs, **own}.get(number, "")}
+            for number, name in enumerate(names, 1)
+        ]
+        content = {"cluster": self.outer.cluster, "exchange": self.outer.exchange, "clusters": clusters}
+        manifest.publish(self._run / "clusters.json", json.dumps(content, indent=1) + "\n")
+
     def _facts(self, number: int, clusters: list[int], waited: float) -> dict[str, Any]:
         """What the metrics say of a round, and a line of it. Bytes since the round before, on rank 0."""
-        self._exchange = None
-        if self._rounds is None:
+        exchange, self._exchange = self._exchange, None
+        if self._rounds is None or exchange is None:
             return {"round": number}
+        self._note(exchange.runs)
         moved = self._rounds.sent, self._rounds.received
         sent, received = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
         if clusters:
-            names = " and ".join(map(str, clusters))
-            took_part = f"cluster{'s' * (len(clusters) > 1)} {names}"
+            took_part = " and ".join(named(self.outer, each) for each in clusters)
             _say(
                 f"round {number} of {self.last}: {took_part}; {sent / 1e6:.2f} MB sent, {received / 1e6:.2f} MB"
                 f" received, {waited:.1f} s waited"
             )
         return {"round": number, "clusters": clusters, "sent": sent, "received": received, "waited": round(waited, 3)}
-
-
-def opened(
-    job: Job,
-    begun: Beginning,
-    ranks: Ranks,
-    saved: Saved | None,
-    data: TokenSet,
-    beat: Callable[[], None],
-    stop: Callable[[], bool],
-) -> Clusters | None:
-    """The job's other clusters; None if it is trained by one alone. JobError for what cannot be trained by several."""
-    if not job.outer.exchange:
-        if saved and "outer" in saved.state:
-            raise JobError("outer.exchange = not given; allowed: the one with which this run's clusters have trained")
-        return None
-    if begun.parallel.calls_together:
-        few = f"a model of which each rank has room for all, and {NEEDS} bytes a parameter more"
-        raise JobError(f"outer.exchange = {job.outer.exchange}: the model is in shards (fsdp); allowed: {few}")
-    return Clusters(job, begun.state, ranks, saved, data=identity(data), beat=beat, stop=stop)
-
-
-def _loaded(saved: Saved, ranks: Ranks, own: int) -> OuterState:
-    """The state in a checkpoint. JobError if the run was begun without other clusters, or by another one."""
-    if "outer" not in saved.state:
-        raise JobError("outer.exchange: this run was begun by one cluster alone; allowed: none")
-    if (cluster := saved.state["outer"]["cluster"]) != own:
-        raise JobError(f"outer.cluster = {own}; allowed: {cluster}, as in this run's checkpoints")
-    raw = (saved.folder / FILE).read_bytes() if saved.own else b""
-    tensors = safetensors.torch.load(ranks.broadcast_bytes(raw, saved.source) if saved.send else raw)
-    return OuterState(rounds=saved.state["outer"]["rounds"], **tensors)
 
 
 def _say(line: str) -> None:

@@ -38,6 +38,8 @@ class Own:
     weight: int
     base: str
     """The digest of the parameters with which it began the round."""
+    run: str
+    """The name of its run directory: the job's id."""
     state: Callable[[], bytes] | None = None
     """The outer state after the round before, if it is to be put into the bucket."""
 
@@ -51,6 +53,8 @@ class Exchange:
         """When it has ended: why it failed."""
         self.missing = list(range(1, outer.clusters + 1))
         """The clusters whose differences are not there yet."""
+        self.runs: dict[int, str] = {}
+        """The other clusters' runs, by cluster, as far as they have sent something."""
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=self._work, name="exchange", daemon=True)
         self._thread.start()
@@ -74,7 +78,8 @@ class Exchange:
         own, number = self.outer.cluster, self.own.number
         closed = self._reached(lambda: self.rounds.closed(number))
         if closed is None:
-            about = {"cluster": own, "weight": self.own.weight, "base": self.own.base, "bits": self.outer.bits}
+            facts = ("run", "weight", "base")
+            about = {"cluster": own, "bits": self.outer.bits, **{name: getattr(self.own, name) for name in facts}}
             self._reached(lambda: self.rounds.publish(number, own, self.own.raw, about))
             self._reached(self._keep_state)
             closed = self._wait()
@@ -103,8 +108,10 @@ class Exchange:
         records = {each: self.rounds.published(self.own.number, each) for each in self.missing}
         for each, record in records.items():
             if record is not None and record["base"] != self.own.base:
-                began = f"cluster {each} began it with other parameters than cluster {self.outer.cluster}"
+                began = f"{named(self.outer, each)} began it with other parameters than this cluster"
                 raise DifferentError(f"outer.exchange = {self.outer.exchange}: round {self.own.number}: {began}")
+            if record is not None:
+                self.runs[each] = str(record.get("run", ""))
         self.missing = [each for each, record in records.items() if record is None]
 
     def _close(self) -> list[int]:
@@ -140,6 +147,11 @@ class Exchange:
                     self._say(f"round {self.own.number}: {error}; trying again for {self.outer.wait} s")
                 said = True
             time.sleep(_TRY_AGAIN)
+
+
+def named(outer: OuterSection, number: int) -> str:
+    """`cluster 2`, or its name: `cluster aws-xeon`."""
+    return f"cluster {outer.names.split(',')[number - 1] if outer.names else number}"
 
 
 def fetched(rounds: Rounds, number: int, clusters: list[int]) -> Parts | None:

@@ -16,7 +16,7 @@ _OF_EACH = {
         *("micro_batch", "eval_every", "eval_windows", "precision", "compile", "parallel", "replicas", "recompute"),
         *("threads", "timeout"),
     },
-    "outer": {"exchange", "cluster", "overlap", "wait", "keep"},
+    "outer": {"exchange", "cluster", "names", "overlap", "wait", "keep"},
 }
 """Keys that may differ between the clusters; all others of these sections are the same."""
 

@@ -3,6 +3,7 @@
     python -m training.store push URL FOLDER [--overwrite]
     python -m training.store pull URL FOLDER
     python -m training.store list URL             the folders in it, and which are complete
+    python -m training.store mark URL NAME        an empty file of this name; prints the names of all that are there
     python -m training.store read URL FILE        a small text file; prints nothing if it does not exist
 
 URL: s3://BUCKET/..., abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/..., file:///...; see training.store.bucket. Killed
@@ -25,13 +26,13 @@ SMALL = 1 << 20  # largest number of bytes that `read` prints
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.store", description="Folders in a bucket.")
-    parser.add_argument("command", choices=["push", "pull", "list", "read"])
+    parser.add_argument("command", choices=["push", "pull", "list", "mark", "read"])
     parser.add_argument("url", metavar="URL")
     parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?")
     parser.add_argument("--overwrite", action="store_true", help="send also the files that are already there")
     args = parser.parse_args(argv)
     if (args.folder is None) != (args.command == "list"):
-        parser.error("push and pull take a FOLDER, read takes a FILE, list takes none")
+        parser.error("push and pull take a FOLDER, mark a NAME, read a FILE, list none")
     try:
         print(_run(args), flush=True)
     except StoreError as error:
@@ -54,6 +55,10 @@ def _run(args: argparse.Namespace) -> str:
     with bucket.plain_errors(place.url):
         if args.command == "list":
             return listing(place)
+        if args.command == "mark":
+            place.check()
+            place.create(str(args.folder), b"")
+            return "\n".join(sorted(place.files()))
         return (place.read(str(args.folder), 0, SMALL) or b"").decode(errors="replace").rstrip("\n")
 
 
