@@ -112,7 +112,7 @@ def _new(places: Sequence[Place], wanted: Wanted) -> list[Submission]:
     keys += [f"outer.names={','.join(place.name for place in places)}"]
     if len(set(ranks)) > 1 and not own["outer"]["shares"]:
         keys += [f"outer.shares={','.join(map(str, ranks))}"]
-        listed = ", ".join(f"{place.name} {_counted(count, 'rank')}" for place, count in zip(places, ranks, strict=True))
+        listed = ", ".join(f"{place.name} {_counted(place.ranks, 'rank')}" for place in places)
         say(f"each cluster's share of the global batch is by its ranks: {listed} (outer.shares changes that)")
     return [
         wanted.submission_of(place.backend, "", [*wanted.overrides, *keys, f"outer.cluster={number}"])

@@ -28,7 +28,7 @@ USAGE_LIMIT = 300
 SAMPLES = 3
 _STEP = re.compile(r"step-(\d{6,})")
 # The ranks' log lines that a report shows, besides all of the launcher's own; the steps are in the metrics.
-_SHOWN = re.compile(r"(warning|error|precision|going on from|stopped|done)\b|.*\bM parameters\b")
+_SHOWN = re.compile(r"(warning|error|precision|going on from|rounds|stopped|done)\b|.*\bM parameters\b")
 
 _VALIDATION = ("step", "val_loss", "val_bits_per_byte", "val_perplexity")
 _OVER = re.compile(r"(SUCCEEDED|FAILED|CANCELLED)\b")
@@ -61,6 +61,7 @@ def collect(run: Path) -> Record:
         "spec": read(run / "spec.json"),
         "job_toml": text(run / "job.toml"),
         "metrics": metrics(run / "metrics.jsonl"),
+        "clusters": {**read(run / "clusters.json"), **exchanged(run / "metrics.jsonl")},
         "log": log(run / "log"),
         "checkpoints": checkpoints(run),
         "usage": usage(run / "usage.jsonl"),
@@ -112,6 +113,25 @@ def metrics(path: Path) -> Record:
         "width": width,
         "skipped": len(readable) - sum(readable),
     }
+
+
+def exchanged(path: Path) -> Record:
+    """What a job that several clusters train together has exchanged, as its metrics say; empty for any other job. Bytes
+    and seconds count also what was done again after a restart."""
+    found: dict[int, Record] = {}
+    sums = {"sent": 0.0, "received": 0.0, "waited": 0.0}
+    for line in map(parsed, raw_lines(path)):
+        outer = line.get("outer")
+        if not isinstance(outer, dict) or number(outer.get("round")) is None:
+            continue
+        found[int(outer["round"])] = outer
+        for name in sums:
+            sums[name] += number(outer.get(name)) or 0.0
+    if not found:
+        return {}
+    took_part = [outer["clusters"] for outer in found.values() if isinstance(outer.get("clusters"), list)]
+    most = max(map(len, took_part), default=0)
+    return {**sums, "rounds": max(found), "complete": sum(len(each) == most for each in took_part)}
 
 
 def raw_lines(path: Path) -> Iterator[str]:

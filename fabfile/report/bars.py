@@ -13,6 +13,7 @@ from fabfile.report.run import PARTS, JobRun
 NAMES = {
     "compute": ("computing", "forward, backward, update"),
     "communication": ("communication", "waiting for the other ranks, not hidden behind the backward pass"),
+    "exchange": ("exchange", "with the other clusters, not hidden behind the steps"),
     "data": ("reading data", ""),
     "eval": ("validation", ""),
     "checkpoint": ("checkpoints", "that training waited for; the writing itself is in the background"),

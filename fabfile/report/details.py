@@ -10,7 +10,7 @@ from urllib.parse import quote
 from fabfile.output import gigabytes
 from fabfile.report import numbers
 from fabfile.report.curves import saved_steps
-from fabfile.report.load import dict_of
+from fabfile.report.load import dict_of, list_of
 from fabfile.report.run import JobRun, NodeFacts
 from node.run_data import number
 
@@ -28,6 +28,10 @@ _RESULTS: tuple[tuple[str, Callable[[JobRun], float | None], Callable[[float | N
     ("best validation loss", lambda run: run.best.loss if run.best else None, numbers.fixed),
     ("its bits per byte", lambda run: run.best.bits_per_byte if run.best else None, numbers.fixed),
     ("its perplexity", lambda run: run.best.perplexity if run.best else None, numbers.fixed),
+    ("rounds with other clusters", lambda run: number(run.clusters.get("rounds")), numbers.plain),
+    ("bytes sent to them", lambda run: number(run.clusters.get("sent")), numbers.size),
+    ("bytes received", lambda run: number(run.clusters.get("received")), numbers.size),
+    ("waited for them", lambda run: number(run.clusters.get("waited")), numbers.span),
     ("restarts", lambda run: float(run.restarts) if run.attempts else None, numbers.plain),
     ("cost", lambda run: run.cost, numbers.money),
 )
@@ -91,6 +95,23 @@ def checkpoints(run: JobRun) -> str:
     if run.best_on_disk is not None:
         sentences.append(f"The best model, by validation loss, is that of step {numbers.plain(run.best_on_disk)}.")
     return " ".join(sentences)
+
+
+def clusters(run: JobRun) -> str:
+    """Who trained together, and what they exchanged; empty for a job of one cluster."""
+    facts = run.clusters
+    rounds = number(facts.get("rounds"))
+    if rounds is None:
+        return ""
+    named = [one for one in list_of(facts, "clusters") if isinstance(one, dict)]
+    others = [one for one in named if one.get("cluster") != facts.get("cluster")]
+    runs = " and ".join(f"{one.get('run') or 'a run'} on {one.get('name') or one.get('cluster')}" for one in others)
+    sent, received, waited = (number(facts.get(name)) for name in ("sent", "received", "waited"))
+    return (
+        f"Trained together{f' with {runs}' if runs else ''}: {numbers.plain(rounds)} rounds, of which"
+        f" {numbers.plain(number(facts.get('complete')))} had the most clusters; {numbers.size(sent)} sent,"
+        f" {numbers.size(received)} received, {numbers.span(waited)} waited for the others."
+    )
 
 
 def machines(run: JobRun) -> tuple[list[str], list[list[str]]]:

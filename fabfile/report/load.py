@@ -80,6 +80,7 @@ def run_of(
         validations=_validations(metrics.get("validations")),
         best=next(iter(_validations([metrics.get("best")])), None),
         totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
+        clusters=dict_of(answer, "clusters"),
         width=int(number(metrics.get("width")) or 1),
         skipped=int(number(metrics.get("skipped")) or 0),
         attempts=attempts,

@@ -21,6 +21,16 @@ def count(value: float | None) -> str:
     return plain(value)
 
 
+def size(value: float | None) -> str:
+    """Bytes: 950 B, 12.3 MB, 4.0 GB."""
+    if value is None:
+        return NOTHING
+    for bound, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if value >= bound * 0.9995:
+            return f"{value / bound:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
 def plain(value: float | None) -> str:
     """Without decimals from 100 on, else with two; with commas: 12,345; 3.25; 0.71."""
     if value is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from node.run_data import number
 
-PARTS = ("compute", "communication", "data", "eval", "checkpoint")
+PARTS = ("compute", "communication", "exchange", "data", "eval", "checkpoint")
 """The parts of the time that the trainer measures; the rest of a job's time is `other`."""
 Usage = tuple[float, float | None, float | None, float | None]
 """(Unix time, cores busy, GiB of memory, MB/s of network) of a node."""
@@ -88,6 +88,8 @@ class JobRun:
     best: Validation | None = None
     totals: Mapping[str, float]
     """Seconds by part, see PARTS."""
+    clusters: Mapping[str, Any] = field(default_factory=dict)
+    """Of a job that several clusters train together: who they are, rounds, bytes and seconds (node/run_data.py)."""
     width: int = 1
     """Steps per point."""
     skipped: int = 0
@@ -171,7 +173,7 @@ class JobRun:
         block = number(self.config.get("model.block_size"))
         if not self.batch or not block:
             return {}
-        windows = int(self.batch // block)
+        windows = self._own_windows(int(self.batch // block))
         found: dict[str, list[tuple[float, float]]] = {}
         for point in self.points:
             placement = self._placement(point.time, len(point.rank_seconds))
@@ -187,6 +189,13 @@ class JobRun:
                 if seconds:
                     found.setdefault(node, []).append((point.step, tokens[node] / seconds))
         return found
+
+    def _own_windows(self, windows: int) -> int:
+        """Of a step's windows, those that this cluster trains on, as the trainer splits them."""
+        clusters, own = (int(number(self.config.get(f"outer.{name}")) or 1) for name in ("clusters", "cluster"))
+        named = [int(each) for each in str(self.config.get("outer.shares") or "").split(",") if each.isdigit()]
+        shares = named if len(named) == clusters else [1] * clusters
+        return windows * sum(shares[:own]) // sum(shares) - windows * sum(shares[: own - 1]) // sum(shares)
 
     def _placement(self, when: float | None, ranks: int) -> list[str]:
         """The node of each rank at that time; empty if not known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from invoke.context import Context
@@ -23,7 +24,7 @@ REFRESH = 15  # seconds between two writes of the page with --watch; the browser
 @task(
     positional=["id", "more"],
     help={
-        "id": "the run: its name, its number, latest, or a folder that was fetched",
+        "id": "the run: its name, its number, latest, or a folder that was fetched; STACK:ID on another stack",
         "more": "more runs, to compare with",
         "out": "the file to write; default: report-ID.html",
         "watch": "write it again and again until the runs are over; the page reads itself anew",
@@ -52,7 +53,7 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
     announced = False
     while True:
         runs = _runs(wanted, stack, inventory)
-        path = Path(out or f"report-{'-and-'.join(run.id for run in runs)}.html").expanduser()
+        path = Path(out or f"report-{'-and-'.join(run.id.replace(':', '-') for run in runs)}.html").expanduser()
         under_way = [run.id for run in runs if run.ended is None]
         write(path, page.render(runs, refresh=REFRESH if watch and under_way else 0))
         if not (watch and under_way):
@@ -65,11 +66,19 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
 
 
 def _runs(wanted: list[str], stack: str, inventory: str) -> list[JobRun]:
-    """The runs in the order asked for. A name with a slash is a folder here; the others are jobs on the cluster."""
+    """The runs in the order asked for. A name with a slash is a folder here, STACK:ID a job of another stack; the
+    others are jobs on the cluster."""
     found = {name: load.from_folder(Path(name).expanduser()) for name in wanted if os.sep in name}
-    remote = [name for name in dict.fromkeys(wanted) if name not in found]
-    if remote:
-        found |= zip(remote, load.from_cluster(backends.connect(stack, inventory), remote), strict=True)
+    by_stack: dict[str, list[str]] = {}
+    for name in dict.fromkeys(wanted):
+        if name not in found:
+            by_stack.setdefault(name.rpartition(":")[0], []).append(name)
+    for other, names in by_stack.items():
+        backend = backends.connect(other, "") if other else backends.connect(stack, inventory)
+        runs = load.from_cluster(backend, [name.rpartition(":")[2] for name in names])
+        if other:
+            runs = [replace(run, id=f"{other}:{run.id}") for run in runs]
+        found |= zip(names, runs, strict=True)
     return [found[name] for name in wanted]
 
 
