@@ -165,6 +165,7 @@ VERBS = {
     "ssh-config": IN_A_ROW,
     "status": IN_A_ROW,
     "stop": IN_A_ROW,
+    "tensorboard": Run("test_tensorboard.py"),
     "train": IN_A_ROW,
     "tunnel": Run("test_tunnel.py"),
     "up": UP,

@@ -9,7 +9,7 @@ from typing import Any
 import paramiko
 
 from fabfile.remote.command import last_words
-from fabfile.remote.connection import StrictConnection
+from fabfile.remote.connection import StrictConnection, lost_is_ssh_error
 from fabfile.remote.fleet import Connected, Connections
 from fabfile.remote.known_hosts import SshError
 from infra.inventory import Node
@@ -50,6 +50,11 @@ class Dialler:
     def __init__(self, fleet: Connections, node: Node) -> None:
         self.fleet, self.node = fleet, node
         self._lock = threading.Lock()  # Connections may be asked by one thread for each node
+
+    def session(self) -> Any:
+        """A new channel to the node, for one command. SshError."""
+        with lost_is_ssh_error(self.node), self._lock:
+            return self.fleet.connection(self.node).create_session()
 
     def dial(self, port: int) -> Any:
         """A channel (recv, sendall, shutdown_write, close) to a port. NobodyListens, or SshError for a node that is not

@@ -68,6 +68,14 @@ class Forward:
             say(line)
 
 
+def until_interrupted(forward: Forward) -> None:
+    """Forward until Ctrl-C, which is how this ends."""
+    try:
+        forward.run()
+    except KeyboardInterrupt:
+        say(f"{forward.address} is closed")
+
+
 _ENDED = (OSError, EOFError, paramiko.SSHException)
 
 

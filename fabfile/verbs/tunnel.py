@@ -16,7 +16,7 @@ from fabfile.remote.fleet import Connections, in_parallel
 from fabfile.targets import choose, load_any
 from fabfile.tunnel import ports
 from fabfile.tunnel.dial import Dialler
-from fabfile.tunnel.forward import Forward
+from fabfile.tunnel.forward import Forward, until_interrupted
 from infra.inventory import Cluster, KubeCluster, Node
 
 
@@ -60,11 +60,3 @@ def connections(cluster: Cluster, node: str) -> tuple[Connections, Node]:
         raise Exit(f"one node is needed; there are: {', '.join(each.name for each in fleet.cluster.nodes)}", code=2)
     (target,) = choose(fleet.cluster, node)
     return fleet, target
-
-
-def until_interrupted(forward: Forward) -> None:
-    """Forward until Ctrl-C, which is how this ends."""
-    try:
-        forward.run()
-    except KeyboardInterrupt:
-        say(f"{forward.address} is closed")

@@ -71,16 +71,17 @@ def folder_of(cluster: SshCluster) -> str:
     return f"{cluster.shared_dir.rstrip('/')}/.trainyard/envs" if cluster.shared_dir else ""
 
 
-def ensure(fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "") -> None:
-    """Have the environment for these requirements made on these nodes, unless it is there. `folder`: see `folder_of`;
-    where it is shared, one node is enough. The first node's pip is shown. Exit 1 names the nodes where it failed, with
-    pip's last lines."""
-    _, wrong = results_of(lambda node: _ensure(fleet, node, text, folder, shown=node == nodes[0]), nodes)
+def ensure(fleet: Connections, nodes: Sequence[Node], text: str, folder: str = "") -> dict[str, str]:
+    """Have the environment for these requirements made on these nodes, unless it is there; returns, by node, the folder
+    with its `python`. `folder`: see `folder_of`; where it is shared, one node is enough. The first node's pip is shown.
+    Exit 1 names the nodes where it failed, with pip's last lines."""
+    made, wrong = results_of(lambda node: _ensure(fleet, node, text, folder, shown=node == nodes[0]), nodes)
     if wrong:
         raise Exit("\n".join(wrong.values()), code=1)
+    return made
 
 
-def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bool) -> None:
+def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bool) -> str:
     def on_line(name: str, stream: str, line: str) -> None:
         if stream == "stderr" and shown and line.startswith(_SHOWN):
             say(prefixed(name, line))
@@ -101,8 +102,9 @@ def _ensure(fleet: Connections, node: Node, text: str, folder: str, *, shown: bo
         connection.close()  # which ends pip there
     try:
         answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-        problem: str = answer.get("problem", "")
+        problem, made = str(answer.get("problem", "")), str(answer.get("bin", ""))
     except (ValueError, IndexError):
         raise SshError(result.reason or f"{node.name}: requirements: {result.why}") from None
     if problem:
         raise SshError(f"{node.name}: {problem}")
+    return made

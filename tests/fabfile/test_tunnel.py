@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-import signal
 import socket
 import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import sshd
+from forwarded import Watched, end_sessions, fails, get
 from http_server import Answer, serve
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -42,47 +41,6 @@ def inventory(yard: sshd.Yard, tmp_path: Path) -> Path:
     nodes = [yard.start(f"127.0.0.{n + 1}", sshd.free_port()).node(f"node{n}") for n in (1, 2)]
     (tmp_path / "nodes.json").write_text(to_json(yard.cluster(*nodes)))
     return tmp_path / "nodes.json"
-
-
-def get(address: str, path: str = "/") -> bytes:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
-        return bytes(answer.read())
-
-
-class Watched:
-    """Does something in a thread with the address of a tunnel that runs in this one, then presses Ctrl-C."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], use: Callable[[str], None]) -> None:
-        self.out, self._capsys, self._use = "", capsys, use
-        self.error: BaseException | None = None
-
-    def _said(self) -> str:
-        self.out += self._capsys.readouterr().out
-        return self.out
-
-    def until_said(self, text: str) -> None:
-        until(lambda: text in self._said(), 20, lambda: self.out)
-
-    def _drive(self) -> None:
-        try:
-            until(lambda: re.search(r"http://(\S+) is port", self._said()), 20)
-            found = re.search(r"http://(\S+) is port", self.out)
-            assert found
-            self._use(found[1])
-        except BaseException as error:  # noqa: BLE001 - raised again in the test's thread
-            self.error = error
-        finally:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def run(self, *words: str, **options: object) -> str:
-        """Run the verb; what it printed."""
-        driver = threading.Thread(target=self._drive)
-        driver.start()
-        tunnel.body(Context(), *words, **options)
-        driver.join(20)
-        if self.error:
-            raise self.error
-        return self._said()
 
 
 def test_a_port_of_a_node_is_reached_and_closed_by_ctrl_c(
@@ -140,21 +98,6 @@ def test_a_node_that_goes_and_comes_back_is_said(
 
     watched = Watched(capsys, use)
     watched.run(str(port), inventory=str(inventory))
-
-
-def end_sessions(server: sshd.Sshd) -> None:
-    """Kill what serves the connections that are open now."""
-    found = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True, text=True).stdout.split()
-    assert found
-    for session in found:
-        os.kill(int(session), signal.SIGKILL)
-
-
-def fails(address: str) -> bool:
-    try:
-        return get(address) != b"here"
-    except OSError:
-        return True
 
 
 def test_a_port_where_nothing_listens_is_said_and_tried_again(
