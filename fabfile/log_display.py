@@ -76,10 +76,11 @@ def show(
     every: int | None = 1,
     label: str = "",
     silent: threading.Event | None = None,
+    leave_out: str = "",
 ) -> JobRecord:
     """Print a log's lines until the job is over, or, without `follow`, the existing ones; returns the job at the end.
     After a lost connection it connects again, and no line is lost or printed twice. `every`, `label`, `silent`: see
-    Shown."""
+    Shown. `leave_out`: how the launcher's lines begin that are not printed; empty: all are."""
     lost, now = 0.0, request
     with closing(Shown(every, label, silent)) as shown:
         while True:
@@ -87,6 +88,8 @@ def show(
                 for part in backend.logs(now):
                     lost = 0.0
                     for line in part.lines:
+                        if leave_out and line.rank == "-" and line.text.startswith(leave_out):
+                            continue
                         shown.line(line.node, line.rank, line.text)
                     if part.cursor is not None:
                         since = request.since if part.cursor == request.cursor else 0.0

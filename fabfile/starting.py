@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from invoke.exceptions import Exit
 
@@ -36,14 +36,18 @@ def start(backend: Backend, submission: Submission, started: list[Submitted], ag
         raise Exit(f"{busy}\nnext: fab jobs   (or wait for the nodes: {again})", code=1) from None
 
 
+def goes_on(job: str) -> str:
+    """What is said of a job that is not followed any more."""
+    return f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
+
+
 @contextlib.contextmanager
-def ctrl_c_says_what_runs(started: Sequence[Submitted]) -> Iterator[None]:
-    """Ctrl-C ends the verb, not the job: print that the job goes on, or that none was started."""
+def ctrl_c_says_what_runs(started: Sequence[Submitted], said: Callable[[str], str] = goes_on) -> Iterator[None]:
+    """Ctrl-C ends the verb, not the job: print that the job goes on, as `said`, or that none was started."""
     try:
         yield
     except KeyboardInterrupt:
         line = "interrupted: no job was started"
         if started:
-            job = started[0].id
-            line = f"{job} goes on without you\nnext: fab logs {job} --follow   (stop: fab stop {job})"
+            line = said(started[0].id)
         raise Exit(f"\n{line}", code=INTERRUPTED) from None

@@ -5,6 +5,7 @@ install                              the training package, for every verb of a j
 workdir, requirements                a program's working directory and its packages, before its job is created
 workdir-changes                      what a program has written into it, for `fab fetch`
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
+manage                               what a managed job's manager asks, on the head
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
 kube-over                            the same where Kubernetes does, in the head pod
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
@@ -35,6 +36,7 @@ COMMANDS = {
     "job": "node.job.job_table:show",
     "jobs": "node.job.job_table",
     "logs": "node.job.logs",
+    "manage": "node.job.managed",
     "slurm-stop": "node.slurm.submission:stop",
     "slurm-jobs": "node.slurm.others",
     "kube-over": "node.kubernetes.records",

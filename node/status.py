@@ -12,6 +12,7 @@ import pkgutil
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ STATE = ROOT / "var/lib/trainyard"
 BOOTED = ROOT / "run/systemd/inaccessible/reg"  # made by this boot's init before anything else
 NEVER = 1e11
 GIB = 1 << 30
+DISK_BYTES = 1 << 16
+"""What a node must still be able to write."""
 
 
 def main(argv: list[str]) -> None:
@@ -44,6 +47,7 @@ def main(argv: list[str]) -> None:
         "memory_total_gb": None if shared else round(memory.meminfo()["MemTotal"] / GIB, 3),
         "disk_free_gb": round(disk.free / GIB, 1),
         "disk_total_gb": round(disk.total / GIB, 1),
+        "disk_error": disk_error(Path.home()),
         "up_seconds": int(up_seconds()),
         "age_seconds": age_seconds(),
         "limits": limits(ROOT / argv[0]),
@@ -52,6 +56,20 @@ def main(argv: list[str]) -> None:
     if argv[1:]:
         state["queue_running"] = running(argv[1])
     print(json.dumps(state))
+
+
+def disk_error(home: Path) -> str:
+    """Why nothing can be written where the jobs' files are, such as `No space left on device`; empty: it can."""
+    folder = home / "runs" if (home / "runs").is_dir() else home
+    file = folder / f".trainyard-disk.{os.getpid()}"
+    try:
+        file.write_bytes(bytes(DISK_BYTES))
+    except OSError as error:
+        return error.strerror or str(error)
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+    return ""
 
 
 def running(partition: str) -> int | None:

@@ -298,6 +298,9 @@ class Backend(Protocol):
     def stop(self, job: str, *, now: bool) -> None:
         """Ask a job to end: after its step and a checkpoint, or `now`. Does not wait for it."""
 
+    def manage(self, job: str, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Give a job's head an order of the job's manager: see node/job/managed.py. Exit 1 if it does not answer."""
+
     def leftovers(self, job: str) -> dict[str, str]:
         """End what still runs of a finished job; returns, by node, what could not be ended."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,8 @@ from infra.inventory import InventoryError, Node, SshCluster
 from infra.inventory_types import ClusterName, TextForm
 
 _FILES = ("known_hosts", "ssh_config", "kubeconfig")
+MANAGED = "managed"
+"""The folder beside them with the records of managed jobs."""
 
 
 class SshError(Exception):
@@ -76,6 +79,7 @@ def forget(name: str) -> None:
     folder = directory(name)
     for file in _FILES:
         (folder / file).unlink(missing_ok=True)
+    shutil.rmtree(folder / MANAGED, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 

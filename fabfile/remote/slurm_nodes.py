@@ -26,7 +26,7 @@ def wait_until_usable(fleet: Fleet, timeout: float) -> None:
     Exit 1, with each other node's state, reason and end of log, after `timeout` seconds, or at once for a drained node.
     """
     began = printed = time.monotonic()
-    while wrong := _wrong(fleet):
+    while wrong := unusable(fleet):
         now = time.monotonic()
         if now - began > timeout or any(state.startswith(DRAINED) for state in wrong.values()):
             raise _failure(fleet, wrong, now - began)
@@ -39,7 +39,7 @@ def wait_until_usable(fleet: Fleet, timeout: float) -> None:
         time.sleep(_PAUSE)
 
 
-def _wrong(fleet: Fleet) -> dict[str, str]:
+def unusable(fleet: Fleet) -> dict[str, str]:
     """Node -> what Slurm says of it, for nodes that cannot be used; only the head if its slurmctld does not answer."""
     head = fleet.cluster.head
     result = fleet.run(_ASK, nodes=[head], timeout=30)[head.name]

@@ -59,6 +59,7 @@ class Update:
 
     code: int
     began: bool  # whether it went past its preview and the question: something may have been changed
+    shortages: tuple[Shortage, ...] = ()  # what the cloud had no capacity or quota for
 
 
 def up(argv: list[str], stack: str, facts: Mapping[str, Any]) -> Update:
@@ -69,8 +70,10 @@ def up(argv: list[str], stack: str, facts: Mapping[str, Any]) -> Update:
         code = pulumi_cli.follow([*argv, "--event-log", str(log)], **variables)
         events = log.read_text(errors="replace") if log.exists() else ""
     if facts["cloud"] and code not in (0, pulumi_cli.INTERRUPTED):
-        for line in advice(shortages(events), stack, facts):
+        found = shortages(events)
+        for line in advice(found, stack, facts):
             say(line)
+        return Update(code, began(events), tuple(found))
     return Update(code, began(events))
 
 

@@ -25,6 +25,7 @@ STDLIB = "stdlib"
 """The name of a source that every machine has: the source code of Python's standard library."""
 _LONGEST = 7 * 86400.0
 """Limit of one step, in seconds: tokenising or copying terabytes takes days."""
+_RSYNC = "-a --delete --partial --timeout=120"  # seconds without a byte
 HELP = {
     "job": "a job's TOML file, or the name of one in training/jobs",
     "set": "section.key=value, over the file; also without --set",
@@ -108,6 +109,17 @@ def own(path: str) -> str:
     as it may be at the root."""
     made = 'mkdir -p "$d" 2>/dev/null && [ -w "$d" ]'
     return f'd=$(dirname {shlex.quote(path)}); {made} || sudo install -d -o "$(id -un)" -g "$(id -gn)" "$d"'
+
+
+def copies(path: str, nodes: Sequence[Node]) -> str:
+    """Shell that copies a folder from one node to others at once, over the cluster's network; it fails if one fails."""
+    quoted = shlex.quote(path.rstrip("/") + "/")
+    one = [
+        f"(rsync {_RSYNC} {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"
+        for n, node in enumerate(nodes)
+    ]
+    waits = [f"wait $p{n} || bad=1" for n in range(len(nodes))]
+    return "\n".join(["bad=0", *one, *waits, "exit $bad"])
 
 
 def python(folder: str) -> str:

@@ -23,10 +23,9 @@ from fabfile.remote.fleet import Connections
 from fabfile.targets import load_any
 from fabfile.token_sets import token_set
 from fabfile.token_sets.upload import prepared, upload
-from infra.inventory import Cluster, KubeCluster, Node
+from infra.inventory import Cluster, KubeCluster
 
 _LIST = 300.0  # seconds for a listing of the bucket
-_RSYNC = "-a --delete --partial --timeout=120"  # seconds without a byte
 
 
 @task(iterable=["set_"], help=token_set.HELP)
@@ -54,22 +53,11 @@ def prepare(
         token_set.make(fleet, folder, data, overwrite=overwrite, yes=yes)
         if others and not token_set.is_shared(data["path"], cluster.shared_dir):
             token_set.run(fleet, others, token_set.own(data["path"]))
-            token_set.run(fleet, [head], _copies(data["path"], others))
+            token_set.run(fleet, [head], token_set.copies(data["path"], others))
         verify = f"cd ~; {token_set.python(folder)} training.data.token_set {shlex.quote(data['path'])}"
         token_set.run(fleet, cluster.nodes, verify, quiet=True)
     say(f"{data['path']} is complete on {_where(there)}, checksums verified")
     say(next_command(token_set.train_command(job, set_)))
-
-
-def _copies(path: str, nodes: Sequence[Node]) -> str:
-    """Shell that copies from the head to all other nodes at once, over the cluster's network; it fails if one fails."""
-    quoted = shlex.quote(path.rstrip("/") + "/")
-    one = [
-        f"(rsync {_RSYNC} {quoted} {node.name}:{quoted} && echo copied to {node.name}) & p{n}=$!"
-        for n, node in enumerate(nodes)
-    ]
-    waits = [f"wait $p{n} || bad=1" for n in range(len(nodes))]
-    return "\n".join(["bad=0", *one, *waits, "exit $bad"])
 
 
 @task(

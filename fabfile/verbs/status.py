@@ -58,6 +58,8 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
             say(f"{node['name']} is about to end: {node['limits']['ends']}{'; ' + failed if failed else ''}")
         if node["notice"]:
             say(f"{node['name']} is about to go: {node['notice']}")
+        if node["disk_error"]:
+            say(f"{node['name']}: its disk cannot be written: {node['disk_error']}")
     if cluster.hourly_usd:
         say(_money(cluster, nodes) + _of_queue(queue))
     if any(node["load_is_shared"] for node in nodes):
@@ -67,8 +69,14 @@ def status(_c: Context, stack: str = "", inventory: str = "", json: bool = False
 
 def ask(cluster: SshCluster) -> dict[str, Result]:
     with Fleet(cluster, timeout=_REACH_SECONDS) as fleet:
-        partition = [cluster.queue.name] if cluster.queue else []
-        return node_program.run(fleet, "status", "run/trainyard/limits.json", *partition, timeout=_TIMEOUT)
+        return ask_over(fleet)
+
+
+def ask_over(fleet: Fleet) -> dict[str, Result]:
+    """Every node's answer, by its name, over connections that may be open already."""
+    queue = fleet.cluster.queue
+    partition = [queue.name] if queue else []
+    return node_program.run(fleet, "status", "run/trainyard/limits.json", *partition, timeout=_TIMEOUT)
 
 
 def of_queue(cluster: SshCluster, head: Result) -> dict[str, Any]:
@@ -107,6 +115,7 @@ def describe(cluster: SshCluster, node: Node, result: Result) -> dict[str, Any]:
         "age_seconds": age,
         "spent_usd": None if age is None else round(price * age / 3600, 4),
         "notice": answer.get("notice", ""),
+        "disk_error": answer.get("disk_error", ""),
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from invoke.context import Context
 from invoke.exceptions import Exit
@@ -18,8 +19,10 @@ from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve
 from fabfile.log_display import show
+from fabfile.managed import start as managing
+from fabfile.managed.bounds import TRIES
 from fabfile.output import next_command, say
-from fabfile.starting import choose, ctrl_c_says_what_runs, start
+from fabfile.starting import choose, ctrl_c_says_what_runs, goes_on, start
 from fabfile.verbs.jobs import seconds
 
 
@@ -40,6 +43,14 @@ from fabfile.verbs.jobs import seconds
         "with": "another stack (or inventory file) that trains the same job; each by itself, they meet in a bucket",
         "exchange": "with --with: a folder in a bucket that all clusters read and write; default: in this cluster's",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
+        "managed": "stay, replace nodes that are lost, and move the job back to all of its nodes",
+        "max-usd": "with --managed: stop it, with a checkpoint, when its nodes have cost so much",
+        "max-hours": "with --managed: the same when it has run for so long",
+        "tries": f"with --managed: how many replacements and restarts, together; default: {TRIES}",
+        "zones": "with --managed: where else all nodes may be made if the stack's zone has no room: a,b",
+        "types": "with --managed: as which other types of machine",
+        "on": "with --managed: where the manager runs; only here yet",
+        "yes": "with --managed: do not ask before nodes are replaced",
     },
 )
 def train(
@@ -57,12 +68,25 @@ def train(
     time_limit: str = "",
     with_: Sequence[str] | None = None,
     exchange: str = "",
+    managed: bool = False,
+    max_usd: float | None = None,
+    max_hours: float | None = None,
+    tries: Annotated[int, AtLeast(1)] | None = None,
+    zones: str = "",
+    types: str = "",
+    on: str = "",
+    yes: bool = False,
     stack: str = "",
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     started: list[Submitted] = []
     limit = seconds(time_limit, "--time-limit")
+    manager = managing.Options(
+        stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
+        tries=tries, zones=zones, types=types, on=on, yes=yes,
+    )  # fmt: skip
+    manager.check(managed)
     if not (job or resume):
         raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
 
@@ -71,30 +95,66 @@ def train(
             _submission(backend, wanted, job, overrides, nodes),
             launcher=launcher,
             queue=queue,
-            restarts=restarts,
+            restarts=manager.bounds.tries if managed and not restarts else restarts,
             time_limit=limit,
             prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
         )
 
+    if (with_ or exchange) and managed:
+        raise Exit("--managed: not with --with: manage each cluster's job by itself", code=2)
     if with_ or exchange:
         wanted = Wanted(job, set_ or (), resume, exchange, submission_of, every, detach, dry_run)
         clusters_together.train(stack, inventory, with_ or (), wanted)
         return
-    with ctrl_c_says_what_runs(started):
+    with ctrl_c_says_what_runs(started, managing.how_to_go_on if managed else goes_on):
         backend = backends.connect(stack, inventory)
         with backend:
+            there = managing.known(manager, backend, resume) if managed and not set_ else None
+            if there is not None:
+                started.append(Submitted(there.id))
+                end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
+                return
             submission = submission_of(backend, resume, set_ or ())
             plan = backend.plan(submission)
             if dry_run:
                 say(plan)
                 return
+            mirror = submission.job.mirror if submission.job else ""
+            facts = managing.agree(manager, backend, mirror, submission.nodes) if managed else None
             start(backend, submission, started, "fab train ... --queue")
             job = started[0].id
             if detach:
                 say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
                 return
-            ended = show(backend, LogRequest(job, cursor=started[0].cursor), every)
+            if managed:
+                ended = _managed(manager, backend, job, started[0].cursor, facts)
+            else:
+                ended = show(backend, LogRequest(job, cursor=started[0].cursor), every)
     end(ended)
+
+
+def _managed(
+    manager: managing.Options,
+    backend: Backend,
+    job: str,
+    cursor: int | None,
+    facts: Mapping[str, Any] | None = None,
+    *,
+    resume: bool = False,
+) -> JobRecord:
+    """Manage a job that was just started, or, without `cursor`, one of before, which is over if it is to `resume`;
+    returns its record at its end."""
+    begun = backend.begun(job)
+    if not begun.text:
+        raise Exit(f"--managed: {job} has no job.toml: only the trainer's jobs are managed", code=2)
+    if facts is None:
+        facts = managing.agree(manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes)
+    record = managing.record_of(manager, backend, job, begun.nodes)
+
+    def resubmit(there: Backend, id_: str, count: int) -> Submission:
+        return replace(_submission(there, id_, "", (), count), restarts=manager.bounds.tries)
+
+    return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
 
 
 def _submission(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from invoke.context import Context
@@ -31,13 +32,11 @@ def up(_c: Context, stack: str = "", yes: bool = False, nodes: Annotated[int, At
 
 def _up(stack: str, yes: bool, change: Change) -> dict[str, Any]:
     """Check, ask, change; `change.began` is set as soon as something may have been changed. Returns the facts."""
-    facts = _checked(stack)
+    facts = checked(stack)
     must_be_answerable(yes)
     work_lost.say_of_up(stack, facts["cloud"])
     if pulumi_cli.has_pulumi():
-        pulumi_cli.make_known(stack)
-        argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_policies(facts)]
-        update = capacity.up([*argv, *(pulumi_cli.YES if yes else ())], stack, facts)
+        update = pulumi_up(stack, facts, pulumi_cli.YES if yes else ())
         code, change.began = update.code, update.began
     else:
         if not yes:
@@ -50,10 +49,17 @@ def _up(stack: str, yes: bool, change: Change) -> dict[str, Any]:
     return facts
 
 
+def pulumi_up(stack: str, facts: Mapping[str, Any], options: Sequence[str]) -> capacity.Update:
+    """Run `pulumi up` on a stack with these options more; `facts` as in infra.config.summary."""
+    pulumi_cli.make_known(stack)
+    argv = ["pulumi", "up", "--refresh", "--suppress-outputs", "--stack", stack, *_policies(facts)]
+    return capacity.up([*argv, *options], stack, facts)
+
+
 @task
 def preview(_c: Context, stack: str = "") -> None:
     """Show what `up` would do."""
-    facts = _checked(stack)
+    facts = checked(stack)
     if pulumi_cli.has_pulumi():
         pulumi_cli.make_known(stack)
     pulumi_cli.run("preview", stack, "--refresh", *_policies(facts), **pulumi_cli.plugins(facts["cloud"]))
@@ -67,7 +73,7 @@ def refresh(_c: Context, stack: str = "") -> None:
     say(next_command("fab up  (brings back what is gone)"))
 
 
-def _checked(stack: str) -> dict[str, Any]:
+def checked(stack: str) -> dict[str, Any]:
     """The facts of a stack that can be made here; prints its price and which engine runs. Exit 2 if it cannot."""
     state = json.dumps(pulumi_cli.identity(stack))
     answer = pulumi_cli.answer("preflight", stack, "--state", state)
@@ -78,6 +84,6 @@ def _checked(stack: str) -> dict[str, Any]:
     return facts
 
 
-def _policies(facts: dict[str, Any]) -> list[str]:
+def _policies(facts: Mapping[str, Any]) -> list[str]:
     """Options that run the policy pack: every cloud's stack is checked before it is made."""
     return ["--policy-pack", "infra/policy"] if facts["cloud"] else []

@@ -23,7 +23,7 @@ from fabfile.remote.fleet import Fleet
 from fabfile.remote.join import join
 from fabfile.remote.slurm_nodes import wait_until_usable
 from fabfile.targets import load_any
-from infra.inventory import KubeCluster, Node
+from infra.inventory import Cluster, KubeCluster, Node
 
 _LOOK_SECONDS = 0.5  # between two checks that the nodes' machines still exist
 _SLURM_SECONDS = 60.0  # for Slurm on booted nodes, which takes about 2
@@ -36,7 +36,12 @@ _CONSOLE_WIDTH = 300  # sudo writes whole programs on one line
 @task(help={"timeout": "seconds until a silent node ends the wait"})
 def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str = "", inventory: str = "") -> None:
     """Follow the nodes' boot until all are ready, then let them know each other; with Slurm, until it can use them."""
-    cluster = load_any(stack, inventory)
+    until_ready(load_any(stack, inventory), timeout)
+    say(next_command("fab check"))
+
+
+def until_ready(cluster: Cluster, timeout: float) -> None:
+    """Return when all nodes are ready and know each other. Exit 1 once one has failed, or after `timeout` seconds."""
     if isinstance(cluster, KubeCluster):
         machines.wait(cluster, timeout)
         return
@@ -50,7 +55,6 @@ def wait(_c: Context, timeout: Annotated[float, AtLeast(0)] = 600.0, stack: str 
             wait_until_usable(fleet, min(timeout, _SLURM_SECONDS))
         count = len(cluster.nodes)
         say(f"{count} node{'s' * (count > 1)} of {cluster.name} ready in {time.monotonic() - began:.1f} s")
-        say(next_command("fab check"))
 
 
 def follow_boot(fleet: Fleet, timeout: float) -> dict[str, Record]:

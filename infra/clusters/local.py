@@ -63,7 +63,8 @@ def build(settings: Settings) -> pulumi.Output[str]:
         name = naming.node(index)
         node = Node(
             name,
-            pulumi.ResourceOptions(depends_on=needs),
+            # As the provider says, too; `pulumi up --replace` does not ask it.
+            pulumi.ResourceOptions(depends_on=needs, delete_before_replace=True),
             stack=stack,
             name=name,
             address=f"{settings.address(index)}/{settings.cidr.prefixlen}",

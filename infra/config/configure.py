@@ -32,13 +32,18 @@ def listing(stack: str) -> list[dict[str, object]]:
     ]
 
 
-def set_value(stack: str, key: str, value: str) -> None:
-    """Write one key. Raises UsageError, and writes nothing, for an unknown key or a bad value."""
+def check_value(stack: str, key: str, value: str) -> None:
+    """Raise UsageError for an unknown key or a bad value. Writes nothing."""
     raw = {**stack_file.read(stack), key: value}
     for name, declared in KEYS.items():  # required keys that are still missing must not block this one
         if declared.example and name != key and not raw.get(name):
             raw[name] = declared.example
     load(stack, raw, reads_key=key == "publicKey")  # for other keys the key file need not exist yet
+
+
+def set_value(stack: str, key: str, value: str) -> None:
+    """Write one key. Raises UsageError, and writes nothing, for an unknown key or a bad value."""
+    check_value(stack, key, value)
     path = stack_file.path_of(stack)
     before = path.read_text(encoding="utf-8")
     after = edited(before, key, value)
@@ -86,10 +91,11 @@ def main() -> list[dict[str, object]]:
     parser = argparse.ArgumentParser(prog="python -m infra.config.configure")
     parser.add_argument("stack")
     parser.add_argument("pair", nargs="*", help="KEY VALUE")
+    parser.add_argument("--check", action="store_true", help="only check them")
     args = parser.parse_args()
     try:
         if args.pair:
-            set_value(args.stack, *args.pair)
+            (check_value if args.check else set_value)(args.stack, *args.pair)
         return listing(args.stack)
     except OSError as error:
         raise UsageError(str(error)) from None

@@ -1,6 +1,7 @@
 """The embedded engine: runs the Pulumi program of the `local` stack where no `pulumi` command can be had.
 
     python -m infra.state.engine up|preview|refresh|destroy|output|export STACK
+    python -m infra.state.engine up STACK --replace RESOURCE ...
 
 The program and its providers run in this process, with this module behind the program's resource monitor. It supports
 only what the local stack needs: create, update and replace in dependency order, a state that records each resource
@@ -20,7 +21,7 @@ import runpy
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,9 +46,11 @@ BACKEND = "embedded"  # name of this engine's state in the user's record of a st
 class EmbeddedEngine(Mocks):
     """Handles each resource that the program declares: nothing, create, update or replace."""
 
-    def __init__(self, state: EngineState, *, preview: bool) -> None:
+    def __init__(self, state: EngineState, *, preview: bool, replace: Sequence[str] = ()) -> None:
+        """`replace`: names of resources that are deleted and made again, whatever differs."""
         self.state = state
         self.preview = preview
+        self.replace = replace
         self.declared: set[str] = set()
         self.failed: list[str] = []
         self.changed: list[str] = []
@@ -79,6 +82,10 @@ class EmbeddedEngine(Mocks):
         if known is None or known.pending:
             return self._create(name, provider, inputs, "+ create")
         diff = provider.diff(known.id, known.outputs, inputs)
+        if name in self.replace:
+            provider.delete(known.id, known.outputs)
+            self.state.remove(name)
+            return self._create(name, provider, inputs, "+- replace", " (as asked)")
         if diff.replaces:
             if not self.preview and diff.delete_before_replace:
                 provider.delete(known.id, known.outputs)
@@ -137,12 +144,12 @@ def load_provider(properties: dict[str, Any]) -> Any:
 
 
 def run_program(
-    state: EngineState, stack: str, *, preview: bool
+    state: EngineState, stack: str, *, preview: bool, replace: Sequence[str] = ()
 ) -> tuple[EmbeddedEngine, dict[str, Any], list[StoredResource]]:
     """Run infra/__main__.py against the engine. Returns the engine, the stack's outputs, and what is to be deleted: the
     resources that the program no longer declares, the newest first."""
     config = stack_file.read(stack)
-    engine = EmbeddedEngine(state, preview=preview)
+    engine = EmbeddedEngine(state, preview=preview, replace=replace)
     monitor = Monitor(engine)
     set_all_config({f"{stack_file.PROJECT}:{key}": value for key, value in config.items()})
     _attach(monitor, stack, preview)
@@ -184,10 +191,10 @@ def _attach(monitor: Monitor, stack: str, preview: bool) -> None:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
-def up(state: EngineState, stack: str) -> None:
-    """Refresh, run the program, and delete what it no longer declares."""
+def up(state: EngineState, stack: str, replace: Sequence[str] = ()) -> None:
+    """Refresh, run the program, and delete what it no longer declares. `replace`: resources to make anew."""
     refresh(state, stack)
-    engine, outputs, undeclared = run_program(state, stack, preview=False)
+    engine, outputs, undeclared = run_program(state, stack, preview=False, replace=replace)
     delete_all(state, undeclared)
     state.set_outputs(outputs)
     say(f"  {len(engine.changed) + len(undeclared) or 'no'} changes")
@@ -261,7 +268,14 @@ def export(state: EngineState, stack: str) -> None:
     say(state.text())
 
 
-VERBS = {"up": up, "preview": preview, "refresh": refresh, "destroy": destroy, "output": output, "export": export}
+VERBS: dict[str, Callable[..., None]] = {
+    "up": up,
+    "preview": preview,
+    "refresh": refresh,
+    "destroy": destroy,
+    "output": output,
+    "export": export,
+}
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -275,13 +289,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.state.engine", description=__doc__.splitlines()[0])
     parser.add_argument("verb", choices=VERBS)
     parser.add_argument("stack")
+    parser.add_argument("--replace", action="append", default=[], help="with up: a resource to delete and make again")
     args = parser.parse_args(argv)
+    if args.replace and args.verb != "up":
+        parser.error("--replace goes with up")
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, _interrupt)
     os.environ[stack_record.BACKEND] = BACKEND
     try:
         with EngineState.opened(args.stack, shared=args.verb in ("output", "export")) as state:
-            VERBS[args.verb](state, args.stack)
+            if args.verb == "up":
+                up(state, args.stack, args.replace)
+            else:
+                VERBS[args.verb](state, args.stack)
     except operation.Cancelled as error:
         show_error(error)
         return 130

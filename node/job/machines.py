@@ -56,6 +56,9 @@ class Machines(Protocol):
     def next(self, nodes: Sequence[Node], unusable: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...] | None:
         """The nodes of the next attempt after one on `nodes`; empty: none can follow; None: it follows elsewhere."""
 
+    def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...] | None:
+        """The nodes of the next attempt: all of the job's that are there but these. As `next`, and no restart."""
+
     def asked_to_end(self) -> tuple[str, str] | None:
         """(state, reason) after this process or the ranks have been sent SIGTERM, and nobody has asked us for that;
         PENDING if the job goes on in another process. None: nothing is known of it."""
@@ -116,6 +119,9 @@ class OwnMachines:
         """Without the unusable ones; the head must be usable, as rank 0 has the job's files."""
         usable = tuple(node for node in nodes if node.name not in unusable)
         return usable if nodes[0] in usable else ()
+
+    def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
+        return self.next(self._spec.cluster.nodes, without, asked, log)
 
     def asked_to_end(self) -> None:
         return None

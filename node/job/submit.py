@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
-from node.job import cleanup, files, job_table, log
+from node.job import cleanup, files, job_table, log, managed
 from node.job.files import Record
 from node.job.spec import JobSpec, from_record
 from node.kubernetes import records as kube_records
@@ -43,6 +43,7 @@ def main(argv: list[str]) -> int:
         run_dir.mkdir(exist_ok=True)
         before, log_size = files.read(run_dir / "state.json"), log.end(run_dir / "log")
         (run_dir / "stop.json").unlink(missing_ok=True)
+        managed.done(run_dir)
         if spec.program is None:
             (run_dir / "job.toml").write_text(spec.job)
         spec = replace(spec, id=job, run_dir=str(run_dir), has_secrets=bool(secrets))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch
-from node.job import files, job_table
+from node.job import files, job_table, managed
 from node.job.aftermath import warn
 from node.job.attempt import Attempt
 from node.job.diagnosis import STOPPED, Outcome
@@ -44,6 +44,7 @@ class Supervisor:
         self.machines = machines_of(spec, run_dir)
         self.log = Log(run_dir / "log", self.machines.nodes[0].name)
         self._now = False
+        self._decisions = managed.Relay(run_dir, self.log.say)
         self.limit = TimeLimit(0.0, time.monotonic())  # until its machines are there
         self.launch = Launch(
             id=spec.id,
@@ -86,23 +87,29 @@ class Supervisor:
         while True:
             attempt, verdict = self._attempt(launch, restarts)
             unusable = self._record(verdict, attempt) | attempt.expiry.taken
-            if not (self._may_go_on(verdict, attempt) and restarts > 0):
+            resize = managed.wanted(self.run_dir) if self._was_resized(verdict, attempt) else None
+            if resize is not None:
+                managed.done(self.run_dir)
+                nodes = self.machines.resized(unusable | resize, self.asked, self.log)
+            elif self._may_go_on(verdict, attempt) and restarts > 0:
+                nodes = self.machines.next(launch.nodes, unusable, self.asked, self.log)
+                restarts -= 1
+            else:
                 break
-            nodes = self.machines.next(launch.nodes, unusable, self.asked, self.log)
             if nodes is None:
                 return
             if not nodes:
                 break
-            restarts -= 1
             launch = launch.on(nodes, launch.attempt + 1)
-            what = "restart" if launch.program else "restart from the last checkpoint"
+            what = "restart" if resize is None else "going on"
+            what += "" if launch.program else " from the last checkpoint"
             self.log.say(f"{what} on {len(nodes)} nodes; {restarts} more allowed")
         self._ended(verdict, attempt)
 
     def _attempt(self, launch: Launch, restarts: int) -> tuple[Attempt, Outcome]:
         state = self._running(launch, restarts)
         began = state["started"] + state.get("paused", 0.0)
-        attempt = Attempt(self.spec.launcher, self.machines, launch, self.spec.timeout, self.log, self.asked, began)
+        attempt = Attempt(self.spec.launcher, self.machines, launch, self.spec.timeout, self.log, self._ask, began)
         return attempt, attempt.run()
 
     def _ended(self, verdict: Outcome, attempt: Attempt) -> None:
@@ -127,8 +134,18 @@ class Supervisor:
         cause = attempt.expiry.cause
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
 
+    def _was_resized(self, verdict: Outcome, attempt: Attempt) -> bool:
+        """Whether the attempt was stopped only because the job's manager wants it on other nodes."""
+        unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
+        return bool(attempt.stopping) and unfinished and attempt.expiry.cause is None and not self.asked()
+
+    def _ask(self) -> str:
+        """What an attempt is asked for: as `asked`, and to stop if the job is to go on on other nodes."""
+        return self.asked() or ("" if managed.wanted(self.run_dir) is None else "stop")
+
     def asked(self) -> str:
         """What the user has asked for: "" (nothing), "stop" (with a checkpoint) or "now"."""
+        self._decisions.look()
         how = str(files.read(self.run_dir / "stop.json").get("how", ""))
         return "now" if self._now else how or self.limit.asked(time.monotonic())
 

@@ -96,6 +96,9 @@ class PodMachines:
             log.say(f"{len(self.nodes)} of {self._spec.node_count} pods are there{without}")
         return self.nodes
 
+    def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
+        return self.next(self.nodes, without, asked, log)
+
     def asked_to_end(self) -> None:
         return None
 

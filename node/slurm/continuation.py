@@ -16,27 +16,29 @@ from node.slurm.allocation import Allocation
 from node.slurm.queue import SlurmError
 
 
-def go_on(run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], why: str = "") -> None:
-    """Have Slurm start the job again without these nodes, with a restart less, or record that it cannot. `why`: for
-    the record, if no restart is left. Does nothing if another program has done it already."""
+def go_on(
+    run_dir: Path, slurm: Allocation, log: Log, without: Collection[str], why: str = "", *, counts: bool = True
+) -> None:
+    """Have Slurm start the job again without these nodes, with a restart less if it `counts` as one, or record that it
+    cannot. `why`: for the record, if no restart is left. Does nothing if another program has done it already."""
     names = ", ".join(sorted(without))
     with records.locked(run_dir):
         state = files.read(run_dir / "state.json")
         if state["state"] in files.OVER or state["slurm"] != slurm.number:
             return
-        restarts = state["restarts_left"] - 1
+        restarts = state["restarts_left"] - counts
         try:
             if restarts < 0:
                 raise SlurmError("no restart is left")
             number, count = slurm.submit_without(without, restarts)
         except SlurmError as error:
-            reason = why or f"{names} lost, and Slurm does not start it again: {error}"
+            reason = why or f"{f'{names} lost, and ' if names else ''}Slurm does not start it again: {error}"
             log.say(f"{state['id']} FAILED: {reason}")
             job_table.over(run_dir, "FAILED", reason, 1)
             return
         waits = {"state": "PENDING", "queued": True, "reason": "", "nodes": []}
         job_table.set_state(run_dir, slurm=number, restarts_left=restarts, **waits)
-        where = f"{count} nodes without {names}, as Slurm's job {number}"
+        where = f"{count} nodes{f' without {names}' if names else ''}, as Slurm's job {number}"
         log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
     slurm.forbid_requeue()
 

@@ -64,6 +64,9 @@ class SlurmMachines:
         continuation.go_on(self._run_dir, self._slurm, log, unusable)
         return None
 
+    def resized(self, without: Collection[str], asked: Asked, log: Log) -> None:
+        continuation.go_on(self._run_dir, self._slurm, log, without, counts=False)
+
     def asked_to_end(self) -> tuple[str, str]:
         return self._slurm.ended_by()
 

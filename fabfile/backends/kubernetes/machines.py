@@ -25,7 +25,7 @@ def status(cluster: KubeCluster, *, json: bool) -> None:
     """Print what the inventory knows of the cluster, and what its API says of it now."""
     try:
         with closing(Api(cluster, _LOOK_SECONDS)) as api:
-            found = _machines(api)
+            found = found_by(api)
         why = ""
     except (KubeError, Exit) as error:
         found, why = [], str(error.message if isinstance(error, Exit) else error)
@@ -59,7 +59,7 @@ def of_inventory(cluster: KubeCluster) -> str:
     return table(rows)
 
 
-def _machines(api: Api) -> list[dict[str, str]]:
+def found_by(api: Api) -> list[dict[str, str]]:
     """The cluster's nodes with their state and the jobs whose pods run there. KubeError."""
     own = api.list("Pod")
     found = []
@@ -89,7 +89,6 @@ def wait(cluster: KubeCluster, timeout: float) -> None:
                 say(f"waiting ({now - began:.0f} s): {lacking}")
             time.sleep(_POLL)
     say(f"{cluster.workers} machines of {cluster.name} ready in {time.monotonic() - began:.1f} s")
-    say(next_command("fab check"))
 
 
 def _lacks(cluster: KubeCluster, api: Api) -> str:

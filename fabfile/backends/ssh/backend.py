@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,10 @@ class SshBackend:
         result = self._head.run(f"cd && printf %s {text} > {path}.new && mv {path}.new {path}")
         if not result.ok:
             raise Exit(f"{self.host}: {result.why}", code=1)
+
+    def manage(self, job: str, order: Mapping[str, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = self._head.ask("manage", self._folder_of(job), stdin=dict(order))
+        return answer
 
     def leftovers(self, job: str) -> dict[str, str]:
         found = {}

@@ -1,0 +1,50 @@
+"""What is seen of a managed job's nodes now: `fab status`' facts, and what Slurm or Kubernetes says of them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from fabfile.backends.kubernetes import machines
+from fabfile.backends.kubernetes.api import Api
+from fabfile.managed.watch import Seen
+from fabfile.remote.fleet import Fleet
+from fabfile.remote.slurm_nodes import unusable
+from fabfile.verbs.status import ask_over, describe
+from infra.inventory import Cluster, KubeCluster, SshCluster
+
+_TIMEOUT = 5.0
+_DOWN = ("down", "fail")
+
+
+class Look:
+    """Keeps its connections open: a new one for each look would cost the nodes more than the look."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._fleet = Fleet(cluster, _TIMEOUT) if isinstance(cluster, SshCluster) else None
+
+    def close(self) -> None:
+        if self._fleet:
+            self._fleet.close()
+
+    def nodes(self) -> list[Seen]:
+        """All nodes of the cluster, in its order; of one whose queue starts machines, those that it always has."""
+        if self._fleet is None:
+            assert isinstance(self.cluster, KubeCluster)
+            with closing(Api(self.cluster, _TIMEOUT)) as api:
+                return [Seen(one["name"], one["state"]) for one in machines.found_by(api)]
+        cluster, answers = self._fleet.cluster, ask_over(self._fleet)
+        found = []
+        down = self._down() if cluster.launcher == "slurm" and cluster.queue is None else {}
+        for node in cluster.nodes:
+            seen = describe(cluster, node, answers[node.name])
+            state, reason = seen["state"], seen["reason"]
+            if state == "ready" and node.name in down:
+                state, reason = "down", f"Slurm: {down[node.name]}"
+            found.append(Seen(node.name, state, reason, seen["notice"], seen["disk_error"]))
+        return found
+
+    def _down(self) -> dict[str, str]:
+        """The nodes that Slurm takes for dead; none while it does not answer, as while slurmctld restarts."""
+        assert self._fleet is not None
+        return {name: state for name, state in unusable(self._fleet).items() if state.startswith(_DOWN)}

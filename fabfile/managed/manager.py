@@ -1,0 +1,186 @@
+"""The loop that holds a job to its end: look at its nodes, replace what is lost, move the job back to full size.
+
+The job itself never waits for it: the supervisor restarts it on the nodes that are left, and moves it when it is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Submission, Unreachable
+from fabfile.managed.replacing import replace
+from fabfile.managed.session import Pause, Session
+from fabfile.managed.watch import Seen
+
+POLL = 4.0
+RENEW = 30.0
+"""Seconds between two words to the head without need, well below the lease."""
+HEADLESS = 120.0
+"""Seconds without an answer of the head after which it may be replaced, if it is not known to have ended."""
+
+
+@dataclass
+class Manager:
+    """One managed job. `submission`: makes the submission that resumes it on so many nodes."""
+
+    session: Session
+    submission: Callable[[Backend, str, int], Submission]
+    resume: bool = False
+    """Whether a job that has ended is to be resumed, whatever ended it; until that is done."""
+    _moving: Pause = field(default_factory=Pause)
+    _resuming: Pause = field(default_factory=Pause)
+    _attempt: int = 1
+    _renewed: float = 0.0
+    _answered: float = field(default_factory=time.monotonic)
+    _said: set[str] = field(default_factory=set)
+
+    def run(self) -> JobRecord:
+        """Manage the job until it is over; returns its record then. Exit 1 if it cannot go on."""
+        session = self.session
+        while True:
+            try:
+                job = session.head.job()
+                if job is None:
+                    self._from_bucket()
+                else:
+                    self._attempt = job.attempt
+                    session.text = session.text or session.head.text()
+                    if not job.state.is_final:
+                        self._tend(job)
+                    elif self._ended_for_good(job):
+                        return job
+                self._answered = time.monotonic()
+                self._said.discard("silent")
+            except Unreachable as error:
+                self._headless(str(error))
+            time.sleep(POLL)
+
+    def _tend(self, job: JobRecord) -> None:
+        """One look at a job that is under way. Raises Unreachable if its head does not answer."""
+        session, record = self.session, self.session.record
+        if why := session.bound():
+            session.stop(why)
+            return
+        seen = session.nodes()
+        lost = self._replaceable(session.watch.lost(seen, job.nodes, time.monotonic()))
+        is_full = len(job.nodes) >= record.nodes
+        if lost and session.replacing.is_over:
+            if session.may_try(job) and replace(session, job, lost, seen):
+                self._from_bucket()
+        elif is_full:
+            self._moving.done()
+        elif job.state == JobState.RUNNING and _all_well(seen) and self._moving.is_over and not session.head.resizing:
+            self._move_back(job)
+        if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
+            session.head.order()
+            self._renewed = time.monotonic()
+
+    def _replaceable(self, lost: Mapping[str, str]) -> dict[str, str]:
+        """Without a head that answers and that alone has the job's files."""
+        session = self.session
+        head = session.head_name
+        if head in lost and not session.survives_its_head:
+            self._say_once("head", f"{head}: {lost[head]}; not replaced, as it alone has the job's files")
+            return {name: why for name, why in lost.items() if name != head}
+        return dict(lost)
+
+    def _move_back(self, job: JobRecord) -> None:
+        """Ask the job to go on, from a checkpoint, on all of its nodes."""
+        session, record = self.session, self.session.record
+        self._moving.begin()
+        if session.may_try(job):
+            record.resized += 1
+            session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
+            session.head.order(without=())
+
+    def _say_once(self, key: str, text: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            self.session.decide(text)
+
+    # A job that has ended, and a head that does not answer
+
+    def _ended_for_good(self, job: JobRecord) -> bool:
+        """Whether nothing more is to be done; otherwise the job is resumed, when its nodes are well."""
+        session = self.session
+        if job.state == JobState.SUCCEEDED or session.reached:
+            return True
+        seen = session.nodes()
+        lost = session.watch.lost(seen, (), time.monotonic())
+        if not (self.resume or by_machines(job, seen)):
+            return True
+        if lost and session.replacing.is_over:
+            self._replace_without_job(lost, seen)
+        elif not lost and _all_well(seen) and self._resuming.is_over:
+            tries = session.record.tries(job.attempt)
+            if tries >= session.record.bounds.tries:
+                session.reached = f"{tries} replacements and restarts (--tries {session.record.bounds.tries})"
+                return True
+            self._resume()
+        return False
+
+    def _replace_without_job(self, lost: Mapping[str, str], seen: Collection[Seen]) -> None:
+        """Replace nodes while no job runs, or its head does not answer."""
+        session = self.session
+        head = session.head_name
+        if head in lost and not session.survives_its_head:
+            why = f"{head}, the head, is lost, and with it {session.record.job}'s checkpoints: {lost[head]}"
+            raise Exit(f"{why}; no bucket and no shared folder has them\nnext: fab up", code=1)
+        if replace(session, None, lost, seen) or (head in lost and not session.look.cluster.shared_dir):
+            self._from_bucket()
+
+    def _resume(self) -> None:
+        """Start the job again from its newest checkpoint, on the head or in its bucket."""
+        session, record = self.session, self.session.record
+        self._resuming.begin()
+        backend = session.head.backend
+        try:
+            submission = self.submission(backend, record.job, record.nodes)
+            backend.prepare(submission)
+            started = backend.submit(submission)
+        except (CannotStart, Exit) as error:
+            why = " ".join(str(getattr(error, "message", None) or error).split())
+            session.decide(f"{record.job} cannot be resumed, tried again: {why}")
+            return
+        self.resume = False
+        session.decide(f"{started.id} resumed from its last checkpoint")
+        session.tell_head()
+
+    def _headless(self, why: str) -> None:
+        """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""
+        session = self.session
+        self._say_once("silent", f"the head does not answer: {why}")
+        seen = session.nodes()
+        lost = dict(session.watch.lost(seen, (), time.monotonic()))
+        head, silent = session.head_name, time.monotonic() - self._answered
+        is_gone = any(node.name == head and node.state == "gone" for node in seen)
+        if head in lost and not is_gone and (silent < HEADLESS or not session.survives_its_head):
+            lost.pop(head)  # it may answer again
+        if lost and session.replacing.is_over:
+            self._replace_without_job(lost, seen)
+
+    def _from_bucket(self) -> None:
+        """The head is a new one, which knows nothing of the job: go on with what the bucket has. Exit 1 without one."""
+        session, record = self.session, self.session.record
+        if not session.is_mirrored:
+            raise Exit(f"{session.head_name} has no job {record.job}, and no bucket has its checkpoints", code=1)
+        if self._resuming.is_over:
+            record.earlier += max(0, self._attempt - record.first_attempt - record.resized)
+            record.first_attempt, record.resized, record.sent, self._attempt = 1, 0, 0, 1
+            self._resume()
+
+
+def _all_well(seen: Collection[Seen]) -> bool:
+    return all(node.is_well for node in seen)
+
+
+def by_machines(job: JobRecord, seen: Collection[Seen]) -> bool:
+    """Whether a job ended because of its machines, and not by itself or because somebody has stopped it."""
+    if job.state == JobState.CANCELLED:
+        return any(node.notice and node.notice in job.reason for node in seen)
+    lost = job.exit_code == 1 and not _all_well(seen)
+    return lost or job.reason.startswith("its launcher on the head")

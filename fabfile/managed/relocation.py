@@ -1,0 +1,56 @@
+"""Move a whole cluster to another zone or type, if the cloud has no room where it is. Its job goes on from its bucket.
+
+The nodes of a stack are in one zone and of one type, for fast collectives: so all of them are made again there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from invoke.context import Context
+from invoke.exceptions import Exit
+
+from fabfile.managed.places import Place
+from fabfile.managed.replacement import NoRoom, NotReplaced, equip, make
+from fabfile.managed.session import Session
+from fabfile.output import duration
+from fabfile.verbs.config import set_key
+from fabfile.verbs.data import data
+from fabfile.verbs.up import checked
+
+
+def go(session: Session, place: Place) -> Mapping[str, Any]:
+    """Make the cluster in a place, or in the next one that has room, with the job's data from the bucket; returns the
+    stack's facts there. Tries, later and later, until a bound is reached. Exit 1 for what no waiting mends."""
+    stack, places = session.record.stack, session.places
+    facts = _set(stack, place)
+    while True:
+        try:
+            make(stack, facts)
+            equip(stack, (), session.text, "")
+            break
+        except NoRoom as error:
+            wait, other = places.no_room()
+            session.decide(f"no room: {error}; {f'going to {other}' if other else f'tried again in {duration(wait)}'}")
+            facts = _set(stack, other) if other else facts
+            time.sleep(wait)
+        except NotReplaced as error:
+            raise Exit(f"the cluster cannot be made in {place}: {error}", code=1) from None
+        if why := session.bound():
+            raise Exit(f"{session.record.job} waits in its bucket for a cluster: {why}", code=1)
+    with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
+        job = Path(folder) / "job.toml"
+        job.write_text(session.text, encoding="utf-8")
+        data.body(Context(), str(job), stack=stack, yes=True)
+    places.room()
+    return facts
+
+
+def _set(stack: str, place: Place) -> Mapping[str, Any]:
+    """Write the place into the stack's file, and say the price there."""
+    set_key(stack, place.key, place.value)
+    return checked(stack)

@@ -1,0 +1,95 @@
+"""Replace the nodes that a managed job has lost, or, without room for them, take the whole cluster to another place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import JobRecord, JobState
+from fabfile.managed import relocation
+from fabfile.managed.replacement import NoRoom, NotReplaced, equip, make_again
+from fabfile.managed.session import Session
+from fabfile.managed.watch import Seen
+from fabfile.output import duration
+
+_LEASE = 1800.0
+"""The lease, in seconds, while nodes are made: a cloud takes minutes, and the head hears nothing from us."""
+_LEAVING = 90.0
+"""Seconds for a job to leave a node before that is replaced: a checkpoint, and the start of the next attempt."""
+_STOPPING = 600.0
+"""Seconds for a job to stop with a checkpoint before all of its nodes are replaced."""
+_POLL = 1.0
+
+
+def replace(session: Session, job: JobRecord | None, lost: Mapping[str, str], seen: Collection[Seen]) -> bool:
+    """Replace these nodes, with the reason for each, and bring them code and data. `job`: that of the head, if it
+    answers; it goes on meanwhile with the other nodes. Returns whether the cluster is a new one elsewhere."""
+    record, names = session.record, ", ".join(lost)
+    session.decide(f"to be replaced: {'; '.join(f'{name}: {why}' for name, why in lost.items())}")
+    if job is not None and job.state == JobState.RUNNING:
+        # What has ended, or is cut off, the job's supervisor leaves by itself.
+        _leave(session, {node.name for node in seen if node.state in ("ready", "down")} & set(lost) & set(job.nodes))
+    record.replaced += 1
+    record.save()
+    session.tell_head(_LEASE)
+    began, moved = time.monotonic(), False
+    try:
+        make_again(record.stack, session.facts, lost, [node.name for node in seen if node.state == "gone"])
+        equip(record.stack, lost, session.text, session.head.code)
+    except NoRoom as error:
+        moved = _no_room(session, job, str(error))
+    except NotReplaced as error:
+        session.replacing.begin()
+        session.decide(f"{names} not replaced, tried again in {duration(session.replacing.seconds)}: {error}")
+    else:
+        session.replacing.done()
+        session.places.room()
+        session.decide(f"{names} replaced, with code and data, in {time.monotonic() - began:.0f} s")
+    session.connect_anew()
+    return moved
+
+
+def _leave(session: Session, names: Collection[str]) -> None:
+    """Let the job leave nodes that still answer, with a checkpoint. They are replaced even if it does not."""
+    if not names or session.head_name in names:
+        return
+    session.record.resized += 1
+    session.decide(f"{session.record.job} goes on without {', '.join(sorted(names))}, from a checkpoint")
+    session.head.order(without=names)
+    deadline = time.monotonic() + _LEAVING
+    while time.monotonic() < deadline:
+        time.sleep(_POLL)
+        now = session.head.job()
+        if now is None or now.state != JobState.RUNNING or not set(now.nodes) & set(names):
+            return
+
+
+def _no_room(session: Session, job: JobRecord | None, why: str) -> bool:
+    """The cloud has no room: wait, or take all nodes to the next place that the user has allowed, which is True."""
+    record = session.record
+    wait, place = session.places.no_room()
+    if place is None:
+        session.replacing.begin(wait)
+        rest = "" if job is None else f"; until then {job.id} goes on with the nodes that are left"
+        session.decide(f"no room: {why}; tried again in {duration(wait)}{rest}")
+        return False
+    session.decide(f"no room: {why}; all nodes go to {place}, and {record.job} with them")
+    if job is not None:
+        _stop_and_wait(session)
+    session.facts = relocation.go(session, place)
+    record.prices.append((time.time(), session.hourly_usd()))
+    return True
+
+
+def _stop_and_wait(session: Session) -> None:
+    """Stop the job with a checkpoint, which is then in the bucket."""
+    session.head.stop()
+    deadline = time.monotonic() + _STOPPING
+    while time.monotonic() < deadline:
+        time.sleep(_POLL)
+        now = session.head.job()
+        if now is None or now.state.is_final:
+            return
+    raise Exit(f"{session.record.job} does not stop: its nodes stay where they are", code=1)

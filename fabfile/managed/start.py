@@ -1,0 +1,192 @@
+"""The part of `fab train --managed` between its options and the manager's loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, Submission, find
+from fabfile.managed import record as records
+from fabfile.managed.bounds import TRIES, Bounds
+from fabfile.managed.follower import Follower
+from fabfile.managed.manager import Manager
+from fabfile.managed.places import KEYS
+from fabfile.managed.record import Record
+from fabfile.managed.session import Session
+from fabfile.output import hint, say
+from fabfile.question import ask, must_be_answerable
+from fabfile.stacks import pulumi_cli
+from fabfile.verbs.up import checked
+
+_TAIL = 10
+"""Lines of the log that are shown of a job that runs already."""
+Resubmit = Callable[[Backend, str, int], Submission]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """`fab train`'s options that --managed reads, as they were given; None and empty: not given."""
+
+    stack: str
+    inventory: str
+    detach: bool
+    every: int | None
+    max_usd: float | None
+    max_hours: float | None
+    tries: int | None
+    zones: str
+    types: str
+    on: str
+    yes: bool
+
+    def check(self, managed: bool) -> None:
+        """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
+        own = ("max_usd", "max_hours", "tries", "zones", "types", "on", "yes")
+        given = [name for name in own if getattr(self, name) not in (None, "", False)]
+        if not managed and given:
+            raise Exit(f"--{given[0].replace('_', '-')}: goes with --managed", code=2)
+        if not managed:
+            return
+        if self.on:
+            why = "a manager makes nodes, with credentials that no node has; it runs where you run it"
+            raise Exit(f"--on {self.on}: not there yet: {why}", code=2)
+        if self.inventory:
+            raise Exit("--managed: only a stack's nodes can be replaced: --stack NAME in place of --inventory", code=2)
+        if self.detach:
+            raise Exit(
+                "--detach: with --managed this process is the manager (nohup fab ... & needs no terminal)", code=2
+            )
+        for name in ("max_usd", "max_hours"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise Exit(f"--{name.replace('_', '-')} {value:g}: must be more than 0", code=2)
+        self.places()
+
+    def places(self) -> dict[str, tuple[str, ...]]:
+        """The zones and types that the cluster may move to. Exit 2 for a list that is none."""
+        return {name: _list(f"--{name}", getattr(self, name)) for name in KEYS}
+
+    @property
+    def bounds(self) -> Bounds:
+        """Where the manager stops the job."""
+        usd, hours = (math.inf if value is None else value for value in (self.max_usd, self.max_hours))
+        return Bounds(usd, hours, TRIES if self.tries is None else self.tries)
+
+
+def _list(flag: str, text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",")) if text else ()
+    if not all(words) or len(set(words)) < len(words):
+        raise Exit(f"{flag} {text!r}: names, each once, with commas between them", code=2)
+    return words
+
+
+def agree(chosen: Options, backend: Backend, mirror: str, nodes: int) -> Mapping[str, Any]:
+    """Check the options against the stack, say the price and what will be done without a question, and ask once.
+    `mirror`: the job's. Returns the stack's facts. Exit 2 for what cannot be, 1 after a no."""
+    must_be_answerable(chosen.yes)
+    facts = checked(chosen.stack)
+    if not _usd(backend, nodes) and chosen.max_usd is not None:
+        raise Exit(f"--max-usd: {chosen.stack} has no price, so that no sum is ever reached: leave it out", code=2)
+    places = {name: values for name, values in chosen.places().items() if values}
+    for name, values in places.items():
+        if not facts["cloud"]:
+            raise Exit(f"--{name}: stack {chosen.stack} is no cloud's: it has no {KEYS[name]}", code=2)
+        if mirror in NO_MIRROR:
+            why = "all nodes are then made again, and the job goes on from the bucket: it has none"
+            raise Exit(f"--{name}: {why}", code=2)
+        for value in values:
+            pulumi_cli.ask(pulumi_cli.module("config.configure", chosen.stack, "--check", "--", KEYS[name], value))
+    others = "; without room there, in " if places else ""
+    others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
+    say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {chosen.bounds.shown()}")
+    if not chosen.yes:
+        ask("replace nodes without asking again?")
+    return facts
+
+
+def _usd(backend: Backend, nodes: int) -> float:
+    return sum(node.usd_per_hour for node in backend.nodes()[:nodes])
+
+
+def known(chosen: Options, backend: Backend, wanted: str) -> JobRecord | None:
+    """The job to manage without submitting it: one that is under way, or that was managed from here before and has not
+    been done. None: `fab train` has to start or resume it as always."""
+    job = find(backend.jobs(), wanted) if wanted else None
+    if job is None or job.state == JobState.SUCCEEDED:
+        return None
+    return job if not job.state.is_final or records.load(chosen.stack, job.id) else None
+
+
+def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
+    """The job's record from before, or a new one; with these options' bounds. `nodes`: the job's full size."""
+    now = time.time()
+    there = find(backend.jobs(), job)
+    started = (there.started or there.created) if there else now
+    found = records.load(chosen.stack, job) or Record(
+        job=job,
+        stack=chosen.stack,
+        nodes=nodes,
+        began=started,
+        prices=[(started, _usd(backend, nodes))],
+        first_attempt=max(1, there.attempt) if there else 1,
+    )
+    places = chosen.places()
+    found.bounds, found.zones, found.types = chosen.bounds, list(places["zones"]), list(places["types"])
+    return found
+
+
+def manage(
+    chosen: Options, facts: Mapping[str, Any], record: Record, resubmit: Resubmit, cursor: int | None, *, resume: bool
+) -> JobRecord:
+    """Manage a job to its end; returns its record. `cursor`: where its log is shown from; None: its last lines.
+    `resume`: start it again, once its nodes are well, if it is over. Ctrl-C and SIGTERM leave the job running. Exit 1
+    if a bound was reached, or if somebody else manages the job."""
+    with records.held(chosen.stack, record.job), _interruptible():
+        record.save()
+        session = Session(record, facts)
+        try:
+            session.tell_head()
+            session.decide(f"{record.job} is managed: {chosen.bounds.shown()}")
+            tail = _TAIL if cursor is None else -1
+            follower = Follower(session.connect, record.job, cursor or 0, tail, chosen.every)
+            job = Manager(session, resubmit, resume=resume).run()
+            follower.wait()
+            return _ended(session, job)
+        finally:
+            session.close()
+
+
+def _ended(session: Session, job: JobRecord) -> JobRecord:
+    record, now = session.record, time.time()
+    usd = f", ${record.usd(now):.2f}" if record.prices[-1][1] else ""
+    session.decide(f"{job.id} {job.state} after {record.replaced} replacement{'s' * (record.replaced != 1)}{usd}")
+    if session.reached:
+        again = f"next: fab train --resume {job.id} --managed   (with more of it)"
+        raise Exit(hint(f"{job.id} was stopped: {session.reached}\n{again}"), code=1)
+    return job
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends the manager as Ctrl-C does."""
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def how_to_go_on(job: str) -> str:
+    """What an interrupted manager says."""
+    return hint(f"{job} goes on without a manager\nnext: fab train --resume {job} --managed   (stop: fab stop {job})")
