@@ -5,6 +5,7 @@ The job itself never waits for it: the supervisor restarts it on the nodes that 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Manager:
     _renewed: float = 0.0
     _answered: float = field(default_factory=time.monotonic)
     _said: set[str] = field(default_factory=set)
+    _lost: set[str] = field(default_factory=set)
+    """The nodes that were lost since the job was last on all of its nodes."""
 
     def run(self) -> JobRecord:
         """Manage the job until it is over; returns its record then. Exit 1 if it cannot go on."""
@@ -68,11 +71,13 @@ class Manager:
         seen = session.nodes()
         lost = self._replaceable(session.watch.lost(seen, job.nodes, time.monotonic()))
         is_full = len(job.nodes) >= record.nodes
+        self._lost |= {*lost}
         if lost and session.replacing.is_over:
             if session.may_try(job) and replace(session, job, lost, seen):
                 self._from_bucket()
         elif is_full:
             self._moving.done()
+            self._lost.clear()
         elif job.state == JobState.RUNNING and _all_well(seen) and self._moving.is_over and not session.head.resizing:
             self._move_back(job)
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
@@ -92,10 +97,9 @@ class Manager:
         """Ask the job to go on, from a checkpoint, on all of its nodes."""
         session, record = self.session, self.session.record
         self._moving.begin()
-        if session.may_try(job):
-            record.resized += 1
-            session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
-            session.head.order(without=())
+        record.resized += 1
+        session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
+        session.head.order(without=())
 
     def _say_once(self, key: str, text: str) -> None:
         if key not in self._said:
@@ -111,7 +115,8 @@ class Manager:
             return True
         seen = session.nodes()
         lost = session.watch.lost(seen, (), time.monotonic())
-        if not (self.resume or by_machines(job, seen)):
+        self.resume = self.resume or by_machines(job, seen, self._lost)
+        if not self.resume:
             return True
         if lost and session.replacing.is_over:
             self._replace_without_job(lost, seen)
@@ -178,9 +183,10 @@ def _all_well(seen: Collection[Seen]) -> bool:
     return all(node.is_well for node in seen)
 
 
-def by_machines(job: JobRecord, seen: Collection[Seen]) -> bool:
-    """Whether a job ended because of its machines, and not by itself or because somebody has stopped it."""
+def by_machines(job: JobRecord, seen: Collection[Seen], lost: Collection[str]) -> bool:
+    """Whether a job ended because of its machines, and not by itself or because somebody has stopped it. `lost`: the
+    nodes that were lost under it, which may be there again."""
     if job.state == JobState.CANCELLED:
         return any(node.notice and node.notice in job.reason for node in seen)
-    lost = job.exit_code == 1 and not _all_well(seen)
-    return lost or job.reason.startswith("its launcher on the head")
+    named = not _all_well(seen) or any(name in re.findall(r"[\w.-]+", job.reason) for name in lost)
+    return (named and job.exit_code == 1) or job.reason.startswith("its launcher on the head")

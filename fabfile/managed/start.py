@@ -150,7 +150,7 @@ def manage(
     if a bound was reached, or if somebody else manages the job."""
     with records.held(chosen.stack, record.job), _interruptible():
         record.save()
-        session = Session(record, facts)
+        session, job = Session(record, facts), None
         try:
             session.tell_head()
             session.decide(f"{record.job} is managed: {chosen.bounds.shown()}")
@@ -161,6 +161,8 @@ def manage(
             return _ended(session, job)
         finally:
             session.close()
+            if job is not None and job.state == JobState.SUCCEEDED:
+                records.forget(chosen.stack, record.job)
 
 
 def _ended(session: Session, job: JobRecord) -> JobRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,10 @@ class MemoryBackend:
     """job.toml of the jobs that the mirror alone knows."""
     data: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What node.run_data reads of each job's folder."""
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    """What managers have asked for; a job then is on other nodes at once."""
+    holder: str = ""
+    """Who else manages the jobs."""
     is_open: bool = False
 
     def __enter__(self) -> MemoryBackend:
@@ -131,6 +135,16 @@ class MemoryBackend:
 
     def stop(self, job: str, *, now: bool) -> None:
         self.end(job, JobState.CANCELLED, 1, "stopped at once" if now else "stopped")
+
+    def manage(self, job: str, order: Mapping[str, Any]) -> dict[str, Any]:
+        self.orders.append(dict(order))
+        if self.holder:
+            return {"holder": self.holder, "until": CREATED * 1e6}
+        if order["without"] is not None:
+            nodes = tuple(name for name in NODES if name not in order["without"])
+            again = replace(self._job(job), nodes=nodes, attempt=self._job(job).attempt + 1)
+            self.table = [again if each.id == job else each for each in self.table]
+        return {"code": "/code", "resizing": False, "decisions": list(order["decisions"])}
 
     def leftovers(self, job: str) -> dict[str, str]:
         return self.left

@@ -1,0 +1,132 @@
+"""`fab train --managed` on the command line: what it refuses, in one line and before anything is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+from fab_command import fab
+from memory_backend import MemoryBackend
+
+from fabfile.managed import replacement, start
+from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
+from fabfile.stacks import capacity, pulumi_cli, work_lost
+
+MINE = ("train", "smoke", "--managed", "--yes")
+
+
+@pytest.fixture(autouse=True)
+def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": ""})
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("train", "smoke", "--max-usd", "3"), "--max-usd: goes with --managed"),
+        (("train", "smoke", "--yes"), "--yes: goes with --managed"),
+        (("train", "smoke", "--zones", "use1-az4"), "--zones: goes with --managed"),
+        ((*MINE, "--on", "head"), "--on head: not there yet: a manager makes nodes, with credentials that no node has"),
+        ((*MINE, "--inventory", "lab.json"), "--managed: only a stack's nodes can be replaced: --stack NAME in place"),
+        ((*MINE, "--detach"), "--detach: with --managed this process is the manager"),
+        ((*MINE, "--max-usd", "0"), "--max-usd 0: must be more than 0"),
+        ((*MINE, "--max-hours", "-1"), "--max-hours -1: must be more than 0"),
+        ((*MINE, "--tries", "0"), "--tries: must be a whole number of at least 1, not '0'"),
+        ((*MINE, "--max-usd", "much"), "--max-usd: must be a number, not 'much'"),
+        ((*MINE, "--zones", "a,,b"), "--zones 'a,,b': names, each once, with commas between them"),
+        ((*MINE, "--types", "a,a"), "--types 'a,a': names, each once, with commas between them"),
+        ((*MINE, "--zones", "use1-az4"), "--zones: stack local is no cloud's: it has no zone"),
+        (MINE[:-1], "there is no terminal to ask on: add --yes"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: tuple[str, ...], line: str, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fab(*words) == 2
+    error = capsys.readouterr().err
+    assert line in error and len(error.splitlines()) == 1 and backend.table == []
+
+
+def test_a_sum_that_is_never_reached_is_refused(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "_usd", lambda _backend, _nodes: 0.0)
+    assert fab(*MINE, "--max-usd", "3") == 2
+    assert "--max-usd: local has no price, so that no sum is ever reached: leave it out" in capsys.readouterr().err
+
+
+def test_other_places_need_a_bucket(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws"})
+    assert fab(*MINE, "--zones", "use1-az4") == 2
+    assert "--zones: all nodes are then made again, and the job goes on from the bucket" in capsys.readouterr().err
+
+
+def test_a_dry_run_asks_nothing(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fab("train", "smoke", "--managed", "--dry-run") == 0
+    assert capsys.readouterr().out == "would run smoke on 3 nodes\n"
+
+
+class Engine:
+    """Plays `pulumi up`: how it ends, and what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, update: capacity.Update, goes: Collection[str] = ()) -> None:
+        self.options: list[str] = []
+
+        def up(_stack: str, _facts: Any, options: Collection[str]) -> capacity.Update:
+            self.options = list(options)
+            return update
+
+        urns = [
+            *(f"urn:pulumi:yard::t::aws:ec2/instance:Instance::node{number}" for number in (1, 2)),
+            "urn:pulumi:yard::t::pulumi-python:dynamic/aws:HostKey::node2",
+        ]
+        monkeypatch.setattr(replacement, "pulumi_up", up)
+        monkeypatch.setattr(pulumi_cli, "has_pulumi", lambda: True)
+        monkeypatch.setattr(pulumi_cli, "exported", lambda _stack: [{"urn": urn} for urn in urns])
+        monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack, _cloud: list(goes))
+
+
+def test_a_node_that_still_runs_is_replaced_by_its_name_and_one_that_is_gone_comes_back_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(monkeypatch, capacity.Update(0, True))
+    make_again("yard", {"cloud": "aws"}, ["node2"], [])
+    assert engine.options[-2:] == ["--replace", "urn:pulumi:yard::t::aws:ec2/instance:Instance::node2"]
+    make_again("yard", {"cloud": "aws"}, ["node2"], ["node2"])
+    assert "--replace" not in engine.options and "--yes" in engine.options
+
+
+def test_a_node_that_the_job_still_needs_is_never_replaced_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has changed the stack's file meanwhile."""
+    engine = Engine(monkeypatch, capacity.Update(0, True), ["node1", "node2"])
+    with pytest.raises(NotReplaced, match="`fab up` would also replace node1: its nodes differ"):
+        make_again("yard", {"cloud": "aws"}, ["node2"], [])
+    assert engine.options == []
+
+
+@pytest.mark.parametrize("message", ["no-room", "quota", "azure"])
+def test_a_clouds_own_words_for_no_room_are_understood(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = {
+        "no-room": ("api error InsufficientInstanceCapacity: We currently do not have ...", "no free machine"),
+        "quota": ("api error VcpuLimitExceeded: You have requested more vCPU capacity", "the account's own limit"),
+        "azure": ('Code="ZonalAllocationFailed" Message="Allocation failed."', "no free machine"),
+    }
+    said, why = words[message]
+    event = {"diagnosticEvent": {"severity": "error", "message": said, "urn": "urn:pulumi:yard::t::x::node2"}}
+    shortages = capacity.shortages(json.dumps(event))
+    Engine(monkeypatch, capacity.Update(255, True, tuple(shortages)))
+    with pytest.raises(NoRoom, match=rf"node2: \w+: .*{why}"):
+        make_again("yard", {"cloud": "aws"}, ["node2"], [])
+
+
+def test_an_up_that_fails_otherwise_and_one_that_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    Engine(monkeypatch, capacity.Update(1, True))
+    with pytest.raises(NotReplaced, match="exit code 1"):
+        make_again("yard", {"cloud": "aws"}, ["node2"], [])
+    Engine(monkeypatch, capacity.Update(pulumi_cli.INTERRUPTED, True))
+    with pytest.raises(KeyboardInterrupt):
+        make_again("yard", {"cloud": "aws"}, ["node2"], [])

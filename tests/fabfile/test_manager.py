@@ -1,0 +1,212 @@
+"""A manager's loop, with a backend in this process and an engine that is played: what it replaces, moves and stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from invoke.exceptions import Exit
+from memory_backend import NODES, MemoryBackend
+
+from fabfile.backends.base import Backend, JobRecord, JobState, Submission
+from fabfile.job_file import resolve
+from fabfile.managed import manager as managers
+from fabfile.managed import places, replacing, session
+from fabfile.managed.bounds import Bounds
+from fabfile.managed.manager import Manager
+from fabfile.managed.record import Record
+from fabfile.managed.replacement import NoRoom, NotReplaced
+from fabfile.managed.session import Session
+from fabfile.managed.watch import Seen
+from infra.inventory import Node, SshCluster
+
+CLUSTER = SshCluster(
+    name="yard", nodes=tuple(Node(name=name, private_ip=f"127.0.0.{n}") for n, name in enumerate(NODES, 1))
+)
+GONE = "its machine has ended"
+
+
+@dataclass
+class Played:
+    """A job on three nodes, and the engine that makes its nodes again."""
+
+    backend: MemoryBackend
+    troubles: dict[str, Seen] = field(default_factory=dict)
+    outcomes: list[Exception] = field(default_factory=list)
+    """What the next calls of the engine raise."""
+    made: list[tuple[str, ...]] = field(default_factory=list)
+    looks: int = 0
+    script: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """What happens at which look at the nodes."""
+
+    def nodes(self) -> list[Seen]:
+        self.looks += 1
+        assert self.looks < 200, "the manager does not come to an end"
+        self.script.pop(self.looks, lambda: None)()
+        return [self.troubles.get(name, Seen(name, "ready")) for name in NODES]
+
+    def make_again(self, _stack: str, _facts: object, names: Collection[str], _gone: Collection[str]) -> None:
+        self.made.append(tuple(names))
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+        for name in names:
+            self.troubles.pop(name, None)
+
+    def lose(self, name: str, state: str = "gone", **more: str) -> None:
+        """The machine ends, and the job's supervisor goes on without it."""
+        self.troubles[name] = Seen(name, state, GONE, **more)
+        self.change(nodes=tuple(node for node in self.job.nodes if node != name), attempt=self.job.attempt + 1)
+
+    @property
+    def job(self) -> JobRecord:
+        return self.backend.table[0]
+
+    def change(self, **changes: Any) -> None:
+        self.backend.table = [replace(self.job, **changes)]
+
+    def ends(self, state: JobState = JobState.SUCCEEDED, code: int = 0, reason: str = "") -> None:
+        self.backend.end(self.job.id, state, code, reason)
+
+
+@pytest.fixture
+def played(home: object, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> Played:
+    made = Played(backend)
+    text = resolve("smoke", (), 3)
+    with backend:
+        backend.submit(Submission(job=text, nodes=3))
+    backend.table = [replace(backend.table[0], attempt=1)]
+    backend.is_open = True
+
+    class Look:
+        def __init__(self, cluster: SshCluster) -> None:
+            self.cluster, self.nodes = cluster, made.nodes
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(session, "Look", Look)
+    monkeypatch.setattr(session, "load_any", lambda _stack, _inventory: CLUSTER)
+    monkeypatch.setattr(MemoryBackend, "__exit__", lambda *_: None)
+    monkeypatch.setattr(replacing, "make_again", made.make_again)
+    monkeypatch.setattr(replacing, "equip", lambda *_: CLUSTER)
+    monkeypatch.setattr(managers, "POLL", 0.0)
+    monkeypatch.setattr(replacing, "_POLL", 0.0)
+    monkeypatch.setattr(replacing, "_LEAVING", 0.1)
+    monkeypatch.setattr(places, "FIRST", 0.01)
+    monkeypatch.setattr(session.Pause, "first", 0.01)
+    monkeypatch.setattr(session.Pause, "begin", lambda self, seconds=0.0: setattr(self, "seconds", seconds or 20.0))
+    return made
+
+
+def managed(played: Played, **more: Any) -> Manager:
+    record = Record("smoke-1", "yard", 3, time.time(), prices=[(time.time(), 3.0)], **more)
+
+    def again(there: Backend, job: str, nodes: int) -> Submission:
+        return Submission(job=resolve("smoke", (), 3), nodes=nodes, begun=there.begun(job))
+
+    return Manager(Session(record, {"cloud": ""}), again)
+
+
+def decisions(manager: Manager) -> list[str]:
+    return [one["text"] for one in manager.session.record.decisions]
+
+
+def test_a_lost_node_is_replaced_and_the_job_is_moved_back(played: Played) -> None:
+    manager = managed(played)
+    played.script = {3: lambda: played.lose("node3"), 8: played.ends}
+    assert manager.run().state == JobState.SUCCEEDED
+    assert played.made == [("node3",)] and played.job.nodes == NODES
+    assert decisions(manager)[0] == f"to be replaced: node3: {GONE}"
+    assert "node3 replaced, with code and data" in decisions(manager)[1]
+    assert decisions(manager)[2] == "smoke-1 goes on on all 3 nodes again, from a checkpoint"
+    assert [one["without"] for one in played.backend.orders if one["without"] is not None] == [[]]
+    sent = [text for one in played.backend.orders for text in one["decisions"]]
+    assert sent == manager.session.record.decisions, "the head has each decision, once"
+
+
+def test_a_node_with_a_full_disk_is_left_with_a_checkpoint_before_it_is_replaced(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = managed(played)
+    full = Seen("node2", "ready", disk="No space left on device")
+    monkeypatch.setattr("fabfile.managed.watch.PATIENCE", {"disk": 0.0})
+    played.script = {2: lambda: played.troubles.update(node2=full), 8: played.ends}
+    manager.run()
+    assert [one["without"] for one in played.backend.orders if one["without"] is not None] == [["node2"], []]
+    assert played.made == [("node2",)] and played.job.nodes == NODES
+
+
+def test_no_room_is_said_and_tried_again_while_the_job_goes_on(played: Played) -> None:
+    manager = managed(played)
+    why = "node3: InsufficientInstanceCapacity: the cloud has no free machine of this type there now"
+    played.outcomes = [NoRoom(why), NotReplaced("`up` ended with exit code 1; its last lines say why")]
+    played.script = {2: lambda: played.lose("node3"), 12: played.ends}
+    manager.run()
+    assert played.made == [("node3",)] * 3 and played.job.nodes == NODES
+    said = "\n".join(decisions(manager))
+    assert f"no room: {why}; tried again in 0s; until then smoke-1 goes on with the nodes that are left" in said
+    assert "node3 not replaced, tried again in 20s: `up` ended with exit code 1" in said
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        (Bounds(max_usd=1.0), r"its nodes have cost $1.50 (--max-usd 1)"),
+        (Bounds(max_hours=0.25), r"it has run for 30m (--max-hours 0.25)"),
+    ],
+)
+def test_a_bound_stops_the_job_with_a_checkpoint(bounds: Bounds, why: str, played: Played) -> None:
+    manager = managed(played, bounds=bounds)
+    manager.session.record.began -= 1800
+    manager.session.record.prices = [(time.time() - 1800, 3.0)]
+    assert manager.run().state == JobState.CANCELLED
+    assert decisions(manager) == [f"smoke-1 is stopped with a checkpoint: {why}"] and manager.session.reached == why
+
+
+def test_no_try_is_left_for_one_more_node(played: Played) -> None:
+    manager = managed(played, bounds=Bounds(tries=2), replaced=2)
+    played.script = {2: lambda: played.lose("node3")}
+    assert manager.run().state == JobState.CANCELLED and played.made == []
+    assert manager.session.reached == "2 replacements and restarts (--tries 2)"
+
+
+def test_the_head_that_alone_has_the_job_is_not_replaced_under_it(played: Played) -> None:
+    manager = managed(played)
+    played.script = {2: lambda: played.troubles.update(node1=Seen("node1", "failed", "step torch")), 9: played.ends}
+    manager.run()
+    assert played.made == [] and decisions(manager) == [
+        "node1: step torch; not replaced, as it alone has the job's files"
+    ]
+
+
+def test_a_job_that_failed_by_itself_is_not_started_again(played: Played) -> None:
+    manager = managed(played)
+    played.script = {2: lambda: played.ends(JobState.FAILED, 1, "rank 1 on node2 ended with exit code 1: no room")}
+    assert manager.run().state == JobState.FAILED and decisions(manager) == []
+
+
+def test_a_job_that_failed_with_its_machine_is_resumed_when_that_is_there_again(played: Played) -> None:
+    manager = managed(played)
+
+    def dies() -> None:
+        played.lose("node2")
+        played.ends(JobState.FAILED, 1, "node2 (rank 1) is cut off: no word for 6 s")
+
+    played.script = {2: dies, 9: lambda: played.ends()}
+    assert manager.run().state == JobState.SUCCEEDED
+    assert played.made == [("node2",)] and "smoke-1 resumed from its last checkpoint" in decisions(manager)
+
+
+def test_a_job_that_its_user_stops_stays_stopped(played: Played) -> None:
+    manager = managed(played)
+    played.script = {3: lambda: played.ends(JobState.CANCELLED, 1, "stopped: step 4 is in the checkpoint")}
+    assert manager.run().state == JobState.CANCELLED and played.made == []
+
+
+def test_another_machine_that_manages_the_job_is_named(played: Played) -> None:
+    manager = managed(played)
+    played.backend.holder = "bob@desk (process 2)"
+    with pytest.raises(Exit, match=r"smoke-1 is managed by bob@desk \(process 2\), for at least .* more"):
+        manager.session.tell_head()

@@ -1,0 +1,99 @@
+"""A managed job on its head: one manager at a time, its decisions in the log, the job on the nodes that it wants."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pods import job_of
+
+from node.job import files, managed
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    files.write(tmp_path / "spec.json", {"code": "/home/me/.cache/trainyard/code/abc"})
+    return tmp_path
+
+
+def order(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_dir: Path, **more: Any) -> Any:
+    asked = {"who": "ann@laptop (process 1)", "instead_of": [], "seconds": 60.0, "decisions": [], "without": None}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({**asked, **more}) + "\n"))
+    assert managed.main([str(run_dir)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_one_manager_at_a_time(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = order(monkeypatch, capsys, run_dir)
+    assert first == {"code": "/home/me/.cache/trainyard/code/abc", "resizing": False, "decisions": []}
+    bob = {"who": "bob@desk (process 2)", "decisions": [{"time": 1.0, "text": "mine", "usd": 0.0}], "without": []}
+    refused = order(monkeypatch, capsys, run_dir, **bob)
+    assert refused["holder"] == "ann@laptop (process 1)" and refused["until"] > time.time() + 50
+    assert managed.decisions(run_dir) == [] and managed.wanted(run_dir) is None, "nothing of it is done"
+    assert "code" in order(monkeypatch, capsys, run_dir), "it renews its own"
+    again = {"who": "ann@laptop (process 3)", "instead_of": ["ann@laptop (process 1)"]}
+    assert "code" in order(monkeypatch, capsys, run_dir, **again), "a new process of the same machine takes its place"
+    order(monkeypatch, capsys, run_dir, **again, seconds=0)
+    assert "code" in order(monkeypatch, capsys, run_dir, **bob), "given up"
+    assert managed.wanted(run_dir) == frozenset()
+
+
+def test_a_lease_ends_by_itself(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.write(run_dir / "manager.json", {"who": "ann@laptop (process 1)", "until": time.time() - 1})
+    assert "code" in order(monkeypatch, capsys, run_dir, who="bob@desk (process 2)")
+
+
+def test_a_decision_that_is_sent_twice_is_recorded_and_logged_once(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = ({"time": number, "text": f"decision {number}", "usd": 0.5} for number in (1.0, 2.0))
+    log: list[str] = []
+    relay = managed.Relay(run_dir, log.append)
+    relay.look()
+    order(monkeypatch, capsys, run_dir, decisions=[one])
+    assert order(monkeypatch, capsys, run_dir, decisions=[one, two])["decisions"] == [one, two]
+    relay.look()
+    relay.look()
+    with (run_dir / "managed.jsonl").open("a") as file:
+        file.write('{"time": 3.0, "text": "half a')
+    relay.look()
+    managed.Relay(run_dir, log.append).look()  # that of the next supervisor
+    assert log == ["managed: decision 1.0", "managed: decision 2.0"]
+
+
+def test_a_job_that_the_head_does_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert order(monkeypatch, capsys, tmp_path / "demo-1") == {"unknown": "demo-1"}
+
+
+def test_a_job_goes_on_on_all_its_nodes_with_a_checkpoint_and_without_a_restart(tmp_path: Path) -> None:
+    """The real supervisor, with no restart allowed."""
+    with job_of(tmp_path, steps=300, pods=2) as job:
+        for index in range(2):
+            job.start(index)
+        job.step(20)
+        files.write(job.run_dir / "resize.json", {"without": []})
+        files.write(job.run_dir / "managed.jsonl", {"time": 1.0, "text": "back to full size", "usd": 0.0})
+        record = job.ends("SUCCEEDED", 90)
+        assert record["attempt"] == 2 and record["restarts_left"] == 0, job.everything()
+        assert "going on from the last checkpoint on 2 nodes; 0 more allowed" in job.log
+        assert "stopped: step" in job.log and not (job.run_dir / "resize.json").exists()
+
+
+def test_a_stop_is_a_stop_whatever_the_manager_wants(tmp_path: Path) -> None:
+    with job_of(tmp_path, steps=5000, pods=1) as job:
+        job.start(0)
+        job.step(20)
+        files.write(job.run_dir / "stop.json", {"how": "stop"})
+        files.write(job.run_dir / "resize.json", {"without": []})
+        assert job.ends("CANCELLED")["attempt"] == 1
