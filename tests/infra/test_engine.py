@@ -149,6 +149,17 @@ def test_a_replacement_makes_before_it_deletes_where_two_can_be() -> None:
     assert shelf.log()[1:] == ["create a", "delete a"]
 
 
+def test_what_is_named_is_made_again_though_nothing_differs() -> None:
+    shelf.want(a={}, b={})
+    run("up")
+    before = len(shelf.log())
+    assert engine.main(["up", STACK, "--replace", "b"]) == 0
+    assert shelf.log()[before:] == ["delete b", "create b"] and names() == ["a", "b"]
+    with pytest.raises(SystemExit) as refused:
+        engine.main(["destroy", STACK, "--replace", "b"])
+    assert refused.value.code == 2 and books() == ["a", "b"]
+
+
 def test_what_is_not_declared_any_more_is_deleted_last_made_first() -> None:
     shelf.want(a={}, b={"beside": "a", "kind": "map"}, c={"beside": "b"})
     run("up")

@@ -17,7 +17,7 @@ from node.job import files, managed
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    files.write(tmp_path / "spec.json", {"code": "/home/me/.cache/trainyard/code/abc"})
+    files.write(tmp_path / "spec.json", {"code": "/code/abc"})
     return tmp_path
 
 
@@ -32,7 +32,7 @@ def test_one_manager_at_a_time(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = order(monkeypatch, capsys, run_dir)
-    assert first == {"code": "/home/me/.cache/trainyard/code/abc", "resizing": False, "decisions": []}
+    assert first == {"code": "/code/abc", "resizing": False, "decisions": []}
     bob = {"who": "bob@desk (process 2)", "decisions": [{"time": 1.0, "text": "mine", "usd": 0.0}], "without": []}
     refused = order(monkeypatch, capsys, run_dir, **bob)
     assert refused["holder"] == "ann@laptop (process 1)" and refused["until"] > time.time() + 50
