@@ -63,6 +63,11 @@ class Launch:
         """How many ranks there are on all nodes."""
         return sum(node.slots for node in self.places)
 
+    @property
+    def is_again(self) -> bool:
+        """Whether something was done before, by an earlier attempt or by the job before it was resumed."""
+        return self.resume or self.attempt > 1
+
     def on(self, nodes: tuple[Node, ...], attempt: int) -> Launch:
         """The same job on these nodes."""
         return replace(self, nodes=nodes, attempt=attempt)
@@ -116,7 +121,7 @@ def rank_environment(launch: Launch, found: HeadValues) -> dict[str, str]:
         environment |= {"RUN_DIR": launch.run_dir, "TRAINYARD_PER": launch.program.per}
         if launch.program.starts_ranks:
             environment["OMP_NUM_THREADS"] = str(min(node.cores_per_slot for node in launch.nodes))
-        environment |= {"TRAINYARD_RESUMED": "1"} if _is_again(launch) else {}
+        environment |= {"TRAINYARD_RESUMED": "1"} if launch.is_again else {}
     elif not launch.probe:
         environment |= {"RUN_DIR": launch.run_dir, "PYTHONPATH": launch.code}
     if launch.usd_per_hour:
@@ -138,12 +143,8 @@ def rank_argv(launch: Launch) -> list[str]:
     if launch.program is not None:
         return [*program, "program-rank", "--", *launch.program.argv]
     job = str(PurePosixPath(launch.run_dir) / "job.toml")
-    again = ["--resume"] if _is_again(launch) else []
+    again = ["--resume"] if launch.is_again else []
     return [*program, "rank", "--", f"{VENV}/python", "-u", "-m", "training.train", job, *again]
-
-
-def _is_again(launch: Launch) -> bool:
-    return launch.resume or launch.attempt > 1
 
 
 def nodes_to_text(nodes: Sequence[Node]) -> str:

@@ -66,7 +66,7 @@ class Attempt:
         """Run the attempt and end its processes on every node, also when an exception ends it."""
         try:
             with tempfile.TemporaryDirectory(prefix="trainyard-job-") as folder:
-                verdict = self._keepers()
+                verdict = self._keepers() or self._bring_written()
                 if verdict is None:
                     self._start(Path(folder))
                     verdict = self._follow()
@@ -106,6 +106,34 @@ class Attempt:
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
+
+    def _bring_written(self) -> Outcome | None:
+        """Before a user's program goes on, bring what it has written on this node to the others, unless they share it;
+        None if that is so."""
+        launch, others = self._launch, [node.name for node in self._launch.places[1:] if node.slots]
+        if not (launch.program and others and launch.is_again) or launch.shared_dir:
+            return None
+        run_dir = files.absolute(launch.run_dir)
+        names, size = program_files.written(run_dir)
+        if not names:
+            return None
+        files_of = f"{len(names)} file{'s' * (len(names) > 1)}, {size / 1e6:.1f} MB"
+        self._log.say(f"to {', '.join(others)}: what the program has written: {files_of}")
+        copies = [program_files.Copying(run_dir, names, node) for node in others]
+        try:
+            while not all(each.is_over() for each in copies):
+                self._tick()
+                for node, event in self._heard():
+                    self._take(node, event)
+                if self._asked() == "now":
+                    return self._stopped()
+                if (verdict := self._watch.verdict(time.monotonic())) is not None:
+                    return verdict
+            wrong = {each.node: why for each in copies if (why := each.problem())}
+        finally:
+            for each in copies:
+                each.end()
+        return Outcome(1, "; ".join(f"{node}: {why}" for node, why in wrong.items())) if wrong else None
 
     def _of_job(self) -> dict[str, Any]:
         """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""
