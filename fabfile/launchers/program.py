@@ -56,6 +56,11 @@ class Program:
         return is_accelerate(self.argv) or any(PurePosixPath(word).name in _TORCHRUN for word in self.argv)
 
     @property
+    def may_be_mpis(self) -> bool:
+        """Whether each process may be a rank of an MPI program, and starts no ranks of its own."""
+        return self.per != HEAD and not (self.per == NODE and self.starts_ranks)
+
+    @property
     def shell(self) -> str:
         """The command as a person types it into a shell."""
         return shlex.join(self.argv)
@@ -122,8 +127,9 @@ def completed(program: Program, nodes: Sequence[Node], numbers: Mapping[str, str
 def without_mpi(program: Program, environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what mpirun tells its ranks, for a program that starts ranks of its own: these would take
     themselves for mpirun's."""
-    own = program.per == HEAD or (program.per == NODE and program.starts_ranks)
-    return {name: value for name, value in environment.items() if not (own and name.startswith(_MPI))}
+    if program.may_be_mpis:
+        return dict(environment)
+    return {name: value for name, value in environment.items() if not name.startswith(_MPI)}
 
 
 def hostfile(nodes: Sequence[Node]) -> str:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from fabfile.launchers import VENV, HeadValues, Launch, LaunchError, LaunchPlan, rank_argv, rank_environment
 
-STEP = ("--mpi=none", "--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
-"""Options of every step of a job. --overlap: the keepers' steps and the ranks' share the nodes. --cpu-bind=none: the
-rank wrapper pins, under every launcher in the same way."""
+_STEP = ("--overlap", "--mem=0", "--cpu-bind=none", "--unbuffered", "--quiet")
+STEP = ("--mpi=none", *_STEP)
+"""Options of every step of a job; a user's program may be MPI's, and gets PMI-2. --overlap: the keepers' steps and the
+ranks' share the nodes. --cpu-bind=none: the rank wrapper pins, under every launcher in the same way."""
 
 
 def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
@@ -28,4 +29,5 @@ def plan(launch: Launch, found: HeadValues) -> LaunchPlan:
         options.append("--relative=0")  # the first of the allocation's nodes
     environment = {"PATH": f"{VENV}:/usr/local/bin:/usr/bin:/bin", **rank_environment(launch, found)}
     environment |= {"TRAINYARD_NODES": found.nodes, "MASTER_ADDR": found.master}
-    return LaunchPlan(argv=["srun", *STEP, *options, *rank_argv(launch)], environment=environment)
+    step = ["--mpi=pmi2", *_STEP] if launch.program else STEP
+    return LaunchPlan(argv=["srun", *step, *options, *rank_argv(launch)], environment=environment)

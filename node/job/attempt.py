@@ -15,7 +15,7 @@ from typing import Any
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch, plans
 from node import launcher
-from node.job import files, program_files
+from node.job import files, pmi, program_files
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.expiry import Expiry
 from node.job.files import LEASE
@@ -50,6 +50,7 @@ class Attempt:
         program, began_now = _PROGRAMS.get(name, name), time.monotonic()
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
         self._mpirun: subprocess.Popen[bytes] | None = None
+        self._pmi: pmi.Server | None = None
         self._beat = 0.0
         self.expiry = Expiry()
         self.stopping = ""
@@ -72,6 +73,8 @@ class Attempt:
                     verdict = self._follow()
         finally:
             self._end()
+            if self._pmi is not None:
+                self._pmi.close()
         return verdict
 
     def _keepers(self) -> Outcome | None:
@@ -156,7 +159,11 @@ class Attempt:
         self._log.say(f"attempt {launch.attempt}: {launch.ranks} ranks on {', '.join(n.name for n in launch.nodes)}")
         if not self._watch.program:
             plan = plans.plan(self._launcher, launch, launcher.values(launch, folder, self._began))
-            self._say(f"start {json.dumps({'argv': plan.argv, 'environment': plan.environment})}")
+            environment = plan.environment
+            if launch.program is not None and launch.program.may_be_mpis:
+                self._pmi = pmi.Server(launch.nodes[0].private_ip, launch.ranks)
+                environment = {**environment, pmi.VARIABLE: self._pmi.where}
+            self._say(f"start {json.dumps({'argv': plan.argv, 'environment': environment})}")
             return
         bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
         properties = [*bound, "TimeoutStopSec=2"]

@@ -27,9 +27,11 @@ from fabfile.launchers.program import (
     process_environment,
     without_mpi,
 )
-from node.job import files
+from node.job import files, pmi
 from node.job.rank_wrapper import LINGER, RankLog, RankPlacement, files_of, from_node, outlive_signals, prepare
 
+_PMI = ("/usr/lib/x86_64-linux-gnu/libpmi2.so.0", "/opt/slurm/lib/libpmi2.so.0", "/usr/lib64/libpmi2.so.0")
+"""Where Slurm's library may be by which Intel MPI's ranks find each other: Debian's, ParallelCluster's, Red Hat's."""
 _LAST_LINES = 2.0
 """Seconds after the program's end for lines of what it has left running."""
 _NOT_FOUND, _NOT_STARTED = 127, 126
@@ -47,9 +49,15 @@ def main(argv: list[str]) -> int:
     nodes = nodes_from_text(os.environ["TRAINYARD_NODES"])
     command = completed(program, nodes, environment)
     outlive_signals()
+    met = None
+    if where := environment.pop(pmi.VARIABLE, ""):
+        met, of_mpi = pmi.join(where, place.rank, int(environment["WORLD_SIZE"]))
+        environment |= of_mpi
     record = {"rank": place.rank, "node": place.node, "wrapper": os.getpid()}
     try:
         child = start(command, environment, run_dir / WORK)
+        if met is not None:
+            met.close()  # the program has it
     except OSError as error:
         why = f"{command[0]}: {error.strerror}"
         log.line(why)
@@ -70,7 +78,9 @@ def main(argv: list[str]) -> int:
 def environment_of(program: Program, place: RankPlacement, log: RankLog, run_dir: Path, python: str) -> dict[str, str]:
     """The whole environment of this process; what the user has named comes last. `python`: the folder with its
     Python."""
-    there, own = dict(os.environ), run_dir / "nodes" / place.node
+    # Without what the training operator says to torchrun, of which our supervisor is in charge.
+    there = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    own = run_dir / "nodes" / place.node
     nodes = nodes_from_text(there["TRAINYARD_NODES"])
     environment = {**without_mpi(program, there), **from_node(place, log.line)}
     if program.starts_ranks:  # as many threads for each of these as for a rank
@@ -88,6 +98,8 @@ def environment_of(program: Program, place: RankPlacement, log: RankLog, run_dir
     if environment["TRAINYARD_COLLECTIVES"] == "gloo":  # the others bring a libfabric of their own
         libraries = [str(Path(VENV).parent / "lib"), environment.get("LD_LIBRARY_PATH", "")]
         environment["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))  # with MPI's, for programs made for it
+    if "SLURM_PROCID" in there and (found := next((path for path in _PMI if Path(path).exists()), "")):
+        environment["I_MPI_PMI_LIBRARY"] = found
     environment["PATH"] = f"{python}:{VENV}:{there.get('PATH', os.defpath)}"
     named = dict(program.environment)
     paths = [named.pop("PYTHONPATH", ""), str(_library(own))]
