@@ -196,7 +196,8 @@ def job_of(
     )
     api = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
     base = {"PATH": os.environ["PATH"], "HOME": str(folder / "home"), **api, **(environment or {})}
-    spec = asked(folder, job_toml or f"steps = {steps}\n", **settings)
+    text = "" if settings.get("program") else job_toml or f"steps = {steps}\n"
+    spec = asked(folder, text, **settings)
     done = subprocess.run(
         [SYSTEM_PYTHON, "-I", str(launch), "create"],
         input=json.dumps({**spec.to_record(), "secrets": {}}),
