@@ -1,6 +1,6 @@
 """The commands of the program that runs on nodes: `python3 ZIP COMMAND [ARGUMENT ...]`.
 
-status, trust                        for `fab status` and `fab wait`
+status, trust, top                   for `fab status`, `fab wait` and `fab top`
 install                              the training package, for every verb of a job
 workdir, requirements                a program's working directory and its packages, before its job is created
 workdir-changes                      what a program has written into it, for `fab fetch`
@@ -22,6 +22,7 @@ import sys
 COMMANDS = {
     "status": "node.status",
     "trust": "node.ssh_trust",
+    "top": "node.top",
     "install": "node.install",
     "run-data": "node.run_data",
     "facts": "node.probes.facts",

@@ -76,6 +76,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("fabfile", "invoke", "infra.inventory", "node", "yaml"),
         *("lightkube", "httpx2", "httpcore2", "wsproto"),  # imported when they are needed, and refused in one line
     ),
+    "fabfile.top": ("fabfile", "infra.inventory", "invoke", "node", "paramiko", "rich"),
     "fabfile.workdir": ("fabfile", "invoke", "infra.inventory", "node", "pathspec"),
     "fabfile.launchers": ("fabfile.launchers", "infra.inventory"),
     "fabfile.report": ("fabfile", "invoke", "infra.inventory", "node", "jinja2"),

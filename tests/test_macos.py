@@ -166,6 +166,7 @@ VERBS = {
     "status": IN_A_ROW,
     "stop": IN_A_ROW,
     "tensorboard": Run("test_tensorboard.py"),
+    "top": Run("test_top.py"),
     "train": IN_A_ROW,
     "tunnel": Run("test_tunnel.py"),
     "up": UP,

@@ -1,0 +1,1 @@
+"""The live table of nodes and ranks of `fab top`."""
