@@ -129,7 +129,7 @@ def test_bare_fab_says_where_to_begin() -> None:
 def test_every_verb_is_listed_and_the_versions_are_told() -> None:
     lines = [line.split()[0] for line in command("--list").stdout.splitlines() if line.startswith("  ")]
     assert set(VERBS) <= set(lines)
-    assert len(VERBS) == 32 and sorted(VERBS) == list(VERBS)
+    assert len(VERBS) == 33 and sorted(VERBS) == list(VERBS)
     assert command("--version").stdout.startswith("trainyard 0.")
     assert command("--help").stdout.startswith(program.BEGIN)
 
