@@ -79,6 +79,7 @@ def ctrl_c_says_what_runs_of(jobs: Sequence[Followed]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        lines = [f"{one.label}: {one.job.id} goes on without you" for one in jobs]
+        named = (one.job.id if one.label == one.job.id else f"{one.label}: {one.job.id}" for one in jobs)
+        lines = [f"{each} goes on without you" for each in named]
         lines += [f"next: {one.logs}   (stop: {one.stop})" for one in jobs]
         raise Exit("\n" + "\n".join(lines or ["interrupted: no job was started"]), code=INTERRUPTED) from None

@@ -12,7 +12,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
 
-from fabfile import backends, clusters_together
+from fabfile import backends, clusters_together, sweep
 from fabfile import resume as resuming
 from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
 from fabfile.clusters_together import Wanted
@@ -42,6 +42,7 @@ from fabfile.verbs.jobs import seconds
         "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
         "with": "another stack (or inventory file) that trains the same job; each by itself, they meet in a bucket",
         "exchange": "with --with: a folder in a bucket that all clusters read and write; default: in this cluster's",
+        "each": "a job for each value of keys that have several, as train.lr=1e-3,6e-4; compared at the end",
         "time-limit": "30m, 12h, 2d: stop it, with a checkpoint, before it has run for so long",
         "managed": "stay, replace nodes that are lost, and move the job back to all of its nodes",
         "max-usd": "with --managed: stop it, with a checkpoint, when its nodes have cost so much",
@@ -76,6 +77,7 @@ def train(
     types: str = "",
     on: str = "",
     yes: bool = False,
+    each: bool = False,
     stack: str = "",
     inventory: str = "",
 ) -> None:
@@ -100,8 +102,13 @@ def train(
             prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
         )
 
-    if (with_ or exchange) and managed:
-        raise Exit("--managed: not with --with: manage each cluster's job by itself", code=2)
+    if managed and (each or with_ or exchange):
+        raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
+    if each and (resume or with_ or exchange):
+        raise Exit("--each: makes new jobs on one cluster: not with --resume or --with", code=2)
+    if each:
+        sweep.train(stack, inventory, sweep.Wanted(set_ or (), submission_of, every, detach, dry_run))
+        return
     if with_ or exchange:
         wanted = Wanted(job, set_ or (), resume, exchange, submission_of, every, detach, dry_run)
         clusters_together.train(stack, inventory, with_ or (), wanted)
