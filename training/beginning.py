@@ -36,14 +36,14 @@ class Beginning:
     stepper: Stepper
 
 
-def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None) -> Beginning:
-    """Choose how to train, make the model, and load the checkpoint, if there is one. Rank 0 prints the plan of the
-    memory before the model is made. Collective. JobError."""
+def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None, *, quiet: bool = False) -> Beginning:
+    """Choose how to train, make the model, and load the checkpoint, if there is one. Unless `quiet`,
+    rank 0 prints the plan of the memory before the model is made. Collective. JobError."""
     outline = states.outline(job, data)
     wanted = saved.state["precision"] if saved and job.train.precision == "auto" else job.train.precision
     plan = _plan(job, outline, ranks)
     choice = precision.choose(wanted, outline, ranks.device, ranks.maximum)
-    if ranks.is_first:
+    if ranks.is_first and not quiet:
         print(plan.line(choice.name, job.train.optimizer), flush=True)
     parallel = parallelism.choose(ranks, plan, job.train)
     if plan.parallel == "fsdp":
@@ -51,7 +51,7 @@ def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None) -> Beginn
     else:
         state = states.fresh(job, data, ranks.device)
     if saved:
-        states.take(state, saved, data, ranks.rank)
+        states.take(state, saved, data)
     state.precision = choice.name
     stepper = Stepper(job.train, state, parallel, choice.mixed)
     if saved:

@@ -101,6 +101,19 @@ def micro_batches(windows: int, most: int, of_any_rank: int, *, even: bool) -> l
     return [share(windows, part, count) for part in range(count)]
 
 
+def check_elastic(job: Job) -> None:
+    """JobError for a job in which a rank has state that no other one has, so that it cannot go on without it."""
+    rules = (
+        ("train.parallel", job.train.parallel, job.train.parallel != "fsdp", "auto or ddp"),
+        ("train.optimizer", job.train.optimizer, job.train.optimizer == "adamw", "adamw"),
+        ("data.stream", json.dumps(job.data.stream), not job.data.stream, "false"),
+        ("outer.exchange", job.outer.exchange, not job.outer.exchange, "none"),
+    )
+    for name, value, holds, allowed in rules:
+        if not holds:
+            raise JobError(f"{name} = {value}; allowed in an elastic job: {allowed}")
+
+
 def check_ranks(job: Job, ranks: int) -> None:
     """JobError if a rank would have no window of a step, and so no gradient to average."""
     first, last = job.own_windows

@@ -14,9 +14,11 @@ from training import beginning, compilation, manifest, metrics
 from training import job as jobs
 from training import optimizer as optimizers
 from training.beginning import Failed
+from training.checkpoint import carried as carrying
 from training.checkpoint import files as checkpoint
 from training.checkpoint import state as states
 from training.checkpoint.background import Saver
+from training.checkpoint.carried import Carried
 from training.checkpoint.together import Together
 from training.data import order, windows
 from training.data.stream import client as stream
@@ -24,6 +26,7 @@ from training.job import Job
 from training.outer import opening
 from training.parallel import agreement
 from training.parallel.ranks import Ranks, shares_disk_with_first
+from training.parallel.world import World, WorldChanged
 from training.progress import Heartbeat, Phase
 from training.store.mirror import Mirror
 
@@ -36,19 +39,35 @@ class Stop(Protocol):
 
 
 class Loop:
-    def __init__(self, job: Job, run: Path, ranks: Ranks, stop: Stop, *, resume: bool = False) -> None:
-        """`resume`: if the run directory has no checkpoint, the newest is fetched from the run's mirror."""
-        self.job, self.run_directory, self.ranks, self.stop = job, run, ranks, stop
+    def __init__(
+        self,
+        job: Job,
+        run: Path,
+        ranks: Ranks,
+        stop: Stop,
+        *,
+        resume: bool = False,
+        world: World | None = None,
+        carried: Carried | None = None,
+    ) -> None:
+        """`resume`: if the run directory has no checkpoint, the newest is fetched from the run's mirror. `world`: of an
+        elastic job. `carried`: what this rank has in memory from the world before this one."""
+        self.job, self.run_directory, self.ranks, self.stop, self.world = job, run, ranks, stop, world
         run.mkdir(parents=True, exist_ok=True)
-        self.heart = Heartbeat(run, ranks.rank, ranks.node)
+        self.heart = Heartbeat(run, world.place if world else ranks.rank, ranks.node)
         self._beat(0, "load")
         self.data = jobs.open_data(job)
         shared = shares_disk_with_first(ranks, run)
         self.writes = ranks.is_first or (ranks.leads_node and not shared)
         mirror_url = job.mirror(run.resolve().name)
-        saved = beginning.newest(run, ranks, shared, mirror_url if resume else "", lambda: self._beat(0, "load"))
+        saved = carrying.newest(ranks, carried) if world and world.generation else None
+        self.made: dict[str, Any] | None = saved.state["made"] if saved else None
+        from_memory = saved is not None
+        if saved is None:
+            fetched = mirror_url if resume else ""
+            saved = beginning.newest(run, ranks, shared, fetched, lambda: self._beat(0, "load"))
         with self.heart.kept(0, "load"):
-            begun = beginning.begin(job, self.data, ranks, saved)
+            begun = beginning.begin(job, self.data, ranks, saved, quiet=from_memory)
         self.state, self.choice, self.parallel, self.stepper = begun.state, begun.choice, begun.parallel, begun.stepper
         self.windows = windows.of_splits(self.state.model, self.data)
         if job.data.stream:
@@ -68,27 +87,37 @@ class Loop:
         self.saves = self.writes or together is not None
         self.saver = Saver(run, job.checkpoint.keep, self.mirror, together)
         self.clock = metrics.Clock()
+        self.lines: metrics.Lines | None = None
         if self.writes:
             manifest.publish(run / "job.toml", job.to_toml())
-            self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step)
-        if self.state.step:
+            is_last = from_memory and self.state.step == job.train.steps  # its checkpoint may be missing
+            self.lines = metrics.Lines(run / "metrics.jsonl", self.state.step - is_last)
+        self.unfinished = False
+        if from_memory:
+            self.saver.verified = set(checkpoint.steps(self.saver.directory))
+            self.unfinished = carrying.share_lines(self.lines, ranks) < self.state.step
+        elif self.state.step:
             self.saver.verified.add(self.state.step)
         if ranks.is_first:
-            print(beginning.described(job, begun, ranks, self.compilation), flush=True)
+            again = f"going on from step {self.state.step}, in memory, on {ranks.size} ranks"
+            print(again if from_memory else beginning.described(job, begun, ranks, self.compilation), flush=True)
 
     def run(self) -> bool:
-        """Train until the last step (True) or until a stop is requested (False). Raises Failed."""
+        """Train until the last step (True) or until a stop is requested (False). Raises Failed, and WorldChanged if the
+        ranks go on in a new world."""
         if self.ranks.is_first:
             self.stepper.accelerator.log_with = metrics.trackers(self.run_directory)
             self.stepper.accelerator.init_trackers("trainyard")
         stopping = self.clusters is not None and self.clusters.start()
+        if self.unfinished:
+            stopping = self._after_step()
         while self.state.step < self.job.train.steps and not stopping:
-            stopping = self._step()
+            moves = self._step()
+            stopping = self._after_step()
+            if moves and not stopping and self.state.step < self.job.train.steps:
+                raise WorldChanged
         self._finish_saves()
-        if self.writes:
-            self.lines.close()
-        for tracker in self.stepper.accelerator.trackers:
-            tracker.finish()
+        self._close_lines()
         self.stop.step = self.state.step
         return self.state.step >= self.job.train.steps
 
@@ -113,7 +142,8 @@ class Loop:
             return compilation.choose(wanted, why, self.stepper, batches, remaining, self.ranks.maximum)
 
     def _step(self) -> bool:
-        """One optimizer step, with the validation and the checkpoint due then; True if a stop was requested."""
+        """One optimizer step. The ranks exchange their losses before the update: a rank that has made it, and that may
+        be the only one of a world that was lost, has the step's line, too. True if there is a new world to go to."""
         step = self.state.step + 1
         self._beat(step, "train")
         start = time.perf_counter()
@@ -124,16 +154,25 @@ class Loop:
             chosen = chosen[self.cluster_first : self.cluster_first + self.own_windows]
             own = torch.from_numpy(self.windows["train"].read(chosen[self.first : self.last]))
             targets = self._targets("train", chosen, step, self.cluster_first)
-        loss, norm = self._train(own, targets)
+        loss = self._train(own, targets)
         facts = self._exchange(loss)
         if not math.isfinite(facts["loss"]):
             help_ = "a lower train.lr or train.precision = fp32 may help"
             raise Failed(f"step {step}: the loss is {facts['loss']}; {help_}")
+        with self.clock.time("compute"):
+            norm = self.stepper.update()
         self.state.step = step
         if self.job.data.stream:
             self.state.stream = stream.to_save(self.job, self.windows["train"].position)
         line = self._line(rate, norm, facts, time.perf_counter() - start)
-        stopping = self._meet_clusters(line) or bool(facts["stop"])
+        self.made = {"line": line, "stop": bool(facts["stop"])}
+        return bool(facts["moves"])
+
+    def _after_step(self) -> bool:
+        """The validation and the checkpoint that are due after a step, and its line; True if a stop was requested."""
+        assert self.made
+        line, asked = self.made["line"], bool(self.made["stop"])
+        stopping = self._meet_clusters(line) or asked
         ended = stopping or self.state.step == self.job.train.steps
         improved = self._validate(line) if self._due(self.job.train.eval_every, ended and not stopping) else False
         self._save(line, due=self._due(self.job.checkpoint.every, ended), best=improved)
@@ -149,9 +188,19 @@ class Loop:
         line |= {"step": self.state.step, **({"outer": round_} if round_ else {})}
         return stopping
 
-    def _train(self, windows: Tensor, targets: int) -> tuple[Tensor, float]:
-        """Train one step on this rank's windows. All targets of the global batch, `targets` in number, have the same
-        weight. Returns this rank's part of the mean loss, and the norm of the averaged gradients."""
+    def carry(self) -> Carried:
+        """End what this loop has begun on this rank alone, and return what the next one goes on with. CheckpointError
+        if a save has failed."""
+        self.saver.finish()
+        self._close_lines()
+        if self.mirror is not None:
+            self.mirror.finish(lambda: self._beat(self.state.step, "join"))
+        self.state.scaler = self.stepper.scaler_state()
+        return carrying.of(self.state, self.data, self.parallel, self.ranks.device, self.made)
+
+    def _train(self, windows: Tensor, targets: int) -> Tensor:
+        """The gradients of one step on this rank's windows. All targets of the global batch, `targets` in number, have
+        the same weight. Returns this rank's part of the mean loss."""
         self.stepper.module.train()
         # The ranks' gradients are averaged, that is divided by `size`: multiply by it here.
         scale = self.ranks.size / targets
@@ -165,22 +214,23 @@ class Loop:
                 weight = scale if start < end else 0.0
                 loss += self.stepper.micro_step(batch, weight, last=number == len(pieces))
             self.clock.move(self.parallel.waited(), "compute", "communication")
-            norm = self.stepper.update()
-        return loss / self.ranks.size, norm
+        return loss / self.ranks.size
 
     def _exchange(self, loss: Tensor) -> dict[str, Any]:
-        """The only message of a step: sums the loss, stop requests, failed saves and each rank's compute seconds over
-        all ranks. Raises Failed, on every rank, if a save has failed."""
+        """The only message of a step: sums the loss, stop requests, news of another world, failed saves and each rank's
+        compute seconds over all ranks. Raises Failed, on every rank, if a save has failed."""
         size, rank = self.ranks.size, self.ranks.rank
-        values = torch.zeros(2 + 2 * size, dtype=torch.float64)
+        values = torch.zeros(3 + 2 * size, dtype=torch.float64)
         values[0], values[1] = float(loss), float(self.stop.asked)
-        values[2 + rank] = self.clock.seconds["compute"]
-        values[2 + size + rank] = float(bool(self.saver.check()))
+        values[2] = float(self.world is not None and self.world.is_newer())
+        values[3 + rank] = self.clock.seconds["compute"]
+        values[3 + size + rank] = float(bool(self.saver.check()))
         with self.clock.time("communication"):
             values = self.ranks.sum(values)
-        if values[2 + size :].any():
+        if values[3 + size :].any():
             raise Failed(self.ranks.failures(self.saver.check()))
-        return {"loss": float(values[0]), "stop": float(values[1]), "rank_seconds": values[2 : 2 + size].tolist()}
+        loss_sum, stop, moves = values[:3].tolist()
+        return {"loss": loss_sum, "stop": stop, "moves": moves, "rank_seconds": values[3 : 3 + size].tolist()}
 
     def _line(self, rate: float, norm: float, facts: dict[str, Any], seconds: float) -> dict[str, Any]:
         done = self.state.model.flops_per_token() * (self.last - self.first) * self.job.model.block_size
@@ -229,7 +279,7 @@ class Loop:
         self._write(line)
         if ready is not None and self.saves:
             with self.clock.time("checkpoint"):
-                if self.writes:
+                if self.lines is not None:
                     self.lines.sync()
                 self.saver.save(*ready, step=self.state.step if due else None, best=best)
 
@@ -247,12 +297,18 @@ class Loop:
 
     def _write(self, line: dict[str, Any]) -> None:
         line |= {"seconds": self.clock.take(), "time": round(time.time(), 3)}
-        if self.writes:
+        if self.lines is not None:
             self.lines.write(line)
         if self.ranks.is_first:
             self.stepper.accelerator.log(metrics.flat(line), step=self.state.step)
             tokens = self.own_windows * self.job.model.block_size
             print(metrics.progress(line, self.job.train.steps, tokens), flush=True)
+
+    def _close_lines(self) -> None:
+        if self.lines is not None:
+            self.lines.close()
+        for tracker in self.stepper.accelerator.trackers:
+            tracker.finish()
 
     def _finish_saves(self) -> None:
         reason = ""

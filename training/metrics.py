@@ -79,6 +79,23 @@ class Lines:
         if self._size > self._limit:
             self._thin()
 
+    def last(self) -> int:
+        """The step of the last line; 0: there is none."""
+        lines = self._path.read_text(errors="replace").splitlines()
+        return int(_step_of(lines[-1])) if lines else 0
+
+    def after(self, step: int) -> str:
+        """The lines of later steps, as text."""
+        with self._path.open(errors="replace") as file:
+            return "".join(line for line in file if _step_of(line) > step)
+
+    def take(self, text: str) -> None:
+        """Add another rank's lines: those of steps that this file does not have yet."""
+        last = self.last()
+        for line in text.splitlines():
+            if _step_of(line) > last:
+                self.write(json.loads(line))
+
     def sync(self) -> None:
         """Wait until the lines are on disk."""
         os.fsync(self._file.fileno())

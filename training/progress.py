@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
-Phase = Literal["load", "train", "eval", "save"]
+Phase = Literal["load", "train", "eval", "save", "join"]
 BAR = 30  # characters
 REDRAW, LINE = 0.2, 5.0  # seconds between two bars, between two lines
 

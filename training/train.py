@@ -27,6 +27,9 @@ from training.keys import JobError
 
 os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.stepper applies IPEX, before DDP hooks the gradients
 
+WORLD = "TRAINYARD_WORLD"
+"""Set in an elastic job: the file with the ranks that train together (training.parallel.world)."""
+
 
 def run_directory(job: Job) -> Path:
     """Where the run writes: run.directory, else $RUN_DIR, else runs/<name>."""
@@ -56,6 +59,8 @@ def _run(job: Job, resume: bool) -> int:
         from training.parallel.ranks import join
 
     stop = StopRequest()
+    if os.environ.get(WORLD):
+        return _run_elastic(job, stop, resume)
     try:
         ranks = join(job.train.timeout)
     except ConnectionError as error:
@@ -79,8 +84,32 @@ def _run(job: Job, resume: bool) -> int:
         _report(error, ranks.explain(error))
         return 1
     if ranks.is_first:
-        print("done" if done else f"stopped: step {stop.step} is in the checkpoint", flush=True)
+        _say_end(done, stop)
     return 0
+
+
+def _run_elastic(job: Job, stop: StopRequest, resume: bool) -> int:
+    """`_run` for a rank of an elastic job, which outlives the loss of others."""
+    from training import elastic
+    from training.beginning import Failed
+    from training.parallel.peers import plain
+
+    try:
+        done = elastic.run(job, run_directory(job), stop, resume=resume)
+    except JobError:
+        raise
+    except Failed as error:  # raised on all ranks with the same text
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return 1
+    except Exception as error:  # noqa: BLE001 (one line, as in _run)
+        _report(error, plain(error))
+        return 1
+    _say_end(done, stop)
+    return 0
+
+
+def _say_end(done: bool, stop: StopRequest) -> None:
+    print("done" if done else f"stopped: step {stop.step} is in the checkpoint", flush=True)
 
 
 @contextmanager

@@ -116,6 +116,7 @@ def start(
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
             "LOCAL_RANK": "0",
+            "TRAINYARD_PLACE": str(rank),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TRAINYARD_NODE": f"node{rank}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from training import optimizer as optimizers
 from training.checkpoint import files as checkpoint
-from training.checkpoint.incoming import Incoming
+from training.checkpoint.incoming import Incoming, TensorSource
+from training.checkpoint.reader import Part
 from training.data import tokenizer
 from training.data.token_set import TokenSet
 from training.data.vocabulary import VocabularyError
@@ -101,23 +103,25 @@ def newest_on_nodes(run: Path, ranks: Ranks, written_by_first: bool) -> list[int
 
 @dataclass(frozen=True)
 class Saved:
-    """The newest checkpoint that any node has."""
+    """Where a run goes on: its newest checkpoint on any node, or what ranks of an elastic job have in memory."""
 
-    folder: Path
     state: dict[str, Any]
-    """Its state.json."""
-    rng: bytes
-    own: bool
-    """Whether this rank's node has it."""
+    """As in state.json."""
+    generators: dict[str, Tensor] | None
+    """States of this rank's random generators; None: it starts from its own seed."""
+    parts: Mapping[str, TensorSource]
+    """`model` and `optimizer`, if this rank has them; otherwise empty."""
     source: int
-    """A rank whose node has it."""
+    """A rank that has them."""
     send: bool
-    """Whether some nodes do not have it, so that its values are sent to all ranks."""
+    """Whether some ranks do not have them, so that the values are sent to all."""
+    folder: Path | None = None
+    """The checkpoint's, if this rank's node has it."""
 
 
 def find(run: Path, ranks: Ranks, have: list[int]) -> Saved | None:
     """The newest checkpoint that any node has, of which `have` is the step on each rank's node; None: there is none.
-    Collective."""
+    Collective. CheckpointError if its files cannot be read."""
     newest = max(have)
     if newest < 0:
         return None
@@ -126,10 +130,13 @@ def find(run: Path, ranks: Ranks, have: list[int]) -> Saved | None:
     raw, rng = ((folder / name).read_bytes() if own else b"" for name in ("state.json", "rng.safetensors"))
     if send:
         raw, rng = ranks.broadcast_bytes(raw, source), ranks.broadcast_bytes(rng, source)
-    return Saved(folder, json.loads(raw), rng, own, source, send)
+    generators = {tuple(key.split(".")): value for key, value in safetensors.torch.load(rng).items()}
+    mine = {name: value for (name, rank), value in generators.items() if rank == str(ranks.rank)}
+    parts = {name: Part(folder, name) for name in ("model", "optimizer")} if own else {}
+    return Saved(json.loads(raw), mine or None, parts, source, send, folder if own else None)
 
 
-def take(state: TrainingState, saved: Saved, data: TokenSet, rank: int) -> None:
+def take(state: TrainingState, saved: Saved, data: TokenSet) -> None:
     """Go on from a checkpoint: everything but its tensors. JobError if it is of another model or other data."""
     _check_same(saved.state, state, data)
     there = saved.state
@@ -137,9 +144,7 @@ def take(state: TrainingState, saved: Saved, data: TokenSet, rank: int) -> None:
     state.best = there["best"] if there["best"] is not None else float("inf")
     state.compile = there.get("compile", "auto")
     state.stream = there.get("stream")
-    generators = safetensors.torch.load(saved.rng)
-    own = {name.split(".")[0]: value for name, value in generators.items() if name.split(".")[1] == str(rank)}
-    state.rng = own or None  # None for a rank that the checkpoint does not have: it starts from its own seed
+    state.rng = saved.generators
 
 
 def load(state: TrainingState, saved: Saved, ranks: Ranks, shard: Shard) -> None:
@@ -209,6 +214,16 @@ def capture(
                 f"{name}.{rank}": rows[rank] for name, rows in generators.items() for rank in range(ranks.size)
             }
     return files, {
+        **described(state, data),
+        "encoding": data.encoding,
+        "ranks": ranks.nodes,
+        "torch": torch.__version__,
+    }
+
+
+def described(state: TrainingState, data: TokenSet) -> dict[str, Any]:
+    """What state.json says of the state itself."""
+    return {
         "step": state.step,
         "architecture": state.architecture,
         "shape": dataclasses.asdict(state.model.shape),
@@ -217,9 +232,6 @@ def capture(
         "precision": state.precision,
         "compile": state.compile,
         "optimizer": optimizers.name_of(state.optimizer),
-        "encoding": data.encoding,
         "data": identity(data),
         **({"stream": state.stream} if state.stream else {}),
-        "ranks": ranks.nodes,
-        "torch": torch.__version__,
     }

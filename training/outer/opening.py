@@ -47,6 +47,6 @@ def _loaded(saved: Saved, ranks: Ranks, own: int) -> OuterState:
         raise JobError("outer.exchange: this run was begun by one cluster alone; allowed: none")
     if (cluster := saved.state["outer"]["cluster"]) != own:
         raise JobError(f"outer.cluster = {own}; allowed: {cluster}, as in this run's checkpoints")
-    raw = (saved.folder / FILE).read_bytes() if saved.own else b""
+    raw = (saved.folder / FILE).read_bytes() if saved.folder else b""
     tensors = safetensors.torch.load(ranks.broadcast_bytes(raw, saved.source) if saved.send else raw)
     return OuterState(rounds=saved.state["outer"]["rounds"], **tensors)

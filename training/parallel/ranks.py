@@ -135,8 +135,9 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def join(timeout: int) -> Ranks:
-    """Connect to the other ranks. JobError for an invalid environment, ConnectionError if they do not all come."""
+def join(timeout: int, *, is_watched: bool = True) -> Ranks:
+    """Connect to the other ranks. JobError for an invalid environment, ConnectionError if they do not all come.
+    `is_watched`: a lost rank ends this one (training.parallel.peers), as no new world comes in place of this one."""
     environment = os.environ
     rank = _number(environment, ("RANK", "PMI_RANK", "SLURM_PROCID"), 0)
     size = _number(environment, ("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"), 1)
@@ -158,11 +159,11 @@ def join(timeout: int) -> Ranks:
         if name not in environment:
             raise JobError(f"{name} is not in the environment; the launcher of {size} ranks has to set it")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local_rank))
-    _meet(ranks)
+    _meet(ranks, is_watched)
     return ranks
 
 
-def _meet(ranks: Ranks) -> None:
+def _meet(ranks: Ranks, is_watched: bool) -> None:
     if ranks.backend not in ("gloo", "nccl", "ccl"):
         raise JobError(f"TRAINYARD_COLLECTIVES = {ranks.backend} in the environment; allowed: gloo, nccl, ccl")
     if ranks.backend == "ccl":
@@ -180,9 +181,9 @@ def _meet(ranks: Ranks) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConnectionError(f"not all {ranks.size} ranks came together in {ranks.timeout} s: {reason}") from error
-    names = [ranks.name(rank) for rank in range(ranks.size)]
-    ranks.peers = Peers(ranks.rank, names)
-    ranks.peers.start()
+    if is_watched:
+        ranks.peers = Peers(ranks.rank, [ranks.name(rank) for rank in range(ranks.size)])
+        ranks.peers.start()
 
 
 def run_on_first(ranks: Ranks, work: Callable[[], str], beat: Callable[[], None]) -> str:

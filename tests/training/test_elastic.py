@@ -1,0 +1,78 @@
+"""An elastic job on real ranks: one is lost, the others go on without a restart, and another one joins them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from gloo_ranks import Group, free_port, losses, start
+from polling import until
+
+pytestmark = pytest.mark.faults
+pytest_plugins = ["training_fixtures"]
+LONG = ["train.steps=150", "model.dropout=0", "train.eval_every=10", "checkpoint.every=10"]
+
+
+class Supervisor:
+    """Writes the worlds of a job, as its supervisor on the head does."""
+
+    def __init__(self, job: Path, run: Path, size: int) -> None:
+        self.job, self.run, self.file = job, run, run / "world.json"
+        self.generation, self.places = 0, list(range(size))
+        self.environment = {
+            "TRAINYARD_WORLD": str(self.file),
+            "TRAINYARD_NODES": json.dumps([{"private_ip": "127.0.0.1"}]),
+        }
+        self.group = start(job, run, size, LONG, environment=self.environment)
+
+    def new_world(self, places: list[int]) -> None:
+        self.generation += 1
+        lost = [place for place in self.places if place not in places]
+        port, self.places = free_port(), places
+        world = {"generation": self.generation, "places": places, "address": "127.0.0.1", "port": port, "lost": lost}
+        temporary = self.file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(world))
+        temporary.replace(self.file)
+
+    def newcomer(self, place: int) -> Group:
+        own = {**self.environment, "TRAINYARD_JOINS": "1", "RANK": str(place), "TRAINYARD_PLACE": str(place)}
+        group = start(self.job, self.run, 1, LONG, environment=own)
+        until(lambda: self.beat(place)["phase"] == "join")
+        return group
+
+    def beat(self, place: int) -> dict[str, object]:
+        found: dict[str, object] = json.loads((self.run / "heartbeat" / f"rank-{place}.json").read_text())
+        return found
+
+    def step(self) -> int:
+        lines = self.run / "metrics.jsonl"
+        return len(lines.read_text().splitlines()) if lines.exists() else 0
+
+
+@pytest.mark.parametrize(("lost", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGSTOP)])
+def test_a_rank_is_lost_and_another_joins(job: Path, tmp_path: Path, lost: int, how: signal.Signals) -> None:
+    """Also one whose machine does not answer any more: no connection ends, until the others end theirs."""
+    undisturbed = start(job, tmp_path / "fixed", 3, LONG)
+    supervisor = Supervisor(job, tmp_path / "run", 3)
+    until(lambda: supervisor.step() >= 5)
+    os.kill(supervisor.group.processes[lost].pid, how)
+    newcomer = supervisor.newcomer(lost)
+    left = [place for place in range(3) if place != lost]
+    supervisor.new_world(left)
+    at = supervisor.step()
+    until(lambda: supervisor.step() > at + 3)
+    assert supervisor.step() < 140
+    supervisor.new_world([0, 1, 2])
+    assert newcomer.wait() == [0], newcomer.output() + supervisor.group.output()
+    supervisor.group.processes[lost].kill()
+    codes = supervisor.group.wait()
+    assert codes[lost] == -signal.SIGKILL and not any(codes[place] for place in left), supervisor.group.output()
+    undisturbed.done()
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "fixed"), rel=2e-5)
+    assert (tmp_path / "run" / "checkpoints" / "step-000150").is_dir()
