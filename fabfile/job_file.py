@@ -22,10 +22,12 @@ from dataclasses import replace
 from pathlib import Path
 from training import job as jobs
 try:
-    job = jobs.load(Path(sys.argv[1]), sys.argv[4:])
+    job = jobs.load(Path(sys.argv[1]), sys.argv[5:])
     if sys.argv[3] and not job.checkpoint.mirror:
         job = replace(job, checkpoint=replace(job.checkpoint, mirror=sys.argv[3]))
     jobs.check_ranks(job, int(sys.argv[2]))
+    if sys.argv[4]:
+        jobs.check_elastic(job)
 except jobs.JobError as error:
     sys.exit(f"{error}")
 print(job.to_toml())
@@ -43,9 +45,9 @@ class Resolved:
     mirror: str  # the bucket's folder with a folder for each mirrored run; `none` or empty: no mirror
 
 
-def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") -> Resolved:
-    """The job of a file, or of training/jobs by its name; Exit 2, with one line, if it is not valid.
-    `mirror` is where its checkpoints are copied, unless the job sets that itself."""
+def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "", *, elastic: bool = False) -> Resolved:
+    """The job of a file, or of training/jobs by its name; Exit 2, with one line, if it is not valid, or cannot be
+    `elastic`. `mirror` is where its checkpoints are copied, unless the job sets that itself."""
     path = Path(given).expanduser()
     published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
     if not path.is_file() and "/" not in given:
@@ -53,7 +55,7 @@ def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "") 
             near = meant(given, [file.stem for file in _JOBS.glob("*.toml")])
             raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
         path = published
-    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, *overrides]
+    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, "1" * elastic, *overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Exit(done.stderr.strip().splitlines()[-1], code=2)

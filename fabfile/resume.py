@@ -54,14 +54,14 @@ def nodes(begun: Begun, there: int, count: int) -> int:
     return chosen
 
 
-def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int) -> Resolved:
+def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int, *, elastic: bool = False) -> Resolved:
     """The job's own settings with these overrides. Prints what they change, and which settings of a given file are
     ignored."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "job.toml"
         file.write_text(begun.text, encoding="utf-8")
         as_begun = resolve(str(file), (), ranks)
-        resolved = resolve(str(file), overrides, ranks)
+        resolved = resolve(str(file), overrides, ranks, elastic=elastic)
     changes = differences(as_begun.text, resolved.text)
     for change in changes:
         say(f"{begun.id}: {change}")

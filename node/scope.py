@@ -18,7 +18,7 @@ CONNECT_S = 8
 _OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "LogLevel=ERROR")
 STRICT = [word for option in (*_OPTIONS, f"ConnectTimeout={CONNECT_S}") for word in ("-o", option)]
 """Options of every ssh between nodes. ControlPath=none: if a shared connection broke, all its users would lose it."""
-_PORTS = range(20000, 32768)
+PORTS = range(20000, 32768)
 """Below Linux's range for outgoing connections, so that none of these takes a chosen port before mpirun does."""
 
 
@@ -45,7 +45,7 @@ def ssh_in_scope(folder: Path, unit: str, properties: Sequence[str]) -> Path:
 
 def free_port(address: str) -> int:
     """A TCP port that is free at this address of this node; OSError if none of 100 is."""
-    for port in random.sample(_PORTS, 100):
+    for port in random.sample(PORTS, 100):
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
             try:
                 server.bind((address, port))

@@ -24,6 +24,8 @@ NAMES = ("mpirun", "torchrun")
 SLURM = "slurm"
 KUBERNETES = "kubernetes"
 """Of the jobs of a Kubernetes cluster, which has no other: the keepers in the pods start the ranks."""
+KEEPERS = "keepers"
+"""Of elastic jobs over SSH: the keepers start the ranks there, too, as a launcher would end all when one is lost."""
 
 
 class LaunchError(ValueError):
@@ -48,6 +50,8 @@ class Launch:
     interface: str = ""
     """The network interface for the collectives; empty: each node takes that of its route to the others."""
     attempt: int = 1
+    elastic: bool = False
+    """The ranks go on without those that are lost, and let others join (training/elastic.py)."""
     threads: int = 0  # computing threads of each rank; 0: a node's cores divided among its ranks
     usd_per_hour: float = 0.0  # the price of all its nodes; 0: free, or unknown
     resume: bool = False
@@ -126,6 +130,8 @@ def rank_environment(launch: Launch, found: HeadValues) -> dict[str, str]:
         environment |= {"RUN_DIR": launch.run_dir, "PYTHONPATH": launch.code}
     if launch.usd_per_hour:
         environment |= {"TRAINYARD_USD_PER_HOUR": f"{launch.usd_per_hour:g}", "TRAINYARD_BEGAN": found.began}
+    if launch.elastic:
+        environment["TRAINYARD_ELASTIC"] = "1"
     if launch.threads:
         environment["TRAINYARD_THREADS"] = str(launch.threads)
     if launch.interface:

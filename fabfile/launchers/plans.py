@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from fabfile.launchers import HeadValues, Launch, LaunchPlan, mpirun, pods, srun, torchrun
+from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, HeadValues, Launch, LaunchPlan, mpirun, pods, srun, torchrun
 
-_PLANS = {"mpirun": mpirun.plan, "torchrun": torchrun.plan, "slurm": srun.plan, "kubernetes": pods.plan}
+_PLANS = {
+    "mpirun": mpirun.plan,
+    "torchrun": torchrun.plan,
+    SLURM: srun.plan,
+    KUBERNETES: pods.plan,
+    KEEPERS: pods.plan,
+}
 
 
 def plan(launcher: str, launch: Launch, found: HeadValues) -> LaunchPlan:

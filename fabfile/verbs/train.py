@@ -25,6 +25,9 @@ from fabfile.output import next_command, say
 from fabfile.starting import choose, ctrl_c_says_what_runs, goes_on, start
 from fabfile.verbs.jobs import seconds
 
+LOSSES = 8
+"""How often an elastic job may lose ranks unless --restarts says so."""
+
 
 @task(
     iterable=["set_", "with_"],
@@ -39,6 +42,7 @@ from fabfile.verbs.jobs import seconds
         "queue": "wait for nodes that another job has",
         "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
+        "elastic": "a lost rank ends nothing: the others go on at once, and it joins again (--restarts times, or 8)",
         "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
         "with": "another stack (or inventory file) that trains the same job; each by itself, they meet in a bucket",
         "exchange": "with --with: a folder in a bucket that all clusters read and write; default: in this cluster's",
@@ -65,6 +69,7 @@ def train(
     queue: bool = False,
     dry_run: bool = False,
     restarts: Annotated[int, AtLeast(0)] = 0,
+    elastic: bool = False,
     launcher: str = "",
     time_limit: str = "",
     with_: Sequence[str] | None = None,
@@ -94,10 +99,10 @@ def train(
 
     def submission_of(backend: Backend, wanted: str, overrides: Sequence[str]) -> Submission:
         return replace(
-            _submission(backend, wanted, job, overrides, nodes),
+            _submission(backend, wanted, job, overrides, nodes, elastic=elastic),
             launcher=launcher,
             queue=queue,
-            restarts=manager.bounds.tries if managed and not restarts else restarts,
+            restarts=restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0),
             time_limit=limit,
             prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
         )
@@ -106,6 +111,9 @@ def train(
         raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
     if each and (resume or with_ or exchange):
         raise Exit("--each: makes new jobs on one cluster: not with --resume or --with", code=2)
+    if elastic and (managed or with_ or exchange):
+        other = "--managed" if managed else "--with"
+        raise Exit(f"--elastic: not with {other}, which starts the job again instead", code=2)
     if each:
         sweep.train(stack, inventory, sweep.Wanted(set_ or (), submission_of, every, detach, dry_run))
         return
@@ -159,21 +167,24 @@ def _managed(
     record = managing.record_of(manager, backend, job, begun.nodes)
 
     def resubmit(there: Backend, id_: str, count: int) -> Submission:
-        return replace(_submission(there, id_, "", (), count), restarts=manager.bounds.tries)
+        return replace(_submission(there, id_, "", (), count, elastic=False), restarts=manager.bounds.tries)
 
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
 
 
-def _submission(backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None) -> Submission:
+def _submission(
+    backend: Backend, wanted: str, job: str, overrides: Sequence[str], count: int | None, *, elastic: bool
+) -> Submission:
     """A job from its file `job`, or, if a job is `wanted`, that one with its own settings."""
     if not wanted:
         chosen = choose(backend, count)
-        return Submission(job=resolve(job, overrides, _ranks(chosen), backend.mirror), nodes=len(chosen))
+        resolved = resolve(job, overrides, _ranks(chosen), backend.mirror, elastic=elastic)
+        return Submission(job=resolved, nodes=len(chosen), elastic=elastic)
     begun = resuming.begun(backend, wanted, job, overrides)
     there = backend.nodes()
     chosen = there[: resuming.nodes(begun, len(there), len(choose(backend, count)) if count else 0)]
-    settings = resuming.settings(begun, job, overrides, _ranks(chosen))
-    return Submission(job=settings, nodes=len(chosen), begun=begun)
+    settings = resuming.settings(begun, job, overrides, _ranks(chosen), elastic=elastic)
+    return Submission(job=settings, nodes=len(chosen), begun=begun, elastic=elastic)
 
 
 def _ranks(nodes: Sequence[JobNode]) -> int:

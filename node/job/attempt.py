@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import KUBERNETES, SLURM, Launch, plans
+from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, Launch, plans
+from infra.inventory import Node
 from node import launcher
-from node.job import files, pmi, program_files
+from node.job import files, job_table, pmi, program_files
 from node.job.diagnosis import Diagnosis, Outcome
+from node.job.elastic import Worlds
 from node.job.expiry import Expiry
 from node.job.files import LEASE
 from node.job.keeper_connection import USELESS, Link, NodeEvent
@@ -24,12 +26,12 @@ from node.job.log import Log
 from node.job.machines import Asked, Machines
 from node.job.spec import KeeperSpec
 
-KEEPERS = 25.0
+ANSWER = 25.0
 """Seconds without a word for the keepers of all nodes to answer."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
-_PROGRAMS = {SLURM: "srun", KUBERNETES: ""}
+_PROGRAMS = {SLURM: "srun", KUBERNETES: "", KEEPERS: ""}
 """What starts the ranks, for messages, where that is not named as the launcher is. Empty: the keepers do."""
 
 
@@ -37,10 +39,18 @@ class Attempt:
     """One attempt, from its keepers' start to the end of its last process."""
 
     def __init__(
-        self, name: str, machines: Machines, launch: Launch, timeout: float, log: Log, asked: Asked, began: float
+        self,
+        name: str,
+        machines: Machines,
+        launch: Launch,
+        timeout: float,
+        log: Log,
+        asked: Asked,
+        began: float,
+        restarts: int = 0,
     ) -> None:
         """`name`: the launcher's. `began`: Unix time in seconds from which the job's cost counts: its start, plus the
-        length of its pauses."""
+        length of its pauses. `restarts`: how often an elastic job may lose ranks."""
         self._launcher, self._machines, self._launch = name, machines, launch
         self._log, self._asked, self._began = log, asked, began
         self._unit = files.unit_of(launch.id)
@@ -49,6 +59,9 @@ class Attempt:
         placement = [node.name for node in launch.places for _ in range(node.slots)]
         program, began_now = _PROGRAMS.get(name, name), time.monotonic()
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
+        self.worlds = None
+        if launch.elastic:
+            self.worlds = Worlds(launch.nodes, self._watch, self._links, restarts, log.say, self._reach)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._pmi: pmi.Server | None = None
         self._beat = 0.0
@@ -79,20 +92,18 @@ class Attempt:
 
     def _keepers(self) -> Outcome | None:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
-        code, program = f"{self._launch.code}/launch", self._launch.program
+        program = self._launch.program
         if program is not None and self._launch.shared_dir:
             try:
                 program_files.make_work(program, files.absolute(self._launch.run_dir), self._launch.shared_dir)
             except program_files.PROBLEMS as error:
                 return Outcome(1, str(error))
-        of_job = self._of_job()
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
-            spec = KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
-            self._links[node.name] = self._machines.link(spec, code, self._events)
+            self._links[node.name] = self._machines.link(self._spec_of(node), self._code, self._events)
         missing = set(self._links)
-        deadline = time.monotonic() + KEEPERS
+        deadline = time.monotonic() + ANSWER
         while missing:
             if time.monotonic() > deadline:
                 first = min(missing)
@@ -101,7 +112,7 @@ class Attempt:
                 return self._stopped()
             self._tick()
             for name, event in self._heard():
-                deadline = time.monotonic() + KEEPERS  # a keeper that prepares something says that it is there
+                deadline = time.monotonic() + ANSWER  # a keeper that prepares something says that it is there
                 if event is None or event["event"] == "refused":
                     return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 if event["event"] == "ready":
@@ -138,6 +149,18 @@ class Attempt:
                 each.end()
         return Outcome(1, "; ".join(f"{node}: {why}" for node, why in wrong.items())) if wrong else None
 
+    @property
+    def _code(self) -> str:
+        return f"{self._launch.code}/launch"
+
+    def _spec_of(self, node: Node) -> KeeperSpec:
+        return KeeperSpec(**self._of_job(), node=node.name, memory_gb=node.memory_gb)
+
+    def _reach(self, name: str) -> Link | None:
+        """A keeper on a node that was lost; None: it cannot be reached now."""
+        node = next(node for node in self._launch.nodes if node.name == name)
+        return self._machines.link_again(self._spec_of(node), self._code, self._events)
+
     def _of_job(self) -> dict[str, Any]:
         """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""
         launch = self._launch
@@ -163,7 +186,11 @@ class Attempt:
             if launch.program is not None and launch.program.may_be_mpis:
                 self._pmi = pmi.Server(launch.nodes[0].private_ip, launch.ranks)
                 environment = {**environment, pmi.VARIABLE: self._pmi.where}
-            self._say(f"start {json.dumps({'argv': plan.argv, 'environment': environment})}")
+            order = {"argv": plan.argv, "environment": environment}
+            if self.worlds:
+                self.worlds.start(order)
+            else:
+                self._say(f"start {json.dumps(order)}")
             return
         bound = [f"{key}={self._unit}-keeper.service" for key in ("BindsTo", "After")]
         properties = [*bound, "TimeoutStopSec=2"]
@@ -174,7 +201,8 @@ class Attempt:
         while True:
             self._tick()
             for node, event in self._heard():
-                self._take(node, event)
+                if not (self.worlds and self.worlds.heard(node, event)):
+                    self._take(node, event)
             code, now = self._mpirun.poll() if self._mpirun else None, time.monotonic()
             if code is not None and self._watch.mpirun is None:
                 self._watch.mpirun_ended(128 - code if code > 128 else code, now)
@@ -187,8 +215,12 @@ class Attempt:
                 self.stopping = asked
                 self._ask_to_stop(now)
             verdict = self._watch.verdict(now)
-            if verdict is not None:
+            if verdict is not None and not (self.worlds and not asked and self.worlds.go_on(verdict)):
                 return verdict
+            if self.worlds:
+                self.worlds.look()
+                if verdict is not None:
+                    job_table.set_state(files.absolute(self._launch.run_dir), restarts_left=self.worlds.restarts)
 
     def _ask_to_stop(self, now: float) -> None:
         program, said = self._launch.program, "stopping: a checkpoint first"
@@ -252,6 +284,9 @@ class Attempt:
                 elif event["event"] == "log":
                     self._take(node, event)
         self.unknown = sorted({*waiting, *self._watch.gone})
+        if self.worlds:
+            self.unknown += self.worlds.unknown()
+            self.worlds.close()
         for link in self._links.values():
             link.cut()
         if self._mpirun is not None:

@@ -42,11 +42,11 @@ def kill(unit: str) -> None:
 
 
 def kill_job(job: str) -> None:
-    """Kill every process of a job on this node: those of its scope, and where there is none those with its mark."""
+    """Kill every process of a job on this node: those of its scope, and those with its mark, as there is no scope where
+    the keeper has started the ranks."""
     if not in_pod():
         kill(files.unit_of(job))
-    if in_pod() or under_slurm():
-        kill_marked(job)
+    kill_marked(job)
 
 
 def under_slurm() -> bool:

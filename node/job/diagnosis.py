@@ -6,7 +6,7 @@ Opens no connections and reads no clock: callers pass the time, in seconds of on
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,10 @@ class RankStatus:
     memory: str = ""
     """Set if it ended badly on a node that ran out of memory: the size of that memory, or "unknown"."""
 
+    def is_alive(self, phase: str) -> bool:
+        """Whether it runs, and is in this phase."""
+        return self.code is None and self.phase == phase
+
 
 @dataclass
 class Diagnosis:
@@ -82,6 +86,8 @@ class Diagnosis:
     mpirun: int | None = None
     noise: str = ""
     """The last line that mpirun itself printed."""
+    away: set[int] = field(default_factory=set)
+    """Of an elastic job, the ranks that are not in its world now: what happens to them is no failure of it."""
     _first_sign: float = 0.0
     _mpirun_ended: float = 0.0
 
@@ -94,13 +100,13 @@ class Diagnosis:
         self.heard[node] = now
         kind = event["event"]
         if kind == "rank":
-            self._rank(self.ranks[event["rank"]], event, now)
+            self._rank(event["rank"], event, now)
         elif kind == "step":
             rank = self.ranks[event["rank"]]
             rank.step, rank.phase, rank.beat = event["step"], event["phase"], now - event["age"]
         elif kind == "stopped":
             self.ranks[event["rank"]].stopped = True
-            self._sign(now)
+            self._sign_of(event["rank"], now)
 
     def cut_off(self, node: str, why: str, now: float) -> None:
         """Take in that the connection to a node's keeper has ended."""
@@ -123,11 +129,12 @@ class Diagnosis:
             return Outcome(1, STOPPED) if all(rank.code is not None for rank in self.ranks) else None
         if self._first_sign and (now - self._first_sign > GRACE or self._is_all_known()):
             return self._blame()
-        if all(rank.code == 0 for rank in self.ranks):
-            if self.program and self.mpirun is None and now - max(rank.ended for rank in self.ranks) < MPIRUN:
+        there = [self.ranks[number] for number in self.present()]
+        if all(rank.code == 0 for rank in there):
+            if self.program and self.mpirun is None and now - max(rank.ended for rank in there) < MPIRUN:
                 return None
             # If mpirun does not end by itself, it is killed with its scope.
-            return Outcome(0, "" if self.is_users else self.ranks[0].last)
+            return Outcome(0, "" if self.is_users else there[0].last)
         if self.mpirun == 0 and now - self._mpirun_ended > MPIRUN:
             return Outcome(1, f"{self.program} ended before the ranks did")
         return self._silent(now)
@@ -135,13 +142,42 @@ class Diagnosis:
     def _is_all_known(self) -> bool:
         """Whether nothing more is to come. If all ranks are lost, something has ended them: the launcher's end may be
         heard of after theirs."""
-        ended = all(rank.code is not None for rank in self.ranks)
+        ended = all(self.ranks[number].code is not None for number in self.present())
         heard = self.mpirun is not None or not self.program
         return ended and (heard or not all(rank.lost for rank in self.ranks))
 
     def all_beat(self) -> bool:
         """Whether every rank has sent a heartbeat."""
-        return all(rank.step >= 0 for rank in self.ranks)
+        return all(self.ranks[number].step >= 0 for number in self.present())
+
+    def present(self) -> list[int]:
+        """The ranks that train together now: all, but of an elastic job those in its world."""
+        return [number for number in range(len(self.ranks)) if number not in self.away]
+
+    def lost_ranks(self) -> list[int]:
+        """The ranks whose process or node something else has ended or stopped, of those that are not away already."""
+        return [number for number in self.present() if self._is_lost(self.ranks[number])]
+
+    def failed_ranks(self) -> list[int]:
+        """The ranks that have ended with an exit code of their own that is not 0."""
+        return [number for number in self.present() if (self.ranks[number].code or 0) > 0]
+
+    def let_go(self, numbers: Collection[int]) -> None:
+        """These ranks are not in the world any more, and the nodes that are gone are not watched."""
+        self.away |= set(numbers)
+        for number in numbers:
+            self.ranks[number] = RankStatus(self.ranks[number].node)
+        for node in self.gone:
+            self.heard.pop(node, None)
+        self.gone.clear()
+        self._first_sign = 0.0
+
+    def let_in(self, number: int) -> None:
+        """This rank is in the world again."""
+        self.away.discard(number)
+
+    def _is_lost(self, rank: RankStatus) -> bool:
+        return rank.stopped or rank.lost or rank.node in self.gone or (rank.code or 0) < 0
 
     def can_stop(self) -> bool:
         """Whether there is something to stop: the trainer trains, or every process of a user's program was started."""
@@ -155,7 +191,8 @@ class Diagnosis:
         """`rank 1 on node2`."""
         return f"rank {number} on {self.ranks[number].node}"
 
-    def _rank(self, rank: RankStatus, event: Mapping[str, Any], now: float) -> None:
+    def _rank(self, number: int, event: Mapping[str, Any], now: float) -> None:
+        rank = self.ranks[number]
         if event["state"] == "running":
             rank.started = rank.beat = now
             return
@@ -163,6 +200,10 @@ class Diagnosis:
         rank.memory = event.get("memory", "")
         rank.code, rank.last, rank.ended = event.get("code", -signal.SIGKILL), event.get("last", ""), now
         if rank.code != 0:
+            self._sign_of(number, now)
+
+    def _sign_of(self, number: int, now: float) -> None:
+        if number not in self.away:
             self._sign(now)
 
     def _sign(self, now: float) -> None:
@@ -174,7 +215,7 @@ class Diagnosis:
         late = [
             (rank.step, rank.beat, number)
             for number, rank in enumerate(self.ranks)
-            if rank.started and rank.code is None and not (self.is_users and rank.step < 0)
+            if rank.started and rank.code is None and number not in self.away and not (self.is_users and rank.step < 0)
             if now - rank.beat > (START if rank.step < 0 else self.timeout + SLACK)
         ]
         if not late:
@@ -187,14 +228,14 @@ class Diagnosis:
         """The verdict on a failure. Ranks that were stopped, cut off or killed are blamed before ranks that exited with
         an error, which may have failed because of them."""
         for number, rank in enumerate(self.ranks):
-            if rank.stopped:
+            if rank.stopped and number not in self.away:
                 return Outcome(1, f"{self.name(number)} is stopped (SIGSTOP, or a debugger)")
         if self.gone:
             node, why = next(iter(self.gone.items()))
             numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
             ranks = f" (rank {', '.join(numbers)})" if numbers else ""
             return Outcome(1, f"{node}{ranks} is cut off: {why}")
-        ended = sorted((rank.ended, number) for number, rank in enumerate(self.ranks) if rank.code)
+        ended = sorted((self.ranks[number].ended, number) for number in self.present() if self.ranks[number].code)
         failed = [(number, self.ranks[number]) for _, number in ended]
         starved = [number for number, rank in failed if rank.memory]
         # A lost rank may have been killed by mpirun after another one failed.

@@ -6,7 +6,8 @@ when the connection closes, or when the head has sent nothing for the length of 
 the job beside the ranks', its stdin and stdout are srun's, and the head is the job's first node. On Kubernetes, where
 the head is the job's first pod, they are a socket to that, and this program starts its node's ranks itself.
 
-stdin    a line of JSON: a KeeperSpec; then words: beat, term, end, and on Kubernetes start (see node/job/own_ranks.py)
+stdin    a line of JSON: a KeeperSpec; then words: beat, term, end, and, where it starts the ranks, start ORDER (see
+         node/job/own_ranks.py); of an elastic job also kill RANK, and world WORLD (see training/parallel/world.py)
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import select
 import shutil
 import signal
@@ -21,22 +23,18 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from fabfile.launchers.program import Program, from_record
 from node import memory
 from node.job import cleanup, files, program_files, usage
-from node.job.log_reader import LogReader
 from node.job.own_ranks import OwnRanks
 from node.job.spec import KeeperSpec
+from node.job.watched_rank import Rank
 from node.slurm import continuation
 
 POLL = 0.2
 BEAT = 1.0
-STOPPED_SECONDS = 2.0
-"""A rank that has been stopped (SIGSTOP, a debugger) for this long is reported."""
-
 LEAVE = 35.0
 """Seconds from a pod's SIGTERM in which a checkpoint may be written; Kubernetes kills it after 45."""
 
@@ -70,7 +68,7 @@ class Keeper:
         self.folder = self.run_dir / "nodes" / spec.node
         self._over, self._term = threading.Event(), threading.Event()
         self._ranks: dict[int, Rank] = {}
-        self._order = ""
+        self._orders: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self._started: OwnRanks | None = None
         self._beat = 0.0
         self._deadline: float | None = None
@@ -103,12 +101,24 @@ class Keeper:
                 self._term.clear()
                 for rank in self._ranks.values():
                     rank.term()
-            if self._order and self._started is None:
-                # By this thread, which lives as long as this program: the ranks are to end with it.
-                self._started = OwnRanks(self._order, self.spec.node, send)
+            with suppress(queue.Empty):
+                while True:
+                    self._obey(*self._orders.get_nowait())
             self._look()
         self._end()
         return 0
+
+    def _obey(self, verb: str, order: str) -> None:
+        """Do what the head has ordered. By the main thread, which lives as long as this program: the ranks that it
+        starts are to end with it."""
+        if verb == "start":
+            self._started = self._started or OwnRanks(self.spec.node, self.folder, send)
+            for number in self._started.start(order):
+                self._ranks.pop(number, None)
+        elif verb == "world":
+            files.write(self.folder / files.WORLD, json.loads(order))
+        elif verb == "kill" and (rank := self._ranks.get(int(order))):
+            rank.kill()
 
     def _prepare(self) -> None:
         """Make the run directory, remove an earlier attempt's records of this node's ranks, and record the job."""
@@ -154,8 +164,9 @@ class Keeper:
                 break
             *words, rest = (rest + data).split(b"\n")
             for word in words:
-                if word.startswith(b"start "):
-                    self._order = word.removeprefix(b"start ").decode()
+                verb, _, order = word.decode().partition(" ")
+                if order:
+                    self._orders.put((verb, order))
             if b"term" in words:
                 self._term.set()
             if b"end" in words:
@@ -174,7 +185,7 @@ class Keeper:
                 self._ranks[number] = Rank(number, path, self.run_dir)
         self._starved.lately(time.monotonic())
         events = [event for rank in self._ranks.values() for event in rank.news()]
-        events += self._started.failed(self.folder) if self._started else []
+        events += self._started.failed() if self._started else []
         for event in events:
             send(self._with_cause(event))
         if time.monotonic() - self._beat > BEAT:
@@ -227,77 +238,6 @@ class Keeper:
         files.node_secrets_of(self.id).unlink(missing_ok=True)
         if cleanup.under_slurm():
             subprocess.run(["sudo", "-n", "rm", "-f", str(files.JOB)], capture_output=True, check=False)
-
-
-class Rank:
-    """One rank of this node, as its wrapper's record and its heartbeat describe it."""
-
-    def __init__(self, number: int, path: Path, run_dir: Path) -> None:
-        self.number, self.path = number, path
-        self._lines = LogReader(path.with_suffix(".log"))
-        self._heartbeat = run_dir / "heartbeat" / f"rank-{number}.json"
-        self._record: Event = {}
-        self._stopped_since: float | None = None
-        self._over = False
-
-    def news(self) -> list[Event]:
-        """Its new events. Its log lines come first, so that the head has the last one before it hears of the end."""
-        record = files.read(self.path) or self._record
-        events: list[Event] = [
-            {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
-        ]
-        if self._over or not record:
-            return events
-        if record != self._record:
-            self._record = record
-            self._over = record["state"] == "exited"
-            events.append({**record, "event": "rank"})
-        elif _state(record["wrapper"]) == "" and files.read(self.path) == record:
-            self._over = True
-            events.append({**record, "event": "rank", "state": "lost"})
-        elif self._is_stopped():
-            events.append({"event": "stopped", "rank": self.number})
-        return events
-
-    def step(self) -> Event | None:
-        """Its step and its heartbeat's age in seconds by this node's clock; None if it has no heartbeat yet."""
-        beat = files.read(self._heartbeat)
-        # Another process than its own, or a child of its own wrapper: an earlier attempt's heartbeat.
-        if not beat or not {beat["pid"], beat.get("wrapper")} & {self._record.get("pid"), self._record.get("wrapper")}:
-            return None
-        age = round(time.time() - beat["time"], 2)
-        return {"event": "step", "rank": self.number, "step": beat["step"], "phase": beat["phase"], "age": age}
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id; None before it has started."""
-        return self._record.get("pid")
-
-    def term(self) -> None:
-        """Ask it to write a checkpoint and end; a user's program is a process group, and all of that is asked."""
-        if not self._over and self._record:
-            with suppress(ProcessLookupError):
-                (os.killpg if self._record.get("group") else os.kill)(self._record["pid"], signal.SIGTERM)
-
-    def _is_stopped(self) -> bool:
-        """True once, when it has been stopped for STOPPED_SECONDS."""
-        if _state(self._record["pid"]) not in ("T", "t"):
-            self._stopped_since = None
-            return False
-        self._stopped_since = self._stopped_since or time.monotonic()
-        if time.monotonic() - self._stopped_since < STOPPED_SECONDS:
-            return False
-        self._stopped_since = float("inf")
-        return True
-
-
-def _state(pid: int) -> str:
-    """A process' state letter; empty if it has ended."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if state in "ZX" else state
 
 
 _sending = threading.Lock()

@@ -49,6 +49,9 @@ class Machines(Protocol):
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
         """Start a keeper on the node of `spec`, with the node program at this path there."""
 
+    def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
+        """`link` to a node that was lost in this attempt; None: it is not there."""
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         """Kill what is left of an attempt on nodes that have not said that all is gone; returns by node what could not
         be killed, or why that is not known. `ending`: something has asked this process to end at once."""
@@ -105,6 +108,8 @@ class OwnMachines:
 
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
         return PipeLink(spec, over_ssh(spec.node, spec.id, program), events)
+
+    link_again = link
 
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         return sweep(job, list(unknown), self._spec.node_program)

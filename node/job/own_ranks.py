@@ -1,7 +1,7 @@
 """The ranks that a keeper starts itself, where no launcher's program does: in a pod of Kubernetes.
 
 The order is a line of JSON, {"argv": [...], "environment": {...}}, as fabfile/launchers/pods.py makes it. Each of the
-node's slots gets RANK and LOCAL_RANK beside it.
+node's slots gets RANK and LOCAL_RANK beside it. With "places" only these ranks are started.
 """
 
 from __future__ import annotations
@@ -30,19 +30,27 @@ class OwnRanks:
     """The wrappers of this node's ranks (node/job/rank_wrapper.py). They are killed when the thread ends that makes
     this object, and the ranks with them."""
 
-    def __init__(self, order: str, node: str, send: Callable[[Event], None]) -> None:
-        """Start them; what they print themselves, which is little, goes to `send` as the ranks' lines."""
-        asked = json.loads(order)
-        self._send = send
+    def __init__(self, node: str, folder: Path, send: Callable[[Event], None]) -> None:
+        """`folder` has the records of the node's ranks. What their wrappers print, which is little, goes to `send` as
+        the ranks' lines."""
+        self._node, self._folder, self._send = node, folder, send
         self._last: dict[int, str] = {}
         self._wrappers: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, order: str) -> list[int]:
+        """Start ranks, and return their numbers. Of one that was there before, the records are removed first."""
+        asked = json.loads(order)
         self._is_program = "TRAINYARD_PER" in asked["environment"]
         per = asked["environment"].get("TRAINYARD_PER", SLOT)
         nodes = placed(nodes_from_text(asked["environment"]["TRAINYARD_NODES"]), per)
         places = [(each.name, local) for each in nodes for local in range(each.slots)]
-        for rank, (name, local) in enumerate(places):
-            if name == node:
-                self._start(rank, local, asked["argv"], asked["environment"])
+        wanted = set(asked.get("places", range(len(places))))
+        own = [(rank, local) for rank, (name, local) in enumerate(places) if name == self._node and rank in wanted]
+        for rank, local in own:
+            for record in self._folder.glob(f"rank-{rank}.*"):
+                record.unlink()
+            self._start(rank, local, asked["argv"], asked["environment"])
+        return [rank for rank, _ in own]
 
     def _start(self, rank: int, local: int, argv: list[str], environment: dict[str, str]) -> None:
         # A tracker's key is rank 0's alone, as over SSH; a user's program has its secrets in every process.
@@ -61,15 +69,15 @@ class OwnRanks:
         self._wrappers[rank] = wrapper
         threading.Thread(target=self._hear, args=(rank, wrapper), daemon=True).start()
 
-    def failed(self, folder: Path) -> list[Event]:
-        """An event for each wrapper that has ended without a record of its rank in this folder."""
+    def failed(self) -> list[Event]:
+        """An event for each wrapper that has ended without a record of its rank."""
         events = []
         for rank, wrapper in list(self._wrappers.items()):
             code = wrapper.poll()
             if code is None:
                 continue
             del self._wrappers[rank]
-            if not (folder / f"rank-{rank}.json").exists():
+            if not (self._folder / f"rank-{rank}.json").exists():
                 last = self._last.get(rank, "")
                 events.append({"event": "rank", "rank": rank, "state": "exited", "code": code, "last": last})
         return events

@@ -58,6 +58,8 @@ def main(argv: list[str]) -> int:
     place = RankPlacement(os.environ)
     path, log = files_of(place)
     environment = {**os.environ, **from_node(place, log.line)}
+    if os.environ.get("TRAINYARD_ELASTIC"):
+        environment |= {"TRAINYARD_WORLD": str(path.parent / files.WORLD), "TRAINYARD_PLACE": str(place.rank)}
     outlive_signals()
     child = subprocess.Popen(
         argv[1:],
@@ -98,9 +100,13 @@ def outlive_signals() -> None:
 
 
 def prepare() -> None:
-    """Runs in the child before exec: the rank is killed when its wrapper dies, and SIGTERM has its default action."""
+    """Runs in the child before exec: the rank is killed when its wrapper dies, and SIGTERM has its default action. The
+    supervisor's and the keeper's priority, and their protection when memory runs out, are not the ranks'."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(max(0, -os.getpriority(os.PRIO_PROCESS, 0)))
+    with suppress(OSError):  # a container may not allow it
+        Path("/proc/self/oom_score_adj").write_text("0")
 
 
 def probe(argv: list[str]) -> None:

@@ -42,6 +42,8 @@ class JobSpec:
     """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
     """How often the job may be started again after a failure."""
+    elastic: bool = False
+    """Whether the job goes on without ranks that are lost, in the same attempt."""
     resume: str = ""
     """The id of the job to resume; empty: a new job."""
     mirrored: bool = False

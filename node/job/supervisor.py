@@ -53,6 +53,7 @@ class Supervisor:
             code=spec.code,
             interface=spec.cluster.interface,
             threads=spec.threads,
+            elastic=spec.elastic,
             usd_per_hour=spec.price_per_hour,
             resume=bool(spec.resume),
             program=spec.program,
@@ -86,6 +87,7 @@ class Supervisor:
         """Make attempts, the first as `launch` says, until the job is over or goes on elsewhere."""
         while True:
             attempt, verdict = self._attempt(launch, restarts)
+            restarts = attempt.worlds.restarts if attempt.worlds else restarts
             unusable = self._record(verdict, attempt) | attempt.expiry.taken
             resize = managed.wanted(self.run_dir) if self._was_resized(verdict, attempt) else None
             if resize is not None:
@@ -109,7 +111,8 @@ class Supervisor:
     def _attempt(self, launch: Launch, restarts: int) -> tuple[Attempt, Outcome]:
         state = self._running(launch, restarts)
         began = state["started"] + state.get("paused", 0.0)
-        attempt = Attempt(self.spec.launcher, self.machines, launch, self.spec.timeout, self.log, self._ask, began)
+        of_log = (self.spec.timeout, self.log, self._ask, began)
+        attempt = Attempt(self.spec.launcher, self.machines, launch, *of_log, restarts)
         return attempt, attempt.run()
 
     def _ended(self, verdict: Outcome, attempt: Attempt) -> None:

@@ -83,6 +83,16 @@ class PodMachines:
         connection.keep(spec, events)
         return connection
 
+    def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
+        """To the pod that Kubernetes has made in place of the one on this machine, or that has connected again."""
+        before = self._pods.get(spec.node)
+        found = next((each for each in self._there() if each is not before and each.pod.machine == spec.node), None)
+        if found is None:
+            return None
+        self._pods[spec.node] = found
+        found.keep(spec, events)
+        return found
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         """Nothing: a pod's agent kills what is left before it connects again, and a pod's end takes all with it."""
         return {}

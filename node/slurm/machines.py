@@ -50,6 +50,9 @@ class SlurmMachines:
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
         return PipeLink(spec, step.on(spec.node, program, ["keep"], stdin=True), events)
 
+    def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
+        return None
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         # After Slurm has ended this job it runs no step for it any more, and kills what is left by itself.
         asked = [] if ending else list(unknown)

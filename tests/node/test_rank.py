@@ -16,7 +16,7 @@ from polling import until
 
 from fabfile.launchers import nodes_to_text
 from infra.inventory import Node
-from node.job import cleanup, files, keeper
+from node.job import cleanup, files, keeper, watched_rank
 from node.job.spec import KeeperSpec
 from training.metrics import progress, spent
 
@@ -63,12 +63,12 @@ def test_a_rank_dies_with_its_wrapper(tmp_path: Path) -> None:
     assert len(cleanup.processes(job)) == 2
     wrapper.kill()
     wrapper.communicate()
-    until(lambda: keeper._state(pid) == "")
+    until(lambda: watched_rank.process_state(pid) == "")
     until(lambda: cleanup.processes(job) == [])
 
 
 def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "STOPPED_SECONDS", 0.2)
+    monkeypatch.setattr(watched_rank, "STOPPED_SECONDS", 0.2)
     program = (
         "import json,os,signal,sys,time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('hello')\n"
         "beat = {'step': 4, 'time': time.time(), 'phase': 'train', 'pid': os.getpid()}\n"
@@ -78,7 +78,7 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     wrapper = wrapped(tmp_path, program)
     path = tmp_path / "nodes/node1/rank-0.json"
     until(path.exists)
-    rank, events = keeper.Rank(0, path, tmp_path), []
+    rank, events = watched_rank.Rank(0, path, tmp_path), []
 
     def events_of(kind: str) -> Any:
         events.extend(rank.news())

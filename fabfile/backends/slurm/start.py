@@ -30,7 +30,9 @@ _VARIABLES = """
 
 
 def check_launcher(submission: Submission) -> None:
-    """Exit 2 for a launcher other than Slurm's."""
+    """Exit 2 for a launcher other than Slurm's, and for an elastic job."""
+    if submission.elastic:
+        raise Exit("--elastic: not with Slurm, whose srun ends all ranks when one is lost: use --restarts", code=2)
     if submission.launcher not in ("", SLURM):
         raise Exit(f"--launcher {submission.launcher}: Slurm starts the jobs of this cluster: leave it out", code=2)
 

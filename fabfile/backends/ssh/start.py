@@ -13,7 +13,7 @@ from invoke.exceptions import Exit
 from fabfile import launchers
 from fabfile.backends.base import CannotStart, Submission, Submitted
 from fabfile.backends.ssh.head import Head, runs
-from fabfile.launchers import HeadValues, Launch, LaunchError, plans
+from fabfile.launchers import KEEPERS, HeadValues, Launch, LaunchError, plans
 from fabfile.launchers.program import WORK, completed, process_environment
 from fabfile.remote.deploy import Deployed, package
 from infra.inventory import SshCluster
@@ -43,15 +43,24 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
         threads=submission.threads,
         resume=begun is not None,
         program=submission.program,
+        elastic=submission.elastic,
     )
+
+
+def launcher_of(cluster: SshCluster, submission: Submission) -> str:
+    """What starts the ranks. Exit 2 for an unknown launcher, and for one that cannot start an elastic job."""
+    launcher = submission.launcher or cluster.launcher
+    if submission.elastic and submission.launcher:
+        raise Exit(f"--launcher {submission.launcher}: an elastic job has a launcher of its own: leave it out", code=2)
+    if launcher not in launchers.NAMES:
+        raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
+    return KEEPERS if submission.elastic else launcher
 
 
 def shown(cluster: SshCluster, submission: Submission) -> str:
     """Exactly what would run; values that only the head knows at the start are shown as variables. Exit 2 for an
     unknown launcher, or one that cannot start this job."""
-    launcher, launch = submission.launcher or cluster.launcher, launch_of(cluster, submission)
-    if launcher not in launchers.NAMES:
-        raise Exit(f"--launcher {launcher}: must be {' or '.join(launchers.NAMES)}", code=2)
+    launcher, launch = launcher_of(cluster, submission), launch_of(cluster, submission)
     try:
         plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
@@ -99,7 +108,8 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec
         program=submission.program,
         runs=runs(cluster),
         code=head.folder,
-        launcher=submission.launcher or cluster.launcher,
+        launcher=KEEPERS if submission.elastic else submission.launcher or cluster.launcher,
+        elastic=submission.elastic,
         cluster=replace(cluster, nodes=launch.nodes),
         timeout=submission.timeout,
         threads=submission.threads,

@@ -1,0 +1,147 @@
+"""The worlds of an elastic job: which of its ranks train together, decided from what the keepers report.
+
+When ranks are lost, those that are left get a new world at once (training/parallel/world.py says what they do then).
+Lost ones are started again where their node answers, and get into the world when they are ready to join it. A rank that
+ends with an exit code of its own has failed, as in any job.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from infra.inventory import Node
+from node import scope
+from node.job.diagnosis import Diagnosis, Outcome
+from node.job.keeper_connection import Event, Link
+
+AGAIN = 5.0
+"""Seconds between two attempts to reach a node that was lost."""
+JOIN = "join"
+"""The phase of a rank that waits for a new world."""
+
+
+class Worlds:
+    """The worlds of one attempt, from its start, when all ranks are in the first one."""
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        watch: Diagnosis,
+        links: MutableMapping[str, Link],
+        restarts: int,
+        say: Callable[[str], None],
+        reach: Callable[[str], Link | None],
+    ) -> None:
+        """`restarts`: how often ranks may be lost. `reach` starts a keeper on a node that was lost; None: not possible
+        now."""
+        self._addresses = {node.name: node.private_ip for node in nodes}
+        self._watch, self._links, self._say, self._reach = watch, links, say, reach
+        self.restarts = restarts
+        self._generation = 0
+        self._order: dict[str, Any] = {}
+        self._lost_nodes: dict[str, Link | None] = {}
+        """Nodes that were lost, each with the keeper that is being started there."""
+        self._tried = 0.0
+        self._invited: set[int] = set()
+        """Places that the newest world has, and whose ranks have not joined it yet."""
+
+    def start(self, order: Mapping[str, Any]) -> None:
+        """Start all ranks: what they run and in which environment, as node/job/own_ranks.py takes it."""
+        self._order = dict(order)
+        for link in self._links.values():
+            link.say(f"start {json.dumps(self._order)}")
+
+    def go_on(self, verdict: Outcome) -> bool:
+        """Whether the job goes on after this verdict, without the ranks that are lost."""
+        watch = self._watch
+        lost, failed = watch.lost_ranks(), watch.failed_ranks()
+        left = [place for place in watch.present() if place not in lost]
+        if not lost or failed or not left or self.restarts <= 0:
+            return False
+        self.restarts -= 1
+        self._say(f"{verdict.reason}; {_ranks(left)} of {len(watch.ranks)} go on; {self.restarts} more may be lost")
+        for place in lost:
+            if place in watch.present() and watch.ranks[place].node in self._links:
+                self._links[watch.ranks[place].node].say(f"kill {place}")  # it may be stopped, or hang
+        for node in [node for node in watch.gone if node in self._links]:
+            self._links.pop(node).cut()
+            self._lost_nodes[node] = None
+        watch.let_go(lost)
+        self._publish([*left, *(self._invited - set(lost))], lost)
+        self._start_again([place for place in lost if watch.ranks[place].node in self._links])
+        return True
+
+    def heard(self, node: str, event: Event | None) -> bool:
+        """Whether an event is of a node that was lost: it is not the attempt's then."""
+        if node not in self._lost_nodes:
+            return False
+        link = self._lost_nodes[node]
+        if link is None:
+            return True  # a last word of the lost keeper
+        if event is None or event["event"] == "refused":
+            link.cut()
+            self._lost_nodes[node] = None
+        elif event["event"] == "ready":
+            del self._lost_nodes[node]
+            self._links[node] = link
+            self._watch.heard[node] = time.monotonic()
+            self._say(f"{node} is there again")
+            self._start_again([place for place in self._watch.away if self._watch.ranks[place].node == node])
+        return True
+
+    def look(self) -> None:
+        """Let ranks into the world that wait for it, and try to reach nodes that were lost."""
+        watch = self._watch
+        for place in sorted(self._invited):
+            if watch.ranks[place].phase not in ("", JOIN):
+                self._invited.discard(place)
+                watch.let_in(place)
+                self._say(f"{watch.name(place)} has joined: {len(watch.present())} ranks")
+        broken = [place for place in self._invited if watch.ranks[place].code is not None]
+        if broken:
+            self._invited -= set(broken)
+            self._publish([*watch.present(), *self._invited], broken)
+        ready = [place for place in watch.away - self._invited if watch.ranks[place].is_alive(JOIN)]
+        if ready and not self._invited:
+            self._invited = set(ready)
+            self._publish([*watch.present(), *ready], [])
+        if time.monotonic() - self._tried > AGAIN:
+            self._tried = time.monotonic()
+            for node in [node for node, link in self._lost_nodes.items() if link is None]:
+                self._lost_nodes[node] = self._reach(node)
+
+    def unknown(self) -> list[str]:
+        """Nodes that were lost, so that it is not known what still runs there."""
+        return sorted(self._lost_nodes)
+
+    def close(self) -> None:
+        """End what was begun on nodes that were lost."""
+        for link in self._lost_nodes.values():
+            if link is not None:
+                link.cut()
+
+    def _publish(self, places: Sequence[int], lost: Sequence[int]) -> None:
+        """Tell all nodes the next generation of the world. Its port is on the first rank's node; if another program has
+        it, the ranks do not meet, and the attempt fails."""
+        self._generation += 1
+        there = sorted(places)
+        first = self._addresses[self._watch.ranks[there[0]].node]
+        world = {"generation": self._generation, "places": there, "address": first, "port": random.choice(scope.PORTS)}
+        for link in self._links.values():
+            link.say(f"world {json.dumps({**world, 'lost': sorted(lost)})}")
+
+    def _start_again(self, places: Sequence[int]) -> None:
+        """Start ranks in these places; they wait until a world has them."""
+        environment = {**self._order["environment"], "TRAINYARD_JOINS": "1"}
+        for node in {self._watch.ranks[place].node for place in places}:
+            own = [place for place in places if self._watch.ranks[place].node == node]
+            order = {**self._order, "environment": environment, "places": own}
+            self._links[node].say(f"start {json.dumps(order)}")
+
+
+def _ranks(places: Sequence[int]) -> str:
+    return f"{len(places)} rank{'s' * (len(places) > 1)}"
