@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from node.job import job_table
+from node.job import job_table, managed
 from node.job.files import Record, parsed, read, text
 from node.job.log import parts
 
@@ -63,6 +63,7 @@ def collect(run: Path) -> Record:
         "metrics": metrics(run / "metrics.jsonl"),
         "clusters": {**read(run / "clusters.json"), **exchanged(run / "metrics.jsonl")},
         "log": log(run / "log"),
+        "managed": managed.decisions(run),
         "checkpoints": checkpoints(run),
         "usage": usage(run / "usage.jsonl"),
         "samples": samples(run / "samples.jsonl"),

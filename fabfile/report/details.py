@@ -204,3 +204,9 @@ def _settings(run: JobRun) -> dict[str, str]:
 
 def _as_toml(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
+
+
+def decisions(run: JobRun) -> list[tuple[str, str, str]]:
+    """(time since the start, the money spent until then, text) of each decision of the run's manager."""
+    start = run.started if run.started is not None else run.decisions[0][0] if run.decisions else 0.0
+    return [(_clock(when - start), numbers.money(usd) if usd else "", text) for when, text, usd in run.decisions]

@@ -86,6 +86,10 @@ def run_of(
         attempts=attempts,
         notes=tuple(_note(note) for note in _rows(log.get("notes"))),
         notes_omitted=int(number(log.get("left_out")) or 0),
+        decisions=tuple(
+            (number(one.get("time")) or 0.0, str(one.get("text") or ""), number(one.get("usd")))
+            for one in _dicts(answer.get("managed"))
+        ),
         on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),

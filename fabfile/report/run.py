@@ -98,6 +98,8 @@ class JobRun:
     notes: tuple[tuple[float, str, str], ...] = ()
     """(time, who, text) of the log's important lines."""
     notes_omitted: int = 0
+    decisions: tuple[tuple[float, str, float | None], ...] = ()
+    """(time, text, US dollars spent until then) of each decision of its manager, if it was managed."""
     on_disk: tuple[int, ...] = ()
     """Steps whose checkpoints still exist."""
     best_on_disk: float | None = None

@@ -1,13 +1,18 @@
-"""Jobs on machines that run out of memory, or reboot themselves under it."""
+"""Jobs on machines that run out of memory, reboot themselves under it, or are gone and replaced by a manager."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, parts
-from on_host import boots
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, folder, parts
+from on_host import boots, members
 from polling import until
 from project import Project
 
@@ -48,3 +53,70 @@ def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     assert {one["state"] for one in records} == {"ready"} and [one["job"] for one in records if one["job"]] == []
     after = start(PATIENT, step=0)
     assert after.ends(300) == 0, after.text()
+
+
+# Steps of some 0.3 s, so that it lasts until its node is replaced.
+SLOW = [
+    "train.steps=200",
+    "checkpoint.every=10",
+    "train.global_batch_tokens=6144",
+    "model.n_embd=64",
+    "model.n_layer=4",
+]
+
+
+def metrics(project: Project, job: str) -> list[dict[str, float]]:
+    text = (folder(project, job, "node1") / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def manage(project: Project, log: Path, *argv: str) -> subprocess.Popen[str]:
+    """A `fab train --managed` of its own, that writes into `log`."""
+    with log.open("w") as output:
+        return subprocess.Popen(
+            ["fab", "train", *argv, "--managed", "--yes"],
+            cwd=project.root,
+            env=project.env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
+    cluster: Project, start: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Its manager is killed as well, in between, and another one takes its place."""
+    undisturbed = start(*SLOW, PATIENT, step=0)
+    assert undisturbed.ends(400) == 0, undisturbed.text()
+    expected = metrics(cluster, undisturbed.id)[-1]
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    manager = manage(cluster, first, "job.toml", *SLOW, PATIENT)
+    until(lambda: "step 20/" in first.read_text(), 300, lambda: f"step 20:\n{first.read_text()}")
+    (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
+    before = boots(cluster.stack)
+    for pid in members(cluster.stack, "node2", "payload"):
+        os.kill(pid, signal.SIGKILL)
+    os.killpg(manager.pid, signal.SIGKILL)
+    refused = cluster.fab("train", "--resume", job, code=1)
+    assert f"{job} is RUNNING already" in refused.stderr, "it runs without its manager"
+
+    manager = manage(cluster, second, "--resume", job)
+    assert manager.wait(600) == 0, second.read_text()
+    said, log = second.read_text(), cluster.fab("logs", job).stdout
+    assert "managed: node2 replaced, with code and data" in said and f"managed: {job} SUCCEEDED after 1 replac" in said
+    assert boots(cluster.stack)["node2"] != before["node2"]
+    assert {name: boots(cluster.stack)[name] for name in ("node1", "node3")} == {
+        name: before[name] for name in ("node1", "node3")
+    }, "the others are as they were"
+    attempts = re.findall(r"attempt \d+: \d ranks on (.*)", log)
+    assert attempts[0] == attempts[-1] == "node1, node2, node3" and "node1, node3" in attempts, log
+    assert "managed: to be replaced: node2" in log, "the decisions are in the job's log"
+
+    done = {int(line["step"]): line for line in metrics(cluster, job)}
+    assert sorted(done) == list(range(1, 201)), "every step"
+    assert done[200]["tokens"] == expected["tokens"] and done[200]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"

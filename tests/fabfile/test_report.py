@@ -181,6 +181,19 @@ def test_what_the_nodes_were_used_for_and_what_was_sampled(tmp_path: Path) -> No
     assert_only_own_scripts(text, Page(text))
 
 
+def test_what_a_manager_decided_is_shown_with_its_time_and_cost(tmp_path: Path) -> None:
+    folder = run_folder.write(tmp_path / "demo-1", run_folder.metrics(50))
+    assert "What its manager decided" not in page.render([read(folder)])
+    lines = [
+        {"time": run_folder.BEGAN + 62, "text": "to be replaced: node3: <gone>", "usd": 1.25},
+        {"time": "?", "text": 7, "usd": None},
+    ]
+    (folder / "managed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"time"')
+    text = page.render([read(folder)])
+    shown = visible_text(text).partition("What its manager decided")[2].partition("What the log tells")[0]
+    assert "$1.25" in shown and "to be replaced: node3: <gone>" in shown and "<gone>" not in text, shown
+
+
 def test_lines_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "demo-1", run_folder.metrics(10))
     with (folder / "metrics.jsonl").open("a") as file:
