@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from invoke.exceptions import Exit
+
+from fabfile.backends.base import Unreachable
 from fabfile.backends.kubernetes import machines
 from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.managed.watch import Seen
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.slurm_nodes import unusable
@@ -28,11 +32,15 @@ class Look:
             self._fleet.close()
 
     def nodes(self) -> list[Seen]:
-        """All nodes of the cluster, in its order; of one whose queue starts machines, those that it always has."""
+        """All nodes of the cluster, in its order; of one whose queue starts machines, those that it always has.
+        Unreachable if Kubernetes' API does not answer."""
         if self._fleet is None:
             assert isinstance(self.cluster, KubeCluster)
-            with closing(Api(self.cluster, _TIMEOUT)) as api:
-                return [Seen(one["name"], one["state"]) for one in machines.found_by(api)]
+            try:
+                with closing(Api(self.cluster, _TIMEOUT)) as api:
+                    return [Seen(one["name"], one["state"]) for one in machines.found_by(api)]
+            except (KubeError, Exit) as error:
+                raise Unreachable(str(getattr(error, "message", None) or error)) from None
         cluster, answers = self._fleet.cluster, ask_over(self._fleet)
         found = []
         down = self._down() if cluster.launcher == "slurm" and cluster.queue is None else {}

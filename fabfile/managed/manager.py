@@ -85,8 +85,13 @@ class Manager:
             self._renewed = time.monotonic()
 
     def _replaceable(self, lost: Mapping[str, str]) -> dict[str, str]:
-        """Without a head that answers and that alone has the job's files."""
+        """Without a head that answers and that alone has the job's files, and without machines that a cloud's
+        Kubernetes replaces by itself."""
         session = self.session
+        if not session.head_name and session.facts["cloud"]:
+            for name, why in lost.items():
+                self._say_once(name, f"{name}: {why}; its node group replaces it")
+            return {}
         head = session.head_name
         if head in lost and not session.survives_its_head:
             self._say_once("head", f"{head}: {lost[head]}; not replaced, as it alone has the job's files")
@@ -114,7 +119,7 @@ class Manager:
         if job.state == JobState.SUCCEEDED or session.reached:
             return True
         seen = session.nodes()
-        lost = session.watch.lost(seen, (), time.monotonic())
+        lost = dict(session.watch.lost(seen, (), time.monotonic()))
         self.resume = self.resume or by_machines(job, seen, self._lost)
         if not self.resume:
             return True
@@ -159,7 +164,10 @@ class Manager:
         """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""
         session = self.session
         self._say_once("silent", f"the head does not answer: {why}")
-        seen = session.nodes()
+        try:
+            seen = session.nodes()
+        except Unreachable:
+            return
         lost = dict(session.watch.lost(seen, (), time.monotonic()))
         head, silent = session.head_name, time.monotonic() - self._answered
         is_gone = any(node.name == head and node.state == "gone" for node in seen)
