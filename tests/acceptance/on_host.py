@@ -108,6 +108,7 @@ class Traces:
     def remaining(self) -> list[str]:
         """Everything of the stack that is still there."""
         stack, home = self.project.stack, self.project.home
+        known = home / ".trainyard"  # its workdirs is about the operator's own files
         # The kernel gives the numbers of what is gone to what comes next: another stack's machine is not ours.
         living = {name for pid in _all_processes() if not _is_another(pid, stack) for name in _namespaces(str(pid))}
         others = _locks(line for line in _mounts() if "/stacks/" in line and f"/stacks/{stack}/" not in line)
@@ -115,7 +116,7 @@ class Traces:
             *([paths.stack(stack)] if paths.stack(stack).exists() else []),
             *(file for kind in ("propagate", "unix-export") for file in (RUN / kind).glob(f"{stack}-*")),
             *(lock for lock in self.locks - others if lock.exists()),
-            *(file for file in (home / ".trainyard").rglob("*") if file.is_file()),
+            *(file for file in known.rglob("*") if file.is_file() and known / "workdirs" not in file.parents),
             *(home / ".trainyard" / "engine").glob("*"),
             *(home / "state" / ".pulumi" / "locks").rglob("*.json"),
         ]

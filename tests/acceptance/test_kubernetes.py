@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import user_programs
 from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, shared
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts
 from polling import until
@@ -97,3 +98,9 @@ def test_what_cannot_start_says_why_in_one_line(cluster: Project, start: Start) 
     finally:
         kubectl(cluster, "delete", "resourcequota", "few")
     assert (shared(cluster) / "runs" / job.id).exists()
+
+
+def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
+    work = user_programs.written(tmp_path / "work")
+    user_programs.check_mpi(cluster, work)
+    user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")

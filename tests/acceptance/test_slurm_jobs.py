@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Start, listed, process
 from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
 from polling import until
@@ -122,3 +123,9 @@ def test_a_colleagues_job_is_listed_is_in_the_way_and_is_waited_for(cluster: Pro
     assert f"{waits.id} CANCELLED: stopped before it started" in stopped and waits.ends() == 1
     on_head(cluster, f"sudo -u alice scancel {number}")
     assert job.ends(120) == 0, job.text()
+
+
+def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
+    work = user_programs.written(tmp_path / "work")
+    user_programs.check_mpi(cluster, work)
+    user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")

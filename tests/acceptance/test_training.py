@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs_on_nodes import ENDLESS, RANK, Start, folder, listed, process
+import user_programs
+from jobs_on_nodes import ENDLESS, RANK, Start, folder, listed, parts, process
 from project import Project
 
 PUBLISHED = "gpt2-124m-openwebtext"
@@ -140,3 +141,10 @@ def published_profile(project: Project) -> str:
 
 def checkpoints(project: Project, job: str) -> list[Path]:
     return sorted((folder(project, job, "node1") / "checkpoints").glob("step-*"))
+
+
+def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
+    work = user_programs.written(tmp_path / "work")
+    user_programs.check_mpi(cluster, work)
+    user_programs.check_failure(cluster, work)
+    user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")

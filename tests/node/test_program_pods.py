@@ -44,7 +44,8 @@ def test_a_program_per_node_and_one_for_the_head_alone(tmp_path: Path) -> None:
     for per, expected in (("node", ["0 2 0 0 2", "1 2 0 1 2"]), ("head", ["0 1 0 0 1"])):
         (tmp_path / per).mkdir()
         with job_of(tmp_path / per, pods=2, slots=2, program=program_of(tmp_path, PLACE, per=per)) as job:
-            job.start(0), job.start(1)
+            for index in (0, 1):
+                job.start(index)
             job.ends("SUCCEEDED")
             assert [" ".join(line.split()[:5]) for line in places(job)] == expected, job.everything()
 
@@ -69,7 +70,8 @@ def test_a_program_that_is_stopped_has_time_to_end(tmp_path: Path) -> None:
         "print('ready'); time.sleep(60)\n"
     )
     with job_of(tmp_path, pods=2, program=program_of(tmp_path, code)) as job:
-        job.start(0), job.start(1)
+        for index in (0, 1):
+            job.start(index)
         until(lambda: job.log.count(" ready") == 2, 30, job.everything)
         files.write(job.run_dir / "stop.json", {"how": "stop"})
         assert job.ends("CANCELLED")["reason"] == "stopped"
@@ -96,6 +98,7 @@ def test_mpis_processes_find_each_other(tmp_path: Path) -> None:
         "ask('cmd=barrier_in'); print('met', ask('cmd=get kvsname=job key=c0'), ask('cmd=get kvsname=job key=c1'))\n"
     )
     with job_of(tmp_path, pods=2, program=program_of(tmp_path, code)) as job:
-        job.start(0), job.start(1)
+        for index in (0, 1):
+            job.start(index)
         job.ends("SUCCEEDED")
         assert job.log.count("value=v0 ") == 2 and job.log.count("value=v1\n") == 2, job.log
