@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from node.job import job_table, managed
-from node.job.files import Record, parsed, read, text
+from node.job.files import PROGRAM, Record, parsed, read, text
 from node.job.log import parts
 
 LIMIT = 1500
@@ -60,6 +60,7 @@ def collect(run: Path) -> Record:
         "state": read(run / "state.json"),
         "spec": read(run / "spec.json"),
         "job_toml": text(run / "job.toml"),
+        "program": read(run / PROGRAM),
         "metrics": metrics(run / "metrics.jsonl"),
         "clusters": {**read(run / "clusters.json"), **exchanged(run / "metrics.jsonl")},
         "log": log(run / "log"),

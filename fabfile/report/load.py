@@ -16,13 +16,13 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import Backend
 from fabfile.report.run import JobRun, JobStart, NodeFacts, Point, Usage, Validation
 from node import run_data
-from node.job.files import OVER
+from node.job.files import OVER, PROGRAM
 from node.run_data import number
 
 
 def from_folder(folder: Path) -> JobRun:
     """The run in a run directory on this machine; Exit 2 if it is none. Only its cluster knows its price."""
-    if not (folder / "metrics.jsonl").exists() and not (folder / "job.toml").exists():
+    if not any((folder / name).exists() for name in ("metrics.jsonl", "job.toml", PROGRAM)):
         raise Exit(f"{folder}: not a run directory: it has neither metrics.jsonl nor job.toml", code=2)
     return run_of(run_data.collect(folder.absolute()))
 
@@ -199,6 +199,9 @@ def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence
     """The command that runs the job again on as many nodes, with the job file that the page offers for download."""
     launcher = spec.get("launcher")
     other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
+    if program := dict_of(spec, "program") or dict_of(answer, "program"):
+        counted = ["--nodes", str(len(nodes))] if nodes else []
+        return shlex.join(["fab", "launch", *counted, "--", *map(str, list_of(program, "argv"))])
     words = ["fab", "train", f"{answer.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
     return shlex.join(words)
 

@@ -203,7 +203,10 @@ class Keeper:
         if now - self._measured < usage.interval(now - self._began):
             return
         self._measured = now
-        if used := self._meter.sample((pid for rank in self._ranks.values() if (pid := rank.pid)), now):
+        pids = [pid for rank in self._ranks.values() if (pid := rank.pid)]
+        if self.spec.program is not None:  # it may have started others, as torchrun does
+            pids = [int(each.partition(" ")[0]) for each in cleanup.processes(self.id)]
+        if used := self._meter.sample(pids, now):
             send({"event": "usage", **used})
 
     def _with_cause(self, event: Event) -> Event:

@@ -32,6 +32,11 @@ class Allocation:
         self._parent = os.getppid()
         self.secrets = submission.taken_secrets(spec)
 
+    @property
+    def runs_program(self) -> bool:
+        """Whether the job runs a user's program, of whose checkpoints we know nothing."""
+        return self._spec.program is not None
+
     def is_current(self, run_dir: Path) -> bool:
         """Whether this job of Slurm's is the one that the record names, and it is not over. Slurm may requeue one that
         has just ended, or whose place another one has taken."""

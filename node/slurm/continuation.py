@@ -22,6 +22,7 @@ def go_on(
     """Have Slurm start the job again without these nodes, with a restart less if it `counts` as one, or record that it
     cannot. `why`: for the record, if no restart is left. Does nothing if another program has done it already."""
     names = ", ".join(sorted(without))
+    what = "restart" if slurm.runs_program else "restart from the last checkpoint"
     with records.locked(run_dir):
         state = files.read(run_dir / "state.json")
         if state["state"] in files.OVER or state["slurm"] != slurm.number:
@@ -39,7 +40,7 @@ def go_on(
         waits = {"state": "PENDING", "queued": True, "reason": "", "nodes": []}
         job_table.set_state(run_dir, slurm=number, restarts_left=restarts, **waits)
         where = f"{count} nodes{f' without {names}' if names else ''}, as Slurm's job {number}"
-        log.say(f"restart from the last checkpoint on {where}; {restarts} more allowed")
+        log.say(f"{what} on {where}; {restarts} more allowed")
     slurm.forbid_requeue()
 
 

@@ -45,7 +45,7 @@ def check(cluster: KubeCluster, submission: Submission) -> None:
         )
     name = submission.begun.id if submission.begun else submission.name
     if not re.fullmatch(_NAME, name) or len(name) > _LONGEST_NAME:
-        allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename the job's file"
+        allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename its file, or --name"
         raise Exit(f"{name}: the name of a job on Kubernetes must be {allowed}", code=2)
     if not is_named(cluster.image):
         raise Exit(f"{cluster.name}: image = {cluster.image!r}: has neither tag nor digest: which image is it?", code=2)
