@@ -36,6 +36,7 @@ OLD = 30 * 86400.0
 """Seconds since its last use after which an environment may be removed."""
 _ABANDONED = 6 * 3600.0  # seconds after which an environment that was not completed is removed
 _WORDS = 12  # last lines of pip that say why it failed
+_RETRIES = "WARNING: Retrying"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -106,6 +107,7 @@ def is_complete(link: Path) -> bool:
 
 
 def _make(text: str, link: Path, on_line: Callable[[str], None], image: Path) -> None:
+    on_line("Making an environment with these packages, which jobs after this one will find")
     new = Path(tempfile.mkdtemp(dir=link.parent, prefix=f"{link.name}-"))
     done = False
     try:
@@ -145,6 +147,8 @@ def _run(step: str, argv: list[str], on_line: Callable[[str], None]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             if line.strip():
+                if last and last[-1].startswith(_RETRIES) and line.strip().startswith(_RETRIES):
+                    last.pop()  # one of them says enough
                 last = [*last[1 - _WORDS :], line.strip()]
                 on_line(line.rstrip())
     if process.returncode != 0:

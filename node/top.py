@@ -67,8 +67,8 @@ class Sampler:
 
     def _running(self) -> list[str]:
         """The jobs under way. Only those whose record says so are looked at closely."""
-        there = sorted(self._runs.iterdir()) if self._runs.is_dir() else []
-        said = [path for path in there if files.read(path / "state.json").get("state") == "RUNNING"]
+        there = [path for path in self._runs.iterdir() if path.is_dir()] if self._runs.is_dir() else []
+        said = [path for path in sorted(there) if files.read(path / "state.json").get("state") == "RUNNING"]
         return [path.name for path in said if job_table.state_of(path).get("state") == "RUNNING"]
 
     def _use(self, now: float) -> dict[str, float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,8 +86,11 @@ def _ranks(news: Mapping[str, News], job: object) -> list[dict[str, Any]]:
     return [found[key] for key in sorted(found)]
 
 
-def _job(job: Mapping[str, Any], ranks: Iterable[Mapping[str, Any]]) -> JobView:
+def _job(job: Mapping[str, Any], ranks: list[dict[str, Any]]) -> JobView:
     line = _table(job.get("line"))
+    beaten = [step for rank in ranks if (step := number(rank.get("step"))) is not None]
+    if beaten and "step" not in line:  # a program of the user's, which says its steps and writes no metrics
+        line = {**line, "step": min(beaten)}
     computed = [number(value) for value in _list(line.get("rank_seconds"))]
     slowest = max((value for value in computed if value is not None), default=None)
     return JobView(one_line(_title(job, line)), [_rank(rank, computed, slowest) for rank in ranks])

@@ -20,7 +20,7 @@ from infra.inventory import Node, SshCluster
 
 _LONGEST = 1 << 20  # bytes of a file of requirements
 _SECONDS = 3600.0  # limit for all downloads and builds
-_SHOWN = ("Collecting", "Downloading", "Building", "Installing", "Successfully")
+_SHOWN = ("Making", "Collecting", "Downloading", "Building", "Installing", "Successfully")
 """How pip's lines begin that are shown as they come."""
 _PATH = re.compile(r"^[./~]|\bfile:|^[^:]+\.(whl|zip|tar\.gz)\s*$")
 _OPTIONS: tuple[str, ...] = (

@@ -38,6 +38,7 @@ def write_run(runs: Path, *pids: int) -> Path:
     """The run directory of a job under way, whose ranks are these processes, each on a node of its own."""
     run = runs / "demo-3"
     (run / "heartbeat").mkdir(parents=True)
+    (runs / ".lock").touch()  # as the head takes it when it gives out numbers
     nodes = [f"node{number + 1}" for number in range(len(pids))]
     state = {"id": "demo-3", "state": "RUNNING", "nodes": nodes, "created": time.time(), "attempt": 1}
     (run / "state.json").write_text(json.dumps(state))
@@ -199,6 +200,12 @@ def test_what_a_node_sends_is_not_trusted() -> None:
             text = console.export_text()
             assert "\x1b" not in text and all("\n" not in cell for row in shown.nodes for cell in row)
     assert view.of({"node1": News({"jobs": jobs, "ranks": ranks}, 1.0, "")}).jobs[0].ranks[0][0] == "1"
+
+
+def test_a_program_is_as_far_as_its_slowest_process() -> None:
+    ranks = [{"job": "prog-1", "rank": rank, "step": step} for rank, step in ((0, 9), (1, 7))]
+    shown = view.of({"node1": News({"jobs": [{"id": "prog-1", "line": {}}], "ranks": ranks}, 0.0, "")})
+    assert shown.jobs[0].title == "prog-1: step 7"
 
 
 def test_old_news_say_how_old_they_are() -> None:

@@ -117,6 +117,16 @@ def test_a_failure_says_pips_last_lines_and_leaves_nothing(image: Image, tmp_pat
     assert [path.name for path in (tmp_path / "envs").iterdir() if path.suffix != ".lock"] == []
 
 
+def test_an_index_that_is_not_reached_is_said_once(
+    image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip says so before each of its tries, and these lines would be all that is left of its words."""
+    monkeypatch.setenv("PIP_RETRIES", "3")
+    with pytest.raises(RequirementsError) as caught:
+        ensure("--index-url http://127.0.0.1:1/\nextra\n", tmp_path / "envs", image=image.venv)
+    assert str(caught.value).count("Retrying") == 1 and "No matching distribution" in str(caught.value)
+
+
 def test_what_needs_another_version_than_the_images_says_which(image: Image, tmp_path: Path) -> None:
     with pytest.raises(RequirementsError, match=r"base==1.0|base>=2"):
         image.ensure(tmp_path / "envs", "newer")
