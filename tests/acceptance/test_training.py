@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import user_programs
-from jobs_on_nodes import ENDLESS, RANK, Start, folder, listed, parts, process
+from jobs_on_nodes import DATA, ENDLESS, RANK, Start, folder, listed, parts, process
 from project import Project
+from shared_folder import share
+
+from infra.clouds.local import orphans
 
 PUBLISHED = "gpt2-124m-openwebtext"
 AT_A_SIZE_THAT_FITS = (
@@ -87,6 +90,54 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
     assert there == set() and secret not in job.text()
     cluster.fab("fetch", job.id, "--to", str(tmp_path / "fetched"))
     assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
+
+
+@pytest.fixture
+def second(cluster: Project) -> Iterator[str]:
+    """Another stack, of one node, whose network has no way to the first one's."""
+    name = f"{cluster.stack}b"
+    octets = cluster.cidr.split(".")
+    values = {"cidr": ".".join([*octets[:2], str(int(octets[2]) + 20), *octets[3:]]), "nodes": 1}
+    lines = "".join(f'  trainyard:{key}: "{value}"\n' for key, value in values.items())
+    (cluster.root / "stacks" / f"Pulumi.{name}.yaml").write_text(f"config:\n{lines}")
+    cluster.fab("up", "--yes", "--stack", name, timeout=600)
+    cluster.fab("wait", "--stack", name)
+    cluster.fab("run", f'cd && python3 -c "{DATA}"', "--stack", name)
+    yield name
+    cluster.fab("destroy", "--yes", "--stack", name)
+    assert orphans.find(name) == []
+
+
+@pytest.mark.faults
+def test_two_stacks_that_meet_in_a_folder_only_train_one_model(cluster: Project, second: str, tmp_path: Path) -> None:
+    words = ("train", "job.toml", "outer.every=4", "outer.overlap=1", "checkpoint.every=4", "--with", second)
+    words += ("--nodes", "1", "--exchange", "file:///var/tmp/meet")
+    for stack in (cluster.stack, second):
+        cluster.fab("run", "mkdir -p /var/tmp/meet", "--nodes", "node1", "--stack", stack)
+    before = listed(cluster)
+    refused = cluster.fab(*words, code=2)
+    assert f"what {cluster.stack} has written to file:///var/tmp/meet/job-" in refused.stderr
+    assert "is not there; --exchange URL names a bucket that all clusters read and write" in refused.stderr
+    assert listed(cluster) == before, "nothing was started"
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    bucket.chmod(0o777)
+    for stack in (cluster.stack, second):
+        share(bucket, stack, "node1", "/var/tmp/meet")
+    done = cluster.fab(*words)
+    for stack in (cluster.stack, second):
+        assert re.search(rf"^\[{stack} node1 rank=0\] round 3 of 3: cluster ", done.stdout, re.MULTILINE), done.stdout
+    jobs = dict(re.findall(r"^(\S+): (job-\d+): 1 rank on 1 node$", done.stdout, re.MULTILINE))
+    model = "checkpoints/step-000012/model.safetensors"
+    command = "cd runs/{job} && sha256sum " + model
+    sums = {
+        stack: cluster.fab("run", command.format(job=job), "--nodes", "node1", "--stack", stack).stdout.split()[1]
+        for stack, job in jobs.items()
+    }
+    assert len(sums) == 2 and len(set(sums.values())) == 1, sums
+    cluster.fab("report", jobs[cluster.stack], f"{second}:{jobs[second]}", "--out", str(tmp_path / "report.html"))
+    page = (tmp_path / "report.html").read_text()
+    assert f"Trained together with {jobs[second]} on {second}: 3 rounds, of which 3 had the most clusters" in page
 
 
 @pytest.fixture(scope="module", params=["native", "ipex"])
