@@ -3,10 +3,11 @@
     python tests/bench/bench_two_clusters.py [--steps 480] [--ranks 1] [--keep DIR] [section.key=value ...]
 
 All read the demo's text, the same tokens in the same order, with a model of 0.2 M parameters. A step's batch is three
-times the demo's: with AdamW a cluster that sees half of a small batch learns less per step, whatever it exchanges. The clusters are groups of processes that know nothing of
-each other but the folder. Goal: a validation loss within 1 % of the synchronous run's, with at most 1/100 of the bytes
-that an all-reduce of the gradients would send between the clusters (each would send its 4 bytes a parameter at every
-step); also if each cluster in turn is killed in the middle of its run and started again from its last checkpoint.
+times the demo's: with AdamW a cluster that sees half of a small batch learns less in a step, whatever it exchanges. The
+clusters are groups of processes that know nothing of each other but the folder. Goal: a validation loss within 1 % of
+the synchronous run's, with at most 1/100 of the bytes that an all-reduce of the gradients would send between the
+clusters (each would send its 4 bytes a parameter at every step); also if each cluster in turn is killed in the middle
+of its run and started again from its last checkpoint.
 """
 
 from __future__ import annotations

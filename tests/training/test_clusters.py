@@ -14,6 +14,7 @@ from meeting import cluster, equal, facts, outer_state, parameters, rounds
 from polling import until
 
 from training import manifest
+from training.outer import quantise
 
 pytest_plugins = ["training_fixtures"]
 
@@ -45,7 +46,10 @@ def test_two_clusters_end_with_the_same_model(job: Path, tmp_path: Path, overlap
     assert rounds(one) == rounds(two) == {1: [1, 2], 2: [1, 2], 3: [1, 2], 4: [1, 2]}
     assert losses(one) != losses(two), "they train on different windows"
     count = sum(each.numel() for each in parameters(one).values())
-    assert all(0 < each["sent"] < 0.65 * count * bits / 4 for each in facts(one))
+    expected = pytest.approx(quantise.length(count, bits), abs=3000)  # and the records
+    assert all(each["sent"] == expected and each["received"] == expected for each in facts(one)), (
+        "its own are not read back"
+    )
     assert "round 4 of 4: cluster here and cluster there; " in groups[0].output(0)
     assert losses(one)[8] < losses(one)[1]
     known = json.loads((one / "clusters.json").read_text())["clusters"]

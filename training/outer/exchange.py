@@ -6,6 +6,7 @@ While the bucket cannot be reached the thread tries again, for as long as a clus
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -84,7 +85,7 @@ class Exchange:
             self._reached(self._keep_state)
             closed = self._wait()
         if own in closed:
-            self.parts = self._reached(lambda: fetched(self.rounds, number, closed))
+            self.parts = self._reached(lambda: fetched(self.rounds, number, closed, self.own.raw))
             if self.parts is None:
                 raise StoreError(f"{self.rounds.place.url}: what was sent for round {number} has been removed")
 
@@ -154,12 +155,14 @@ def named(outer: OuterSection, number: int) -> str:
     return f"cluster {outer.names.split(',')[number - 1] if outer.names else number}"
 
 
-def fetched(rounds: Rounds, number: int, clusters: list[int]) -> Parts | None:
-    """What these clusters have sent for a round; None if some of it has been removed."""
+def fetched(rounds: Rounds, number: int, clusters: list[int], own: bytes = b"") -> Parts | None:
+    """What these clusters have sent for a round; None if some of it has been removed. What is `own` is not fetched."""
+    digest = hashlib.sha256(own).hexdigest()
     parts = {}
     for each in clusters:
         record = rounds.published(number, each)
-        raw = None if record is None else rounds.difference(number, record)
+        is_own = record is not None and record["sha256"] == digest
+        raw = own if is_own else None if record is None else rounds.difference(number, record)
         if record is None or raw is None:
             return None
         parts[each] = (int(record["weight"]), raw)
