@@ -61,7 +61,7 @@ class Attempt:
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
         self.worlds = None
         if launch.elastic:
-            self.worlds = Worlds(launch.nodes, self._watch, self._links, restarts, log.say, self._reach)
+            self.worlds = Worlds(self._address, self._watch, self._links, restarts, log.say, self._reach)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._pmi: pmi.Server | None = None
         self._beat = 0.0
@@ -156,10 +156,15 @@ class Attempt:
     def _spec_of(self, node: Node) -> KeeperSpec:
         return KeeperSpec(**self._of_job(), node=node.name, memory_gb=node.memory_gb)
 
+    def _node(self, name: str) -> Node:
+        return next(node for node in self._launch.nodes if node.name == name)
+
+    def _address(self, name: str) -> str:
+        return self._machines.address(self._node(name))
+
     def _reach(self, name: str) -> Link | None:
         """A keeper on a node that was lost; None: it cannot be reached now."""
-        node = next(node for node in self._launch.nodes if node.name == name)
-        return self._machines.link_again(self._spec_of(node), self._code, self._events)
+        return self._machines.link_again(self._spec_of(self._node(name)), self._code, self._events)
 
     def _of_job(self) -> dict[str, Any]:
         """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""

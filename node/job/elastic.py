@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from infra.inventory import Node
 from node import scope
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.keeper_connection import Event, Link
@@ -29,16 +28,16 @@ class Worlds:
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        address: Callable[[str], str],
         watch: Diagnosis,
         links: MutableMapping[str, Link],
         restarts: int,
         say: Callable[[str], None],
         reach: Callable[[str], Link | None],
     ) -> None:
-        """`restarts`: how often ranks may be lost. `reach` starts a keeper on a node that was lost; None: not possible
-        now."""
-        self._addresses = {node.name: node.private_ip for node in nodes}
+        """`address`: of a node, as it is now; a pod that is made again has another. `restarts`: how often ranks may be
+        lost. `reach` starts a keeper on a node that was lost; None: not possible now."""
+        self._address = address
         self._watch, self._links, self._say, self._reach = watch, links, say, reach
         self.restarts = restarts
         self._generation = 0
@@ -129,10 +128,16 @@ class Worlds:
         it, the ranks do not meet, and the attempt fails."""
         self._generation += 1
         there = sorted(places)
-        first = self._addresses[self._watch.ranks[there[0]].node]
-        world = {"generation": self._generation, "places": there, "address": first, "port": random.choice(scope.PORTS)}
+        nodes = [self._watch.ranks[place].node for place in there]
+        world = {
+            "generation": self._generation,
+            "places": there,
+            "addresses": [self._address(node) for node in nodes],
+            "port": random.choice(scope.PORTS),
+            "lost": sorted(lost),
+        }
         for link in self._links.values():
-            link.say(f"world {json.dumps({**world, 'lost': sorted(lost)})}")
+            link.say(f"world {json.dumps(world)}")
 
     def _start_again(self, places: Sequence[int]) -> None:
         """Start ranks in these places; they wait until a world has them."""

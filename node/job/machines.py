@@ -52,6 +52,9 @@ class Machines(Protocol):
     def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
         """`link` to a node that was lost in this attempt; None: it is not there."""
 
+    def address(self, node: Node) -> str:
+        """The address at which the other nodes of the job reach this one now."""
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         """Kill what is left of an attempt on nodes that have not said that all is gone; returns by node what could not
         be killed, or why that is not known. `ending`: something has asked this process to end at once."""
@@ -110,6 +113,9 @@ class OwnMachines:
         return PipeLink(spec, over_ssh(spec.node, spec.id, program), events)
 
     link_again = link
+
+    def address(self, node: Node) -> str:
+        return node.private_ip
 
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         return sweep(job, list(unknown), self._spec.node_program)

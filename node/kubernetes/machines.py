@@ -93,6 +93,9 @@ class PodMachines:
         found.keep(spec, events)
         return found
 
+    def address(self, node: Node) -> str:
+        return self._pods[node.name].pod.ip
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         """Nothing: a pod's agent kills what is left before it connects again, and a pod's end takes all with it."""
         return {}

@@ -53,6 +53,9 @@ class SlurmMachines:
     def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
         return None
 
+    def address(self, node: Node) -> str:
+        return node.private_ip
+
     def left(self, job: str, unknown: Collection[str], *, ending: bool) -> dict[str, list[str]]:
         # After Slurm has ended this job it runs no step for it any more, and kills what is left by itself.
         asked = [] if ending else list(unknown)

@@ -40,6 +40,13 @@ def trains_again(project: Project, job: Job, attempt: int, seconds: float) -> No
     print(f"training again after {time.time() - began:.1f} s")
 
 
+def kill_pod(project: Project, pod: str) -> None:
+    """Kill all that a pod runs, as the kernel does for lack of memory: the operator makes it again."""
+    for pid in members(project.stack, machine_of(project, pod)):
+        if "/launch pod " in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Start) -> None:
     job = start(ENDLESS)
     os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
@@ -51,18 +58,25 @@ def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Sta
     assert after.ends(120) == 0, after.text()
 
 
+def test_an_elastic_job_outlives_a_rank_and_a_pod(cluster: Project, start: Start) -> None:
+    """Both join it again, in the same attempt: the pod as soon as Kubernetes has made it again."""
+    job = start(ENDLESS, "--elastic", "model.dropout=0")
+    os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
+    until(lambda: job.text().count("has joined: 3 ranks") == 1, AGAIN_SECONDS, job.text)
+    kill_pod(cluster, f"{job.id}-worker-0")
+    until(lambda: job.text().count("has joined: 3 ranks") == 2, AGAIN_SECONDS, job.text)
+    steps = [line["step"] for line in metrics(cluster, job.id)]
+    assert steps == list(range(1, len(steps) + 1)) and state(cluster, job.id)["attempt"] == 1
+    assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+
+
 def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(cluster: Project, start: Start) -> None:
     """A worker's, then the first, which has the supervisor: by force, so that nobody asks for a checkpoint."""
     options = ["train.steps=3000", "train.min_lr=0.0006", "checkpoint.every=50"]
     job = start(*options, "--restarts", "4")
     for attempt, name in enumerate(("worker-0", "master-0"), start=2):
-        # The kernel's kill of all that the pod runs, as for lack of memory: the operator makes it again.
-        pod = f"{job.id}-{name}"
-        machine = machine_of(cluster, pod)
-        for pid in members(cluster.stack, machine):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            if "/launch pod " in words:
-                os.kill(pid, signal.SIGKILL)
+        kill_pod(cluster, f"{job.id}-{name}")
         trains_again(cluster, job, attempt, AGAIN_SECONDS)
     assert job.ends(300) == 0, job.text()
     undisturbed = start(*options, step=0)

@@ -46,7 +46,8 @@ class Story:
         self.links: dict[str, Any] = dict(self.keepers)
         self.reached: list[SaidTo] = []
         self.log: list[str] = []
-        self.worlds = Worlds(NODES, self.watch, self.links, restarts, self.log.append, self.reach)
+        addresses = {node.name: node.private_ip for node in NODES}
+        self.worlds = Worlds(addresses.__getitem__, self.watch, self.links, restarts, self.log.append, self.reach)
         self.worlds.start(ORDER)
         for number in range(3):
             self.runs(number)
@@ -83,7 +84,7 @@ def test_a_killed_rank_is_left_out_started_again_and_let_in() -> None:
     story = Story()
     assert story.ends(0, -signal.SIGKILL)
     assert story.world() | {"port": 0} == {
-        **{"generation": 1, "places": [1, 2], "address": "10.0.0.2", "port": 0, "lost": [0]}
+        **{"generation": 1, "places": [1, 2], "addresses": ["10.0.0.2", "10.0.0.3"], "port": 0, "lost": [0]}
     }
     again = story.keepers["node1"].last("start")
     assert (again["places"], again["environment"]) == ([0], {"A": "1", "TRAINYARD_JOINS": "1"})

@@ -35,7 +35,13 @@ class Supervisor:
         self.generation += 1
         lost = [place for place in self.places if place not in places]
         port, self.places = free_port(), places
-        world = {"generation": self.generation, "places": places, "address": "127.0.0.1", "port": port, "lost": lost}
+        world = {
+            "generation": self.generation,
+            "places": places,
+            "addresses": ["127.0.0.1"],
+            "port": port,
+            "lost": lost,
+        }
         temporary = self.file.with_suffix(".tmp")
         temporary.write_text(json.dumps(world))
         temporary.replace(self.file)

@@ -4,7 +4,7 @@ Each rank has a *place*, the number that it was started with, and keeps it. The 
 the world has. When a rank is lost, or when one that was started in a lost one's place waits to join, it makes a new
 generation of the world, which is written to a file on every node (node/job/keeper.py):
 
-    {"generation": 2, "places": [0, 2], "address": "10.0.0.1", "port": 21234, "lost": [1]}
+    {"generation": 2, "places": [0, 2], "addresses": ["10.0.0.1", "10.0.0.3"], "port": 21234, "lost": [1]}
 
 A rank's number is the index of its place. Here a rank reads that file, and leaves a world whose collectives hang.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from training.keys import JobError
 
@@ -40,8 +41,8 @@ class Generation:
 
     generation: int
     places: tuple[int, ...]
-    address: str
-    """Of the node with the first place."""
+    addresses: tuple[str, ...]
+    """Of the places' nodes; the first rank listens at the first one."""
     port: int
     lost: tuple[int, ...] = ()
     """Places of the generation before that are lost; empty: it only grows, and the ranks leave it after a step."""
@@ -81,7 +82,8 @@ class World:
             found = json.loads(self.file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return None
-        return Generation(**{**found, "places": tuple(found["places"]), "lost": tuple(found["lost"])})
+        lists: dict[str, Any] = {name: tuple(found[name]) for name in ("places", "addresses", "lost")}
+        return Generation(**{**found, **lists})
 
     def is_newer(self) -> bool:
         """Whether there is a generation after this rank's own."""
@@ -92,17 +94,16 @@ class World:
         """Wait for a generation after this rank's own that has its place, and set the environment that
         training.parallel.ranks.join reads. Calls `beat` meanwhile; ConnectionError if none comes in so many seconds."""
         deadline = time.monotonic() + seconds
-        while (
-            (newest := self.newest()) is None or newest.generation <= self.generation or self.place not in newest.places
-        ):
+        while (newest := self._next()) is None:
             if time.monotonic() > deadline:
                 raise ConnectionError(f"no new world with place {self.place} in {seconds:.0f} s")
             beat()
             time.sleep(POLL)
         self.generation = newest.generation
         rank, size = newest.places.index(self.place), len(newest.places)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": newest.address}
-        os.environ["MASTER_PORT"] = str(newest.port)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+        os.environ |= {"MASTER_ADDR": newest.addresses[0], "MASTER_PORT": str(newest.port)}
+        self._addresses = set(newest.addresses)
 
     def _next(self) -> Generation | None:
         """A generation after this rank's own that has its place."""
