@@ -59,6 +59,11 @@ class Record:
         """Since the job's start."""
         return (now - self.began) / 3600
 
+    def pause(self, seconds: float) -> None:
+        """The job did not run for so long: that counts neither as time nor as cost."""
+        self.began += seconds
+        self.prices = [(since + seconds, usd) for since, usd in self.prices]
+
     def decide(self, text: str) -> None:
         """Add a decision, with its time and the money spent until then."""
         now = time.time()

@@ -125,21 +125,28 @@ def known(chosen: Options, backend: Backend, wanted: str) -> JobRecord | None:
 
 
 def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
-    """The job's record from before, or a new one; with these options' bounds. `nodes`: the job's full size."""
-    now = time.time()
-    there = find(backend.jobs(), job)
-    started = (there.started or there.created) if there else now
-    found = records.load(chosen.stack, job) or Record(
-        job=job,
-        stack=chosen.stack,
-        nodes=nodes,
-        began=started,
-        prices=[(started, _usd(backend, nodes))],
-        first_attempt=max(1, there.attempt) if there else 1,
-    )
+    """The job's record from before, or a new one; with these options' bounds. `nodes`: the job's full size. The time
+    between a job's end and its resumption counts neither as time nor as cost."""
+    there, now = find(backend.jobs(), job), time.time()
+    found = records.load(chosen.stack, job)
+    if found is not None:
+        if there is not None and there.state.is_final:
+            found.pause(now - (there.ended or now))
+    else:
+        began = _began(there) if there else now
+        attempt = max(1, there.attempt) if there else 1
+        found = Record(job, chosen.stack, nodes, began, prices=[(began, _usd(backend, nodes))], first_attempt=attempt)
     places = chosen.places()
     found.bounds, found.zones, found.types = chosen.bounds, list(places["zones"]), list(places["types"])
     return found
+
+
+def _began(job: JobRecord) -> float:
+    """The job's start, later by its pauses; Unix time in seconds."""
+    if job.started is None:
+        return job.created
+    last = job.created - job.ended_before if job.ended_before else 0.0
+    return job.started + job.paused + max(0.0, last)
 
 
 def manage(

@@ -55,9 +55,9 @@ def test_a_job_ends_when_its_node_reboots_and_the_next_one_runs(
     assert after.ends(300) == 0, after.text()
 
 
-# With the small vocabulary that its tokens have a minute on two idle cores: so it lasts until its node is replaced.
-SLOW = ["train.steps=200", "checkpoint.every=10", "train.global_batch_tokens=6144", "model.vocab_size=64"]
-SLOW += ["model.n_embd=64", "model.n_layer=4", "model.block_size=64"]
+# A minute of steps on two idle cores: so it lasts until its node is replaced.
+STEPS = 1000
+LONG = [f"train.steps={STEPS}", "checkpoint.every=50", "train.eval_every=0", "train.precision=fp32"]
 
 
 def metrics(project: Project, job: str) -> list[dict[str, float]]:
@@ -84,13 +84,14 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     cluster: Project, start: Callable[..., Job], tmp_path: Path
 ) -> None:
     """Its manager is killed as well, in between, and another one takes its place."""
-    undisturbed = start(*SLOW, PATIENT, step=0)
-    assert undisturbed.ends(400) == 0, undisturbed.text()
+    cluster.fab("prepare", "smoke", timeout=300)
+    undisturbed = start(*LONG, PATIENT, step=0, file="smoke")
+    assert undisturbed.ends(600) == 0, undisturbed.text()
     expected = metrics(cluster, undisturbed.id)[-1]
 
     first, second = tmp_path / "first", tmp_path / "second"
-    manager = manage(cluster, first, "job.toml", *SLOW, PATIENT)
-    until(lambda: "step 20/" in first.read_text(), 300, lambda: f"step 20:\n{first.read_text()}")
+    manager = manage(cluster, first, "smoke", *LONG, PATIENT)
+    until(lambda: "step 100/" in first.read_text(), 300, lambda: f"step 100:\n{first.read_text()}")
     (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
     before = boots(cluster.stack)
     for pid in members(cluster.stack, "node2", "payload"):
@@ -112,6 +113,8 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     assert "managed: to be replaced: node2" in log, "the decisions are in the job's log"
 
     done = {int(line["step"]): line for line in metrics(cluster, job)}
-    assert sorted(done) == list(range(1, 201)), "every step"
-    assert done[200]["tokens"] == expected["tokens"] and done[200]["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert sorted(done) == list(range(1, STEPS + 1)), "every step"
+    assert done[STEPS]["tokens"] == expected["tokens"]
+    # Two ranks sum in another order than three, and a thousand steps of fp32 make something of that.
+    assert done[STEPS]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"

@@ -6,13 +6,16 @@ import io
 import json
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pods import job_of
 
 from node.job import files, managed
+from node.job.log import Log
+from node.slurm import continuation
 
 
 @pytest.fixture
@@ -97,3 +100,31 @@ def test_a_stop_is_a_stop_whatever_the_manager_wants(tmp_path: Path) -> None:
         files.write(job.run_dir / "stop.json", {"how": "stop"})
         files.write(job.run_dir / "resize.json", {"without": []})
         assert job.ends("CANCELLED")["attempt"] == 1
+
+
+class Allocated:
+    """A job's allocation by Slurm that can be had again: how many nodes it is then."""
+
+    number = "7"
+
+    def __init__(self) -> None:
+        self.restarts: list[int] = []
+
+    def submit_without(self, lost: Collection[str], restarts: int) -> tuple[str, int]:
+        assert lost == ()
+        self.restarts.append(restarts)
+        return "8", 3
+
+    def forbid_requeue(self) -> None: ...
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_with_slurm_the_job_goes_on_in_another_of_slurms_jobs_and_no_restart_is_used(left: int, tmp_path: Path) -> None:
+    state = {"id": "a-1", "state": "RUNNING", "reason": "", "slurm": "7", "restarts_left": left, "nodes": ["node1"]}
+    files.write(tmp_path / "state.json", state)
+    allocated, log = Allocated(), Log(tmp_path / "log", "node1")
+    continuation.go_on(tmp_path, cast("Any", allocated), log, (), counts=False)
+    after = files.read(tmp_path / "state.json")
+    assert (after["state"], after["slurm"], after["restarts_left"]) == ("PENDING", "8", left)
+    assert allocated.restarts == [left]
+    assert f"restart from the last checkpoint on 3 nodes, as Slurm's job 8; {left} more" in files.text(tmp_path / "log")
