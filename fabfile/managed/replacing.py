@@ -39,6 +39,7 @@ def replace(session: Session, job: JobRecord | None, lost: Mapping[str, str], se
         make_again(record.stack, session.facts, lost, [node.name for node in seen if node.state == "gone"])
         equip(record.stack, lost, session.text, session.head.code)
     except NoRoom as error:
+        record.replaced -= 1  # to wait for room is no try: money and time bound it
         moved = _no_room(session, job, str(error))
     except NotReplaced as error:
         session.replacing.begin()

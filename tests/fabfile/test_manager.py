@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from memory_backend import NODES, MemoryBackend
 from fabfile.backends.base import Backend, JobRecord, JobState, Submission
 from fabfile.job_file import resolve
 from fabfile.managed import manager as managers
-from fabfile.managed import places, replacing, session
+from fabfile.managed import places, relocation, replacing, session
 from fabfile.managed.bounds import Bounds
 from fabfile.managed.manager import Manager
 from fabfile.managed.record import Record
@@ -210,3 +211,41 @@ def test_another_machine_that_manages_the_job_is_named(played: Played) -> None:
     played.backend.holder = "bob@desk (process 2)"
     with pytest.raises(Exit, match=r"smoke-1 is managed by bob@desk \(process 2\), for at least .* more"):
         manager.session.tell_head()
+
+
+def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_from_its_bucket(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = managed(played, zones=["use1-az4"], types=["m7i.4xlarge"])
+    played.backend.texts["smoke-1"] = resolve("smoke", ("checkpoint.mirror=s3://bucket/runs",), 3).text
+    why = "node3: InsufficientInstanceCapacity: the cloud has no free machine of this type there now"
+    played.outcomes = [NoRoom(why)] * 3
+    set_keys: list[tuple[str, str]] = []
+    shortages: list[Exception] = [NoRoom("node1: VcpuLimitExceeded: the account's own limit is too low")] * 3
+
+    def make(_stack: str, _facts: object) -> None:
+        assert played.job.state == JobState.CANCELLED, "its checkpoint is in the bucket before its nodes go"
+        if shortages:
+            raise shortages.pop()
+        played.troubles.clear()
+
+    monkeypatch.setattr(relocation, "make", make)
+    monkeypatch.setattr(relocation, "equip", lambda *_: CLUSTER)
+    monkeypatch.setattr(relocation, "set_key", lambda _stack, key, value: set_keys.append((key, value)))
+    monkeypatch.setattr(relocation, "checked", lambda _stack: {"cloud": "aws"})
+    brought: list[str] = []
+    monkeypatch.setattr(relocation.data, "body", lambda _c, job, **_: brought.append(Path(job).read_text()))
+    monkeypatch.setattr(relocation.time, "sleep", lambda _seconds: None)
+    played.script = {2: lambda: played.lose("node3"), 20: lambda: played.ends()}
+    assert manager.run().state == JobState.SUCCEEDED
+    assert set_keys == [("zone", "use1-az4"), ("instanceType", "m7i.4xlarge")]
+    assert "s3://bucket/runs" in brought[0] and played.made == [("node3",)] * 3
+    said = decisions(manager)
+    assert f"no room: {why}; all nodes go to zone use1-az4, and smoke-1 with them" in said
+    assert (
+        "no room: node1: VcpuLimitExceeded: the account's own limit is too low; going to instanceType m7i.4xlarge"
+        in said
+    )
+    assert "smoke-1 resumed from its last checkpoint" in said
+    assert len(manager.session.record.prices) == 2, "what it costs from there on"
+    assert manager.session.record.replaced == 0, "no try was made but there"
