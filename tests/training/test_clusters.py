@@ -29,6 +29,10 @@ def test_one_cluster_with_plain_averaging_each_step_is_plain_training(job: Path,
     off = max(float((mine[name] - theirs[name]).abs().max()) for name in theirs)
     assert off < 1e-3, "AdamW makes more of a last digit where the gradient is almost 0"
     assert rounds(alone) == {number: [1] for number in range(1, 9)}
+    again = tmp_path / "again"
+    cluster(job, tmp_path / "bucket", again, 1, *keys).done()
+    assert [line["step"] for line in lines(again)] == [8], "without its disk it takes what it has sent before"
+    assert equal(parameters(again), mine)
 
 
 @pytest.mark.parametrize("overlap, bits", [(0, 8), (1, 4)])
@@ -103,7 +107,7 @@ def test_a_cluster_that_comes_late_takes_part_from_then_on(job: Path, tmp_path: 
     assert took_part[1] == took_part[2] == took_part[3] == [1]
     together = [number for number, clusters in took_part.items() if clusters == [1, 2]]
     assert together, two.output()
-    assert "have ended without cluster 2: going on from what the others made of them" in two.output(0)
+    assert "have ended: going on from what came of them, at step " in two.output(0)
     first = lines(tmp_path / "2")[0]["step"]
     assert first > 6, "it begins where the other one is"
     assert took_part[20] == json.loads((tmp_path / "bucket" / "round-000020" / "done.json").read_text())["clusters"]

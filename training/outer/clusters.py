@@ -113,13 +113,13 @@ class Clusters:
         return number * self.outer.every + (self.outer.overlap if number < self.last else 0)
 
     def _begin(self) -> None:
-        """On rank 0, start to exchange the next round's differences."""
+        """On rank 0, start to exchange the next round's differences. Failed, on every rank, if they are not finite."""
+        assert self.state.sent is not None
+        if not bool(torch.isfinite(self.state.sent).all()):
+            raise Failed(f"step {self._state.step}: a parameter is not finite; a lower train.lr may help")
         if self._rounds is None:
             return
-        try:
-            raw = self.state.difference(self.outer.bits)
-        except ValueError:
-            raise Failed(f"step {self._state.step}: a parameter is not finite; a lower train.lr may help") from None
+        raw = self.state.difference(self.outer.bits)
         keep = self.state.rounds > 0 and self.state.rounds % self.outer.keep == 0
         state = self._packed_state if keep else None
         own = Own(self.state.rounds + 1, raw, self._weight, self.state.digest(), self._run.resolve().name, state)
@@ -174,15 +174,16 @@ class Clusters:
             pause = _POLL
 
     def _is_behind(self) -> bool:
-        """Whether the newest round that has ended has ended without this cluster."""
+        """Whether the newest round that has ended has ended without this cluster, or the cluster has no checkpoint of
+        what it has sent: from one, it would do the steps again, with the same result."""
         found: list[int] = []
 
         def look() -> str:
             assert self._rounds is not None
             with plain_errors(self.outer.exchange):
                 newest = self._rounds.newest_closed()
-                without = newest > self.state.rounds and self.outer.cluster not in (self._rounds.closed(newest) or [])
-                found.append(int(without))
+                took_part = self.outer.cluster in (self._rounds.closed(newest) or []) and self._state.step > 0
+                found.append(int(newest > self.state.rounds and not took_part))
             return ""
 
         if problem := self._on_first(look):
@@ -199,10 +200,8 @@ class Clusters:
         outer_state.fill(self._state.model, self.state.parameters)
         self._state.step = self.state.rounds * self.outer.every
         if self.ranks.is_first and self.state.rounds > before:
-            went = (
-                f"rounds {before + 1} to {self.state.rounds} have ended without {named(self.outer, self.outer.cluster)}"
-            )
-            _say(f"{went}: going on from what the others made of them, at step {self._state.step}")
+            went = f"rounds {before + 1} to {self.state.rounds} have ended"
+            _say(f"{went}: going on from what came of them, at step {self._state.step}")
 
     def _do_missed_round(self) -> bool:
         """Do the next round's outer step if it has ended, or take a later outer state if what was sent for it has been
