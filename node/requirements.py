@@ -32,8 +32,8 @@ from fabfile.launchers import VENV
 PREFIX = os.environ.get("TRAINYARD_PREFIX", "")  # for tests: what takes the place of /
 DEFAULT = Path.home() / ".cache" / "trainyard" / "envs"
 IMAGE = Path(f"{PREFIX}/opt/trainyard/image.json")
-OLD = 30 * 86400.0
-"""Seconds since its last use after which an environment may be removed."""
+OLD = 90 * 86400.0
+"""Seconds since a job was last started in it after which an environment may be removed."""
 _ABANDONED = 6 * 3600.0  # seconds after which an environment that was not completed is removed
 _WORDS = 12  # last lines of pip that say why it failed
 _RETRIES = "WARNING: Retrying"
@@ -215,13 +215,23 @@ def _remove_abandoned(folder: Path, name: str) -> None:
 
 def _forget_old(folder: Path, current: str) -> None:
     """Remove the environments that were not used for a long time, with what is left of others."""
-    for path in folder.iterdir():
+    for path in sorted(folder.iterdir(), key=lambda one: not one.is_symlink()):  # a link before what it leads to
         with suppress(OSError):
-            mark = path / "made.json" if path.is_symlink() else path
-            if path.name != current and time.time() - mark.stat().st_mtime > OLD:
-                if path.is_symlink():
-                    shutil.rmtree(path.resolve())
-                if path.is_symlink() or path.is_file():
-                    path.unlink()
-                else:
-                    shutil.rmtree(path)
+            mark = path / "made.json" if (path / "made.json").exists() else path
+            if path.name == current or time.time() - mark.stat().st_mtime < OLD or _is_in_use(path):
+                continue
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            else:
+                shutil.rmtree(path)
+
+
+def _is_in_use(environment: Path) -> bool:
+    """Whether a process of this node has the environment's folder on its PATH, under either of its names."""
+    names = {os.fsencode(path / "bin") for path in (environment, environment.resolve())}
+    names |= {os.fsencode(link / "bin") for link in environment.parent.glob(f"{environment.name[:16]}*")}
+    for process in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if any(name in process.read_bytes() for name in names):
+                return True
+    return False

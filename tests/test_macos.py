@@ -188,7 +188,6 @@ MORE = [
     Run("test_fetch.py"),
     Run("test_untar.py", "not gnu_tar"),
     Run("test_workdir_scan.py"),
-    Run("test_workdir_send.py"),
     Run("test_sources.py"),
     Run("test_kube_api.py"),
     Run("test_kube_channel.py", "not guarded"),  # which is looked for in /proc

@@ -80,11 +80,14 @@ _ENDED = (OSError, EOFError, paramiko.SSHException)
 
 
 def _up(client: socket.socket, channel: Any) -> None:
-    """Move what the client sends, to its end."""
-    with suppress(*_ENDED):
+    """Move what the client sends, to its end. One that breaks off takes its connection to the node along."""
+    try:
         while data := client.recv(_CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
+    except _ENDED:
+        with suppress(*_ENDED):
+            channel.close()
 
 
 def _down(channel: Any, client: socket.socket) -> None:

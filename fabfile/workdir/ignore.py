@@ -23,15 +23,15 @@ _TIMEOUT = 120
 def chosen(folder: Path) -> list[str]:
     """The paths below a folder that go along, with `/`, sorted; files, links, and whatever else is no folder. Exit 2 if
     git fails, or a file with rules cannot be read."""
-    own = _rules(folder / OWN)
+    own, real = _rules(folder / OWN), folder.resolve()  # a link may lead into a work tree
     if shutil.which("git") is None:
         raise Exit("there is no git on this machine, which says what .gitignore leaves out: install it", code=2)
-    if any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+    if any((parent / ".git").exists() for parent in (real, *real.parents)):
         found = set(_by_git(folder, {}))
     else:
         with TemporaryDirectory(prefix="trainyard-") as place:  # for an empty repository, around the folder's files
             _git(folder, {}, "init", "--quiet", "--bare", "--template=", place)
-            found = set(_by_git(folder, {"GIT_DIR": place, "GIT_WORK_TREE": str(folder.resolve())}))
+            found = set(_by_git(folder, {"GIT_DIR": place, "GIT_WORK_TREE": str(real)}))
     return sorted(name for name in found if not own.match_file(name))
 
 

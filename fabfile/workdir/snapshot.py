@@ -63,6 +63,7 @@ def scan(folder: Path) -> Snapshot:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "there is no such folder"
         raise Exit(f"working directory {folder}: {what}", code=2)
+    folder = folder.absolute()
     names = ignore.chosen(folder)
     if len(names) > MOST_FILES:
         most = f"has {len(names)} files; at most {MOST_FILES} are sent"

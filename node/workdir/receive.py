@@ -16,6 +16,7 @@ import errno
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +38,11 @@ def main(_argv: list[str]) -> int:
     except OSError as error:
         problem = said(error, store.folder)
     _say({"problem": problem})
-    return 1 if problem else 0
+    if problem:
+        return 1
+    with suppress(OSError):  # nobody waits for it
+        store.forget_old()
+    return 0
 
 
 def has(store: Store, snapshot: str) -> bool:
@@ -52,16 +57,18 @@ def take(store: Store, snapshot: str, data: bytes, source: BinaryIO) -> str:
     """Take the manifest `data`, and from `source` the content that is not here; returns why not, or nothing."""
     if manifest.digest(data) != snapshot:
         return "its list of files did not arrive whole"
-    missing = store.missing(manifest.decode(data))
+    entries = manifest.decode(data)
+    missing, names = store.missing(entries), {one.content: one.path for one in entries}
     store.folder.mkdir(parents=True, exist_ok=True)
     _say({"missing": list(missing), "free": shutil.disk_usage(store.folder).free})
     for sha256, size in missing.items():
         try:
             store.take(sha256, size, source)
-        except (EOFError, Damaged) as error:
+        except EOFError as error:
             return str(error)
+        except Damaged:
+            return f"{names[sha256]} has changed while it was sent: launch again"
     store.keep(data)
-    store.forget_old()
     return ""
 
 

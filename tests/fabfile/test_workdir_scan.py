@@ -88,6 +88,17 @@ def test_in_a_git_work_tree_git_says_what_belongs_to_it(work: Path) -> None:
     assert names(work) == [".gitignore", ".trainyardignore", "kept", "out/big", "sub/.gitignore"]
 
 
+def test_a_link_into_a_work_tree_and_a_relative_path_have_its_rules(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(work, sub__a="", sub__b_log="", kept_log="")
+    (work / ".gitignore").write_text("*_log\n")
+    git(work, "init", "-q")
+    (tmp_path / "link").symlink_to(work / "sub")
+    monkeypatch.chdir(work / "sub")
+    assert names(tmp_path / "link") == names(Path()) == names(Path("../sub")) == ["a"]
+
+
 def test_repositories_inside_go_along(work: Path) -> None:
     """A submodule, and a clone that git does not know: git itself lists only the folder."""
     put(work, own="", clone__a="", clone__b_log="")

@@ -133,7 +133,7 @@ def changed_meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], obje
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (b"x" * 3_000_000, "the working directory was not taken: arrived as"),
+        (b"x" * 3_000_000, "the working directory was not taken: data/(big|same) has changed while it was sent"),
         (b"short", "changed while it was sent"),
         (None, "cannot be read any more: No such file or directory"),
     ],

@@ -121,7 +121,7 @@ def test_an_index_that_is_not_reached_is_said_once(
     image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip says so before each of its tries, and these lines would be all that is left of its words."""
-    monkeypatch.setenv("PIP_RETRIES", "3")
+    monkeypatch.setenv("PIP_RETRIES", "2")
     with pytest.raises(RequirementsError) as caught:
         ensure("--index-url http://127.0.0.1:1/\nextra\n", tmp_path / "envs", image=image.venv)
     assert str(caught.value).count("Retrying") == 1 and "No matching distribution" in str(caught.value)
@@ -165,6 +165,13 @@ def test_those_not_used_for_long_go(image: Image, tmp_path: Path) -> None:
     old, used = image.ensure(folder, "extra"), image.ensure(folder, "base")
     for where in (old, used):
         os.utime(where.parent / "made.json", (time.time() - requirements.OLD - 60,) * 2)
+        os.utime(where.parent.resolve(), (time.time() - requirements.OLD - 60,) * 2)
+    job = subprocess.Popen(["/bin/sleep", "60"], env={"PATH": f"{old}:/usr/bin:/bin"})
+    try:
+        assert image.ensure(folder, "base") == used and version(old, "extra") == "1.0", "a job runs in it"
+    finally:
+        job.kill()
+        job.wait()
     assert image.ensure(folder, "base") == used
     assert not old.exists() and not list(folder.glob(f"{old.parent.name}*[!k]")) and version(used, "base") == "1.0"
 
