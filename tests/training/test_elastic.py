@@ -61,20 +61,24 @@ class Supervisor:
         return len(lines.read_text().splitlines()) if lines.exists() else 0
 
 
-@pytest.mark.parametrize(("lost", "how"), [(0, signal.SIGKILL), (1, signal.SIGKILL), (2, signal.SIGSTOP)])
-def test_a_rank_is_lost_and_another_joins(job: Path, tmp_path: Path, lost: int, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("size", "lost", "how"),
+    [(3, 0, signal.SIGKILL), (2, 1, signal.SIGKILL), (3, 2, signal.SIGSTOP)],
+    ids=["the first of three", "one of two", "one that hangs"],
+)
+def test_a_rank_is_lost_and_another_joins(job: Path, tmp_path: Path, size: int, lost: int, how: signal.Signals) -> None:
     """Also one whose machine does not answer any more: no connection ends, until the others end theirs."""
-    undisturbed = start(job, tmp_path / "fixed", 3, LONG)
-    supervisor = Supervisor(job, tmp_path / "run", 3)
+    undisturbed = start(job, tmp_path / "fixed", size, LONG)
+    supervisor = Supervisor(job, tmp_path / "run", size)
     until(lambda: supervisor.step() >= 5)
     os.kill(supervisor.group.processes[lost].pid, how)
     newcomer = supervisor.newcomer(lost)
-    left = [place for place in range(3) if place != lost]
+    left = [place for place in range(size) if place != lost]
     supervisor.new_world(left)
     at = supervisor.step()
     until(lambda: supervisor.step() > at + 3)
     assert supervisor.step() < 140
-    supervisor.new_world([0, 1, 2])
+    supervisor.new_world(list(range(size)))
     assert newcomer.wait() == [0], newcomer.output() + supervisor.group.output()
     supervisor.group.processes[lost].kill()
     codes = supervisor.group.wait()

@@ -57,6 +57,8 @@ class World:
         self.waits = waits
         """Whether the environment says nothing of the next world: the rank was started in the place of a lost one, or
         it has been in a world already."""
+        self.local_rank = "0"
+        """As the environment has it at first; a rank that is alone removes it from there."""
         self._in_use = False
         """Whether this rank is in a process group, whose connections may have to be closed."""
         self._addresses: set[str] = set()
@@ -74,6 +76,7 @@ class World:
         nodes = json.loads(environment.get("TRAINYARD_NODES", "[]"))
         world = cls(Path(file), int(place), waits=environment.get("TRAINYARD_JOINS") == "1")
         world._addresses = {node["private_ip"] for node in nodes}
+        world.local_rank = environment.get("LOCAL_RANK", "0")
         return world
 
     def newest(self) -> Generation | None:
@@ -101,7 +104,7 @@ class World:
             time.sleep(POLL)
         self.generation = newest.generation
         rank, size = newest.places.index(self.place), len(newest.places)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": self.local_rank}
         os.environ |= {"MASTER_ADDR": newest.addresses[0], "MASTER_PORT": str(newest.port)}
         self._addresses = set(newest.addresses)
 
