@@ -30,8 +30,9 @@ class Head:
 
     def renew(self) -> None:
         """Connect anew: to the nodes that the stack has now."""
+        backend = self._connect()
         self.close()
-        self.backend = self._connect()
+        self.backend = backend
 
     def close(self) -> None:
         self.backend.__exit__(None, None, None)

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from invoke.exceptions import Exit
 
 from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Submission, Unreachable
+from fabfile.backends.ssh.head import lost_connections
+from fabfile.managed.replacement import introduce
 from fabfile.managed.replacing import replace
 from fabfile.managed.session import Pause, Session
 from fabfile.managed.watch import Seen
+from fabfile.remote.known_hosts import SshError
 
 POLL = 4.0
 RENEW = 30.0
@@ -102,6 +105,10 @@ class Manager:
         """Ask the job to go on, from a checkpoint, on all of its nodes."""
         session, record = self.session, self.session.record
         self._moving.begin()
+        try:
+            introduce(record.stack)
+        except (Exit, SshError):
+            return  # a node has just gone again: the next look says which
         record.resized += 1
         session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
         session.head.order(without=())
@@ -149,10 +156,11 @@ class Manager:
         self._resuming.begin()
         backend = session.head.backend
         try:
-            submission = self.submission(backend, record.job, record.nodes)
-            backend.prepare(submission)
-            started = backend.submit(submission)
-        except (CannotStart, Exit) as error:
+            with lost_connections():
+                submission = self.submission(backend, record.job, record.nodes)
+                backend.prepare(submission)
+                started = backend.submit(submission)
+        except (CannotStart, Unreachable, Exit) as error:
             why = " ".join(str(getattr(error, "message", None) or error).split())
             session.decide(f"{record.job} cannot be resumed, tried again: {why}")
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from invoke.exceptions import Exit
@@ -12,14 +13,17 @@ from fabfile import targets
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
+from fabfile.remote.join import join
+from fabfile.remote.known_hosts import SshError
 from fabfile.stacks import pulumi_cli, work_lost
 from fabfile.stacks.capacity import Shortage
 from fabfile.token_sets import token_set
 from fabfile.verbs.up import pulumi_up
 from fabfile.verbs.wait import until_ready
-from infra.inventory import Cluster, SshCluster
+from infra.inventory import SshCluster
 
-_BOOT_SECONDS = 900.0
+_CLOUD_SECONDS, _LOCAL_SECONDS = 900.0, 90.0
+"""How long new nodes may take to boot, in a cloud and on this machine."""
 _MACHINES = ("aws:ec2/instance:Instance", "azure-native:compute:VirtualMachine", "pulumi-python:dynamic/local:Node")
 """Beginnings of the types of resources that are nodes; a node's other resources follow from it."""
 
@@ -75,18 +79,31 @@ def _urns(stack: str, name: str) -> list[str]:
     return [urn for urn in urns if urn.endswith(f"::{name}") and urn.split("::")[-2].startswith(_MACHINES)]
 
 
-def equip(stack: str, names: Collection[str], job: str, code: str) -> Cluster:
-    """Wait until all nodes are ready and know each other, then bring the new ones what the job needs: its code and its
-    data, from another node. `job`: its job.toml; `code`: its programs' folder, the same on every node. Returns the
-    cluster as it is now. Raises NotReplaced."""
+def equip(
+    stack: str, facts: Mapping[str, Any], names: Collection[str], job: str, code: str, without: Collection[str] = ()
+) -> None:
+    """Wait until the nodes are ready and know each other, then bring the new ones what the job needs: its code and its
+    data, from another node. `job`: its job.toml; `code`: its programs' folder, the same on every node; `without`: nodes
+    that are in trouble themselves, and are not waited for. Raises NotReplaced."""
     try:
         cluster = targets.load_any(stack, "")
-        until_ready(cluster, _BOOT_SECONDS)
+        if isinstance(cluster, SshCluster):
+            cluster = replace(cluster, nodes=tuple(node for node in cluster.nodes if node.name not in without))
+        until_ready(cluster, _CLOUD_SECONDS if facts["cloud"] else _LOCAL_SECONDS)
         if isinstance(cluster, SshCluster):
             _bring(cluster, names, job, code)
-    except Exit as error:
-        raise NotReplaced(" ".join(str(error.message or "a step on the new nodes failed").split())) from None
-    return cluster
+    except (Exit, SshError) as error:
+        why = str(getattr(error, "message", None) or error) or "a step on the new nodes failed"
+        raise NotReplaced(" ".join(why.split())) from None
+
+
+def introduce(stack: str) -> None:
+    """Let all nodes know each other: also one that was left out as it was in trouble, and is well again. Exit 1,
+    SshError."""
+    cluster = targets.load_any(stack, "")
+    if isinstance(cluster, SshCluster):
+        with Fleet(cluster) as fleet:
+            join(fleet)
 
 
 def _bring(cluster: SshCluster, names: Collection[str], job: str, code: str) -> None:

@@ -37,7 +37,8 @@ def replace(session: Session, job: JobRecord | None, lost: Mapping[str, str], se
     began, moved = time.monotonic(), False
     try:
         make_again(record.stack, session.facts, lost, [node.name for node in seen if node.state == "gone"])
-        equip(record.stack, lost, session.text, session.head.code)
+        troubled = {node.name for node in seen if not node.is_well} - set(lost) - {session.head_name}
+        equip(record.stack, session.facts, lost, session.text, session.head.code, troubled)
     except NoRoom as error:
         record.replaced -= 1  # to wait for room is no try: money and time bound it
         moved = _no_room(session, job, str(error))

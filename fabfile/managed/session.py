@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from invoke.exceptions import Exit
+
 from fabfile import backends
 from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, Unreachable
 from fabfile.launchers import SLURM
@@ -79,9 +81,15 @@ class Session:
 
     def connect_anew(self) -> None:
         """After nodes were replaced: others have their names and addresses now."""
-        self.head.renew()
+        try:
+            self.head.renew()
+            cluster = load_any(self.record.stack, "")
+        except Exit as error:  # an `up` that failed half-way; it is tried again
+            self.decide(f"the stack's nodes are not known now: {' '.join(str(error.message).split())}")
+            self.replacing.begin()
+            return
         self.look.close()
-        self.look, self.watch = Look(load_any(self.record.stack, "")), Watch()
+        self.look, self.watch = Look(cluster), Watch()
         self.tell_head()
 
     def close(self) -> None:

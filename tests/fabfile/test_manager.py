@@ -92,6 +92,7 @@ def played(home: object, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(MemoryBackend, "__exit__", lambda *_: None)
     monkeypatch.setattr(replacing, "make_again", made.make_again)
     monkeypatch.setattr(replacing, "equip", lambda *_: CLUSTER)
+    monkeypatch.setattr(managers, "introduce", lambda _stack: None)
     monkeypatch.setattr(managers, "POLL", 0.0)
     monkeypatch.setattr(replacing, "_POLL", 0.0)
     monkeypatch.setattr(replacing, "_LEAVING", 0.1)
@@ -234,8 +235,10 @@ def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_f
     monkeypatch.setattr(relocation, "set_key", lambda _stack, key, value: set_keys.append((key, value)))
     monkeypatch.setattr(relocation, "checked", lambda _stack: {"cloud": "aws"})
     brought: list[str] = []
-    monkeypatch.setattr(relocation.data, "body", lambda _c, job, **_: brought.append(Path(job).read_text()))
-    monkeypatch.setattr(relocation.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(
+        "fabfile.managed.relocation.data.body", lambda _c, job, **_: brought.append(Path(job).read_text())
+    )
+    monkeypatch.setattr("fabfile.managed.relocation.time.sleep", lambda _seconds: None)
     played.script = {2: lambda: played.lose("node3"), 20: lambda: played.ends()}
     assert manager.run().state == JobState.SUCCEEDED
     assert set_keys == [("zone", "use1-az4"), ("instanceType", "m7i.4xlarge")]
