@@ -14,11 +14,10 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Submission, Unreachable
 from fabfile.backends.ssh.head import lost_connections
-from fabfile.managed.replacement import introduce
+from fabfile.managed.replacement import NotReplaced, equip
 from fabfile.managed.replacing import replace
 from fabfile.managed.session import Pause, Session
 from fabfile.managed.watch import Seen
-from fabfile.remote.known_hosts import SshError
 
 POLL = 4.0
 RENEW = 30.0
@@ -82,7 +81,7 @@ class Manager:
             self._moving.done()
             self._lost.clear()
         elif job.state == JobState.RUNNING and _all_well(seen) and self._moving.is_over and not session.head.resizing:
-            self._move_back(job)
+            self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
             session.head.order()
             self._renewed = time.monotonic()
@@ -101,14 +100,16 @@ class Manager:
             return {name: why for name, why in lost.items() if name != head}
         return dict(lost)
 
-    def _move_back(self, job: JobRecord) -> None:
-        """Ask the job to go on, from a checkpoint, on all of its nodes."""
+    def _move_back(self, job: JobRecord, missing: Collection[str]) -> None:
+        """Ask the job to go on, from a checkpoint, on all of its nodes. Whatever brought the `missing` ones back, by
+        whom and however far: they get what the job needs first."""
         session, record = self.session, self.session.record
         self._moving.begin()
         try:
-            introduce(record.stack)
-        except (Exit, SshError):
-            return  # a node has just gone again: the next look says which
+            equip(record.stack, session.facts, missing, session.text, session.head.code)
+        except NotReplaced as error:
+            session.decide(f"{', '.join(missing)} cannot be used yet, tried again: {error}")
+            return
         record.resized += 1
         session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
         session.head.order(without=())

@@ -13,7 +13,6 @@ from fabfile import targets
 from fabfile.output import say
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Fleet
-from fabfile.remote.join import join
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks import pulumi_cli, work_lost
 from fabfile.stacks.capacity import Shortage
@@ -95,15 +94,6 @@ def equip(
     except (Exit, SshError) as error:
         why = str(getattr(error, "message", None) or error) or "a step on the new nodes failed"
         raise NotReplaced(" ".join(why.split())) from None
-
-
-def introduce(stack: str) -> None:
-    """Let all nodes know each other: also one that was left out as it was in trouble, and is well again. Exit 1,
-    SshError."""
-    cluster = targets.load_any(stack, "")
-    if isinstance(cluster, SshCluster):
-        with Fleet(cluster) as fleet:
-            join(fleet)
 
 
 def _bring(cluster: SshCluster, names: Collection[str], job: str, code: str) -> None:

@@ -39,6 +39,8 @@ class Played:
     outcomes: list[Exception] = field(default_factory=list)
     """What the next calls of the engine raise."""
     made: list[tuple[str, ...]] = field(default_factory=list)
+    equipped: list[tuple[str, ...]] = field(default_factory=list)
+    """The nodes that got code and data before the job went back to them."""
     looks: int = 0
     script: dict[int, Callable[[], None]] = field(default_factory=dict)
     """What happens at which look at the nodes."""
@@ -92,7 +94,7 @@ def played(home: object, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(MemoryBackend, "__exit__", lambda *_: None)
     monkeypatch.setattr(replacing, "make_again", made.make_again)
     monkeypatch.setattr(replacing, "equip", lambda *_: CLUSTER)
-    monkeypatch.setattr(managers, "introduce", lambda _stack: None)
+    monkeypatch.setattr(managers, "equip", lambda *args: made.equipped.append(tuple(args[2])))
     monkeypatch.setattr(managers, "POLL", 0.0)
     monkeypatch.setattr(replacing, "_POLL", 0.0)
     monkeypatch.setattr(replacing, "_LEAVING", 0.1)
@@ -119,7 +121,7 @@ def test_a_lost_node_is_replaced_and_the_job_is_moved_back(played: Played) -> No
     manager = managed(played)
     played.script = {3: lambda: played.lose("node3"), 8: played.ends}
     assert manager.run().state == JobState.SUCCEEDED
-    assert played.made == [("node3",)] and played.job.nodes == NODES
+    assert played.made == played.equipped == [("node3",)] and played.job.nodes == NODES
     assert decisions(manager)[0] == f"to be replaced: node3: {GONE}"
     assert "node3 replaced, with code and data" in decisions(manager)[1]
     assert decisions(manager)[2] == "smoke-1 goes on on all 3 nodes again, from a checkpoint"
@@ -252,3 +254,22 @@ def test_without_room_the_cluster_goes_where_the_user_allows_and_the_job_comes_f
     assert "smoke-1 resumed from its last checkpoint" in said
     assert len(manager.session.record.prices) == 2, "what it costs from there on"
     assert manager.session.record.replaced == 0, "no try was made but there"
+
+
+def test_a_node_that_somebody_else_brought_back_gets_code_and_data_first(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = managed(played)
+    fails: list[Exception] = [NotReplaced("node3: data.path = data: no such folder")]
+
+    def equip(*args: Any) -> None:
+        played.equipped.append(tuple(args[2]))
+        if fails:
+            raise fails.pop()
+
+    monkeypatch.setattr(managers, "equip", equip)
+    monkeypatch.setattr(session.Pause, "is_over", True)
+    played.script = {2: lambda: played.change(nodes=("node1", "node2"), attempt=2), 9: played.ends}
+    manager.run()
+    assert played.equipped == [("node3",)] * 2 and played.made == [] and played.job.nodes == NODES
+    assert decisions(manager)[0] == "node3 cannot be used yet, tried again: node3: data.path = data: no such folder"
