@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 import sshd
 from invoke.exceptions import Exit
+from kube_cluster import served
 from polling import until
 
+from fabfile.backends.kubernetes import view as kube_view
+from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes.head_pod import HeadPods
 from fabfile.remote.fleet import Fleet
 from fabfile.workdir import send, snapshot
 from infra.inventory import SshCluster
@@ -95,6 +99,21 @@ def test_a_shared_store_is_where_it_is_said(cluster: SshCluster, work: Path, tmp
     snapshot_hash = sent(cluster, work, str(tmp_path / "fsx/.trainyard/work"))
     assemble(snapshot_hash, tmp_path / "work2", tmp_path / "fsx/.trainyard/work")
     assert same(work, tmp_path / "work2")
+
+
+def test_it_goes_into_a_pod_as_well(work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "kube").mkdir()
+    with served(tmp_path / "kube") as kube:
+        view = kube_view.of(kube.cluster)
+        api, store = Api(kube.cluster), send.store_of(view)
+        found = snapshot.scan(work)
+        for lines in (2, 1):  # the second time nothing is sent
+            with HeadPods(api, kube.cluster, view) as pods:
+                send.send(pods, view.nodes, found, store)
+            assert len(capsys.readouterr().out.splitlines()) == lines
+        api.close()
+    assemble(found.hash, tmp_path / "pods work", Path(store))
+    assert same(work, tmp_path / "pods work")
 
 
 def test_an_empty_directory_needs_no_node(yard: sshd.Yard, tmp_path: Path) -> None:
