@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fabfile.backends.base import Backend, File, Refused
+from fabfile.backends.base import File, JobFiles, Refused
 from fabfile.output import Progress, gigabytes, say
 from fabfile.remote.filenames import refusal
 
@@ -20,7 +20,7 @@ _GROWTH = 1 << 30  # bytes that logs and metrics may grow by between the list an
 _SPARE = 256 << 20  # bytes that must stay free on this disk
 
 
-def download(backend: Backend, job: str, target: Path, only: Sequence[str] = ()) -> None:
+def download(backend: JobFiles, job: str, target: Path, only: Sequence[str] = ()) -> None:
     """Fetch a job's new and changed files into a folder, and print how much that was. `only` has the names of what is
     wanted of its run directory, files and folders; empty: everything. Raises Refused."""
     listed = {

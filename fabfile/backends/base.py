@@ -234,7 +234,20 @@ class Ended:
     stderr: str = ""
 
 
-class Backend(Protocol):
+class JobFiles(Protocol):
+    """Where a job has files."""
+
+    def files(self, job: str) -> Iterator[tuple[str, File | None]]:
+        """The names in a job's run directory, not to be trusted, each with its file, or None for a folder."""
+
+    def fetch(
+        self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
+    ) -> dict[str, int]:
+        """Write these files into a new folder; returns name and size of those that still existed. `limit` is how many
+        bytes may be written; `progress` gets each number of bytes written. Raises Refused."""
+
+
+class Backend(JobFiles, Protocol):
     """Runs the jobs of one cluster. Connections are opened at need; leaving the `with` block closes them."""
 
     @property
@@ -305,14 +318,8 @@ class Backend(Protocol):
     def leftovers(self, job: str) -> dict[str, str]:
         """End what still runs of a finished job; returns, by node, what could not be ended."""
 
-    def files(self, job: str) -> Iterator[tuple[str, File | None]]:
-        """The names in a job's run directory, not to be trusted, each with its file, or None for a folder."""
-
-    def fetch(
-        self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
-    ) -> dict[str, int]:
-        """Write these files into a new folder; returns name and size of those that still existed. `limit` is how many
-        bytes may be written; `progress` gets each number of bytes written. Raises Refused."""
+    def on_other_nodes(self, job: JobRecord) -> Mapping[str, JobFiles]:
+        """A job's nodes, beside the head, that have files of their own; none where they share a folder."""
 
     def export_weights(self, job: str) -> str:
         """Write the job's best or newest model in Hugging Face's layout into a folder of its run directory, in place of

@@ -12,20 +12,32 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import WEIGHTS, Ended, JobRecord, Refused, SampleOptions, Unreachable, find_job
+from fabfile.backends.base import WEIGHTS, Backend, Ended, JobRecord, Refused, SampleOptions, Unreachable, find_job
 from fabfile.command_line import AtLeast
 from fabfile.download import download
+from fabfile.launchers.program import WORK
 from fabfile.output import next_command, say, write
 
 
 @task(
     help={
         "to": "folder for it; default: runs/ID here; one that has the job already is updated",
+        "all-nodes": "also what a program has written on the other nodes, into nodes/NODE/work",
         "weights": "only the best or newest model, put together of its shards, as Hugging Face's transformers opens it",
     }
 )
-def fetch(_c: Context, job: str, to: str = "", weights: bool = False, stack: str = "", inventory: str = "") -> None:
+def fetch(
+    _c: Context,
+    job: str,
+    to: str = "",
+    weights: bool = False,
+    all_nodes: bool = False,
+    stack: str = "",
+    inventory: str = "",
+) -> None:
     """Fetch a job's checkpoints, best model, metrics and logs from the head. Repeated, it fetches what is new."""
+    if weights and all_nodes:
+        raise Exit("--weights --all-nodes: the head has the model: choose one of them", code=2)
     with backends.connect(stack, inventory) as backend:
         if to:
             _check_target(Path(to).expanduser())
@@ -40,11 +52,25 @@ def fetch(_c: Context, job: str, to: str = "", weights: bool = False, stack: str
             download(backend, found.id, target, only)
         except (Refused, Unreachable, EOFError, OSError) as error:
             raise Exit(f"{backend.host}: {found.id} was not fetched: {error}", code=1) from None
+        if all_nodes:
+            _fetch_others(backend, found, target)
     if weights:
         say(f"for transformers: from_pretrained({str(target / WEIGHTS)!r})")
         return
     if not found.program:
         say(next_command(f"fab sample {found.id} --prompt ..."))
+
+
+def _fetch_others(backend: Backend, job: JobRecord, target: Path) -> None:
+    """Fetch what a program has written in its working directory on the nodes beside the head."""
+    others = backend.on_other_nodes(job)
+    if not others:
+        say("no other node has files of its own of this job")
+    for name, files in others.items():
+        try:
+            download(files, job.id, target / "nodes" / name, (WORK,))
+        except (Refused, Unreachable, EOFError, OSError) as error:
+            raise Exit(f"{name}: {job.id} was not fetched: {error}", code=1) from None
 
 
 def _check_target(target: Path) -> None:

@@ -68,3 +68,50 @@ def test_a_list_of_changes_that_fails_is_an_error(run_dir: Path, tmp_path: Path)
     with pytest.raises(Exit, match="what has changed in its working directory cannot be listed") as caught:
         fetched(tmp_path)
     assert caught.value.code == 1 and not (tmp_path / "here").exists()
+
+
+def on_own_disk(yard: sshd.Yard, tmp_path: Path, number: int) -> sshd.Sshd:
+    """A node whose logins begin in a home of its own, with the files of a job's processes there."""
+    home = tmp_path / f"home{number}"
+    work = home / "runs/prog-1/work"
+    work.mkdir(parents=True)
+    (work / f"out-{number}").write_text("own")
+    state = {"id": "prog-1", "state": "SUCCEEDED", "nodes": ["node1", "node2"], "created": 5.0, "started": 5.0}
+    if number == 1:
+        (home / "runs/prog-1/state.json").write_text(json.dumps(state))
+    script = home / "shell"
+    script.write_text('#!/bin/bash\ncd "$HOME" && eval "$SSH_ORIGINAL_COMMAND"\n')
+    script.chmod(0o755)
+    environment = {"HOME": str(home), "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    address = f"127.0.0.{number + 1}"
+    return yard.start(address, sshd.free_port(address), extra=f"ForceCommand {script}", environment=environment)
+
+
+def test_all_nodes_are_those_that_have_files_of_their_own(
+    yard: sshd.Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    service_player.install(tmp_path / "bin")
+    servers = [on_own_disk(yard, tmp_path, number) for number in (1, 2)]
+    cluster = yard.cluster(*(server.node(f"node{number + 1}") for number, server in enumerate(servers)))
+    (tmp_path / "nodes.json").write_text(to_json(cluster))
+    assert fetched(tmp_path) == ["state.json", "work/out-1"]
+    options = {"to": str(tmp_path / "here"), "inventory": str(tmp_path / "nodes.json")}
+    for _ in range(2):  # the second time nothing is new
+        fetch.body(Context(), "prog-1", all_nodes=True, **options)
+        assert (tmp_path / "here/nodes/node2/work/out-2").read_text() == "own"
+    servers[1].stop()
+    with pytest.raises(Exit, match=r"node2 .*: Connection refused") as caught:
+        fetch.body(Context(), "prog-1", all_nodes=True, **options)
+    assert caught.value.code == 1
+    with pytest.raises(Exit, match="--weights --all-nodes: the head has the model") as caught:
+        fetch.body(Context(), "prog-1", all_nodes=True, weights=True, **options)
+    assert caught.value.code == 2
+
+
+def test_where_nodes_share_a_folder_there_are_no_others(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"to": str(tmp_path / "here"), "inventory": str(tmp_path / "nodes.json")}
+    fetch.body(Context(), "prog-1", all_nodes=True, **options)
+    assert "no other node has files of its own of this job" in capsys.readouterr().out

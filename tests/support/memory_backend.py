@@ -12,6 +12,7 @@ from fabfile.backends.base import (
     CannotStart,
     Ended,
     File,
+    JobFiles,
     JobNode,
     JobRecord,
     JobState,
@@ -160,6 +161,9 @@ class MemoryBackend:
             (into / name).write_bytes(self.content[name])
             progress(len(self.content[name]))
         return {name: len(self.content[name]) for name in names}
+
+    def on_other_nodes(self, job: JobRecord) -> Mapping[str, JobFiles]:
+        return {}
 
     def export_weights(self, job: str) -> str:
         self.content = {**self.content, "weights/model.safetensors": b"w" * 3000, "weights/config.json": b"{}"}

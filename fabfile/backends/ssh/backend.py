@@ -17,6 +17,7 @@ from fabfile.backends.base import (
     Begun,
     Ended,
     File,
+    JobFiles,
     JobNode,
     JobRecord,
     LogPart,
@@ -187,6 +188,14 @@ class SshBackend:
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
         return files.take(self._head, self._folder_of(job), names, into, limit, progress)
+
+    def on_other_nodes(self, job: JobRecord) -> Mapping[str, JobFiles]:
+        nodes = [node for node in self.cluster.nodes if node.name in job.nodes and node != self.cluster.head]
+        if self.cluster.shared_dir or not nodes:
+            return {}
+        there = deploy(self._fleet, nodes)
+        heads = {node.name: Head(self._fleet, there[node.name].folder, node) for node in nodes}
+        return {name: files.FilesOfNode(head, runs(self.cluster)) for name, head in heads.items()}
 
     def export_weights(self, job: str) -> str:
         run = shlex.quote(self._folder_of(job))

@@ -23,6 +23,23 @@ _WORK = "work"  # a program's working directory: only what the program has chang
 _NO_CHANGES = 99  # exit code if these cannot be listed
 
 
+class FilesOfNode:
+    """The files of jobs on one node, whose run directories are in the folder `runs` there."""
+
+    def __init__(self, head: Head, runs: str) -> None:
+        self._head, self._runs = head, runs
+
+    def files(self, job: str) -> Iterator[tuple[str, File | None]]:
+        """See `listed`."""
+        return listed(self._head, f"{self._runs}/{job}")
+
+    def fetch(
+        self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
+    ) -> dict[str, int]:
+        """See `take`."""
+        return take(self._head, f"{self._runs}/{job}", names, into, limit, progress)
+
+
 def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:
     """Yield the names in a job's folder, each with its file, or None for a folder; of a program's working directory
     what is new or changed. Raises Refused for other kinds."""

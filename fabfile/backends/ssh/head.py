@@ -23,11 +23,11 @@ _SILENCE = 10.0  # seconds without output of the program on the head after which
 
 
 class Head:
-    """The head of a cluster, with this checkout's programs copied to it."""
+    """The head of a cluster, or another node in its place, with this checkout's programs copied to it."""
 
-    def __init__(self, fleet: Connections, folder: str = "") -> None:
+    def __init__(self, fleet: Connections, folder: str = "", node: Node | None = None) -> None:
         self.fleet, self.cluster = fleet, fleet.cluster
-        self.node = self.cluster.head
+        self.node = node or self.cluster.head
         self.folder = folder or deploy(fleet, [self.node])[self.node.name].folder
 
     def start(self, *argv: str) -> Any:
