@@ -92,6 +92,21 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
     assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
 
 
+def test_a_sweep_runs_its_jobs_one_after_the_other_and_compares_them(cluster: Project) -> None:
+    words = ("train.lr=1e-3,1e-2", "--each", "--nodes", "1", "train.eval_every=6", "train.eval_windows=12")
+    printed = cluster.fab("train", "job.toml", *words).stdout
+    assert printed.startswith(f"2 jobs, each on 1 node of {cluster.stack}\n")
+    jobs = re.findall(r"^(job-\d+): train\.lr=(1e-[23])$", printed, re.MULTILINE)
+    assert [value for _, value in jobs] == ["1e-3", "1e-2"]
+    for job, value in jobs:
+        assert re.search(rf"^\[{job} node1 rank=0\] step 12/12 ", printed, re.MULTILINE), printed
+        row = rf"^{job} +{value} +SUCCEEDED +\d+\.\d{{4}} +\d+\.\d{{4}}( \*)? +\$0\.00$"
+        assert re.search(row, printed, re.MULTILINE), printed
+    first, second = (json.loads((folder(cluster, job, "node1") / "state.json").read_text()) for job, _ in jobs)
+    assert first["ended"] <= second["started"] + 1, "they have the same node"
+    assert printed.rstrip().splitlines()[-1].startswith("next: fab report job-")
+
+
 @pytest.fixture
 def second(cluster: Project) -> Iterator[str]:
     """Another stack, of one node, whose network has no way to the first one's."""
