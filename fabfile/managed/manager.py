@@ -22,6 +22,8 @@ from fabfile.managed.watch import Seen
 POLL = 4.0
 RENEW = 30.0
 """Seconds between two words to the head without need, well below the lease."""
+QUEUE = 600.0
+"""Seconds between two tries to get more machines of a queue, which Slurm starts if its cloud has room."""
 HEADLESS = 120.0
 """Seconds without an answer of the head after which it may be replaced, if it is not known to have ended."""
 
@@ -80,11 +82,17 @@ class Manager:
         elif is_full:
             self._moving.done()
             self._lost.clear()
-        elif job.state == JobState.RUNNING and _all_well(seen) and self._moving.is_over and not session.head.resizing:
+        elif job.state == JobState.RUNNING and self._are_there(seen) and self._moving.is_over:
             self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
             session.head.order()
             self._renewed = time.monotonic()
+
+    def _are_there(self, seen: Collection[Seen]) -> bool:
+        """Whether all nodes for the job are there and well, and it was not asked already to go on on them."""
+        session = self.session
+        enough = session.has_queue or len(seen) >= session.record.nodes
+        return enough and _all_well(seen) and not session.head.resizing
 
     def _replaceable(self, lost: Mapping[str, str]) -> dict[str, str]:
         """Without a head that answers and that alone has the job's files, and without machines that a cloud's
@@ -102,9 +110,10 @@ class Manager:
 
     def _move_back(self, job: JobRecord, missing: Collection[str]) -> None:
         """Ask the job to go on, from a checkpoint, on all of its nodes. Whatever brought the `missing` ones back, by
-        whom and however far: they get what the job needs first."""
+        whom and however far: they get what the job needs first. Whether Slurm can start more machines for a queue
+        nobody can see: that is tried seldom, as each try costs a restart."""
         session, record = self.session, self.session.record
-        self._moving.begin()
+        self._moving.begin(QUEUE if session.has_queue else 0.0)
         try:
             equip(record.stack, session.facts, missing, session.text, session.head.code)
         except NotReplaced as error:

@@ -144,6 +144,12 @@ class Session:
         return cluster.head.name if isinstance(cluster, SshCluster) else ""
 
     @property
+    def has_queue(self) -> bool:
+        """Whether Slurm starts the machines for jobs, which then are none of the cluster's own nodes."""
+        cluster = self.look.cluster
+        return isinstance(cluster, SshCluster) and cluster.queue is not None
+
+    @property
     def is_mirrored(self) -> bool:
         """Whether a bucket has the job's checkpoints."""
         mirror = tomllib.loads(self.text)["checkpoint"]["mirror"] if self.text else ""
