@@ -7,16 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bucket_servers import Server
 from gloo_ranks import Group, lines, start
 from safetensors.torch import load_file
 
 KEYS = ("outer.clusters=2", "outer.every=2", "outer.overlap=0", "outer.wait=60")
 
 
-def cluster(job: Path, bucket: Path, run: Path, number: int, *more: str, size: int = 1, resume: bool = False) -> Group:
-    """Start cluster `number` of a job; `more` are overrides."""
-    keys = [*KEYS, f"outer.exchange=file://{bucket}", f"outer.cluster={number}", *more]
-    return start(job, run, size, [*keys, *(["--resume"] if resume else [])])
+def cluster(
+    job: Path,
+    bucket: Path | Server,
+    run: Path,
+    number: int,
+    *more: str,
+    size: int = 1,
+    resume: bool = False,
+) -> Group:
+    """Start cluster `number` of a job; `more` are overrides. `bucket`: a folder, or a server with a bucket."""
+    url = f"file://{bucket}" if isinstance(bucket, Path) else f"{bucket.url}/meeting"
+    keys = [*KEYS, f"outer.exchange={url}", f"outer.cluster={number}", *more]
+    environment = {} if isinstance(bucket, Path) else bucket.environment
+    return start(job, run, size, [*keys, *(["--resume"] if resume else [])], environment=environment)
 
 
 def parameters(run: Path, step: int = 8) -> dict[str, torch.Tensor]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
+from bucket_servers import Server
 from gloo_ranks import lines, losses, start
 from meeting import cluster, equal, facts, outer_state, parameters, rounds
 from polling import until
@@ -72,6 +74,21 @@ def test_the_clusters_read_disjoint_parts_of_one_order(job: Path, tmp_path: Path
     one, two, both = (losses(run)[1] for run in (tmp_path / "1", tmp_path / "2", plain))
     assert (3 * one + 4 * two) / 7 == pytest.approx(both, rel=1e-5)
     assert one != two
+
+
+@pytest.mark.faults
+def test_clusters_meet_in_an_object_store_that_is_away_for_a_while(job: Path, tmp_path: Path, s3: Server) -> None:
+    keys = ("outer.keep=1", "train.steps=20", "checkpoint.every=10")
+    groups = [cluster(job, s3, tmp_path / str(number), number, *keys) for number in (1, 2)]
+    until(lambda: "round 2 of 10" in groups[0].output(0) or not groups[0].alive())
+    s3.wire.cut()
+    until(lambda: "no answer" in groups[0].output(0) or not groups[0].alive())
+    s3.wire.reset()
+    for group in groups:
+        group.done()
+    assert "; trying again for 60 s" in groups[0].output(0)
+    assert equal(parameters(tmp_path / "1", 20), parameters(tmp_path / "2", 20))
+    assert rounds(tmp_path / "1") == {number: [1, 2] for number in range(1, 11)}
 
 
 @pytest.mark.faults
