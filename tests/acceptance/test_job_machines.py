@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, folder, parts
 from on_host import boots, members
 from polling import until
@@ -118,3 +119,8 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     # Two ranks sum in another order than three, and a thousand steps of fp32 make something of that.
     assert done[STEPS]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
+
+
+def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
+    """Here, as it takes long: each node imports transformers."""
+    user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

@@ -214,3 +214,10 @@ def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_pa
     user_programs.check_mpi(cluster, work)
     user_programs.check_failure(cluster, work)
     user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
+
+
+def test_a_programs_secret_is_in_every_process_and_on_no_disk(
+    cluster: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster.env, "KEY", "k" * 40)
+    user_programs.check_secret(cluster, user_programs.written(tmp_path / "work"), ("node1", "node2", "node3"))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 from jobs_on_nodes import GONE_SECONDS
@@ -97,6 +99,51 @@ def written(folder: Path) -> Path:
     for name, text in (("mpi_hello.py", MPI_HELLO), ("train.py", TRAIN), ("finetune.py", FINETUNE)):
         (folder / name).write_text(text.lstrip())
     return folder
+
+
+def with_transformers(folder: Path) -> Path:
+    """A working directory with what the image lacks for Hugging Face's Trainer, in its folder vendor: the nodes of a
+    local cluster reach no package index."""
+    written(folder)
+    for name in ("transformers", "huggingface_hub", "hf-xet", "httpx", "httpcore", "h11", "anyio", "regex"):
+        for file in metadata.distribution(name).files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                into = folder / "vendor" / file
+                into.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), into)
+    return folder
+
+
+def check_finetune(cluster: Project, folder: Path) -> None:
+    """Hugging Face's Trainer on two nodes, and from its checkpoint on one: with several processes on CPUs it cannot
+    read its optimizer's state, under torchrun neither (transformers 5.17: `tagged with cpu:0`)."""
+    launch = ["launch", "--workdir", str(folder), "--env", "PYTHONPATH=vendor", "--nodes", "2"]
+    shown = cluster.fab(*launch, "--", "python", "finetune.py", timeout=240).stdout
+    assert shown.count("trained to step 4 in a world of 2") == 2, shown
+    named = re.search(r"(finetune-\d+) SUCCEEDED", shown)
+    assert named, shown
+    job = named[1]
+    command = ["--", "python", "finetune.py", "--resume", "--max_steps", "6"]
+    again = cluster.fab("launch", "--resume", job, "--nodes", "1", *command, timeout=240).stdout
+    assert "trained to step 6 in a world of 1" in again and "'epoch'" in again, again
+
+
+def check_secret(cluster: Project, folder: Path, nodes: tuple[str, ...]) -> None:
+    """A secret reaches every process, and when the job is over no node has it."""
+    code = "import os, time; print('its length is', len(os.environ['KEY'])); time.sleep(600)"
+    words = ["--name", "secret", "--secret", "KEY", "--detach", "--", "python", "-c", code]
+    started = cluster.fab("launch", "--workdir", str(folder), *words).stdout
+    named = re.search(r"^(secret-\d+): ", started, re.MULTILINE)
+    assert named, started
+    job = named[1]
+    until(lambda: cluster.fab("logs", job).stdout.count("its length is 40") == len(nodes), 60, f"lines of {job}")
+    files = f"sudo grep -rl {'k' * 40} runs /var/lib/trainyard || true"
+    look = f"ls /run/trainyard-secrets-*/ 2>/dev/null || true; {files}"
+    there = cluster.fab("run", look).stdout
+    assert sorted(set(re.findall(r"^\[(\w+)\] \S+\.node\.json$", there, re.MULTILINE))) == sorted(nodes), there
+    assert "runs/" not in there and "/var/" not in there, there
+    cluster.fab("stop", job, "--now")
+    assert ".json" not in (left := cluster.fab("run", look).stdout), left
 
 
 def check_mpi(cluster: Project, folder: Path) -> None:
