@@ -123,7 +123,9 @@ def test_every_verb_reads_and_shows_its_options(name: str) -> None:
         assert parameter.help, f"fab {name} {parameter.flag} has no help"
 
 
-@pytest.mark.parametrize(("verb", "expected"), [("up", "how many"), ("train", "how many"), *NAMES])
+@pytest.mark.parametrize(
+    ("verb", "expected"), [("up", "how many"), ("train", "how many"), ("launch", "how many"), *NAMES]
+)
 def test_the_help_says_whether_nodes_are_counted_or_named(verb: str, expected: str) -> None:
     (nodes,) = [parameter for parameter in VERBS[verb].parameters if parameter.name == "nodes"]
     assert nodes.help.startswith(expected)
@@ -131,7 +133,13 @@ def test_the_help_says_whether_nodes_are_counted_or_named(verb: str, expected: s
 
 
 def test_every_verb_that_takes_nodes_is_in_the_list_above() -> None:
-    assert {verb.name for verb in VERBS.values() if verb.takes("nodes")} == {"up", "train", "run", "bootstrap"}
+    assert {verb.name for verb in VERBS.values() if verb.takes("nodes")} == {
+        "up",
+        "train",
+        "launch",
+        "run",
+        "bootstrap",
+    }
 
 
 def test_a_short_flag_is_the_same_option_with_every_verb() -> None:
