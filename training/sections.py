@@ -166,7 +166,7 @@ class OuterSection:
     wait: int = at_least(1, 600)
     """Seconds that a cluster waits for the others' differences, counted from when its own are in the bucket; a round
     then ends without those that are missing."""
-    keep: int = at_least(1, 20)
+    keep: int = at_least(1, 50)
     """Rounds whose differences stay in the bucket, at least; as often the outer parameters and momentum are put there,
     8 bytes a parameter, for a cluster that comes later."""
 
