@@ -37,7 +37,9 @@ class NotReplaced(Exception):
 
 def make_again(stack: str, facts: Mapping[str, Any], names: Collection[str], gone: Collection[str]) -> None:
     """Delete these nodes and make them again; `gone`: those of them whose machines have ended. Refuses to touch any
-    other node. Raises NoRoom, NotReplaced, and KeyboardInterrupt."""
+    other node. Raises NoRoom, NotReplaced, KeyboardInterrupt, and Exit for a stack that somebody has destroyed."""
+    pulumi_cli.read_state_again()
+    pulumi_cli.stack_output(stack)
     others = [name for name in work_lost.nodes_that_go(stack, facts["cloud"]) if name not in names]
     if others:
         why = "its nodes differ from its configuration, or they have just ended"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fab_command import fab
+from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
 from fabfile.managed import replacement, start
@@ -86,6 +87,7 @@ class Engine:
         ]
         monkeypatch.setattr(replacement, "pulumi_up", up)
         monkeypatch.setattr(pulumi_cli, "has_pulumi", lambda: True)
+        monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: "{}")
         monkeypatch.setattr(pulumi_cli, "exported", lambda _stack: [{"urn": urn} for urn in urns])
         monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack, _cloud: list(goes))
 
@@ -105,6 +107,19 @@ def test_a_node_that_the_job_still_needs_is_never_replaced_along(monkeypatch: py
     engine = Engine(monkeypatch, capacity.Update(0, True), ["node1", "node2"])
     with pytest.raises(NotReplaced, match="`fab up` would also replace node1: its nodes differ"):
         make_again("yard", {"cloud": "aws"}, ["node2"], [])
+    assert engine.options == []
+
+
+def test_a_stack_that_somebody_destroyed_is_never_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes are gone as those that a cloud takes are."""
+    engine = Engine(monkeypatch, capacity.Update(0, True), ["node2"])
+
+    def not_up(stack: str) -> str:
+        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=2)
+
+    monkeypatch.setattr(pulumi_cli, "stack_output", not_up)
+    with pytest.raises(Exit, match="stack yard is not up"):
+        make_again("yard", {"cloud": "aws"}, ["node2"], ["node2"])
     assert engine.options == []
 
 
