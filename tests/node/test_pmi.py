@@ -57,7 +57,9 @@ def test_who_does_not_know_the_token_is_not_listened_to(server: pmi.Server) -> N
 def test_the_end_of_an_attempt_ends_a_barrier_that_others_wait_at(server: pmi.Server) -> None:
     connection, _ = pmi.join(server.where, 0, 3)
     with connection:
-        connection.sendall(b"cmd=barrier_in\n")
         connection.settimeout(10)
+        connection.sendall(b"cmd=get_appnum\n")
+        assert connection.recv(100) == b"cmd=appnum appnum=0\n", "it is served"
+        connection.sendall(b"cmd=barrier_in\n")
         server.close()
         assert connection.recv(100) == b""
