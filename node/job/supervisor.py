@@ -89,10 +89,11 @@ class Supervisor:
             attempt, verdict = self._attempt(launch, restarts)
             restarts = attempt.worlds.restarts if attempt.worlds else restarts
             unusable = self._record(verdict, attempt) | attempt.expiry.taken
-            resize = managed.wanted(self.run_dir) if self._was_resized(verdict, attempt) else None
-            if resize is not None:
+            resize = managed.wanted(self.run_dir) if self._may_be_resized(verdict, attempt) else None
+            if resize is not None and (attempt.stopping or restarts > 0):
                 managed.done(self.run_dir)
                 nodes = self.machines.resized(unusable | resize, self.asked, self.log)
+                restarts -= not attempt.stopping  # it failed, as it may on the very node that it is to leave
             elif self._may_go_on(verdict, attempt) and restarts > 0:
                 nodes = self.machines.next(launch.nodes, unusable, self.asked, self.log)
                 restarts -= 1
@@ -137,10 +138,10 @@ class Supervisor:
         cause = attempt.expiry.cause
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
 
-    def _was_resized(self, verdict: Outcome, attempt: Attempt) -> bool:
-        """Whether the attempt was stopped only because the job's manager wants it on other nodes."""
+    def _may_be_resized(self, verdict: Outcome, attempt: Attempt) -> bool:
+        """Whether the attempt has ended unfinished, and nobody wants the job to end."""
         unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
-        return bool(attempt.stopping) and unfinished and attempt.expiry.cause is None and not self.asked()
+        return unfinished and attempt.expiry.cause is None and not self.asked()
 
     def _ask(self) -> str:
         """What an attempt is asked for: as `asked`, and to stop if the job is to go on on other nodes."""

@@ -8,13 +8,19 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from pods import job_of
 
+from fabfile.launchers import Launch
+from infra.inventory import Node
 from node.job import files, managed
+from node.job.diagnosis import Outcome
 from node.job.log import Log
+from node.job.supervisor import Supervisor
+from node.job.time_limit import TimeLimit
 from node.slurm import continuation
 
 
@@ -106,6 +112,7 @@ class Allocated:
     """A job's allocation by Slurm that can be had again: how many nodes it is then."""
 
     number = "7"
+    runs_program = False
 
     def __init__(self) -> None:
         self.restarts: list[int] = []
@@ -128,3 +135,31 @@ def test_with_slurm_the_job_goes_on_in_another_of_slurms_jobs_and_no_restart_is_
     assert (after["state"], after["slurm"], after["restarts_left"]) == ("PENDING", "8", left)
     assert allocated.restarts == [left]
     assert f"restart from the last checkpoint on 3 nodes, as Slurm's job 8; {left} more" in files.text(tmp_path / "log")
+
+
+@pytest.mark.parametrize(("restarts", "left"), [(1, 0), (0, -1)])
+def test_a_job_that_fails_on_the_node_that_it_is_to_leave_leaves_it_with_a_restart(
+    restarts: int, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not again and again on that node, until no restart is left."""
+    files.write(tmp_path / "resize.json", {"without": ["node2"]})
+    head = Node(name="node1", private_ip="127.0.0.1")
+    asked: list[set[str]] = []
+
+    def resized(without: Collection[str], *_: object) -> tuple[Node, ...]:
+        asked.append(set(without))
+        return (head,)
+
+    own: Any = object.__new__(Supervisor)
+    own.run_dir, own._now, own.limit = tmp_path, False, TimeLimit(0.0, 0.0)
+    own._decisions, own.log = SimpleNamespace(look=lambda: None), SimpleNamespace(say=lambda _text: None)
+    own.machines = SimpleNamespace(resized=resized)
+    attempt = SimpleNamespace(stopping="", worlds=None, expiry=SimpleNamespace(taken=set(), cause=None))
+    verdicts = [Outcome(1, "node2 cannot be used: No space left on device"), Outcome(0, "done")]
+    seen: list[int] = []
+    monkeypatch.setattr(own, "_attempt", lambda _launch, left: (seen.append(left), (attempt, verdicts.pop(0)))[1])
+    monkeypatch.setattr(own, "_record", lambda *_: set())
+    monkeypatch.setattr(own, "_ended", lambda verdict, _attempt: seen.append(-verdict.code))
+    own._attempts(Launch(id="a-1", nodes=(head,)), restarts)
+    assert asked == ([{"node2"}] if restarts else []) and seen[1] == left
+    assert (managed.wanted(tmp_path) is None) == bool(restarts)
