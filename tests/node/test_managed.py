@@ -157,7 +157,12 @@ def test_a_job_that_fails_on_the_node_that_it_is_to_leave_leaves_it_with_a_resta
     attempt = SimpleNamespace(stopping="", worlds=None, expiry=SimpleNamespace(taken=set(), cause=None))
     verdicts = [Outcome(1, "node2 cannot be used: No space left on device"), Outcome(0, "done")]
     seen: list[int] = []
-    monkeypatch.setattr(own, "_attempt", lambda _launch, left: (seen.append(left), (attempt, verdicts.pop(0)))[1])
+
+    def one_attempt(_launch: Launch, allowed: int) -> tuple[object, Outcome]:
+        seen.append(allowed)
+        return attempt, verdicts.pop(0)
+
+    monkeypatch.setattr(own, "_attempt", one_attempt)
     monkeypatch.setattr(own, "_record", lambda *_: set())
     monkeypatch.setattr(own, "_ended", lambda verdict, _attempt: seen.append(-verdict.code))
     own._attempts(Launch(id="a-1", nodes=(head,)), restarts)
