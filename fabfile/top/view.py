@@ -92,6 +92,8 @@ def _job(job: Mapping[str, Any], ranks: list[dict[str, Any]]) -> JobView:
     if beaten and "step" not in line:  # a program of the user's, which says its steps and writes no metrics
         line = {**line, "step": min(beaten)}
     computed = [number(value) for value in _list(line.get("rank_seconds"))]
+    if len(computed) != len(ranks):  # an elastic job trains without some of them
+        computed = []
     slowest = max((value for value in computed if value is not None), default=None)
     return JobView(one_line(_title(job, line)), [_rank(rank, computed, slowest) for rank in ranks])
 

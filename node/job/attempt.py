@@ -27,7 +27,7 @@ from node.job.machines import Asked, Machines
 from node.job.spec import KeeperSpec
 
 ANSWER = 25.0
-"""Seconds without a word for the keepers of all nodes to answer."""
+"""Seconds without a word after which a node's keeper is not waited for."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
@@ -102,17 +102,17 @@ class Attempt:
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
             self._links[node.name] = self._machines.link(self._spec_of(node), self._code, self._events)
-        missing = set(self._links)
-        deadline = time.monotonic() + ANSWER
+        missing, heard = set(self._links), dict.fromkeys(self._links, time.monotonic())
         while missing:
-            if time.monotonic() > deadline:
-                first = min(missing)
-                return Outcome(1, f"{first} does not answer: {self._why(first)}")
+            silent = min(missing, key=heard.__getitem__)
+            if time.monotonic() - heard[silent] > ANSWER:
+                why = self._links[silent].complaint or f"no word for {ANSWER:.0f} s"
+                return Outcome(1, f"{silent} does not answer: {why}")
             if self._asked() == "now":
                 return self._stopped()
             self._tick()
             for name, event in self._heard():
-                deadline = time.monotonic() + ANSWER  # a keeper that prepares something says that it is there
+                heard[name] = time.monotonic()  # a keeper that prepares something says that it is there
                 if event is None or event["event"] == "refused":
                     return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 if event["event"] == "ready":

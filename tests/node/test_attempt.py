@@ -1,0 +1,63 @@
+"""An attempt at a job, with keepers that say what a test wants."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabfile.launchers import Launch
+from infra.inventory import Node
+from node.job import attempt as attempts
+from node.job.attempt import Attempt
+from node.job.keeper_connection import NodeEvent
+from node.job.log import Log
+from node.job.spec import KeeperSpec
+
+NODES = tuple(Node(name=f"node{number}", private_ip=f"10.0.0.{number}", slots=1, cores_per_slot=1) for number in (1, 2))
+
+
+class Keeper:
+    """Says that it is ready, and then that it is there, until it is cut; a silent one says nothing."""
+
+    complaint = ""
+
+    def __init__(self, node: str, events: queue.SimpleQueue[NodeEvent], *, silent: bool) -> None:
+        self.node, self._events, self._over = node, events, threading.Event()
+        if not silent:
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        self._events.put((self.node, {"event": "ready"}))
+        while not self._over.wait(0.05):
+            self._events.put((self.node, {"event": "beat"}))
+
+    def say(self, word: str) -> None:
+        if word == "end":
+            self._events.put((self.node, {"event": "clean", "alive": []}))
+
+    def cut(self) -> None:
+        self._over.set()
+
+
+class Machines:
+    """Two nodes, of which one does not answer."""
+
+    def link(self, spec: KeeperSpec, _program: str, events: queue.SimpleQueue[NodeEvent]) -> Keeper:
+        return Keeper(spec.node, events, silent=spec.node == "node2")
+
+
+def test_a_node_that_does_not_answer_is_named_while_others_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "ANSWER", 0.5)
+    (tmp_path / "job.toml").write_text("")
+    launch = Launch(id="job-1", nodes=NODES, run_dir=str(tmp_path), code="/code")
+    log, machines = Log(tmp_path / "log", "node1"), Machines()
+    anything: Any = machines
+    began = time.monotonic()
+    outcome = Attempt("mpirun", anything, launch, 10.0, log, lambda: "", 0.0).run()
+    assert (outcome.code, outcome.reason) == (1, "node2 does not answer: no word for 0 s")
+    assert time.monotonic() - began < 5
