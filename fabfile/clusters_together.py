@@ -21,7 +21,7 @@ from fabfile import backends
 from fabfile.backends.base import NO_MIRROR, Backend, CannotStart, JobRecord, JobState, Submission
 from fabfile.following import Followed, ctrl_c_says_what_runs_of, follow
 from fabfile.job_file import resolve
-from fabfile.output import interrupted_later, say
+from fabfile.output import interrupted_later, next_command, say
 
 SubmissionOf = Callable[[Backend, str, Sequence[str]], Submission]
 """Makes a cluster's submission: of the job with this id, or, if that is empty, of the new job with these overrides."""
@@ -212,8 +212,9 @@ def _end(started: Sequence[Followed], ended: Sequence[JobRecord | Exit]) -> None
     names = " ".join(f"{one.label}:{one.job.id}" for one in others)
     if worst:
         again = " ".join(f"--with {one.label}" for one in others)
-        raise Exit(f"next: fab train --resume {first.job.id} {again}{first.flag}", code=worst)
-    say(f"next: fab report {first.job.id} {names}{first.flag}   (the model: fab fetch {first.job.id}{first.flag})")
+        raise Exit(next_command(f"fab train --resume {first.job.id} {again}{first.flag}"), code=worst)
+    model = f"the model: fab fetch {first.job.id}{first.flag}"
+    say(next_command(f"fab report {first.job.id} {names}{first.flag}   ({model})"))
 
 
 def _counted(count: int, word: str) -> str:

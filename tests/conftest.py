@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 from sample_inputs import public_key
 
+from fabfile import output
 from fabfile.stacks import pulumi_cli
 from infra.config import stack_file
 
@@ -25,9 +26,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def stacks_not_read_yet() -> None:
-    """A verb reads a stack's state once in its process; each test stands for processes of its own."""
+def a_new_command() -> None:
+    """A verb reads a stack's state once in its process, and its hints name the cluster of the command line; each test
+    stands for processes of its own."""
     pulumi_cli.read_state_again()
+    output.remember_target("", [])
 
 
 @pytest.fixture(scope="session")
