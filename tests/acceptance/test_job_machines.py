@@ -81,6 +81,7 @@ def manage(project: Project, log: Path, *argv: str) -> subprocess.Popen[str]:
         )
 
 
+@pytest.mark.long
 def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     cluster: Project, start: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
 
 
+@pytest.mark.long
 def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
     """Here, as it takes long: each node imports transformers."""
     user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

@@ -124,6 +124,7 @@ def second(cluster: Project) -> Iterator[str]:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_two_stacks_that_meet_in_a_folder_only_train_one_model(cluster: Project, second: str, tmp_path: Path) -> None:
     words = ["train", "job.toml", "outer.every=4", "outer.overlap=1", "checkpoint.every=4", "--with", second]
     words += ["--nodes", "1", "--exchange", "file:///var/tmp/meet"]

@@ -80,13 +80,15 @@ def test_ranks_are_pinned_only_where_the_pod_has_the_machine_for_itself(
 def test_ranks_end_with_the_program_that_has_started_them(tmp_path: Path) -> None:
     """A keeper that is killed can say nothing to them."""
     code = (
-        "import json, sys, time; from node.job.own_ranks import OwnRanks\n"
-        "OwnRanks(sys.argv[1], 'machine-0', lambda event: None); print('ready', flush=True); time.sleep(60)"
+        "import pathlib, sys, time; from node.job.own_ranks import OwnRanks\n"
+        "OwnRanks('machine-0', pathlib.Path(sys.argv[2]), lambda event: None).start(sys.argv[1])\n"
+        "print('ready', flush=True); time.sleep(60)"
     )
     nodes = nodes_to_text([Node(name="machine-0", private_ip="127.0.0.1", slots=2)])
     order = {"argv": ["sleep", "60"], "environment": {"TRAINYARD_NODES": nodes, "TRAINYARD_JOB": f"t-{os.getpid()}"}}
     root = Path(__file__).resolve().parents[2]
-    keeper = subprocess.Popen([sys.executable, "-c", code, json.dumps(order)], cwd=root, stdout=subprocess.PIPE)
+    argv = [sys.executable, "-c", code, json.dumps(order), str(tmp_path)]
+    keeper = subprocess.Popen(argv, cwd=root, stdout=subprocess.PIPE)
     assert keeper.stdout and keeper.stdout.readline() == b"ready\n"
     assert len(cleanup.processes(f"t-{os.getpid()}")) == 2
     keeper.kill()
@@ -98,12 +100,13 @@ def test_only_this_nodes_ranks_are_started_and_one_without_a_record_is_told(tmp_
     nodes = nodes_to_text([Node(name=f"m{i}", private_ip="127.0.0.1", slots=2) for i in (1, 2)])
     order = {"argv": ["sh", "-c", "echo $RANK $LOCAL_RANK; exit 4"], "environment": {"TRAINYARD_NODES": nodes}}
     heard: list[dict[str, Any]] = []
-    started = OwnRanks(json.dumps(order), "m2", heard.append)
+    started = OwnRanks("m2", tmp_path, heard.append)
+    assert started.start(json.dumps(order)) == [2, 3]
     until(lambda: len(heard) == 2)
     assert sorted(event["text"] for event in heard) == ["2 0", "3 1"]
     (tmp_path / "rank-3.json").write_text("{}")
     told: list[dict[str, Any]] = []
-    until(lambda: told.extend(started.failed(tmp_path)) or not started._wrappers)
+    until(lambda: told.extend(started.failed()) or not started._wrappers)
     assert told == [{"event": "rank", "rank": 2, "state": "exited", "code": 4, "last": "2 0"}]
 
 
