@@ -21,7 +21,7 @@ from fabfile import backends
 from fabfile.backends.base import NO_MIRROR, Backend, CannotStart, JobRecord, JobState, Submission
 from fabfile.following import Followed, ctrl_c_says_what_runs_of, follow
 from fabfile.job_file import resolve
-from fabfile.output import interrupted_later, next_command, say
+from fabfile.output import interrupted_later, next_command, plural, say
 
 SubmissionOf = Callable[[Backend, str, Sequence[str]], Submission]
 """Makes a cluster's submission: of the job with this id, or, if that is empty, of the new job with these overrides."""
@@ -112,7 +112,7 @@ def _new(places: Sequence[Place], wanted: Wanted) -> list[Submission]:
     keys += [f"outer.names={','.join(place.name for place in places)}"]
     if len(set(ranks)) > 1 and not own["outer"]["shares"]:
         keys += [f"outer.shares={','.join(map(str, ranks))}"]
-        listed = ", ".join(f"{place.name} {_counted(place.ranks, 'rank')}" for place in places)
+        listed = ", ".join(f"{place.name} {plural(place.ranks, 'rank')}" for place in places)
         say(f"each cluster's share of the global batch is by its ranks: {listed} (outer.shares changes that)")
     return [
         wanted.submission_of(place.backend, "", [*wanted.overrides, *keys, f"outer.cluster={number}"])
@@ -171,7 +171,7 @@ def _start(places: Sequence[Place], submissions: Sequence[Submission], started: 
                 submitted = place.backend.submit(submission)
                 started.append(Followed(place.name, place.backend, submitted, place.flag))
             ranks = sum(node.ranks for node in place.backend.nodes()[: submission.nodes])
-            say(f"{place.name}: {submitted.id}: {_counted(ranks, 'rank')} on {_counted(submission.nodes, 'node')}")
+            say(f"{place.name}: {submitted.id}: {plural(ranks, 'rank')} on {plural(submission.nodes, 'node')}")
     except (Exit, CannotStart) as error:
         for one in started:
             one.backend.stop(one.job.id, now=True)
@@ -215,8 +215,3 @@ def _end(started: Sequence[Followed], ended: Sequence[JobRecord | Exit]) -> None
         raise Exit(next_command(f"fab train --resume {first.job.id} {again}{first.flag}"), code=worst)
     model = f"the model: fab fetch {first.job.id}{first.flag}"
     say(next_command(f"fab report {first.job.id} {names}{first.flag}   ({model})"))
-
-
-def _counted(count: int, word: str) -> str:
-    """`1 rank`, `2 ranks`"""
-    return f"{count} {word}{'s' * (count > 1)}"

@@ -148,6 +148,11 @@ def next_command(command: str) -> str:
     return hint(f"next: {command}")
 
 
+def plural(count: int, word: str) -> str:
+    """`1 rank`, `2 ranks`"""
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned columns; the first row is the heading."""
     rows = [[one_line(cell) for cell in row] for row in rows]

@@ -17,7 +17,7 @@ from invoke.exceptions import Exit
 from fabfile import backends
 from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Submission
 from fabfile.following import Followed, ctrl_c_says_what_runs_of, follow
-from fabfile.output import hint, interrupted_later, next_command, say, table
+from fabfile.output import hint, interrupted_later, next_command, plural, say, table
 from node.run_data import number
 
 MOST = 64  # most jobs of one sweep
@@ -97,7 +97,7 @@ def _size(backend: Backend, submissions: Sequence[Submission]) -> str:
     """How many jobs on how many nodes, and what they may cost."""
     first = submissions[0]
     hourly = sum(node.usd_per_hour for node in backend.nodes()[: first.nodes])
-    line = f"{len(submissions)} jobs, each on {first.nodes} node{'s' * (first.nodes > 1)} of {backend.name}"
+    line = f"{len(submissions)} jobs, each on {plural(first.nodes, 'node')} of {backend.name}"
     if not hourly:
         return line
     line += f": ${hourly:.2f} an hour while one runs"

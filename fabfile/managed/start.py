@@ -20,7 +20,7 @@ from fabfile.managed.manager import Manager
 from fabfile.managed.places import KEYS
 from fabfile.managed.record import Record
 from fabfile.managed.session import Session
-from fabfile.output import hint, say
+from fabfile.output import hint, plural, say
 from fabfile.question import ask, must_be_answerable
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs.up import checked
@@ -175,7 +175,7 @@ def manage(
 def _ended(session: Session, job: JobRecord) -> JobRecord:
     record, now = session.record, time.time()
     usd = f", ${record.usd(now):.2f}" if record.prices[-1][1] else ""
-    session.decide(f"{job.id} {job.state} after {record.replaced} replacement{'s' * (record.replaced != 1)}{usd}")
+    session.decide(f"{job.id} {job.state} after {plural(record.replaced, 'replacement')}{usd}")
     if session.reached:
         again = f"next: fab train --resume {job.id} --managed   (with more of it)"
         raise Exit(hint(f"{job.id} was stopped: {session.reached}\n{again}"), code=1)

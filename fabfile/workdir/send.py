@@ -10,12 +10,12 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.output import Progress, prefixed, say
+from fabfile.output import Progress, plural, prefixed, say
 from fabfile.remote import node_program
 from fabfile.remote.command import last_words
 from fabfile.remote.fleet import Connections, results_of
 from fabfile.remote.known_hosts import SshError
-from fabfile.workdir.snapshot import Snapshot, bytes_text, counted
+from fabfile.workdir.snapshot import Snapshot, bytes_text
 from infra.inventory import Node, SshCluster
 
 _QUIET = 120.0
@@ -98,7 +98,7 @@ def _say_what(asked: Mapping[str, _Asked]) -> None:
         by_content.setdefault(tuple(one.missing), []).append(name)
     for names in by_content.values():
         missing = asked[names[0]].missing
-        what = f"{counted(len(missing))} ({bytes_text(sum(missing.values()))}) to send"
+        what = f"{plural(len(missing), 'file')} ({bytes_text(sum(missing.values()))}) to send"
         say(f"working directory: {what if missing else 'only the list of its files to send'} to {', '.join(names)}")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from fabfile import question
-from fabfile.output import say
+from fabfile.output import plural, say
 from fabfile.remote.filenames import refusal
 from fabfile.workdir import hashes, ignore
 from node.workdir import manifest
@@ -54,7 +54,7 @@ class Snapshot:
         if not self.entries:
             ignored = ", all of its files are ignored" if any(self.folder.iterdir()) else ""
             return f"working directory: {self.folder} has no files to send{ignored}"
-        return f"working directory: {counted(len(self.entries))}, {bytes_text(self.size)}"
+        return f"working directory: {plural(len(self.entries), 'file')}, {bytes_text(self.size)}"
 
 
 def scan(folder: Path) -> Snapshot:
@@ -89,11 +89,6 @@ def confirm(snapshot: Snapshot, *, yes: bool) -> None:
     say(f"{snapshot.summary}: {largest} (left out is what .gitignore or {ignore.OWN} names)")
     question.must_be_answerable(yes)
     question.ask("send all of it?")
-
-
-def counted(files: int) -> str:
-    """`1 file`, `214 files`"""
-    return f"{files} file{'' if files == 1 else 's'}"
 
 
 def bytes_text(size: int) -> str:

@@ -64,7 +64,7 @@ class Worlds:
         self.restarts -= 1
         self._say(f"{verdict.reason}; {_ranks(left)} of {len(watch.ranks)} go on; {self.restarts} more may be lost")
         for place in lost:
-            if place in watch.present() and watch.ranks[place].node in self._links:
+            if watch.ranks[place].node in self._links:
                 self._links[watch.ranks[place].node].say(f"kill {place}")  # it may be stopped, or hang
         for node in [node for node in watch.gone if node in self._links]:
             self._links.pop(node).cut()

@@ -13,17 +13,13 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "acceptance"), str(ROOT / "tests" / "support")]
-
-from jobs_on_nodes import RANK, folder, process  # noqa: E402
-from polling import until  # noqa: E402
-from project import Project  # noqa: E402
+import local_nodes  # first: it finds the modules of the tests
+from jobs_on_nodes import RANK, folder, process
+from polling import until
+from project import Project
 
 KILLS = 3
 GO_ON, JOIN = 10.0, 15.0
@@ -33,17 +29,9 @@ SIZE = ["train.steps=100000", "train.decay_steps=1000", "checkpoint.every=50", "
 
 def main() -> int:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as scratch:
-        project = Project(Path(scratch) / "trainyard", f"b{os.getpid() % 10000}", "embedded", "10.91.8.0/24")
-        try:
-            project.configure(nodes=3)
-            project.fab("up", "--yes", timeout=900)
-            project.fab("wait")
-            project.fab("prepare", "smoke", timeout=300)
-            return compared(project)
-        finally:
-            project.fab("destroy", "--yes", code=None)
-            project.clean()
+    with local_nodes.ready(3, "10.91.8.0/24") as (project, _):
+        project.fab("prepare", "smoke", timeout=300)
+        return compared(project)
 
 
 def compared(project: Project) -> int:

@@ -13,16 +13,13 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "acceptance")]
+import local_nodes  # first: it finds the modules of the tests
+from project import Project
 
-from project import Project  # noqa: E402
-
-from infra.clouds.local import nodes  # noqa: E402
+from infra.clouds.local import nodes
 
 GOAL = 3.0
 FILES, BYTES = 500, 200_000
@@ -50,26 +47,18 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work"
+    cidr = f"10.{64 + os.getpid() % 190}.7.0/24"
+    with local_nodes.ready(asked.nodes, cidr) as (project, folder):
+        work = folder / "work"
         (work / "data").mkdir(parents=True)
         (work / "hello.py").write_text(PROGRAM)
         for number in range(FILES):
             (work / f"data/{number}.bin").write_bytes(os.urandom(BYTES))
-        cidr = f"10.{64 + os.getpid() % 190}.7.0/24"
-        project = Project(Path(folder) / "trainyard", f"bl{os.getpid() % 10000}", "embedded", cidr)
-        try:
-            project.configure(nodes=asked.nodes)
-            project.fab("up", "--yes", timeout=600)
-            project.fab("wait")
-            one(project, work)  # sends it
-            print(f"load {os.getloadavg()[0]:.1f}\n" + "".join(f"{part:>11}" for part in PARTS), flush=True)
-            rounds = [one(project, work) for _ in range(asked.rounds)]
-            for seconds in sorted(rounds, key=lambda each: each[-1]):
-                print("".join(f"{each:11.2f}" for each in seconds), flush=True)
-            project.fab("destroy", "--yes")
-        finally:
-            project.clean()
+        one(project, work)  # sends it
+        print(f"load {os.getloadavg()[0]:.1f}\n" + "".join(f"{part:>11}" for part in PARTS), flush=True)
+        rounds = [one(project, work) for _ in range(asked.rounds)]
+        for seconds in sorted(rounds, key=lambda each: each[-1]):
+            print("".join(f"{each:11.2f}" for each in seconds), flush=True)
     return int(min(each[-1] for each in rounds) > GOAL)
 
 

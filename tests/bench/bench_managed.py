@@ -19,20 +19,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "acceptance"), str(ROOT / "tests" / "support")]
+import local_nodes  # first: it finds the modules of the tests
+from on_host import members
+from project import Project
 
-from on_host import members  # noqa: E402
-from project import Project  # noqa: E402
-
-from infra.clouds.local import nodes  # noqa: E402
+from infra.clouds.local import nodes
 
 BOUND = 0.70
 """The least share of the undisturbed job's tokens a second."""
@@ -49,17 +46,9 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=120.0)
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
-        project = Project(Path(folder) / "trainyard", f"b{os.getpid() % 10000}", "embedded", "10.91.7.0/24")
-        try:
-            project.configure(nodes=3)
-            project.fab("up", "--yes", timeout=900)
-            project.fab("wait")
-            project.fab("prepare", "smoke", timeout=300)
-            return compared(project, Path(folder), options.minutes * 60, options.every)
-        finally:
-            project.fab("destroy", "--yes", code=None)
-            project.clean()
+    with local_nodes.ready(3, "10.91.7.0/24") as (project, folder):
+        project.fab("prepare", "smoke", timeout=300)
+        return compared(project, folder, options.minutes * 60, options.every)
 
 
 def compared(project: Project, folder: Path, seconds: float, every: float) -> int:
