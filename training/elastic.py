@@ -35,7 +35,6 @@ def run(job: Job, folder: Path, stop: Stop, *, resume: bool) -> bool:
     JobError, and ConnectionError if no new world comes."""
     jobs.check_elastic(job)
     world = World.of_environment(os.environ)
-    assert world is not None
     carried: Carried | None = None
     while True:
         _wait(world, folder, carried.step if carried else 0, job.train.timeout)

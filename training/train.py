@@ -24,11 +24,9 @@ from pathlib import Path
 from training import job as jobs
 from training.job import Job
 from training.keys import JobError
+from training.parallel import world
 
 os.environ.setdefault("ACCELERATE_USE_IPEX", "0")  # training.stepper applies IPEX, before DDP hooks the gradients
-
-WORLD = "TRAINYARD_WORLD"
-"""Set in an elastic job: the file with the ranks that train together (training.parallel.world)."""
 
 
 def run_directory(job: Job) -> Path:
@@ -59,7 +57,7 @@ def _run(job: Job, resume: bool) -> int:
         from training.parallel.ranks import join
 
     stop = StopRequest()
-    if os.environ.get(WORLD):
+    if os.environ.get(world.FILE):
         return _run_elastic(job, stop, resume)
     try:
         ranks = join(job.train.timeout)

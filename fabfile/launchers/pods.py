@@ -1,7 +1,8 @@
-"""The ranks of a job on Kubernetes: their command and environment. No launcher's program starts them.
+"""The ranks of a job on Kubernetes, and of an elastic job over SSH: their command and environment.
 
-The keeper in each pod (node/job/keeper.py) starts a rank per slot with this command and environment, and adds RANK and
-LOCAL_RANK. Which machines these are is Kubernetes' choice, known when the job's pods have met.
+No launcher's program starts them: the keeper in each pod, or on each node (node/job/keeper.py), starts a rank per slot
+with this command and environment, and adds RANK and LOCAL_RANK. Which machines pods have is Kubernetes' choice, known
+when the job's pods have met.
 """
 
 from __future__ import annotations

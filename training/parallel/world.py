@@ -25,6 +25,8 @@ from typing import Any
 
 from training.keys import JobError
 
+FILE = "TRAINYARD_WORLD"
+"""The variable, set in an elastic job alone, with the path of the file."""
 POLL = 0.1
 """Seconds between two looks at the file."""
 LEAVE = 1.0
@@ -65,16 +67,13 @@ class World:
         threading.Thread(target=self._watch, name="world", daemon=True).start()
 
     @classmethod
-    def of_environment(cls, environment: Mapping[str, str]) -> World | None:
-        """The world of an elastic job; None in another job. JobError for a place that is no number."""
-        file = environment.get("TRAINYARD_WORLD", "")
-        if not file:
-            return None
+    def of_environment(cls, environment: Mapping[str, str]) -> World:
+        """The world of an elastic job, in whose environment FILE is. JobError for a place that is no number."""
         place = environment.get("TRAINYARD_PLACE", "")
         if not place.isdigit():
             raise JobError(f"TRAINYARD_PLACE = {place} in the environment; allowed: a whole number")
         nodes = json.loads(environment.get("TRAINYARD_NODES", "[]"))
-        world = cls(Path(file), int(place), waits=environment.get("TRAINYARD_JOINS") == "1")
+        world = cls(Path(environment[FILE]), int(place), waits=environment.get("TRAINYARD_JOINS") == "1")
         world._addresses = {node["private_ip"] for node in nodes}
         world.local_rank = environment.get("LOCAL_RANK", "0")
         return world
