@@ -58,6 +58,7 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Mac:
     folder = tmp_path_factory.mktemp("mac")
     (folder / "bin").mkdir()
     (folder / "proc").mkdir()
+    Path("/run/sshd").mkdir(exist_ok=True)  # here, where sshd runs: what the tests see of /run is a Mac's
     for tool in MAC_TOOLS:
         if found := shutil.which(tool):
             (folder / "bin" / tool).symlink_to(found)
