@@ -15,7 +15,7 @@ import shelf
 from sample_inputs import without_stack
 
 from infra.errors import UsageError
-from infra.state import engine, operation
+from infra.state import engine, engine_program, operation
 from infra.state.engine_state import EngineState
 
 STACK = "local"
@@ -25,7 +25,7 @@ STACK = "local"
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home of its own, where the state and the shelf are; the program is the shelf's."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(engine, "_program", shelf.program)
+    monkeypatch.setattr(engine_program, "_program", shelf.program)
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     yield tmp_path
     operation.interrupted.clear()
@@ -221,7 +221,7 @@ def test_an_error_of_the_program_s_user_is_exit_code_2(
     def program() -> None:
         raise pulumi.RunError("nodes = 'x': must be a whole number from 1 to 64")
 
-    monkeypatch.setattr(engine, "_program", program)
+    monkeypatch.setattr(engine_program, "_program", program)
     run("up", code=2)
     assert capsys.readouterr().err == "nodes = 'x': must be a whole number from 1 to 64\n"
     assert not (Path.home() / ".trainyard/engine/local").exists()
@@ -237,7 +237,10 @@ def test_an_interrupt_lets_a_create_end_and_begins_no_other(capsys: pytest.Captu
 @pytest.mark.parametrize("after", ["refresh", "destroy", "up"])
 def test_a_crash_inside_a_create_leaves_nothing_that_the_next_verb_does_not_know(after: str) -> None:
     shelf.want(a={}, b={"beside": "a", "mode": "dies"})
-    code = "import sys, shelf; from infra.state import engine; engine._program = shelf.program; sys.exit(engine.main())"
+    code = (
+        "import sys, shelf; from infra.state import engine, engine_program\n"
+        "engine_program._program = shelf.program; sys.exit(engine.main())"
+    )
     root = Path(engine.__file__).parent.parent
     environment = {**without_stack(), "PYTHONPATH": f"{Path(shelf.__file__).parent}:{root}"}
     died = subprocess.run([sys.executable, "-c", code, "up", STACK], env=environment, cwd=root, timeout=60)
@@ -260,7 +263,7 @@ def test_what_the_engine_has_no_provider_for_is_said(
     def program() -> None:
         pulumi.CustomResource("aws:s3/bucket:Bucket", "bucket", {})
 
-    monkeypatch.setattr(engine, "_program", program)
+    monkeypatch.setattr(engine_program, "_program", program)
     run("up", code=1)
     assert "no provider for aws:s3/bucket:Bucket; install pulumi" in capsys.readouterr().err
 
