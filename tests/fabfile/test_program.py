@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -132,6 +133,15 @@ def test_every_verb_is_listed_and_the_versions_are_told() -> None:
     assert len(VERBS) == 33 and sorted(VERBS) == list(VERBS)
     assert command("--version").stdout.startswith("trainyard 0.")
     assert command("--help").stdout.startswith(program.BEGIN)
+
+
+def test_the_readme_says_of_every_verb_what_it_does() -> None:
+    """In words: a figure has once taken the place of one."""
+    table = (ROOT / "README.md").read_text().split("## The verbs")[1].split("\n\n")[1]
+    rows = [line.strip("|").split(" | ", 1) for line in table.splitlines()[2:]]
+    named = {verb for names, _ in rows for verb in VERBS if verb in re.findall(r"[a-z-]+", names)}
+    assert named == set(VERBS), "a verb without a row"
+    assert all(len(re.findall(r"[a-z]{2,}", what)) >= 2 for _, what in rows), rows
 
 
 def test_it_runs_from_anywhere(tmp_path: Path) -> None:
