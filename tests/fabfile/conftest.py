@@ -1,4 +1,5 @@
-"""What tests of the operator's half share: a home folder, nodes that are SSH servers here, a backend in memory."""
+"""What tests of the operator's half share: a home folder, nodes that are SSH servers here, a
+backend in memory, a Kubernetes API."""
 
 from __future__ import annotations
 
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import sshd
+from kube_cluster import Kube, served
 from memory_backend import MemoryBackend
 
 from fabfile import backends, log_display
+from fabfile.backends.kubernetes import backend as on_kubernetes
+from fabfile.backends.kubernetes.backend import KubernetesBackend
 
 
 @pytest.fixture
@@ -37,3 +41,27 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:
     monkeypatch.setattr(backends, "connect", lambda _stack, _inventory: made)
     monkeypatch.setattr(log_display, "_AGAIN", 0.0)
     return made
+
+
+@pytest.fixture(scope="module")
+def kube_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    with served(tmp_path_factory.mktemp("kube")) as made:
+        yield made
+
+
+@pytest.fixture
+def kube(kube_server: Kube) -> Kube:
+    """A Kubernetes API without objects."""
+    kube_server.clear()
+    return kube_server
+
+
+@pytest.fixture
+def kube_backend(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesBackend]:
+    """The jobs of that cluster, of which the API is asked quickly."""
+    monkeypatch.setattr(on_kubernetes, "_LOOK", 0.1)
+    monkeypatch.setattr(on_kubernetes, "_LOOK_BEGUN", 0.1)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    made = KubernetesBackend(kube.cluster)
+    with made:
+        yield made
