@@ -98,7 +98,19 @@ def test_the_limit_is_that_of_any_control_group_above(tmp_path: Path) -> None:
     assert control_group(tmp_path / "v2", "0::/a/b\n", two) == 268000000
     one = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "267000000\n"}
     assert control_group(tmp_path / "v1", "4:cpu:/x\n3:memory:/x/y\n0::/\n", one) == 267000000
+    own = {"sys/fs/cgroup/memory.max": "266000000\n"}
+    assert control_group(tmp_path / "pod-v2", "0::/\n", own) == 266000000
+    stat = "cache 8192\nhierarchical_memory_limit {}\nhierarchical_memsw_limit 9223372036854771712\n"
+    pod = "4:memory:/kubepods/burstable/pod1/c2\n0::/kubepods/burstable/pod1/c2\n"  # names that it has not mounted
     none = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}
+    machines = {**none, "sys/fs/cgroup/memory/memory.stat": stat.format(265000000)}
+    assert control_group(tmp_path / "pod-v1", pod, machines) == 265000000, "of the machine that the pod is on"
+    both = dict(machines)
+    both["sys/fs/cgroup/memory/memory.limit_in_bytes"] = "264000000\n"
+    assert control_group(tmp_path / "both", pod, both) == 264000000
+    both["sys/fs/cgroup/memory/memory.limit_in_bytes"] = "266000000\n"
+    assert control_group(tmp_path / "less-above", pod, both) == 265000000
+    none |= {"sys/fs/cgroup/memory/memory.stat": stat.format("9223372036854771712")}
     assert control_group(tmp_path / "none", "3:memory:/\n", none) == whole
 
 

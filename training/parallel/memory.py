@@ -171,16 +171,32 @@ def of_node(root: Path = Path("/")) -> int:
         else:
             continue
         own = Path(path.lstrip("/"))
-        found += [limit for place in places for group in (own, *own.parents) if (limit := _limit(place / group / name))]
+        groups = [place / group for place in places for group in (own, *own.parents)]
+        limits = [limit for group in groups for limit in (_limit(group / name), _inherited(group / "memory.stat"))]
+        found += filter(None, limits)
     return min(found)
 
 
 def _limit(path: Path) -> int:
     """The limit in a control group's file; 0: none."""
     try:
-        text = path.read_text().strip()
+        return _number(path.read_text().strip())
     except OSError:
         return 0
+
+
+def _inherited(path: Path) -> int:
+    """The least limit of a control group and those above it, of which a container sees none; 0: there is none, or it is
+    version 2, which does not say."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        return 0
+    key = "hierarchical_memory_limit"
+    return _number(words[words.index(key) + 1]) if key in words[:-1] else 0
+
+
+def _number(text: str) -> int:
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT else 0
 
 
