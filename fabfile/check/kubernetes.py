@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -15,6 +16,7 @@ from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
 from fabfile.backends.kubernetes.pytorchjob import PodJob
+from fabfile.check import all_reduce_in_pods as all_reduce
 from fabfile.check.verdict import Problem, Verdict, judge
 from fabfile.container.repository import job_image
 from fabfile.launchers import SYSTEM_PYTHON, VENV
@@ -34,16 +36,31 @@ def of_cluster(cluster: KubeCluster) -> Generator[Verdict, None, None]:
 
 
 def verdicts_of(cluster: KubeCluster, api: Api) -> Generator[Verdict, None, None]:
-    """The same; none after the API's own if that fails."""
+    """The same; none after the API's own if that fails. No job is tried unless all else that it needs is there."""
     first = reached(cluster, api)
     yield first
     if first.level == "fail":
         return
+    failed: list[Verdict] = []
     for name, found in CHECKS.items():
-        try:
-            yield found(cluster, api)
-        except KubeError as error:
-            yield Verdict(name, "fail", str(error), "fab kubeconfig" if error.code in (401, 403) else "fab status")
+        one = _verdict(name, functools.partial(found, cluster, api))
+        failed += [one] if one.level == "fail" else []
+        yield one
+    if failed:
+        names = ", ".join(one.check for one in failed)
+        yield Verdict(all_reduce.CHECK, "warn", f"not tried: a job needs what has failed ({names})", failed[0].mend)
+        return
+    yield _verdict(all_reduce.CHECK, functools.partial(all_reduce.verdict, cluster))
+
+
+def _verdict(name: str, found: Callable[[], Verdict]) -> Verdict:
+    """What a check finds; if the API or the head pod does not do what it is asked, that."""
+    try:
+        return found()
+    except KubeError as error:
+        return Verdict(name, "fail", str(error), "fab kubeconfig" if error.code in (401, 403) else "fab status")
+    except Exit as error:
+        return Verdict(name, "fail", str(error.message), "fab status")
 
 
 def reached(cluster: KubeCluster, api: Api) -> Verdict:

@@ -35,6 +35,7 @@ libraries from a cold disk, or while sixteen do so on two cores."""
 GRACE_S = 3.0
 """Seconds from the first rank's error to the end of the probe: every other live rank prints once more in this time."""
 CLEAN_S = 10.0
+A_RANK_FAILED, A_RANK_IS_SILENT = "a rank failed", "a rank is silent"
 
 
 @dataclass
@@ -64,8 +65,12 @@ def hello(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
 
 def network(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
     """Measure every link, and an all-reduce over all nodes."""
-    probe = [f"{VENV}/python", "-I", "{program}", "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
-    return _launch(cluster, sessions, probe=probe, seconds=NETWORK_S, beats=True)
+    return _launch(cluster, sessions, probe=all_reduce("{program}"), seconds=NETWORK_S, beats=True)
+
+
+def all_reduce(program: str) -> list[str]:
+    """The command of each rank of that measurement; `program`: the path of the node program on its node."""
+    return [f"{VENV}/python", "-I", program, "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
 
 
 def nccl(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
@@ -109,32 +114,55 @@ def _launch(
     return run
 
 
+class Heard:
+    """When each rank of a probe was last heard, which prints something again and again while it lives."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._seen: dict[int, float] = {}
+        self._late_at: dict[int, float] = {}
+
+    def hear(self, event: Event) -> None:
+        """Take in an event that has just come."""
+        if "rank" in event:
+            now, rank = time.monotonic(), int(event["rank"])
+            self._seen[rank] = now
+            self._late_at[rank] = now + SILENT_S.get(event.get("phase", ""), SILENT_ELSE_S)
+
+    def is_any_late(self) -> bool:
+        """Whether a rank that was heard before counts as hung."""
+        now = time.monotonic()
+        return now > min(self._late_at.values(), default=now)
+
+    def silent(self) -> list[int]:
+        """The ranks that were not heard lately. None if none was ever heard: then nothing was started, and none is to
+        blame."""
+        end = time.monotonic()
+        late = [rank for rank in range(self._ranks) if end - self._seen.get(rank, 0.0) > GRACE_S - 0.5]
+        return late if self._seen else []
+
+
 def _follow(running: Running, run: ProbeRun, *, ranks: int, beats: bool) -> None:
     """Read the job's events to its end, or until a rank has failed or is silent."""
-    seen: dict[int, float] = {}
-    silent_at: dict[int, float] = {}
+    heard = Heard(ranks)
     try:
         for event in running.events():
             run.events.append(event)
-            now = time.monotonic()
-            if "rank" in event:
-                seen[int(event["rank"])] = now
-                silent_at[int(event["rank"])] = now + SILENT_S.get(event.get("phase", ""), SILENT_ELSE_S)
+            heard.hear(event)
             if event["event"] == "result":
                 break  # every rank has passed its last barrier; do not wait for the processes to end
             if event["event"] == "error":
-                run.failed = "a rank failed"
-                running.deadline = min(running.deadline, now + GRACE_S)
-            if beats and now > min(silent_at.values(), default=now):
-                run.failed = "a rank is silent"
+                run.failed = A_RANK_FAILED
+                running.deadline = min(running.deadline, time.monotonic() + GRACE_S)
+            if beats and heard.is_any_late():
+                run.failed = A_RANK_IS_SILENT
                 break
             if event["event"] == "end" and (event["late"] or event["exited"] != 0):
                 run.failed = run.failed or ("not ready in time" if event["late"] else running.complaint() or "failed")
     except TROUBLE as error:
         run.failed = run.failed or running.complaint() or str(error)
-    if beats and run.failed and seen:  # without any event nothing was started, so no rank is to blame
-        end = time.monotonic()
-        run.silent = [rank for rank in range(ranks) if end - seen.get(rank, 0.0) > GRACE_S - 0.5]
+    if beats and run.failed:
+        run.silent = heard.silent()
 
 
 def clean(sessions: Sessions, unit: str) -> dict[str, str]:

@@ -85,7 +85,8 @@ class Agent:
         try:
             stream = socket.create_connection((address.address, address.port), timeout=_CONNECT_SECONDS)
         except OSError as error:
-            self._say(f"the supervisor at {address.address}:{address.port} cannot be reached: {error}")
+            where = f"on {address.pod.machine} ({address.address}:{address.port})"
+            self._say(f"the supervisor {where} cannot be reached: {error}")
             return None
         stream.settimeout(None)  # a keeper is to read and write it as a pipe
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -26,7 +26,9 @@ def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
 def test_the_cluster_is_what_the_verbs_say(cluster: Project) -> None:
     assert re.search(r"^3 machines of \S+ ready", cluster.fab("wait").stdout, re.MULTILINE)
     checked = cluster.fab("check").stdout
-    assert re.search(r"^5 pass, 0 warn, 0 fail", checked, re.MULTILINE), checked
+    assert re.search(r"^6 pass, 0 warn, 0 fail", checked, re.MULTILINE), checked
+    assert re.search(r"^pass +all-reduce +6 links .* all-reduce of .* values right$", checked, re.MULTILINE), checked
+    assert "check-" not in cluster.fab("jobs").stdout, "nothing is left of the job that measured"
     shown = cluster.fab("status").stdout
     assert all(re.search(rf"^{node} +ready", shown, re.MULTILINE) for node in NODES), shown
 

@@ -4,18 +4,19 @@ server of the test's own; the head pod's programs are real."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fab_command import fab as run_fab
-from kube_cluster import Kube, pod, served
+from kube_cluster import Kube, pod
 
 from fabfile import output
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.check import kubernetes as rules
+from fabfile.check.verdict import Verdict
 from fabfile.stacks import work_lost
 from infra.inventory import KubeCluster, to_json
 
@@ -32,19 +33,13 @@ class Done:
 Fab = Callable[..., Done]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
-    with served(tmp_path_factory.mktemp("kube")) as made:
-        yield made
-
-
 @pytest.fixture
-def kube(server: Kube) -> Iterator[Kube]:
-    server.clear()
+def kube(kube: Kube) -> Kube:
+    """With three machines, and the volume that all pods share."""
     for number in (1, 2, 3):
-        server.put(machine(f"machine{number}"))
-    server.put(bound("Bound"))
-    yield server
+        kube.put(machine(f"machine{number}"))
+    kube.put(bound("Bound"))
+    return kube
 
 
 @pytest.fixture
@@ -79,14 +74,16 @@ def lines(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def has_software(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a network, which no pod of these measures."""
     monkeypatch.setattr(rules, "_STARTS", "echo 2.13.0")
+    monkeypatch.setattr(rules.all_reduce, "verdict", lambda cluster: Verdict("all-reduce", "pass", "6 links"))
 
 
 def test_a_check_looks_at_each_part_that_a_job_needs(fab: Fab, kube: Kube, has_software: None) -> None:
     done = fab("check")
     assert done.code == 0, done.out
     found = lines(done.out)
-    assert list(found) == ["api", "nodes", "volume", "operator", "image"]
+    assert list(found) == ["api", "nodes", "volume", "operator", "image", "all-reduce"]
     assert "3 ready" in found["nodes"] and "the claim shared is bound" in found["volume"]
     assert "would take a PyTorchJob of 3 pods" in found["operator"] and "torch 2.13.0" in found["image"]
     assert "pod trainyard-head-x on machine1" in found["image"]
@@ -105,6 +102,7 @@ def test_a_check_names_what_is_missing(fab: Fab, kube: Kube) -> None:
     assert "the claim shared is Pending; mend: kubectl -n train describe pvc shared" in found["volume"]
     assert "Kubeflow's training operator is not installed there" in found["operator"]
     assert found["image"].startswith("fail") and "exit code" in found["image"], "this machine has no such software"
+    assert "not tried: a job needs what has failed (nodes, volume, operator, image)" in found["all-reduce"]
 
 
 def test_gpus_and_efa_cards_are_resources_of_enough_machines(fab: Fab, kube: Kube, has_software: None) -> None:

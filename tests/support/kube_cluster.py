@@ -71,12 +71,23 @@ class Kube:
     execs: list[list[str]] = field(default_factory=list)
     play: Callable[[Streams], None] | None = None
     """What the next programs do instead of running; None: they run."""
+    logs: dict[str, str] = field(default_factory=dict)
+    """By a pod's name: what it has printed."""
     on_apply: Callable[[Kube, Object], None] = lambda kube, one: None
     """As controllers do, which act on objects."""
 
     def clear(self) -> None:
         """Be as new, but for the programs on the shared volume, which take a while to put there."""
-        for each in (self.objects, self.applied, self.deleted, self.at_once, self.refusals, self.unknown, self.execs):
+        for each in (
+            self.objects,
+            self.applied,
+            self.deleted,
+            self.at_once,
+            self.refusals,
+            self.unknown,
+            self.execs,
+            self.logs,
+        ):
             each.clear()
         self.protocol, self.play, self.on_apply = "", None, deployed
         shutil.rmtree(Path(self.cluster.shared_dir) / "runs", ignore_errors=True)
@@ -199,6 +210,8 @@ def _handler(kube: Kube) -> type[http.server.BaseHTTPRequestHandler]:
                     return self._answer(code, status)
             if url.path.endswith("/exec"):
                 return self._exec(query)
+            if url.path.endswith("/log"):
+                return self._log(url.path.split("/")[-2], int(query["tailLines"][0]))
             found = _PATH.fullmatch(url.path)
             if found is None or KINDS.get(found["plural"], "") in kube.unknown:
                 return self._answer(404, _missing("", "the server could not find the requested resource"))
@@ -224,10 +237,16 @@ def _handler(kube: Kube) -> type[http.server.BaseHTTPRequestHandler]:
                 else:
                     kube.play(streams)
 
+        def _log(self, name: str, lines: int) -> None:
+            last = kube.logs.get(name, "").splitlines(keepends=True)[-lines:]
+            self._send(200, "text/plain", "".join(last).encode())
+
         def _answer(self, code: int, answer: Object) -> None:
-            text = json.dumps(answer).encode()
+            self._send(code, "application/json", json.dumps(answer).encode())
+
+        def _send(self, code: int, form: str, text: bytes) -> None:
             self.send_response(code)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", form)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

@@ -110,6 +110,11 @@ class Api:
                 return None
             raise
 
+    def log(self, pod: str, lines: int) -> list[str]:
+        """The last lines that a pod has printed."""
+        with explained(self, f"the log of Pod {pod}"):
+            return list(self._client.log(pod, namespace=self.namespace, tail_lines=lines, newlines=False))
+
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """All objects of a kind with these labels: of the namespace, or of the cluster for kinds without one."""
         chosen: dict[str, Any] = {"labels": dict(labels)} if labels else {}

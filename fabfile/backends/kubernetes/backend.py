@@ -8,6 +8,7 @@ the head of a cluster without a scheduler. Run directories, code and data are on
 from __future__ import annotations
 
 import functools
+import shlex
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -126,6 +127,10 @@ class KubernetesBackend(SshBackend):
     def logs(self, request: LogRequest) -> Iterator[LogPart]:
         return apart(self._log(request))
 
+    def log_alone(self, job: str) -> Iterator[LogPart]:
+        """A job's log, followed, without what `logs` asks the API: a part without lines comes every moment."""
+        return super().logs(LogRequest(job))
+
     def stop(self, job: str, *, now: bool) -> None:
         """Ask the supervisor; what has none, or one that does not answer, is deleted and recorded as cancelled."""
         super().stop(job, now=now)
@@ -153,6 +158,14 @@ class KubernetesBackend(SshBackend):
                     self.api.delete("Pod", str(pod["metadata"]["name"]))
             time.sleep(_POLL)
         return {}
+
+    def forget(self, job: str) -> None:
+        """Leave nothing of a job, which may still run: neither a pod nor its directory. KubeError, Exit 1."""
+        self.api.delete(kube.JOB, job)
+        start.await_end(self.api, job)
+        removed = self._head.run(f"rm -rf {shlex.quote(self._folder_of(job))}")
+        if not removed.ok:
+            raise Exit(f"{self.host}: {removed.why}", code=1)
 
     @functools.cached_property
     def _of_jobs(self) -> KubeCluster:

@@ -108,7 +108,7 @@ def _job(launch: Launch) -> PodJob:
 def _apply(api: Api, cluster: KubeCluster, job: PodJob, secrets: Mapping[str, str]) -> None:
     """Apply the PyTorchJob, in place of one that a resumed job had, and its secrets before it. KubeError."""
     api.delete(kube.JOB, job.id)
-    _await_end(api, job.id)
+    await_end(api, job.id)
     try:
         if secrets:
             api.apply(pytorchjob.secret(cluster, job.id, secrets))
@@ -121,7 +121,7 @@ def _apply(api: Api, cluster: KubeCluster, job: PodJob, secrets: Mapping[str, st
         raise
 
 
-def _await_end(api: Api, job: str) -> None:
+def await_end(api: Api, job: str) -> None:
     """Wait until a deleted job and its pods are gone. KubeError."""
     deadline = time.monotonic() + _GONE_SECONDS
     while (left := api.list("Pod", {pods.JOB: job})) or api.get(kube.JOB, job) is not None:
