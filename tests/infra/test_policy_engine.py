@@ -86,7 +86,9 @@ def preview(copy: Path, environment: dict[str, str], key_file: Path) -> Iterator
             if cluster not in plugins:
                 plugins[cluster] = start(cluster, copy, environment)
             more["PULUMI_DEBUG_PROVIDERS"] = f"{PLUGIN[cluster]}:{plugins[cluster][1]}"
-        keys = {**(OWN if cluster in PLUGIN else {}), "nodes": "2", "publicKey": str(key_file)}
+        # A cluster of the user's may have the network that the file names.
+        own = OWN if cluster in PLUGIN else {"cidr": f"10.63.{os.getpid() % 250}.0/24"}
+        keys = {**own, "nodes": "2", "publicKey": str(key_file)}
         config = [argument for key, value in keys.items() for argument in ("-c", f"{key}={value}")]
         return pulumi("preview", "--stack", cluster, "--policy-pack", "infra/policy", *config, **more)
 
