@@ -26,6 +26,8 @@ from training.models.cross_entropy import summed_cross_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
+    """The size of a GPT-2; `vocab_size` may be padded beyond the token set's."""
+
     n_layer: int
     n_head: int
     n_embd: int
@@ -35,6 +37,8 @@ class Shape:
 
 
 class Attention(nn.Module):
+    """Causal self-attention with all heads' queries, keys and values from one linear layer."""
+
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.n_head = shape.n_head
@@ -43,6 +47,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.n_embd, shape.n_embd, bias=shape.bias)
 
     def forward(self, x: Tensor, layer: int, cache: Cache | None) -> Tensor:
+        """x (rows, length, n_embd) -> the same shape. Each position sees itself and those before it. With a cache, x is
+        of the positions after the cached ones: their keys and values are put into it as layer `layer`'s, and x sees all
+        of them."""
         rows, length, width = x.shape
         heads = self.qkv(x).view(rows, length, 3, self.n_head, width // self.n_head)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (rows, heads, length, width of a head)
@@ -59,6 +66,9 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
+    """Two linear layers, 4 n_embd wide between them, with GELU (arXiv:1606.08415) in its tanh form, as in the published
+    model."""
+
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.up = nn.Linear(shape.n_embd, 4 * shape.n_embd, bias=shape.bias)
@@ -66,11 +76,14 @@ class MLP(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., n_embd) -> the same shape."""
         x = self.down(functional.gelu(self.up(x), approximate="tanh"))
         return functional.dropout(x, self.dropout, self.training)
 
 
 class Block(nn.Module):
+    """A layer: attention and then the MLP, each with a LayerNorm before it, and its input added to its output."""
+
     def __init__(self, shape: Shape, dropout: float) -> None:
         super().__init__()
         self.norm_1 = nn.LayerNorm(shape.n_embd, bias=shape.bias)
@@ -79,11 +92,16 @@ class Block(nn.Module):
         self.mlp = MLP(shape, dropout)
 
     def forward(self, x: Tensor, layer: int = 0, cache: Cache | None = None) -> Tensor:
+        """x (rows, length, n_embd) -> the same shape; `layer` and `cache` as for `Attention.forward`."""
         x = x + self.attention(self.norm_1(x), layer, cache)
         return x + self.mlp(self.norm_2(x))
 
 
 class GPT(Model):
+    """GPT-2 (Radford et al., 2019, "Language Models are Unsupervised Multitask Learners"). Weights begin normal with a
+    deviation of 0.02 and biases at 0; the layers that add to the residual stream begin with 0.02 / sqrt(2 n_layer), as
+    in the paper."""
+
     shape_class = Shape
     hugging_face_prefix = "transformer."
     vocabulary_parameters = frozenset({"tokens.weight"})
@@ -146,6 +164,7 @@ class GPT(Model):
 
     @classmethod
     def hugging_face_config(cls, shape: Shape) -> dict[str, Any]:
+        """Fits `GPT2LMHeadModel`, which always has biases: see `hugging_face_defaults`."""
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",

@@ -34,6 +34,8 @@ from training.models.elementwise import rms_norm, turn
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
+    """The size of a Llama. Unlike in a job's [model] section no field is 0, see `Llama.shape_of`."""
+
     n_layer: int
     n_head: int
     n_kv_head: int
@@ -99,6 +101,7 @@ class RMSNorm(nn.Module):
         nn.init.ones_(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., width) -> the same shape; for its type see `rms_norm`."""
         return rms_norm(x, self.weight, self.epsilon)
 
 
@@ -112,6 +115,8 @@ class Attention(nn.Module):
         self.out = Linear(shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, cache: Cache | None) -> Tensor:
+        """Causal: x (rows, length, n_embd) -> the same shape. `rotation` is of x's positions. With a cache, these come
+        after the cached ones, and their keys and values are put into it as layer `layer`'s."""
         rows, length, width = x.shape
         q = rotation(self.query(x).view(rows, length, self.n_head, self.head_width)).transpose(1, 2)
         k = rotation(self.key(x).view(rows, length, self.n_kv_head, self.head_width)).transpose(1, 2)
@@ -136,6 +141,7 @@ class MLP(nn.Module):
         self.down = Linear(shape.intermediate_size, shape.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., n_embd) -> the same shape: SwiGLU (arXiv:2002.05202) without biases."""
         down: Tensor = self.down(functional.silu(self.gate(x)) * self.up(x))
         return down
 

@@ -41,6 +41,8 @@ SKIPPED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
+    """The size of a RoBERTa. `block_size` includes <s>, `vocab_size` the ADDED tokens."""
+
     n_layer: int
     n_head: int
     n_embd: int
@@ -76,6 +78,9 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor, is_token: Tensor | None, dropout: WindowDropout | None) -> Tensor:
+        """x (rows, length, n_embd) -> the same shape; each position sees all where `is_token` is True (None:
+        everywhere). With dropout the attention weights are computed here, their softmax in fp32, as `dropout` draws for
+        each window."""
         rows, length, width = x.shape
         split = (rows, length, self.n_head, width // self.n_head)
         q, k, v = (part(x).view(split).transpose(1, 2) for part in (self.query, self.key, self.value))
@@ -97,6 +102,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(4 * shape.n_embd, shape.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., n_embd) -> the same shape, with the exact GELU (arXiv:1606.08415)."""
         down: Tensor = self.down(functional.gelu(self.up(x)))
         return down
 
@@ -182,6 +188,7 @@ class Roberta(Model):
     # What has one shape is compiled, `hidden`; each batch has another number of targets.
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def forward(self, inputs: Tensor, seeds: Tensor, places: Tensor, targets: Tensor) -> Tensor:
+        """The arguments are what `batch` returns; `seeds` is used in training with dropout only."""
         dropout = None
         if self.training and self.dropout:
             dropout = self._dropout(seeds, inputs.device)
