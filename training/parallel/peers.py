@@ -27,6 +27,9 @@ _COLLECTIVE = re.compile(r"gloo|nccl|ccl|process group|connection|socket|timed o
 
 
 class Peers:
+    """Watches for a lost rank: its thread answers roll calls, and ends this process on a verdict. `names` is what
+    messages call each rank."""
+
     def __init__(self, rank: int, names: Sequence[str]) -> None:
         self.rank = rank
         self.names = names

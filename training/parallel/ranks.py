@@ -40,6 +40,9 @@ def _number(environment: Mapping[str, str], names: tuple[str, ...], default: int
 
 @dataclass
 class Ranks:
+    """This process among the `size` ranks of a job, as `join` makes it; `timeout` is in seconds, `backend` is gloo,
+    nccl or ccl. Methods that exchange values must be called by all ranks, in the same order."""
+
     rank: int
     size: int
     local_rank: int
@@ -53,6 +56,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
+        """Whether this is rank 0."""
         return self.rank == 0
 
     @property
