@@ -43,6 +43,8 @@ class Part(NamedTuple):
 
 
 class Encoded(NamedTuple):
+    """A batch as tokens, by split, with what it has used of the corpus."""
+
     parts: dict[str, Part]
     units: int
     cost: int

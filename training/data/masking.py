@@ -24,6 +24,8 @@ _COUNT, _PLACES, _FATES, _TOKENS = range(4)
 
 
 class Masked(NamedTuple):
+    """Windows with some tokens masked, and what the model has to guess."""
+
     inputs: Array  # int64 (rows, length)
     places: Array  # int64 (targets): of the chosen tokens in the flattened inputs, ascending
     targets: Array  # int64 (targets): what was there

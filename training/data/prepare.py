@@ -46,6 +46,7 @@ exit codes: 0 done, 1 failed (the same command continues), 2 bad input"""
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line's parser; training.data.stream.stage takes the same options."""
     result = argparse.ArgumentParser(
         prog="python -m training.data.prepare",
         description="Turn text into a token set: train.bin and val.bin in nanoGPT's layout, and a manifest.",
@@ -79,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Prepare as the command line says; returns the exit code, see `exit_code`."""
     options = parser().parse_args(arguments)
     return exit_code(lambda: run(options), options.out, "the same command continues from here")
 
@@ -226,6 +228,8 @@ def chosen_encoder(known: Vocabulary, work: PrepareJournal, options: argparse.Na
 
 
 def manifest_of(found: Corpus, known: Vocabulary, work: PrepareJournal, settings: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of the set, from what the journal has of it; without times, so that the same command makes the same
+    bytes."""
     return {
         "format": manifest.FORMAT,
         "dtype": settings["dtype"],
@@ -254,6 +258,7 @@ def check_existing(folder: Path, found: Corpus, settings: dict[str, Any]) -> Non
 
 
 def report(options: argparse.Namespace, line: str) -> None:
+    """Print a line on stderr; nothing if it is empty, or with --quiet."""
     if line and not options.quiet:
         print(f"prepare: {line}", file=sys.stderr)
 

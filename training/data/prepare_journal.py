@@ -31,6 +31,9 @@ FILES = (*(f"{split}.bin" for split in SPLITS), RANKS, TOKENIZER)
 
 
 class PrepareJournal:
+    """The unfinished set of one folder. It is locked from the start until `close`, as two processes would mix their
+    tokens."""
+
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Lock the folder until `close`. TokenError if it cannot be made or another process has it."""
         self.folder, self.settings = folder, dict(settings)
@@ -44,6 +47,7 @@ class PrepareJournal:
         self.committed = time.monotonic()
 
     def close(self) -> None:
+        """Close the files and give up the lock. What came after the last `commit` is made again by the next run."""
         for file in self.files.values():
             with suppress(OSError):  # a full disk, reported already
                 file.close()
@@ -60,6 +64,7 @@ class PrepareJournal:
             self.restart()
 
     def open_files(self) -> None:
+        """Open train.bin and val.bin to append to them."""
         for split in SPLITS:
             self.files[split] = (self.work / f"{split}.bin").open("ab")
 
@@ -133,6 +138,8 @@ class PrepareJournal:
         return replace(read_ranks(self.work / RANKS), name=learned["name"]) if learned else None
 
     def save_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Write the vocabulary's file, then its name and checksum into the journal, so that `vocabulary` finds it after
+        a kill."""
         manifest.publish(self.work / vocabulary.file, vocabulary.text())
         learned = {"name": vocabulary.name, "sha256": vocabulary.digest(), "file": vocabulary.file}
         self.journal["vocabulary"] = learned
@@ -154,6 +161,7 @@ class PrepareJournal:
             self.commit()
 
     def commit(self) -> None:
+        """Sync the files, then write the journal: what is in it then outlives a kill."""
         for file in self.files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -161,6 +169,7 @@ class PrepareJournal:
         self.committed = time.monotonic()
 
     def write_journal(self) -> None:
+        """Replace journal.json. The files must be on disk up to the lengths in it."""
         manifest.publish(self.work / "journal.json", manifest.render({**self.journal, "splits": self.splits()}))
 
     def splits(self) -> dict[str, Any]:

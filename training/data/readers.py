@@ -30,6 +30,8 @@ class SourceError(ValueError):
 
 
 class Document(NamedTuple):
+    """A document, or a passage of a long one."""
+
     text: bytes  # UTF-8
     ends: bool  # False: the next passage continues the document
     cost: int  # bytes of the source read for it
@@ -68,6 +70,8 @@ def read(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def plain(path: Path, reading: Reading) -> Iterator[Document]:
+    """The text of a whole file, as one document or in passages. With `invalid` = skip it is read twice, first to see
+    whether it is UTF-8."""
     errors = "replace" if reading.invalid == "replace" else "strict"
     try:
         if reading.invalid == "skip":  # read all of it before the first passage is yielded
@@ -83,6 +87,7 @@ def plain(path: Path, reading: Reading) -> Iterator[Document]:
 
 
 def json_lines(path: Path, reading: Reading) -> Iterator[Document]:
+    """A document for each line that is not empty. SourceError for a line that is too long or not JSON."""
     with path.open("rb", buffering=BUFFER) as file:
         for number in count(1):
             line, where = file.readline(LINE + 1), f"{path}:{number}"
@@ -106,6 +111,8 @@ def text_of(line: bytes, where: str, reading: Reading) -> object:
 
 
 def parquet(path: Path, reading: Reading) -> Iterator[Document]:
+    """A document for each row, its `cost` an equal share of the file's size. SourceError, also without the package
+    pyarrow."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile

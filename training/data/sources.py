@@ -35,9 +35,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Files:
+    """A file, the files of a folder, or those that a glob matches."""
+
     argument: str
 
     def paths(self) -> Iterator[Path]:
+        """The files, in the same order each time. A name without a file is one of them: reading it is the error."""
         path = Path(self.argument)
         if path.is_dir():
             yield from walk(path)
@@ -48,6 +51,7 @@ class Files:
             yield from (Path(name) for name in names if not Path(name).is_dir())
 
     def facts(self) -> Facts:
+        """Their number, sizes and times. SourceError if there is none, or one cannot be looked at."""
         files = size = newest = 0
         is_folder = Path(self.argument).is_dir()
         names, times = hashlib.sha256(), hashlib.sha256()
@@ -67,11 +71,14 @@ class Files:
         return Facts(files, size, newest, names.hexdigest(), times.hexdigest())
 
     def documents(self, reading: Reading) -> Iterator[Document]:
+        """The documents of all files, one file after the other. SourceError."""
         for path in self.paths():
             yield from read(path, reading)
 
 
 def walk(folder: Path) -> Iterator[Path]:
+    """The files with SUFFIXES at any depth, by name, without hidden ones; links to folders are not followed.
+    SourceError."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -111,6 +118,8 @@ class HubSource:
             raise SourceError(f"{self.argument}: {first_line(error)}") from error
 
     def facts(self) -> Facts:
+        """The data set as one file of its size as an Arrow table; 0 if it is streamed. The checksums are of its name
+        and number of rows. SourceError if it cannot be loaded."""
         data = self.data
         rows = 0 if self.stream else len(data)
         size = 0 if self.stream else int(data.data.nbytes)
@@ -118,6 +127,7 @@ class HubSource:
         return Facts(files=1, bytes=size, names=names, times=names)
 
     def documents(self, reading: Reading) -> Iterator[Document]:
+        """A document for each row. SourceError, also for a connection that breaks in between."""
         data, done = self.data, 0
         if data.column_names and reading.text_key not in data.column_names:
             raise SourceError(f'{self.argument}: no column "{reading.text_key}" (--text-key names another)')
@@ -133,17 +143,22 @@ class HubSource:
 
 
 def first_line(error: Exception) -> str:
+    """The class of an exception and the first line of its text."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @dataclass(frozen=True)
 class Corpus:
+    """All sources together, as one stream of documents."""
+
     sources: Sequence[Files | HubSource]
     reading: Reading
     facts: Facts  # the facts when the corpus was opened
 
     def documents(self) -> Iterator[Document]:
+        """The documents that are not empty, from the first one; `reading` then counts anew what is skipped.
+        SourceError."""
         self.reading.skipped, self.reading.first_skipped = 0, ""
         for source in self.sources:
             found = source.documents(self.reading)

@@ -28,6 +28,8 @@ CHUNK = 1 << 22  # tokens checked at a time
 
 @dataclass(frozen=True)
 class TokenSet:
+    """An open token set. Both splits are little-endian uint16 or uint32 of one dimension."""
+
     path: Path
     manifest: dict[str, Any]
     train: Array  # memory-mapped, read-only: the set may be larger than the memory
@@ -35,6 +37,7 @@ class TokenSet:
 
     @property
     def vocab_size(self) -> int:
+        """Tokens of the vocabulary, the separator included; a model may be padded to more."""
         return int(self.manifest["vocab_size"])
 
     @property
@@ -85,10 +88,12 @@ def _check_range(folder: Path, content: Mapping[str, Any], arrays: Mapping[str, 
 
 
 def little_endian(dtype: str) -> str:
+    """numpy's name of a manifest's dtype as the files have it: <u2 for uint16, <u4 for uint32."""
     return f"<u{manifest.ITEM_SIZE[dtype]}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Verify a token set, or print gzip's bits per byte. Exit code: 0, or 2 if it is damaged or none."""
     parser = argparse.ArgumentParser(prog="python -m training.data.token_set", description="Verify a token set.")
     parser.add_argument("folder", metavar="DIR", type=Path)
     parser.add_argument("--gzip", action="store_true", help="print gzip's bits per byte of the validation text")

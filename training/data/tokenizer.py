@@ -112,6 +112,8 @@ class EngineError(Exception):
 
 
 class TokenizerEngine:
+    """Encodes batches of documents. A subclass has `encode_part` and a name with its version; threads may share one."""
+
     name: str
 
     def encode(self, texts: Sequence[tuple[bytes, bool]]) -> Array:
@@ -138,6 +140,9 @@ class TokenizerEngine:
 
 
 class Tiktoken(TokenizerEngine):
+    """The reference, by which the tokens are defined: tiktoken, or the package tokenizers for Llama's kind of
+    vocabulary."""
+
     name = f"tiktoken {tiktoken.__version__}"
 
     def __init__(self, encoding: Encoding) -> None:
@@ -179,6 +184,8 @@ class Gigatoken(TokenizerEngine):
         return self.tokens(self.joined if joined or MARK not in text else self.plain, text)
 
     def tokens(self, tokenizer: Renewed, text: bytes) -> Array:
+        """The tokens of a text by `joined`, where the separator is one token, or by `plain`. EngineError if the library
+        fails."""
         try:
             # A text of up to 2 MB is encoded on this thread. The padded call, for a matrix of one row, does not need
             # the package awkward.
@@ -200,6 +207,7 @@ class Renewed:
         self.cost = self.used = 0.0  # seconds that making it took, and that all threads together have used it
 
     def run(self, use: Callable[[Any], Any]) -> Any:
+        """What `use` returns for the object. Only making it anew locks others out; they go on with the one before."""
         with self.lock:
             if self.made is None or self.used > RENEW * self.workers * self.cost:
                 began = time.monotonic()

@@ -63,19 +63,27 @@ class Encoding(Protocol):
     name: str
 
     @property
-    def n_vocab(self) -> int: ...
+    def n_vocab(self) -> int:
+        """One more than the largest token."""
 
     def encode_to_numpy(
         self, text: str, *, allowed_special: Set[str] = ..., disallowed_special: Collection[str] = ...
-    ) -> npt.NDArray[Any]: ...
+    ) -> npt.NDArray[Any]:
+        """The tokens of a text, uint32. SEPARATOR ends a document if it is in `allowed_special`, and is text if it is
+        in neither set. ValueError for a text that the encoding cannot take."""
 
-    def encode_single_token(self, text: str) -> int: ...
+    def encode_single_token(self, text: str) -> int:
+        """The number of a token, SEPARATOR included. KeyError if there is no such token."""
 
-    def decode_single_token_bytes(self, token: int) -> bytes: ...
+    def decode_single_token_bytes(self, token: int) -> bytes:
+        """A token's bytes, which may be a part of a character. KeyError if there is no such token."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """What tokens are: `ranks` has the number of each token's bytes, `pattern` is the regular expression that cuts a
+    text into words, `separator` the number of the token between documents."""
+
     name: str
     ranks: Mapping[bytes, int]
     pattern: str
@@ -141,6 +149,7 @@ def missing(name: str) -> list[tuple[str, str]]:
 
 
 def is_reachable() -> bool:
+    """Whether HOST takes a connection within REACH_TIMEOUT."""
     try:
         socket.create_connection((HOST, 443), REACH_TIMEOUT).close()
     except OSError:

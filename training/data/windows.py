@@ -20,6 +20,8 @@ Array: TypeAlias = npt.NDArray[Any]
 
 
 class Windows(Protocol):
+    """A split as windows of tokens, named by numbers: which of them a step reads, and what is in them."""
+
     width: int
     """Tokens of a window."""
     position: dict[str, Any] | None
