@@ -40,6 +40,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
+    """Rows that follow each other in a file or in several, in the order in which they are trained on."""
+
     begins: Place
     rows: list[Row]  # in the order in which they are read
 
@@ -52,11 +54,14 @@ class HeldOut:
     division: Division
 
     def has(self, name: str, row: Row) -> bool:
+        """Whether a row of the file `name` is for validation."""
         return name == self.name and self.division.split(row.number) == "val"
 
 
 @dataclass(frozen=True)
 class Documents:
+    """The rows of all files, without those that are held out, in an order that `seed` and `shuffle` determine."""
+
     fetcher: Fetcher
     files: tuple[StreamFile, ...]
     reading: Reading

@@ -33,6 +33,7 @@ class Waiting:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the first attempt began."""
         return time.monotonic() - self.began
 
     def __str__(self) -> str:

@@ -19,6 +19,8 @@ SEED = 1337  # draws the documents that are held out, as prepare does
 
 @dataclass(frozen=True)
 class StreamListing:
+    """A manifest's entry about the stream. It stays as it was prepared, also if the source gets more files."""
+
     source: str  # a path on the node of rank 0, hf:NAME[:CONFIG], or the URL of a bucket's folder
     files: tuple[StreamFile, ...]
     reading: Reading

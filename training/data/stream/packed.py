@@ -37,14 +37,18 @@ class Position:
     exact: bool = False  # whether tiktoken encodes, as gigatoken was found to differ
 
     def to_json(self) -> dict[str, Any]:
+        """As a checkpoint has it."""
         return asdict(self)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Position:
+        """The position that `to_json` made this from."""
         return cls(**{**saved, "group": Place(**saved["group"])})
 
 
 class Step(NamedTuple):
+    """The windows of one step, of all ranks, and the position after them."""
+
     windows: Array  # (windows, block + 1) tokens
     after: Position
 
@@ -75,6 +79,8 @@ class Encoders:
 
 
 class Packed:
+    """The documents as steps of windows. `say` gets a line if the engines are found to differ."""
+
     def __init__(self, documents: Documents, encoders: Encoders, say: Callable[[str], None]) -> None:
         self.documents, self.encoders, self.say = documents, encoders, say
 

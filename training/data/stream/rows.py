@@ -22,6 +22,8 @@ ROWS = 64  # of a parquet file, read at a time
 
 
 class Row(NamedTuple):
+    """A row with text: a line of JSON or a row of a parquet file."""
+
     documents: tuple[Document, ...]  # with text; a long one is in passages
     number: int  # in the file, from 0
     end: int  # the byte after it; 0 in a parquet file

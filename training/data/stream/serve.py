@@ -184,6 +184,7 @@ def received(connection: socket.socket, count: int) -> bytes:
 
 
 def say(line: str) -> None:
+    """Print a line on stderr, which is rank 0's."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -193,6 +194,7 @@ def _end_with_rank_0() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Take the settings from stdin, print the port, and serve the ranks; ends the process with rank 0."""
     with contextlib.suppress(OSError):  # some systems do not allow it
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # a stop of the job: the ranks may finish a step

@@ -31,6 +31,8 @@ _TEST = re.compile(r"(^|[^a-z])test([^a-z]|$)")
 
 @dataclass(frozen=True)
 class StreamFile:
+    """A file of a source, as it was when the source was listed."""
+
     name: str  # in its source
     size: int  # bytes
 
@@ -44,6 +46,8 @@ class Listing:
 
 
 class Source(Protocol):
+    """Where text comes from. `read` and `size` are called from several threads, and may fail: `Fetcher` tries again."""
+
     @property
     def word(self) -> str:
         """The source, as errors name it."""

@@ -38,6 +38,7 @@ VALIDATION = 4 << 20  # bytes of text: about a million tokens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the token set of the command line; returns the exit code."""
     parser = prepare.parser()
     parser.prog, parser.description, parser.epilog = "python -m training.data.stream.stage", __doc__, None
     options = parser.parse_args(arguments)
@@ -105,6 +106,7 @@ def held(fetcher: Fetcher, found: Listing, options: argparse.Namespace) -> HeldO
 
 
 def reading_of(options: argparse.Namespace) -> Reading:
+    """How the options say that rows are read, with a count of skipped ones of its own."""
     return Reading(options.text_key, options.lines, options.invalid)
 
 
