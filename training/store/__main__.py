@@ -25,6 +25,7 @@ SMALL = 1 << 20  # largest number of bytes that `read` prints
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line's command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m training.store", description="Folders in a bucket.")
     parser.add_argument("command", choices=["push", "pull", "list", "mark", "read"])
     parser.add_argument("url", metavar="URL")

@@ -29,6 +29,9 @@ _POLL = 0.5
 
 
 class Mirror:
+    """A run's mirror: `offer` each checkpoint, `finish` at the end. A failed upload is reported and does not end the
+    job."""
+
     def __init__(self, url: str, run: Path, keep: int, *, resume: bool, say: Callable[[str], None]) -> None:
         """`url` is the run's folder in the bucket, `keep` how many complete checkpoints stay there."""
         self.url = url

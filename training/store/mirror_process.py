@@ -40,6 +40,7 @@ _NICENESS = 15
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Serve the run of the command line, until the trainer has ended."""
     parser = argparse.ArgumentParser(
         prog="python -m training.store.mirror_process", description="A run's mirror in a bucket."
     )
@@ -161,6 +162,7 @@ def _token(raw: bytes | None) -> str:
 
 
 def report(event: dict[str, Any]) -> None:
+    """Tell the trainer: a line of JSON on stdout."""
     print(json.dumps(event), flush=True)
 
 

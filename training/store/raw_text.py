@@ -37,6 +37,7 @@ Listed = dict[str, dict[str, Any]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Upload the text of the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m training.store.raw_text", description="A corpus into a bucket.")
     parser.add_argument("url", metavar="URL")
     parser.add_argument("sources", metavar="SOURCE", nargs="+")
@@ -68,6 +69,7 @@ def check(found: Corpus, tokens: BucketFolder) -> None:
 
 
 def summary(content: dict[str, Any], url: str) -> str:
+    """A line for the user about an upload with this manifest: its text and its packed size, in MB."""
     packed = sum(each["bytes"] for each in content["files"].values())
     text, count = content["bytes_of_text"], content["lines"]
     return f"{url}: complete; {text / 1e6:,.2f} MB of text in {count:,} lines, {packed / 1e6:,.2f} MB packed"

@@ -233,4 +233,5 @@ def _length(path: Path) -> int:
 
 
 def read_if_exists(path: Path) -> bytes | None:
+    """The content of a file; None if it does not exist."""
     return path.read_bytes() if path.exists() else None
