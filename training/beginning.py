@@ -30,6 +30,8 @@ class Failed(RuntimeError):
 
 @dataclass(frozen=True)
 class Beginning:
+    """What `begin` has made: all that the first step needs. Each rank has its own."""
+
     state: TrainingState
     choice: PrecisionChoice
     parallel: Parallelism

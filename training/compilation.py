@@ -28,6 +28,8 @@ COST = 60.0
 
 @dataclass(frozen=True)
 class CompileChoice:
+    """Whether the model is compiled, the same on all ranks, and why, for the log."""
+
     name: str
     """`true` or `false`, as train.compile has it."""
     why: str

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
+    """A whole job, checked by `load`. Each field is a section of the file; only [data] has to be there."""
+
     data: DataSection
     model: ModelSection = field(default_factory=ModelSection)
     train: TrainSection = field(default_factory=TrainSection)

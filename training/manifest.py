@@ -39,6 +39,7 @@ class TokenError(ValueError):
 
 
 def dtype_for(vocab_size: int) -> str:
+    """How tokens are stored: uint16 for a vocabulary of up to 65,536, else uint32."""
     return "uint16" if vocab_size <= 2**16 else "uint32"
 
 

@@ -101,6 +101,7 @@ class Lines:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        """Close the file. What was written is the kernel's; `sync` waits until it is on disk."""
         self._file.close()
 
     def _thin(self) -> None:

@@ -27,6 +27,8 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class PrecisionChoice:
+    """What matmuls are computed in: fp32, bf16 or fp16, the same on all ranks; and how it was found."""
+
     name: str
     times: dict[str, float]
     """Seconds of one block, forward and backward, on the slowest rank; empty if the job names the precision."""

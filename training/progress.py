@@ -51,6 +51,7 @@ class Progress:
                 self.show()
 
     def show(self) -> None:
+        """Print where it is, unless `quiet`: on a terminal over the bar that is there, elsewhere as a new line."""
         if self.quiet:
             return
         line = self.line(time.monotonic() - self.began)
@@ -64,6 +65,8 @@ class Progress:
             self.out.write("\n")
 
     def line(self, seconds: float) -> str:
+        """Share, size of the source, speed (MB of text a second) and time that remains, after `seconds` in all. If the
+        total is unknown, what was read, and the speed."""
         speed = f"{self.text / 1e6 / max(seconds, 1e-9):.1f} MB/s"
         if not self.total:
             return f"{self.done / 1e6:.1f} MB  {speed}"
@@ -74,6 +77,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
+    """Seconds in words, such as 45s, 3m07s or 2h05m."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
@@ -81,6 +85,8 @@ def duration(seconds: float) -> str:
 
 
 class Heartbeat:
+    """Writes a rank's heartbeat file in the run directory; see the module."""
+
     def __init__(self, run: Path, rank: int, node: str) -> None:
         self.path = run / "heartbeat" / f"rank-{rank}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -110,6 +110,8 @@ def fill(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Print text from a model, and record it if the source is a run. Exit code: 0, 2 for a source or prompt that cannot
+    be used, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m training.sample", description="Text from a trained model.")
     add = parser.add_argument
     add("source", type=Path, help="a run directory or a checkpoint in one")

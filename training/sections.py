@@ -21,6 +21,8 @@ _NAME = re.compile(r"(?=.*[^.])[A-Za-z0-9_.-]+")
 
 @dataclass(frozen=True, kw_only=True)
 class DataSection:
+    """[data]: what is trained on, and how `fab prepare` makes it."""
+
     path: str = key("", "the folder of a token set, see training.data.prepare", bool)
     """The token set's folder, at the same path on every node."""
     source: str = text("", "stdlib; or files, folders, globs (here or on the head), hf:NAME[:CONFIG]")
@@ -50,6 +52,8 @@ class DataSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSection:
+    """[model]: the architecture and its size. llama's own keys must keep their defaults for the others."""
+
     architecture: str = key("gpt2", " | ".join(ARCHITECTURES), lambda value: value in ARCHITECTURES)
     """Which model is trained: gpt2 and llama continue a text, roberta fills masks."""
     n_layer: int = at_least(1, 12)
@@ -82,6 +86,8 @@ class ModelSection:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSection:
+    """[train]: the optimizer, its schedule, and how the ranks compute."""
+
     steps: int = at_least(1, 1000)
     """Optimizer steps in all."""
     global_batch_tokens: int = at_least(1, 98_304)
@@ -142,6 +148,9 @@ class TrainSection:
 
 @dataclass(frozen=True, kw_only=True)
 class OuterSection:
+    """[outer]: several clusters that train one model (DiLoCo, arXiv:2311.08105): each takes `every` steps by itself
+    between two exchanges."""
+
     exchange: str = key("", "an s3://, abfs:// or file:// address", lambda value: bool(_BUCKET.fullmatch(value)))
     """The folder in a bucket through which this job, on several clusters, exchanges what each has learned (DiLoCo);
     `fab train JOB --with STACK2` sets it. Empty: one cluster trains alone."""
@@ -173,6 +182,8 @@ class OuterSection:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSection:
+    """[checkpoint]: how often, how many, and where copies go."""
+
     every: int = at_least(1, 50)
     """Steps between checkpoints; the last step always has one."""
     keep: int = at_least(2, 2)
@@ -184,6 +195,8 @@ class CheckpointSection:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
+    """[run]: what the job is called, and where it writes."""
+
     name: str = key("run", "letters, digits, '-', '_' and '.'", lambda value: bool(_NAME.fullmatch(value)))
     """Start of the job's id: `demo` becomes demo-1, demo-2, ..."""
     directory: str = text("")

@@ -35,6 +35,8 @@ def run_directory(job: Job) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Train as one rank; returns the exit code. After a lost rank or an unexpected error the process ends at once with
+    1, as its other threads may hang."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
     parser.add_argument("job", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")

@@ -26,6 +26,8 @@ _NOT_IN_BEST = ("optimizer", "rng", "outer")
 
 
 class Saver:
+    """Writes the checkpoints and the best model of a run, one save at a time; a rank has one of it."""
+
     def __init__(self, run: Path, keep: int, mirror: Mirror | None = None, together: Together | None = None) -> None:
         """`keep` verified checkpoints stay on disk; each is offered to `mirror` as soon as it is on disk. With
         `together` every rank saves its part, and rank 0 does the rest."""

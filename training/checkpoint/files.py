@@ -128,6 +128,8 @@ def commit(folder: Path, listed: Listed) -> None:
 
 
 def temporary_of(folder: Path) -> Path:
+    """The folder beside `folder` in which a checkpoint is written, or removed, so that a half of one never has its
+    name."""
     return folder.with_name(folder.name + ".tmp")
 
 

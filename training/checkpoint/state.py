@@ -36,6 +36,8 @@ from training.parallel.shard import Shard, local
 
 @dataclass
 class TrainingState:
+    """What a run is between two steps. A checkpoint is made from it, and loaded into it."""
+
     architecture: str
     model: Model
     optimizer: torch.optim.Optimizer

@@ -30,6 +30,8 @@ _PATIENCE = datetime.timedelta(hours=1)  # for a slow disk; a rank that is lost 
 
 
 class Together:
+    """A rank's part in the checkpoints of a sharded model: rank 0 leads, the others follow."""
+
     def __init__(self, ranks: Ranks, shares_disk: bool) -> None:
         """`shares_disk`: whether this rank's run directory is rank 0's. Collective."""
         self.ranks, self.shares_disk = ranks, shares_disk
