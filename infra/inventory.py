@@ -146,6 +146,7 @@ class SshCluster:
 
     @property
     def head(self) -> Node:
+        """The first node, on which the jobs' run directories are."""
         return self.nodes[0]
 
     @property

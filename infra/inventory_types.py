@@ -34,6 +34,7 @@ class TextForm:
     """A check beyond the pattern."""
 
     def fits(self, text: str) -> bool:
+        """Whether the whole text matches the pattern and passes the check."""
         return re.fullmatch(self.pattern, text) is not None and self.check(text)
 
 

@@ -43,6 +43,8 @@ def key(settings: Settings, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
 
 
 def declare(settings: Settings, bucket: aws.s3.Bucket, opts: pulumi.ResourceOptions) -> Access:
+    """Declare the role of the machines, what it may do, and the operator's key. It may use this bucket only, Systems
+    Manager, and, with monitoring, send metrics."""
     role = aws.iam.Role(
         "role",
         name=named(settings),

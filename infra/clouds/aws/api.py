@@ -73,6 +73,7 @@ def instances(ec2: Any, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tags(item: dict[str, Any]) -> dict[str, str]:
+    """An item's tags; empty if it has none. AWS calls the list Tags or, of some kinds, TagSet."""
     return {entry["Key"]: entry["Value"] for entry in item.get("Tags") or item.get("TagSet") or []}
 
 

@@ -28,6 +28,7 @@ class ControlPlane:
 
     @property
     def endpoint(self) -> pulumi.Output[str]:
+        """URL of the API server."""
         return self.cluster.endpoint
 
     @property

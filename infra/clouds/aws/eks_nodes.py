@@ -53,6 +53,8 @@ class Ground:
 
 @dataclass(frozen=True)
 class Nodes:
+    """The two groups of nodes."""
+
     system: aws.eks.NodeGroup
     gpus: aws.eks.NodeGroup
 

@@ -26,6 +26,7 @@ class Role:
 
 
 def account(provider: aws.Provider) -> str:
+    """Number of the account that `up` runs in."""
     return aws.get_caller_identity(opts=asking(provider)).account_id
 
 

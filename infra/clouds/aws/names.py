@@ -16,6 +16,7 @@ IMAGE_TAG = "trainyard-image"
 
 
 def region(settings: Settings) -> str:
+    """The region of the stack; DEFAULT_REGION if its configuration names none."""
     return settings.cloud.region or DEFAULT_REGION
 
 
@@ -26,6 +27,7 @@ def partition(settings: Settings) -> str:
 
 
 def arn(settings: Settings, service: str, account: str, resource: str) -> str:
+    """An ARN in the stack's region; `account` is a number, `resource` what comes last, such as cluster/NAME."""
     return f"arn:{partition(settings)}:{service}:{region(settings)}:{account}:{resource}"
 
 

@@ -70,6 +70,7 @@ def _public_nodes(settings: Settings) -> int:
 
 
 def is_public(settings: Settings, index: int) -> bool:
+    """Whether node `index`, counted from 0, has a public address; the others are behind the NAT gateway."""
     return index < _public_nodes(settings)
 
 

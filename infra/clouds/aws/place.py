@@ -60,6 +60,7 @@ class AccountRegion:
     """Names of EKS's clusters, once they were asked for; the first is empty."""
 
     def client(self, service: str) -> Any:
+        """boto3's client of a service in this region."""
         return api.client(service, self.region, self.profile)
 
     def described(self, key: str, **arguments: Any) -> list[Item]:

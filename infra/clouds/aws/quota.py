@@ -30,6 +30,7 @@ class Limit:
     what: str
 
     def code(self, spot: bool) -> str:
+        """Service Quotas code of the limit for these machines."""
         return self.spot if spot else self.on_demand
 
     def counts(self, type_: str, spot: bool) -> bool:

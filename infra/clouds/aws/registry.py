@@ -15,6 +15,7 @@ KEPT = 10
 
 
 def declare(settings: Settings, opts: pulumi.ResourceOptions) -> aws.ecr.Repository:
+    """Declare the repository, and the rule that removes images beyond the newest KEPT."""
     made = aws.ecr.Repository(
         "images",
         name=named(settings, "images"),

@@ -71,6 +71,7 @@ def key() -> str:
 
 
 def is_made(name: str) -> bool:
+    """Whether the base of this key is in the cache."""
     return (paths.base(name) / "rootfs").is_dir()
 
 

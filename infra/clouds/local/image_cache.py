@@ -95,6 +95,8 @@ def _size(path: Path) -> int:
 
 @prints_json
 def main() -> object:
+    """Run the verb of the command line; returns what it lists or removed, for JSON. UsageError if the cache is
+    root's."""
     parser = argparse.ArgumentParser(prog="python -m infra.clouds.local.image_cache")
     parser.add_argument("verb", choices=("list", "unused", "prune"))
     verb = parser.parse_args().verb

@@ -25,6 +25,7 @@ LIMITS = ("cpus", "memory_mb")
 
 
 def machine(stack: str, name: str) -> NspawnMachine:
+    """The machine of a node, whether or not it is there."""
     return NspawnMachine(stack, name, paths.node(stack, name))
 
 

@@ -66,6 +66,7 @@ class NspawnMachine:
 
     @property
     def console(self) -> Path:
+        """The file with what it writes on its console."""
         return self.directory / "console.log"
 
     @property

@@ -32,6 +32,7 @@ class Owner:
     """When the stack was made, in UTC."""
 
     def in_words(self) -> str:
+        """Who made the stack, where and when, for messages."""
         return f"{self.user} (home {self.home}, since {self.since}), stack id {self.stack_id}"
 
 

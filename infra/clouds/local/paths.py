@@ -34,10 +34,12 @@ def close() -> None:
 
 
 def base(key: str) -> Path:
+    """The folder of the base with this key."""
     return home() / "base" / key
 
 
 def images() -> Path:
+    """The folder of all images."""
     return home() / "images"
 
 
@@ -47,14 +49,17 @@ def kubernetes() -> Path:
 
 
 def stack(name: str) -> Path:
+    """The folder of a stack."""
     return home() / "stacks" / name
 
 
 def node(stack_name: str, name: str) -> Path:
+    """The folder of a node's machine."""
     return stack(stack_name) / "nodes" / name
 
 
 def build(stack_name: str, image_id: str) -> Path:
+    """The folder of a machine that bakes this image for a stack."""
     return stack(stack_name) / "build" / image_id
 
 

@@ -41,6 +41,7 @@ CONTROL_PLANE = {
 
 
 def path(stack: str) -> Path:
+    """The folder of a stack, whether or not it is there."""
     return paths.stack(stack) / NAME
 
 

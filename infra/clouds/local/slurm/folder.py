@@ -34,6 +34,7 @@ SCRIPTS = {name: (Path(__file__).parent / name).read_text() for name in ("epilog
 
 
 def path(stack: str) -> Path:
+    """The folder of a stack, whether or not it is there."""
     return paths.stack(stack) / NAME
 
 
