@@ -31,6 +31,9 @@ ANSWER = 25.0
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
 POLL = 0.1
+AT_ONCE = 1000
+"""Events that are taken before the head looks at all else: a program may write lines as fast as they are read, and
+the keepers end their ranks when the head does not beat."""
 _PROGRAMS = {SLURM: "srun", KUBERNETES: "", KEEPERS: ""}
 """What starts the ranks, for messages, where that is not named as the launcher is. Empty: the keepers do."""
 
@@ -288,6 +291,7 @@ class Attempt:
                     self.remaining |= {node: event["alive"]} if event["alive"] else {}
                 elif event["event"] == "log":
                     self._take(node, event)
+                    deadline = time.monotonic() + END  # its keeper ends this by itself
         self.unknown = sorted({*waiting, *self._watch.gone})
         if self.worlds:
             self.unknown += self.worlds.unknown()
@@ -308,11 +312,11 @@ class Attempt:
             link.say(word)
 
     def _heard(self) -> list[NodeEvent]:
-        """The events that have arrived; waits up to POLL for the first."""
+        """The events that have arrived, AT_ONCE at most; waits up to POLL for the first."""
         events: list[NodeEvent] = []
         with suppress(queue.Empty):
             events.append(self._events.get(timeout=POLL))
-            while True:
+            while len(events) < AT_ONCE:
                 events.append(self._events.get_nowait())
         return events
 

@@ -35,6 +35,8 @@ from node.slurm import continuation
 
 POLL = 0.2
 BEAT = 1.0
+LAST_LINES = 60.0
+"""Seconds in which a job that has ended may still send what its ranks had written."""
 LEAVE = 35.0
 """Seconds from a pod's SIGTERM in which a checkpoint may be written; Kubernetes kills it after 45."""
 
@@ -96,7 +98,7 @@ class Keeper:
             return 1
         threading.Thread(target=self._listen, daemon=True).start()
         send({"event": "ready"})
-        while not self._over.wait(POLL):
+        while not self._over.wait(0 if self._behind() else POLL):
             if self._term.is_set():
                 self._term.clear()
                 for rank in self._ranks.values():
@@ -232,8 +234,18 @@ class Keeper:
     def _end(self) -> None:
         """Kill the ranks, send their last lines, and report which of their processes could not be killed."""
         self._kill()
+        alive, deadline = cleanup.wait(self.id, seconds=5.0), time.monotonic() + LAST_LINES
         self._look()
-        send({"event": "clean", "alive": cleanup.wait(self.id, seconds=5.0)})
+        while self._behind() and time.monotonic() < deadline:
+            self._look()
+        for number in self._behind():
+            said = f"what it wrote after this is on {self.spec.node} only: {self.folder}/rank-{number}.log"
+            send({"event": "log", "rank": number, "time": time.time(), "text": said})
+        send({"event": "clean", "alive": alive})
+
+    def _behind(self) -> list[int]:
+        """The ranks of which the head does not have all lines yet."""
+        return [number for number, rank in self._ranks.items() if rank.is_behind]
 
     def _kill(self) -> None:
         """Kill the ranks; under Slurm, where no service does it, also remove this node's record of the job."""

@@ -6,6 +6,8 @@ import json
 import queue
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -19,7 +21,8 @@ Event = dict[str, Any]
 NodeEvent = tuple[str, Event | None]
 """(node, event); the event is None when the connection has ended."""
 
-
+WAITING = 10_000
+"""Events that may wait for the supervisor. While there are more, a keeper waits, and its ranks' lines on its disk."""
 USELESS = "cluster configuration lacks support for cpu binding"
 """What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
@@ -38,6 +41,12 @@ class Link(Protocol):
         """Close the connection. The keeper then ends its ranks, at the latest when its lease runs out."""
 
 
+def wait_for_room(events: queue.SimpleQueue[NodeEvent], is_cut: Callable[[], bool]) -> None:
+    """Wait until fewer than WAITING events wait, or nobody takes any more."""
+    while events.qsize() > WAITING and not is_cut():
+        time.sleep(0.01)
+
+
 class PipeLink:
     """A keeper that a program of ours runs on its node, such as ssh. `complaint` is the last line of its stderr, or of
     its stdout that is not JSON."""
@@ -47,6 +56,7 @@ class PipeLink:
         self.node = spec.node
         self._events = events
         self.complaint = ""
+        self._is_cut = False
         pipe = subprocess.PIPE
         # A session of its own: Slurm may signal the process group of this program, and the keeper must not hear it.
         self._process = subprocess.Popen(
@@ -63,6 +73,7 @@ class PipeLink:
             self._process.stdin.flush()
 
     def cut(self) -> None:
+        self._is_cut = True
         with suppress(OSError, ValueError):
             assert self._process.stdin
             self._process.stdin.close()
@@ -77,6 +88,7 @@ class PipeLink:
             except json.JSONDecodeError:
                 self.complaint = line.strip() or self.complaint
                 continue
+            wait_for_room(self._events, lambda: self._is_cut)
             self._events.put((self.node, event))
         self._events.put((self.node, None))
 

@@ -21,6 +21,7 @@ from fabfile.launchers import RUNTIME, nodes_from_text
 from fabfile.launchers.program import SLOT, placed
 from node import route
 from node.job import cleanup, cores, files
+from node.job.log_reader import rotated
 from node.slurm import step
 
 READY = Path("/var/lib/trainyard/ready.json")
@@ -201,13 +202,19 @@ class RankLog:
                 raise OSError
             self._size += len(data)
             if self._size >= self._file_bytes:
-                # No line is lost: the keeper reads the old file to its end before it opens the new one.
-                self._path.replace(self._path.with_suffix(".log.1"))
-                os.close(self._file)
-                self._open()
+                self._rotate()
         except OSError:
             with suppress(OSError):
                 print(text, flush=True)
+
+    def _rotate(self) -> None:
+        """Begin a new file. No line is lost: the keeper reads the old one to its end, and removes it. A program that
+        has filled the next one by then waits when it writes; if there is no keeper any more, this rank ends anyway."""
+        while rotated(self._path).exists():
+            time.sleep(0.05)
+        self._path.replace(rotated(self._path))
+        os.close(self._file)
+        self._open()
 
     def _open(self) -> None:
         self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -30,7 +30,8 @@ class Rank:
         self._over = False
 
     def news(self) -> list[Event]:
-        """Its new events. Its log lines come first, so that the head has the last one before it hears of the end."""
+        """Its new events. Its log lines come first, so that the head has the last one before it hears of the end; but
+        for a program that has written so much that the rest of it follows."""
         record = files.read(self.path) or self._record
         events: list[Event] = [
             {"event": "log", "rank": self.number, "time": when, "text": text} for when, text in self._lines.new()
@@ -56,6 +57,11 @@ class Rank:
             return None
         age = round(time.time() - beat["time"], 2)
         return {"event": "step", "rank": self.number, "step": beat["step"], "phase": beat["phase"], "age": age}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has written lines that `news` has not told yet."""
+        return self._lines.is_behind
 
     @property
     def pid(self) -> int | None:

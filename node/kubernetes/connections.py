@@ -20,7 +20,7 @@ from dataclasses import asdict
 
 from node.job import files
 from node.job.files import LEASE
-from node.job.keeper_connection import NodeEvent
+from node.job.keeper_connection import NodeEvent, wait_for_room
 from node.job.spec import KeeperSpec
 from node.kubernetes.identity import Address, Pod
 
@@ -99,6 +99,7 @@ class Connection:
             if not isinstance(event.get("event"), str):
                 self.complaint = line.decode(errors="replace").strip()[:400] or self.complaint
             elif self._events is not None:
+                wait_for_room(self._events, lambda: not self.is_open)
                 self._events.put((self.node, event))
         if len(self._rest) > _LINE:
             self.complaint = f"it sent a line of more than {_LINE >> 20} MiB"
