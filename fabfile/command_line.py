@@ -134,9 +134,12 @@ class Verb:
     @property
     def usage(self) -> str:
         """`fab train JOB [section.key=value ...] [options]`"""
-        words = ["fab", self.name, *(parameter.shown for parameter in self._arguments())]
+        words = [parameter.shown for parameter in self._arguments()]
         words += ["[section.key=value ...]"] if self.takes(_OVERRIDES) else []
-        return " ".join([*words, "[options]"] if self.options else words)
+        options = ["[options]"] if self.options else []
+        # Behind -- nothing is an option of ours.
+        words = [*options, *words] if any("--" in word for word in words) else [*words, *options]
+        return " ".join(["fab", self.name, *words])
 
     def help(self) -> str:
         """The text of `fab VERB --help`."""
