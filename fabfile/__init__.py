@@ -1,5 +1,11 @@
 """The operator's verbs; `fab --list` lists them, and fabfile/verbs has their code."""
 
-from fabfile.program import take_over
+import sys
+
+try:
+    from fabfile.program import take_over
+except KeyboardInterrupt:  # loading all of it takes half a second, in which nothing has begun yet
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 take_over()

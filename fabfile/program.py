@@ -72,6 +72,7 @@ def take_over() -> None:
 
 def main() -> None:
     """The commands `trainyard` and `python -m fabfile`."""
+    _here()
     if not (ROOT / "Pulumi.yaml").is_file():
         why = f"{ROOT} is no checkout of trainyard: clone it, and there: pip install --editable ."
         sys.exit(_ended(CommandLineError(why)))
@@ -80,7 +81,7 @@ def main() -> None:
 
 def fab() -> None:
     """The command `fab`: our verbs, unless the nearest fabfile is another one, which Fabric then runs."""
-    here = Path.cwd()
+    here = _here()
     for folder in (here, *here.parents):
         if (folder / "fabfile.py").is_file() or (folder / "fabfile" / "__init__.py").is_file():
             if folder.resolve() == ROOT.resolve():
@@ -90,6 +91,14 @@ def fab() -> None:
                 del sys.modules[name]
             sys.exit(fabric.main.program.run())
     main()
+
+
+def _here() -> Path:
+    """The folder that the command is called in; ends the command if there is none any more."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        sys.exit(_ended(CommandLineError("the folder that you are in has been removed: go to another one")))
 
 
 def tasks() -> list[Task[Any]]:

@@ -187,7 +187,8 @@ class Attempt:
 
     def _start(self, folder: Path) -> None:
         launch = self._launch
-        self._log.say(f"attempt {launch.attempt}: {launch.ranks} ranks on {', '.join(n.name for n in launch.nodes)}")
+        ranks = f"{launch.ranks} rank{'s' * (launch.ranks != 1)}"
+        self._log.say(f"attempt {launch.attempt}: {ranks} on {', '.join(node.name for node in launch.nodes)}")
         if not self._watch.program:
             plan = plans.plan(self._launcher, launch, launcher.values(launch, folder, self._began))
             environment = plan.environment

@@ -148,7 +148,8 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
     if workers:
         environment |= ccl(every)
     pinned = f"cores {cores.ranges(compute)}" if mine else "any core, as this machine is shared"
-    say(f"on {place.node}: {environment['OMP_NUM_THREADS']} threads on {pinned}; {collectives} over {interface}")
+    count = environment["OMP_NUM_THREADS"]
+    say(f"on {place.node}: {count} thread{'s' * (count != '1')} on {pinned}; {collectives} over {interface}")
     return environment
 
 

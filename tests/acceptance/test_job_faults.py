@@ -27,7 +27,7 @@ def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., J
     job = start(step=0)
     assert job.ends(120) == 0, job.text()
     text = job.text()
-    assert "[node1 rank=0] step 12/12 loss" in text and "[node2 rank=1] on node2: 1 threads" in text
+    assert "[node1 rank=0] step 12/12 loss" in text and "[node2 rank=1] on node2: 1 thread on" in text
     state = job.state()
     assert (state["state"], state["exit_code"], state["attempt"]) == ("SUCCEEDED", 0, 1)
     assert parts(cluster, job.id) == []

@@ -52,7 +52,7 @@ def test_a_job_from_its_file_to_its_text(cluster: Project, start: Start, tmp_pat
     assert job.ends(120) == 0, job.text()
     assert re.search(rf"^{job.id}: 3 ranks on 3 nodes, as Slurm's job \d+$", job.text(), re.MULTILINE)
     for rank, node in enumerate(NODES):
-        assert f"[{node} rank={rank}] on {node}: 1 threads" in job.text()
+        assert f"[{node} rank={rank}] on {node}: 1 thread on" in job.text()
     state = job.state()
     assert (state["state"], state["exit_code"], state["attempt"]) == ("SUCCEEDED", 0, 1)
     assert state["nodes"] == list(NODES) and state["slurm"].isdigit()

@@ -155,6 +155,25 @@ def test_it_runs_from_anywhere(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.startswith("stack local: $0 an hour"), done.stderr
 
 
+@pytest.mark.parametrize("function", ["main", "fab"])
+def test_a_folder_that_has_been_removed_is_one_line(function: str, tmp_path: Path) -> None:
+    code = f"import os; from fabfile import program; os.rmdir({str(tmp_path)!r}); program.{function}()"
+    got = command("--list", start=[sys.executable, "-c", code], cwd=tmp_path)
+    assert (got.returncode, got.stdout) == (2, "")
+    assert got.stderr == "the folder that you are in has been removed: go to another one\n"
+
+
+def test_an_interruption_while_it_loads_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "fabric.py").write_text("raise KeyboardInterrupt")
+    got = command("status", PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert (got.returncode, got.stdout, got.stderr) == (130, "", "interrupted\n")
+
+
+def test_options_stand_before_what_is_the_programs_own() -> None:
+    assert VERBS["launch"].usage == "fab launch [options] [-- COMMAND ...]"
+    assert VERBS["fetch"].usage == "fab fetch JOB [options]"
+
+
 def test_a_word_that_is_not_utf_8_is_one_line() -> None:
     done = command("sample", "demo-1", "--prompt", b"\xff\xfe")
     assert (done.returncode, done.stderr) == (2, "not UTF-8: b'\\xff\\xfe'\n")

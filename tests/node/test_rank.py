@@ -46,7 +46,7 @@ def test_the_wrapper_keeps_lines_and_how_the_rank_ended(tmp_path: Path) -> None:
     state = until(lambda: ended(tmp_path))
     assert (state["code"], state["last"], state["node"]) == (3, "no room", "node1")
     lines = [line.split(" ", 1)[1] for line in (tmp_path / "nodes/node1/rank-0.log").read_text().splitlines()]
-    assert lines[1:] == ["b", "error: no room", "half"] and lines[0].startswith("on node1: 1 threads")
+    assert lines[1:] == ["b", "error: no room", "half"] and lines[0].startswith("on node1: 1 thread on")
     wrapper.kill()
     wrapper.communicate()
 
