@@ -1,7 +1,7 @@
 """`fab train JOB train.lr=1e-3,6e-4 --each`: a job for each value, or each combination of values of several keys.
 
-All are submitted at once and wait for their nodes: over SSH they run one after the other on the first `--nodes` nodes,
-with Slurm and Kubernetes side by side, as far as there is room.
+All are submitted at once and wait for their nodes. They run side by side, each on `--nodes` nodes, as far as there is
+room, and the others follow as nodes become free.
 """
 
 from __future__ import annotations

@@ -33,13 +33,17 @@ def start(
     return _popen(["sh", "-c", line], output)
 
 
-def values(launch: Launch, folder: Path, began: float) -> HeadValues:
-    """What only this node knows, as the first one of the job."""
+def values(launch: Launch, folder: Path, began: float, port: int = 0) -> HeadValues:
+    """What only this node knows, and a `port` that is free on the job's first node; 0: that is this one."""
     first, last = launch.nodes[0].private_ip, launch.nodes[-1].private_ip
-    interface = launch.interface or (route.interface(last) if len(launch.nodes) > 1 else "")
-    port = str(scope.free_port(first))
-    chosen = {"nodes": nodes_to_text(launch.nodes), "master": first}
-    return HeadValues(port=port, interface=interface, began=str(int(began)), folder=str(folder), **chosen)
+    return HeadValues(
+        port=str(port or scope.free_port(first)),
+        interface=launch.interface or (route.interface(last) if len(launch.nodes) > 1 else ""),
+        began=str(int(began)),
+        folder=str(folder),
+        nodes=nodes_to_text(launch.nodes),
+        master=first,
+    )
 
 
 def _popen(argv: list[str], output: int | None) -> subprocess.Popen[bytes]:

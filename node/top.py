@@ -7,7 +7,8 @@ under way are, from their run directories:
 
     {"cpu": cores busy, "cores": n, "memory_used_gb": ..., "memory_gb": ..., "net_mb_s": ..., "job": id or "",
      "ranks": [{"job", "rank", "node", "cpu", "memory_gb", "step", "phase", "age": seconds since its heartbeat}],
-     "jobs": [{"id", "nodes", "steps", "line": the last of metrics.jsonl, "usage": {node: the last of usage.jsonl}}]}
+     "jobs": [{"id", "nodes", "steps", "line": the last of metrics.jsonl, "usage": {node: the last of usage.jsonl}}],
+     "line": the same of the job of a worker that has its metrics.jsonl}
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Sampler:
             "job": own,
             "ranks": ranks,
             "jobs": [self._job(self._runs / job) for job in self._under_way],
+            "line": last_metrics(self._runs / own) if own and not self._is_head else {},
         }
 
     def _running(self) -> list[str]:
@@ -130,8 +132,12 @@ class Sampler:
             if isinstance(line.get("node"), str):
                 last[line["node"]] = line
         nodes = files.read(run / "state.json").get("nodes") or []
-        line = next(reversed(list(tail(run / "metrics.jsonl"))), {})
-        return {"id": run.name, "nodes": nodes, "steps": steps(run), "line": line, "usage": last}
+        return {"id": run.name, "nodes": nodes, "steps": steps(run), "line": last_metrics(run), "usage": last}
+
+
+def last_metrics(run: Path) -> dict[str, Any]:
+    """The last record of a run's metrics; empty: there is none here."""
+    return next(reversed(list(tail(run / "metrics.jsonl"))), {})
 
 
 def tail(path: Path) -> Iterable[dict[str, Any]]:

@@ -73,6 +73,7 @@ class JobRecord:
     first_step: float | None = None  # when the first step of the last attempt was done
     slurm: str = ""  # its number in Slurm's queue; empty: Slurm does not run it
     program: str = ""  # the command of the user's program that it runs; empty: the trainer
+    files_on: str = ""  # over SSH: the node that has its checkpoints and metrics; empty: the head
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
@@ -117,6 +118,7 @@ class Begun:
     nodes: int  # how many nodes it was started on; 0: not known
     mirrored: bool = False  # only its mirror in a bucket has it: another cluster began it
     succeeded: bool = False
+    files_on: str = ""  # as in JobRecord
     program: Program | None = None  # the user's program that it ran; None: the trainer
 
 
@@ -126,7 +128,8 @@ class Submission:
 
     job: Resolved | None = None
     program: Program | None = None
-    nodes: int  # how many, the first of `Backend.nodes()`
+    nodes: int  # how many, the first of `Backend.nodes()` that are free
+    on_first: bool = False  # on the first ones, free or not: a manager replaces these
     snapshot: Snapshot | None = None  # a program's working directory; None: it is on the nodes already
     launcher: str = ""  # as `--launcher` says; empty: the cluster's own
     begun: Begun | None = None  # the job to go on with; None: a new one

@@ -25,7 +25,8 @@ SLURM = "slurm"
 KUBERNETES = "kubernetes"
 """Of the jobs of a Kubernetes cluster, which has no other: the keepers in the pods start the ranks."""
 KEEPERS = "keepers"
-"""Of elastic jobs over SSH: the keepers start the ranks there, too, as a launcher would end all when one is lost."""
+"""Over SSH of elastic jobs, where a launcher would end all ranks when one is lost, and of jobs without the head, where
+mpirun runs: the keepers start the ranks there, too."""
 
 
 class LaunchError(ValueError):
@@ -37,7 +38,7 @@ class Launch:
     """A job and the nodes of one attempt at it."""
 
     id: str
-    nodes: tuple[Node, ...]  # the head first: it has rank 0
+    nodes: tuple[Node, ...]  # the first has rank 0: the head, if the job has it
     run_dir: str = ""
     """The job's directory, the same path on every node; empty: a probe, which keeps no files."""
     code: str = ""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, HeadValues, Launch, LaunchPlan, mpirun, pods, srun, torchrun
+from fabfile.launchers import (
+    KEEPERS,
+    KUBERNETES,
+    SLURM,
+    HeadValues,
+    Launch,
+    LaunchPlan,
+    keepers,
+    mpirun,
+    srun,
+    torchrun,
+)
 
 _PLANS = {
     "mpirun": mpirun.plan,
     "torchrun": torchrun.plan,
     SLURM: srun.plan,
-    KUBERNETES: pods.plan,
-    KEEPERS: pods.plan,
+    KUBERNETES: keepers.plan,
+    KEEPERS: keepers.plan,
 }
 
 

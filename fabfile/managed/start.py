@@ -121,7 +121,13 @@ def known(chosen: Options, backend: Backend, wanted: str) -> JobRecord | None:
     job = find(backend.jobs(), wanted) if wanted else None
     if job is None or job.state == JobState.SUCCEEDED:
         return None
-    return job if not job.state.is_final or records.load(chosen.stack, job.id) else None
+    if job.state.is_final and not records.load(chosen.stack, job.id):
+        return None
+    first = [node.name for node in backend.nodes()[: backend.begun(job.id).nodes or None]]
+    if job.files_on or (not job.state.is_final and not {*job.nodes} <= {*first}):
+        where = f"{job.id} is on {', '.join(job.nodes)}"
+        raise Exit(f"--managed: for jobs on the first nodes of a cluster, as the head is one; {where}", code=2)
+    return job
 
 
 def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:

@@ -42,7 +42,7 @@ def of(news: Mapping[str, News], *, with_machines: bool = True) -> View:
         for job in filter(lambda one: isinstance(one, dict), _list(sample.get("jobs"))):
             rows += [_reported(name, use, job) for name, use in _table(job.get("usage")).items() if name not in known]
             known |= {*_table(job.get("usage"))}
-            jobs.append(_job(job, _ranks(news, job.get("id"))))
+            jobs.append(_job({**job, **_line(news, job.get("id"))}, _ranks(news, job.get("id"))))
     return View(rows, jobs)
 
 
@@ -72,6 +72,12 @@ def _use(sample: Mapping[str, Any], memory: str) -> list[str]:
         "-" if used is None else gigabytes(used) + (f" of {gigabytes(total)}" if total else ""),
         "-" if network is None else f"{network:.1f} MB/s",
     ]
+
+
+def _line(news: Mapping[str, News], job: object) -> dict[str, Any]:
+    """The last line of a job's metrics if another node than the head has these; else nothing."""
+    found = [one.sample["line"] for one in news.values() if one.sample.get("job") == job and one.sample.get("line")]
+    return {"line": found[0]} if found else {}
 
 
 def _ranks(news: Mapping[str, News], job: object) -> list[dict[str, Any]]:

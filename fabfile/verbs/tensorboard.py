@@ -25,14 +25,14 @@ from fabfile.tunnel.tensorboard import TensorBoard, has_events, python_with_it
 def tensorboard(
     _c: Context, job: str, local: Annotated[int, AtLeast(1)] | None = None, stack: str = "", inventory: str = ""
 ) -> None:
-    """Show a run in TensorBoard, live, until Ctrl-C. It runs on the head, and ends with this."""
+    """Show a run in TensorBoard, live, until Ctrl-C. It runs where the run's files are, and ends with this."""
     if local is not None:
         ports.number(str(local))
     cluster = load_any(stack, inventory)
     with backends.of(cluster) as backend:
         found = find_job(backend, job)
     with backends.nodes_of(cluster) as fleet:
-        head = fleet.cluster.head
+        head = next((node for node in fleet.cluster.nodes if node.name == found.files_on), fleet.cluster.head)
         folder = f"{runs(fleet.cluster)}/{found.id}"
         python = python_with_it(fleet, head)
         if not has_events(fleet, head, folder):

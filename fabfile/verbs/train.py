@@ -104,6 +104,7 @@ def train(
             queue=queue,
             restarts=restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0),
             time_limit=limit,
+            on_first=managed,
             prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
         )
 
@@ -167,7 +168,9 @@ def _managed(
     record = managing.record_of(manager, backend, job, begun.nodes)
 
     def resubmit(there: Backend, id_: str, count: int) -> Submission:
-        return replace(_submission(there, id_, "", (), count, elastic=False), restarts=manager.bounds.tries)
+        return replace(
+            _submission(there, id_, "", (), count, elastic=False), restarts=manager.bounds.tries, on_first=True
+        )
 
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)
 

@@ -59,6 +59,7 @@ class Attempt:
         self._unit = files.unit_of(launch.id)
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
+        self._ports: dict[str, int] = {}  # one that is free on each node
         placement = [node.name for node in launch.places for _ in range(node.slots)]
         program, began_now = _PROGRAMS.get(name, name), time.monotonic()
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
@@ -104,7 +105,7 @@ class Attempt:
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
-            self._links[node.name] = self._machines.link(self._spec_of(node), self._code, self._events)
+            self._links[node.name] = self._machines.link(self.keeper_spec(node), self._code, self._events)
         missing, heard = set(self._links), dict.fromkeys(self._links, time.monotonic())
         while missing:
             silent = min(missing, key=heard.__getitem__)
@@ -120,6 +121,7 @@ class Attempt:
                     return Outcome(1, f"{name} cannot be used: {event['reason'] if event else self._why(name)}")
                 if event["event"] == "ready":
                     missing.discard(name)
+                    self._ports[name] = event["port"]
                 self._take(name, event)
         self._watch.heard = dict.fromkeys(self._watch.heard, time.monotonic())
         return None
@@ -156,8 +158,12 @@ class Attempt:
     def _code(self) -> str:
         return f"{self._launch.code}/launch"
 
-    def _spec_of(self, node: Node) -> KeeperSpec:
-        return KeeperSpec(**self._of_job(), node=node.name, memory_gb=node.memory_gb)
+    def keeper_spec(self, node: Node) -> KeeperSpec:
+        """What the keeper of a node is told."""
+        of_job = self._of_job()
+        if not self._launch.program and node == self._launch.nodes[0]:  # rank 0's, which may not run on this node
+            of_job["secrets"] = files.read(files.secrets_of(self._launch.id))
+        return KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
 
     def _node(self, name: str) -> Node:
         return next(node for node in self._launch.nodes if node.name == name)
@@ -167,7 +173,7 @@ class Attempt:
 
     def _reach(self, name: str) -> Link | None:
         """A keeper on a node that was lost; None: it cannot be reached now."""
-        return self._machines.link_again(self._spec_of(self._node(name)), self._code, self._events)
+        return self._machines.link_again(self.keeper_spec(self._node(name)), self._code, self._events)
 
     def _of_job(self) -> dict[str, Any]:
         """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""
@@ -190,7 +196,8 @@ class Attempt:
         ranks = f"{launch.ranks} rank{'s' * (launch.ranks != 1)}"
         self._log.say(f"attempt {launch.attempt}: {ranks} on {', '.join(node.name for node in launch.nodes)}")
         if not self._watch.program:
-            plan = plans.plan(self._launcher, launch, launcher.values(launch, folder, self._began))
+            found = launcher.values(launch, folder, self._began, self._ports[launch.nodes[0].name])
+            plan = plans.plan(self._launcher, launch, found)
             environment = plan.environment
             if launch.program is not None and launch.program.may_be_mpis:
                 self._pmi = pmi.Server(launch.nodes[0].private_ip, launch.ranks)

@@ -100,9 +100,14 @@ def in_the_way(runs: Path, nodes: set[str], job: str = "") -> list[Record]:
     return [
         state
         for state in every(runs)
-        if state["state"] not in files.OVER and state["id"] != job and nodes & set(state["nodes"])
+        if state["state"] not in files.OVER and state["id"] != job and nodes & wants(state)
         if not (state.get("queued") and job and number_of(state["id"]) > number_of(job))
     ]
+
+
+def wants(state: Record) -> set[str]:
+    """The nodes that a job holds, or, while it waits, those of which it is to get some."""
+    return set(state.get("among") or state["nodes"])
 
 
 def set_state(run_dir: Path, **changes: object) -> Record:
@@ -134,11 +139,12 @@ def is_active(job: str) -> bool:
 
 def show(argv: list[str]) -> int:
     """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, its program, if it ran one of
-    the user's, and how many nodes it had."""
+    the user's, how many nodes it had, and the node that has its files, if that is not the head."""
     run_dir = files.absolute(argv[0]) / argv[1]
     spec = files.read(run_dir / "spec.json")
     nodes = spec.get("count") or len(spec.get("cluster", {}).get("nodes", []))
     asked = {"job": files.text(run_dir / "job.toml"), "program": spec.get("program"), "nodes": nodes}
+    asked["files_on"] = files.read(run_dir / "state.json").get("files_on", "")
     print(json.dumps(asked), flush=True)
     return 0
 

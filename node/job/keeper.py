@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from fabfile.launchers.program import Program, from_record
-from node import memory
+from node import memory, scope
 from node.job import cleanup, files, program_files, usage
 from node.job.own_ranks import OwnRanks
 from node.job.spec import KeeperSpec
@@ -97,7 +97,7 @@ class Keeper:
             self._kill()
             return 1
         threading.Thread(target=self._listen, daemon=True).start()
-        send({"event": "ready"})
+        send({"event": "ready", "port": scope.free_port("")})
         while not self._over.wait(0 if self._behind() else POLL):
             if self._term.is_set():
                 self._term.clear()

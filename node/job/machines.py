@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.inventory import Node
-from node.job import job_table
+from node.job import files, job_table, places
 from node.job.aftermath import sweep
 from node.job.files import Record
 from node.job.keeper_connection import Link, NodeEvent, PipeLink, over_ssh
@@ -77,11 +77,12 @@ class Machines(Protocol):
 
 
 class OwnMachines:
-    """Nodes that are reached over SSH, and that a job has while no other one of the head's table has them."""
+    """Nodes that are reached over SSH, and that a job has while no other one of the head's table has them. Before
+    `wait` they are all among which the head chooses."""
 
     def __init__(self, spec: JobSpec, run_dir: Path) -> None:
         self._spec, self._run_dir = spec, run_dir
-        self.nodes = spec.cluster.nodes
+        self.nodes = self._all = spec.cluster.nodes
 
     def __enter__(self) -> OwnMachines:
         return self
@@ -93,18 +94,24 @@ class OwnMachines:
         return True
 
     def wait(self, asked: Asked, log: Log) -> None:
-        """Wait until no job with a lower number holds any of the nodes."""
-        names, runs, waits_for = set(self._spec.node_names), self._run_dir.parent, ""
+        """Wait until no job with a lower number holds the nodes, or so many of them that too few are free."""
+        runs, waits_for = self._run_dir.parent, ""
         while self._spec.queue and not asked():
             with job_table.locked(runs):
-                before = job_table.in_the_way(runs, names, self._spec.id)
-                if not before:
-                    job_table.set_state(self._run_dir, queued=False)
-                    return
-            if waits_for != before[0]["id"]:
-                waits_for = before[0]["id"]
+                taken = places.taken(runs, self._spec, self._spec.id)
+                home = files.read(self._run_dir / "state.json").get("files_on", "")
+                if chosen := places.choose(self._spec, taken, home):
+                    job_table.set_state(self._run_dir, **places.given(self._spec, chosen))
+                    break
+            others = list(dict.fromkeys(taken.values()))
+            before = " or ".join(others) if self._spec.count else others[0]
+            if waits_for != before:
+                waits_for = before
                 log.say(f"waiting for {waits_for}")
             time.sleep(QUEUE_POLL)
+        by_name = {node.name: node for node in self._spec.cluster.nodes}
+        chosen = files.read(self._run_dir / "state.json")["nodes"] or list(by_name)  # none: stopped while it waits
+        self.nodes = self._all = tuple(by_name[name] for name in chosen)
 
     def lost(self, _record: Record) -> str:
         return ""
@@ -127,12 +134,12 @@ class OwnMachines:
         asked: Asked,
         log: Log,
     ) -> tuple[Node, ...]:
-        """Without the unusable ones; the head must be usable, as rank 0 has the job's files."""
+        """Without the unusable ones; the first must be usable, as rank 0 has the job's files."""
         usable = tuple(node for node in nodes if node.name not in unusable)
         return usable if nodes[0] in usable else ()
 
     def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
-        return self.next(self._spec.cluster.nodes, without, asked, log)
+        return self.next(self._all, without, asked, log)
 
     def asked_to_end(self) -> None:
         return None

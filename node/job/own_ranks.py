@@ -1,7 +1,8 @@
-"""The ranks that a keeper starts itself, where no launcher's program does: in a pod of Kubernetes.
+"""The ranks that a keeper starts itself, where no launcher's program does: in a pod of Kubernetes, and over SSH in an
+elastic job or one without the head.
 
-The order is a line of JSON, {"argv": [...], "environment": {...}}, as fabfile/launchers/pods.py makes it. Each of the
-node's slots gets RANK and LOCAL_RANK beside it. With "places" only these ranks are started.
+The order is a line of JSON, {"argv": [...], "environment": {...}}, as fabfile/launchers/keepers.py makes it. Each of
+the node's slots gets RANK and LOCAL_RANK beside it. With "places" only these ranks are started.
 """
 
 from __future__ import annotations

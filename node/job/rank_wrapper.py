@@ -154,8 +154,8 @@ def from_node(place: RankPlacement, say: Callable[[str], None]) -> dict[str, str
 
 
 def secrets(place: RankPlacement, environment: Mapping[str, str]) -> dict[str, str]:
-    """The job's secrets, for rank 0 only: it runs on the head, where they are kept."""
-    return files.read(files.secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
+    """The job's secrets, for rank 0 only: its keeper has brought them to its node."""
+    return files.read(files.node_secrets_of(environment["TRAINYARD_JOB"])) if place.rank == 0 else {}
 
 
 def threads(cores_per_slot: int, workers: bool) -> int:

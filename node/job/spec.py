@@ -29,15 +29,16 @@ class JobSpec:
     """Folder with the package `training` and with `launch`, on every node."""
     launcher: str
     cluster: SshCluster
-    """Only the job's nodes, the head first; with Slurm, which chooses among them, all nodes. On Kubernetes a view of
-    the cluster: its one node is the pod that answers the operator, and its queue says what each worker has."""
+    """Only the job's nodes, the head first; all among which the head or Slurm chooses, if there is a `count`. On
+    Kubernetes a view of the cluster: its one node is the pod that answers the operator, and its queue says what each
+    worker has."""
     timeout: float
     """Seconds without a heartbeat after which a rank counts as hung."""
     program: Program | None = None
     """The user's program that runs in the trainer's place; None: the trainer, with `job`."""
     threads: int = 0
     count: int = 0
-    """With Slurm and Kubernetes: how many nodes; 0: those of `cluster`."""
+    """How many nodes, with Slurm, with Kubernetes, and where the head chooses them; 0: those of `cluster`."""
     time_limit: float = 0.0
     """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
@@ -141,4 +142,4 @@ class KeeperSpec:
     shared_dir: str = ""
     """The folder that all nodes share; empty: there is none."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The program's secrets; the trainer's are the head's alone."""
+    """The program's secrets; the trainer's, on the node of rank 0 alone."""

@@ -1,9 +1,9 @@
 """Gives a job its number, its directory, and its service or its place in Slurm's queue; refuses if other jobs have its
 nodes. Runs on the head. For a job on Kubernetes it only makes the record: whoever asks then applies its PyTorchJob.
 
-stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ...} or
+stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ..., "nodes": ...} or
 {"refused": why}. `log` is the size in bytes of a resumed job's log until now, from where the operator shows it; `slurm`
-is Slurm's number of the job, empty without Slurm.
+is Slurm's number of the job, empty without Slurm; `nodes` are the job's, empty while it waits for some.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import SYSTEM_PYTHON
-from node.job import cleanup, files, job_table, log, managed
+from node.job import cleanup, files, job_table, log, managed, places
 from node.job.files import Record
+from node.job.rank_wrapper import READY
 from node.job.spec import JobSpec, from_record
 from node.kubernetes import records as kube_records
 from node.slurm import records, submission
@@ -32,7 +33,7 @@ def main(argv: list[str]) -> int:
     """Make the job that stdin asks for, or print why not. Returns 0 in both cases."""
     asked: Record = json.loads(sys.stdin.readline())
     secrets = asked.pop("secrets")
-    spec = from_record(asked)
+    spec = _where_it_may(from_record(asked))
     runs = files.absolute(spec.runs)
     with job_table.locked(runs):
         if refused := _refused(runs, spec):
@@ -48,15 +49,16 @@ def main(argv: list[str]) -> int:
             (run_dir / "job.toml").write_text(spec.job)
         spec = replace(spec, id=job, run_dir=str(run_dir), has_secrets=bool(secrets))
         files.write(run_dir / "spec.json", spec.to_record())
-        files.write(run_dir / "state.json", _pending(spec, job, before))
+        files.write(run_dir / "state.json", _pending(runs, spec, job, before))
         if spec.is_in_pods:
             kube_records.keep(run_dir, before)
         elif refused := _submit(spec, secrets) if spec.is_slurms else _serve(spec, secrets):
             _undo(run_dir, before)
             print(json.dumps({"refused": refused}), flush=True)
             return 0
-    number = files.read(run_dir / "state.json").get("slurm", "")
-    print(json.dumps({"id": job, "log": log_size, "slurm": number}), flush=True)
+    state = files.read(run_dir / "state.json")
+    known = {"slurm": state.get("slurm", ""), "nodes": state["nodes"]}
+    print(json.dumps({"id": job, "log": log_size, **known}), flush=True)
     return 0
 
 
@@ -96,36 +98,62 @@ def write_secrets(job: str, secrets: dict[str, str]) -> None:
     files.write_secrets(files.secrets_of(job), secrets)
 
 
+def _where_it_may(spec: JobSpec) -> JobSpec:
+    """The job, on the first nodes if the head must not choose others: oneCCL's ranks need mpirun, which runs there."""
+    if spec.is_slurms or spec.is_in_pods or not spec.count or files.read(READY).get("collectives") != "ccl":
+        return spec
+    return replace(spec, cluster=replace(spec.cluster, nodes=spec.cluster.nodes[: spec.count]), count=0)
+
+
 def _refused(runs: Path, spec: JobSpec) -> str:
     """Why the job cannot be made; empty if it can."""
-    names = spec.node_names
     if spec.resume:
         state = job_table.state_of(runs / spec.resume)
         if not state and not spec.mirrored:
             return f"there is no job {spec.resume}"
         if state and state["state"] not in files.OVER:
             return f"{spec.resume} is {state['state']} already"
+        if (home := _home(runs, spec)) and home not in spec.node_names:
+            return f"{spec.resume}: its files are on {home}, which is not there now"
     if spec.is_slurms:
         return submission.refused(spec)
     if spec.queue or spec.is_in_pods:  # Kubernetes holds a job's pods back until there is room for them
         return ""
-    for other in job_table.in_the_way(runs, set(names)):
-        busy = [name for name in names if name in other["nodes"]]
-        return f"{', '.join(busy)}: busy with {other['id']}"
-    # A job of another `runs` folder, as of another cluster's inventory with the same head, is seen only by its units.
+    taken = _taken(runs, spec)
+    if places.choose(spec, taken, _home(runs, spec)):
+        return ""
+    return f"{', '.join(taken)}: busy with {', '.join(dict.fromkeys(taken.values()))}"
+
+
+def _taken(runs: Path, spec: JobSpec) -> dict[str, str]:
+    """The nodes that other jobs have, each with its job. A job of another `runs` folder, as of another cluster's
+    inventory with the same head, is seen only by its units."""
     others = cleanup.busy_with("")
-    return f"{names[0]}: busy with {others[0]}" if others else ""
+    return ({spec.node_names[0]: others[0]} if others else {}) | places.taken(runs, spec)
 
 
-def _pending(spec: JobSpec, job: str, before: Record) -> Record:
+def _home(runs: Path, spec: JobSpec) -> str:
+    """The node beside the head that has the files of the job to resume; empty: there is none."""
+    return str(files.read(runs / spec.resume / "state.json").get("files_on", "")) if spec.resume else ""
+
+
+def _pending(runs: Path, spec: JobSpec, job: str, before: Record) -> Record:
     new = {"state": "PENDING", "reason": "", "exit_code": None, "created": time.time(), "ended": None}
     new |= {"program": spec.program.shell} if spec.program else {}
     times = {"started": before.get("started"), "ended_before": before.get("ended"), "paused": before.get("paused", 0.0)}
-    asked = {"nodes": spec.node_names, "price_per_hour": spec.price_per_hour, "queued": spec.queue}
+    asked: Record = {
+        "price_per_hour": spec.price_per_hour,
+        "queued": spec.queue,
+        "files_on": before.get("files_on", ""),
+    }
     if spec.is_slurms:  # which chooses the nodes
         asked |= {"nodes": [], "queued": False, "slurm": "", "restarts_left": spec.restarts}
     if spec.is_in_pods:
         asked |= {"nodes": [], "queued": False, "kubernetes": True, "restarts_left": spec.restarts}
+    if not (spec.is_slurms or spec.is_in_pods):
+        asked |= places.waiting(spec)
+        if not spec.queue:
+            asked |= places.given(spec, places.choose(spec, _taken(runs, spec), asked["files_on"]))
     return {"id": job, **new, **times, **asked, "attempt": before.get("attempt", 0)}
 
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch
-from node.job import files, job_table, managed
+from node.job import files, job_table, managed, places
 from node.job.aftermath import warn
 from node.job.attempt import Attempt
 from node.job.diagnosis import STOPPED, Outcome
@@ -113,7 +113,7 @@ class Supervisor:
         state = self._running(launch, restarts)
         began = state["started"] + state.get("paused", 0.0)
         of_log = (self.spec.timeout, self.log, self._ask, began)
-        attempt = Attempt(self.spec.launcher, self.machines, launch, *of_log, restarts)
+        attempt = Attempt(places.launcher(self.spec, launch.nodes), self.machines, launch, *of_log, restarts)
         return attempt, attempt.run()
 
     def _ended(self, verdict: Outcome, attempt: Attempt) -> None:

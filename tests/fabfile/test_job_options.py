@@ -6,16 +6,17 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
 from fabfile import backends
-from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission
+from fabfile.backends.base import Backend, Begun, CannotStart, JobNode, JobRecord, JobState, LogRequest, Submission
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.ssh.backend import SshBackend
-from fabfile.backends.ssh.start import refuse, shown
+from fabfile.backends.ssh.start import candidates, may_choose, refuse, shown
 from fabfile.job_file import resolve
 from fabfile.log_display import show
 from fabfile.output import OutputClosed
@@ -98,8 +99,32 @@ def test_an_unknown_job_names_those_that_there_are(
 def test_a_job_without_its_data_is_told_how_to_make_them() -> None:
     lacking = {"node1": Deployed("/code", "", "error: /data/stdlib: no such folder")}
     with pytest.raises(Exit) as error:
-        refuse(lacking, queue=False, prepare="fab prepare demo")
+        refuse(lacking, free=1, prepare="fab prepare demo")
     assert error.value.message == "node1: /data/stdlib: no such folder; run: fab prepare demo"
+
+
+def test_busy_nodes_are_refused_where_too_few_are_left() -> None:
+    there = {"node1": Deployed("/code", "demo-1", ""), "node2": Deployed("/code", "", "")}
+    refuse(there, free=1, prepare="")
+    with pytest.raises(CannotStart, match="node1: busy with demo-1"):
+        refuse(there, free=2, prepare="")
+
+
+def test_the_head_chooses_nodes_for_training_on_some_of_several_that_are_alike() -> None:
+    job = Submission(job=resolve("smoke", [], 1), nodes=1)
+    assert may_choose(CLUSTER, job) and candidates(CLUSTER, job) == CLUSTER.nodes
+    begun = Begun("smoke-1", "", 1, files_on="node2")
+    bound: list[dict[str, Any]] = [{"nodes": 3}, {"on_first": True}, {"launcher": "mpirun"}, {"elastic": True}]
+    for changes in bound:
+        asked = replace(job, **changes)
+        assert not may_choose(CLUSTER, asked) and candidates(CLUSTER, asked) == CLUSTER.nodes[: asked.nodes]
+        if changes.keys() & {"launcher", "elastic"}:
+            with pytest.raises(Exit, match="begin on the head; smoke-1 has its files on node2"):
+                shown(CLUSTER, replace(asked, begun=begun))
+    other = replace(CLUSTER, nodes=(*CLUSTER.nodes[:2], replace(CLUSTER.nodes[2], slots=4)))
+    assert not may_choose(other, job)
+    assert "the first that are free" in shown(CLUSTER, job)
+    assert "the first that are free" not in shown(CLUSTER, replace(job, nodes=3))
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:

@@ -32,7 +32,7 @@ class Keeper:
             threading.Thread(target=self._beat, daemon=True).start()
 
     def _beat(self) -> None:
-        self._events.put((self.node, {"event": "ready"}))
+        self._events.put((self.node, {"event": "ready", "port": 20000}))
         while not self._over.wait(0.05):
             self._events.put((self.node, {"event": "beat"}))
 

@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from fabfile.launchers import nodes_to_text
+from fabfile.launchers import KEEPERS, Launch, nodes_to_text
 from infra.inventory import Node, SshCluster
-from node.job import aftermath, files, job_table, rank_wrapper, submit
+from node.job import aftermath, cleanup, files, job_table, rank_wrapper, submit
+from node.job.attempt import Attempt
+from node.job.log import Log
+from node.job.machines import OwnMachines
 from node.job.spec import JobSpec, from_record
 
 KEY = {"WANDB_API_KEY": "k" * 40}
@@ -57,6 +60,7 @@ def test_they_are_in_memory_and_for_their_owner() -> None:
 def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
     submit.write_secrets("demo-1", KEY)
     assert mode(kept) == 0o700 and mode(kept / "demo-1.json") == 0o600
+    files.write_secrets(files.node_secrets_of("demo-1"), KEY)  # as the keeper does
     found = [rank_wrapper.secrets(place(number), {"TRAINYARD_JOB": "demo-1"}) for number in range(3)]
     assert found == [KEY, {}, {}]
     assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-2"}) == {}
@@ -65,9 +69,19 @@ def test_rank_0_has_them_and_no_other_rank_of_the_head(kept: Path) -> None:
 def test_a_resumed_job_has_those_of_who_resumes_it(kept: Path) -> None:
     submit.write_secrets("demo-1", KEY)
     submit.write_secrets("demo-1", {"WANDB_API_KEY": "other"})
-    assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {"WANDB_API_KEY": "other"}
+    assert files.read(kept / "demo-1.json") == {"WANDB_API_KEY": "other"}
     submit.write_secrets("demo-1", {})
-    assert rank_wrapper.secrets(place(0), {"TRAINYARD_JOB": "demo-1"}) == {}
+    assert not list(kept.iterdir())
+
+
+def test_the_keeper_of_rank_0_gets_them_wherever_that_is(kept: Path, tmp_path: Path) -> None:
+    submit.write_secrets("demo-1", KEY)
+    (tmp_path / "job.toml").touch()
+    nodes = (Node(name="node2", private_ip="10.0.0.2"), Node(name="node3", private_ip="10.0.0.3"))
+    launch = Launch(id="demo-1", nodes=nodes, run_dir=str(tmp_path))
+    machines, log = OwnMachines(asked(tmp_path), tmp_path), Log(tmp_path / "log", "node1")
+    attempt = Attempt(KEEPERS, machines, launch, 60.0, log, lambda: "", 0.0)
+    assert [attempt.keeper_spec(node).secrets for node in nodes] == [KEY, {}]
 
 
 def test_a_link_in_their_place_is_not_followed(kept: Path, tmp_path: Path) -> None:
@@ -100,6 +114,7 @@ def test_a_service_that_does_not_start_leaves_none(kept: Path, tmp_path: Path, m
 
     spec = {**asked(tmp_path).to_record(), "secrets": KEY}
     monkeypatch.setattr(submit, "_refused", lambda *_: "")
+    monkeypatch.setattr(cleanup, "busy_with", lambda _job: [])
     monkeypatch.setattr(submit, "_start", refuse)
     monkeypatch.setattr("sys.stdin", _Line(json.dumps(spec)))
     with pytest.raises(subprocess.CalledProcessError):

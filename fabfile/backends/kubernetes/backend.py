@@ -110,7 +110,7 @@ class KubernetesBackend(SshBackend):
             start.refuse_busy(submission.nodes, self.kube.workers, jobs.taken(seen, ended))
         launch, head = start.launch_of(self.cluster, submission), self.cluster.head
         answers = deploy(self._fleet, [head], submission.text, launch.ranks, as_slurm.code_folder(self.cluster))
-        refuse(answers, queue=True, prepare=submission.prepare)
+        refuse(answers, free=0, prepare=submission.prepare)
         self._bring(submission, [head])
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 

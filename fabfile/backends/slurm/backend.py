@@ -47,7 +47,7 @@ class SlurmBackend(SshBackend):
         # Slurm chooses the nodes, so each may be one of the job's; one that does not answer is not Slurm's choice.
         others = [] if start.has_shared_data(self.cluster, submission) else self.cluster.nodes[1:]
         answers |= deploy(self._fleet, others, submission.text, ranks, code, needed=False)
-        refuse(answers, queue=True, prepare=submission.prepare)
+        refuse(answers, free=0, prepare=submission.prepare)
         self._code = answers[head.name].folder
         self._bring(submission, [head])
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)

@@ -15,6 +15,7 @@ from fabfile.backends.base import (
     NO_MIRROR,
     WEIGHTS,
     Begun,
+    CannotStart,
     Ended,
     File,
     JobFiles,
@@ -45,6 +46,7 @@ _DATA_SECONDS = 60  # limit for a node to read the files that a report is made f
 _READY = 'exec cat "$TRAINYARD_PREFIX/var/lib/trainyard/ready.json"'  # the prefix is empty on a node
 _PROGRAM_SECONDS = 120.0
 _WEIGHTS_SECONDS = 3600.0  # limit for the head to write a model in Hugging Face's layout: 140 GB for one of 70B
+_WITH_FILES = ("metrics", "clusters", "checkpoints", "samples")  # what a report reads beside a job's checkpoints
 _QUIET_SECONDS = 600.0  # without a token, after which sampling is given up; includes the loading of the model
 
 
@@ -59,6 +61,8 @@ class SshBackend:
         self._opened: Connections | None = None
         self._reached: Head | None = None
         self._folder = ""  # with this checkout's programs, on the nodes; empty: not copied yet
+        self._free: tuple[Node, ...] = ()  # among which the head chooses a new job's; none: the first ones
+        self._with_files_of: dict[str, list[Head]] = {}  # by job, the node beside the head that has its files
         self._taken: list[str] = []  # ids of other clusters' jobs in the bucket, which a new job must not get
 
     def __enter__(self) -> SshBackend:
@@ -91,8 +95,17 @@ class SshBackend:
 
     def prepare(self, submission: Submission) -> None:
         launch = start.launch_of(self.cluster, submission)
-        answers = deploy(self._fleet, launch.nodes, submission.text, launch.ranks)
-        start.refuse(answers, queue=submission.queue, prepare=submission.prepare)
+        nodes = start.candidates(self.cluster, submission)
+        self._free = nodes if start.may_choose(self.cluster, submission) else ()
+        sent = (submission.text, launch.ranks)
+        answers = deploy(self._fleet, nodes[:1] if self._free else nodes, *sent)
+        if self._free:
+            answers |= deploy(self._fleet, nodes[1:], *sent, needed=False)
+            self._free = tuple(node for node in nodes if node.name in answers)
+            if len(answers) < submission.nodes:
+                silent = ", ".join(node.name for node in nodes if node.name not in answers)
+                raise CannotStart(f"{silent}: no answer; {submission.nodes} nodes wanted, {len(answers)} there")
+        start.refuse(answers, free=0 if submission.queue else submission.nodes, prepare=submission.prepare)
         self._folder = answers[self.host].folder
         self._bring(submission, launch.nodes)
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
@@ -107,7 +120,7 @@ class SshBackend:
             requirements.ensure(self._fleet, chosen, submission.program.requirements, folder)
 
     def submit(self, submission: Submission) -> Submitted:
-        return start.create(self._head, submission, self._taken)
+        return start.create(self._head, submission, self._taken, self._free)
 
     def jobs(self) -> list[JobRecord]:
         try:
@@ -121,7 +134,7 @@ class SshBackend:
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
         program = program_of(own["program"]) if own.get("program") else None
-        return Begun(job, own["job"], int(own["nodes"]), program=program)
+        return Begun(job, own["job"], int(own["nodes"]), program=program, files_on=own["files_on"])
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:
@@ -153,7 +166,24 @@ class SshBackend:
             names = ", ".join(answer["there"][-20:]) or "none"
             raise Exit(f"no run {answer['unknown']!r} on {self.host}; there are: {names}", code=2)
         found: list[dict[str, Any]] = answer["runs"]
-        return found
+        return [self._with_files(run) for run in found]
+
+    def _with_files(self, run: dict[str, Any]) -> dict[str, Any]:
+        """A run's data, with the metrics and checkpoints of a job that has them on another node than the head. If that
+        does not answer, they are left out, with a warning."""
+        job, name = str(run["id"]), str(run["state"].get("files_on", ""))
+        if not name:
+            return run
+        try:
+            argv, node = ("run-data", runs(self.cluster), job), self._node(job, name)
+            result = node_program.run(self._fleet, *argv, nodes=[node], timeout=_DATA_SECONDS)[name]
+            if not result.ok:
+                raise Exit(result.reason or f"{name}: {result.why}", code=1)
+        except Exit as error:
+            say(f"warning: {job}: its metrics are not known now: {error.message}", file=sys.stderr)
+            return run
+        there = (json.loads(result.stdout).get("runs") or [{}])[0]
+        return run | {key: there[key] for key in _WITH_FILES if key in there}
 
     def ready_records(self) -> dict[str, Any]:
         return {name: _record(result) for name, result in self._fleet.run(_READY, timeout=_DATA_SECONDS).items()}
@@ -182,44 +212,64 @@ class SshBackend:
         return found
 
     def files(self, job: str) -> Iterator[tuple[str, File | None]]:
-        return files.listed(self._head, self._folder_of(job))
+        return files.FilesOfNode(self._heads(job), runs(self.cluster)).files(job)
 
     def fetch(
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
-        return files.take(self._head, self._folder_of(job), names, into, limit, progress)
+        return files.FilesOfNode(self._heads(job), runs(self.cluster)).fetch(job, names, into, limit, progress)
 
     def on_other_nodes(self, job: JobRecord) -> Mapping[str, JobFiles]:
-        nodes = [node for node in self.cluster.nodes if node.name in job.nodes and node != self.cluster.head]
+        own = {self.host, job.files_on}
+        nodes = [node for node in self.cluster.nodes if node.name in job.nodes and node.name not in own]
         if self.cluster.shared_dir or not nodes:
             return {}
         there = deploy(self._fleet, nodes)
         heads = {node.name: Head(self._fleet, there[node.name].folder, node) for node in nodes}
-        return {name: files.FilesOfNode(head, runs(self.cluster)) for name, head in heads.items()}
+        return {name: files.FilesOfNode([head], runs(self.cluster)) for name, head in heads.items()}
 
     def export_weights(self, job: str) -> str:
         run = shlex.quote(self._folder_of(job))
         new, final = f"{run}/{WEIGHTS}.new", f"{run}/{WEIGHTS}"
-        program = f"PYTHONPATH={self._head.folder} {VENV}/python -m training.models.hugging_face {run} {new}"
+        head = self._heads(job)[0]
+        program = f"PYTHONPATH={head.folder} {VENV}/python -m training.models.hugging_face {run} {new}"
         command = f"rm -rf {new} && {program} && rm -rf {final} && mv {new} {final}"
-        result = self._head.run(command, _WEIGHTS_SECONDS)
+        result = head.run(command, _WEIGHTS_SECONDS)
         if not result.ok:
-            raise Exit(f"{self.host}: {result.why}", code=1)
+            raise Exit(f"{head.node.name}: {result.why}", code=1)
         return WEIGHTS
 
     def sample(self, job: str, options: SampleOptions) -> Iterator[bytes | Ended]:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in vars(options).items()]
         program = shlex.join([f"{VENV}/python", "-m", "training.sample", self._folder_of(job), *words])
-        threads = self.cluster.head.cores_per_slot
-        environment = f"PYTHONPATH={self._head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
+        head = self._heads(job)[0]
+        threads = head.node.cores_per_slot
+        environment = f"PYTHONPATH={head.folder} OMP_NUM_THREADS={threads} PYTHONIOENCODING=utf-8"
         command = f"set -a; . {RUNTIME}; {environment}; set +a; exec {program}"
-        for part in self._head.output(command, quiet=_QUIET_SECONDS):
+        for part in head.output(command, quiet=_QUIET_SECONDS):
             if not isinstance(part, Result):
                 yield part
             elif part.reason:
                 raise Exit(part.reason, code=1)
             else:
                 yield Ended(part.exited, part.stderr)
+
+    def _heads(self, job: str) -> list[Head]:
+        """The nodes that have files of a job: the one with its checkpoints and metrics first, and the head, which has
+        its log."""
+        if self.cluster.shared_dir or len(self.cluster.nodes) == 1:
+            return [self._head]
+        if job not in self._with_files_of:
+            name = self._head.ask("job", runs(self.cluster), job)["files_on"]
+            self._with_files_of[job] = [Head(self._fleet, "", self._node(job, name))] if name else []
+        return [*self._with_files_of[job], self._head]
+
+    def _node(self, job: str, name: str) -> Node:
+        """The node that has a job's files; Exit 1 if the cluster does not have it any more."""
+        found = next((node for node in self.cluster.nodes if node.name == name), None)
+        if found is None:
+            raise Exit(f"{job}: its files were on {name}, which {self.name} does not have now", code=1)
+        return found
 
     def _folder_of(self, job: str) -> str:
         return f"{runs(self.cluster)}/{job}"

@@ -24,20 +24,32 @@ _NO_CHANGES = 99  # exit code if these cannot be listed
 
 
 class FilesOfNode:
-    """The files of jobs on one node, whose run directories are in the folder `runs` there."""
+    """The files of jobs whose run directories are in the folder `runs` of a node, or of several: of two files with the
+    same name, the first node's."""
 
-    def __init__(self, head: Head, runs: str) -> None:
-        self._head, self._runs = head, runs
+    def __init__(self, nodes: Sequence[Head], runs: str) -> None:
+        self._nodes, self._runs = nodes, runs
 
     def files(self, job: str) -> Iterator[tuple[str, File | None]]:
         """See `listed`."""
-        return listed(self._head, f"{self._runs}/{job}")
+        seen: set[str] = set()
+        for node in self._nodes:
+            own = set()
+            for name, file in listed(node, f"{self._runs}/{job}"):
+                own.add(name)
+                if name not in seen:
+                    yield name, file
+            seen |= own
 
     def fetch(
         self, job: str, names: Sequence[str], into: Path, limit: int, progress: Callable[[int], None]
     ) -> dict[str, int]:
         """See `take`."""
-        return take(self._head, f"{self._runs}/{job}", names, into, limit, progress)
+        taken: dict[str, int] = {}
+        for node in self._nodes:
+            rest = [name for name in names if name not in taken]
+            taken |= take(node, f"{self._runs}/{job}", rest, into, limit - sum(taken.values()), progress)
+        return taken
 
 
 def listed(head: Head, folder: str) -> Iterator[tuple[str, File | None]]:

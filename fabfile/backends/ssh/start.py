@@ -15,8 +15,9 @@ from fabfile.backends.base import CannotStart, Submission, Submitted
 from fabfile.backends.ssh.head import Head, runs
 from fabfile.launchers import KEEPERS, HeadValues, Launch, LaunchError, plans
 from fabfile.launchers.program import WORK, completed, process_environment
+from fabfile.output import plural
 from fabfile.remote.deploy import Deployed, package
-from infra.inventory import SshCluster
+from infra.inventory import Node, SshCluster
 from node.job.spec import JobSpec
 
 _VARIABLES = """
@@ -25,6 +26,9 @@ _VARIABLES = """
 # $FOLDER, with the hostfile and the strict ssh that starts each node's part in a scope of its own.
 # added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
+"""
+_CHOSEN = """# this is for the first nodes; it runs on the first that are free. Without the head among them
+# the keeper on each node starts the ranks, and not mpirun.
 """
 
 
@@ -47,9 +51,27 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
     )
 
 
+def may_choose(cluster: SshCluster, submission: Submission) -> bool:
+    """Whether the head chooses the nodes, as the trainer is to have some of several that are alike. Not for a program,
+    whose working directory is on the head, nor an elastic job, nor with a launcher that was asked for: these run on the
+    first nodes."""
+    is_bound = submission.job is None or submission.elastic or submission.launcher or submission.on_first
+    alike = {(node.slots, node.cores_per_slot, node.gpus) for node in cluster.nodes}
+    return not is_bound and submission.nodes < len(cluster.nodes) and len(alike) == 1
+
+
+def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
+    """The nodes that may be the job's."""
+    return cluster.nodes if may_choose(cluster, submission) else cluster.nodes[: submission.nodes]
+
+
 def launcher_of(cluster: SshCluster, submission: Submission) -> str:
-    """What starts the ranks. Exit 2 for an unknown launcher, and for one that cannot start an elastic job."""
+    """What starts the ranks. Exit 2 for an unknown launcher, and for one that cannot start this job."""
     launcher = submission.launcher or cluster.launcher
+    if submission.begun and submission.begun.files_on and (submission.elastic or submission.launcher):
+        option = f"--launcher {submission.launcher}" if submission.launcher else "--elastic"
+        there = f"{submission.begun.id} has its files on {submission.begun.files_on}"
+        raise Exit(f"{option}: for jobs that begin on the head; {there}: leave it out", code=2)
     if submission.elastic and submission.launcher:
         raise Exit(f"--launcher {submission.launcher}: an elastic job has a launcher of its own: leave it out", code=2)
     if launcher not in launchers.NAMES:
@@ -65,7 +87,8 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    return f"{launchers.shown(plan)}\n{_VARIABLES}{job_file(launch, submission)}"
+    free = _CHOSEN if may_choose(cluster, submission) else ""
+    return f"{launchers.shown(plan)}\n{_VARIABLES}{free}{job_file(launch, submission)}"
 
 
 def job_file(launch: Launch, submission: Submission) -> str:
@@ -86,20 +109,20 @@ def job_file(launch: Launch, submission: Submission) -> str:
     return "\n" + "\n".join(lines)
 
 
-def refuse(answers: Mapping[str, Deployed], *, queue: bool, prepare: str) -> None:
-    """Exit 2 if the data on the nodes do not fit the job, CannotStart if another job has one of the nodes. `prepare` is
-    the command that makes the data. With `queue` busy nodes are no error: the job waits for them."""
+def refuse(answers: Mapping[str, Deployed], *, free: int, prepare: str) -> None:
+    """Exit 2 if the data on the nodes do not fit the job, CannotStart if fewer than `free` nodes are without a job; 0
+    for a job that waits for them. `prepare` is the command that makes the data."""
     for name, answer in answers.items():
         if answer.problem:
             mend = f"; run: {prepare}" if answer.problem.endswith("no such folder") else ""
             raise Exit(f"{name}: {answer.problem.removeprefix('error: ')}{mend}", code=2)
     busy = {name: answer.busy for name, answer in answers.items() if answer.busy}
-    if busy and not queue:
+    if len(answers) - len(busy) < free:
         raise CannotStart(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
 
 
-def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec:
-    """What the head is asked to create; the job's id must not be in `taken`."""
+def spec_of(head: Head, submission: Submission, taken: Sequence[str], nodes: Sequence[Node] = ()) -> JobSpec:
+    """What the head is asked to create; the job's id must not be in `taken`. `nodes`: among which the head chooses."""
     begun, cluster = submission.begun, head.cluster
     launch = launch_of(cluster, submission)
     return JobSpec(
@@ -110,7 +133,8 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str]) -> JobSpec
         code=head.folder,
         launcher=KEEPERS if submission.elastic else submission.launcher or cluster.launcher,
         elastic=submission.elastic,
-        cluster=replace(cluster, nodes=launch.nodes),
+        cluster=replace(cluster, nodes=tuple(nodes) or launch.nodes),
+        count=submission.nodes if nodes else 0,
         timeout=submission.timeout,
         threads=submission.threads,
         time_limit=submission.time_limit,
@@ -142,8 +166,10 @@ def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict
     return answer
 
 
-def create(head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
-    """Create the job's number, directory and service on the head; its id must not be in `taken`. Raises CannotStart."""
-    spec = spec_of(head, submission, taken)
+def create(head: Head, submission: Submission, taken: Sequence[str], nodes: Sequence[Node]) -> Submitted:
+    """Create the job's number, directory and service on the head; its id must not be in `taken`. `nodes`: among which
+    the head chooses; none: the first ones. Raises CannotStart."""
+    spec = spec_of(head, submission, taken, nodes)
     answer = ask_to_create(head, spec, secrets(submission))
-    return Submitted(answer["id"], answer["log"], ", ".join(spec.node_names))
+    where = ", ".join(answer["nodes"]) or f"the first {plural(submission.nodes, 'node')} to be free"
+    return Submitted(answer["id"], answer["log"], where)

@@ -1,4 +1,5 @@
-"""The ranks of a job on Kubernetes, and of an elastic job over SSH: their command and environment.
+"""The ranks of a job on Kubernetes, and over SSH of an elastic one, and of one without the head: their command and
+environment.
 
 No launcher's program starts them: the keeper in each pod, or on each node (node/job/keeper.py), starts a rank per slot
 with this command and environment, and adds RANK and LOCAL_RANK. Which machines pods have is Kubernetes' choice, known

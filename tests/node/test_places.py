@@ -1,0 +1,97 @@
+"""Which nodes a job over SSH gets, and what its record says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fabfile.launchers import KEEPERS
+from infra.inventory import Node, SshCluster
+from node.job import files, job_table, places
+from node.job.log import Log
+from node.job.machines import OwnMachines
+from node.job.spec import JobSpec
+
+NAMES = ("node1", "node2", "node3")
+CLUSTER = SshCluster(name="yard", nodes=tuple(Node(name=name, private_ip=f"10.0.0.{name[-1]}") for name in NAMES))
+
+
+def wanting(count: int, **changes: Any) -> JobSpec:
+    spec = JobSpec(name="a", job="", launcher="mpirun", cluster=CLUSTER, timeout=60.0, runs="runs", code="/code")
+    return replace(spec, count=count, **changes)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """A function that records a job whose supervisor runs."""
+    monkeypatch.setattr(job_table, "is_active", lambda _job: True)
+
+    def write(job: str, **changes: Any) -> Path:
+        (tmp_path / job).mkdir(exist_ok=True)
+        state = {"id": job, "state": "RUNNING", "reason": "", "nodes": [], "created": 0.0, "queued": False}
+        files.write(tmp_path / job / "state.json", {**state, **changes})
+        return tmp_path / job
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("count", "taken", "home", "chosen"),
+    [
+        (1, (), "", ["node1"]),
+        (1, ("node1",), "", ["node2"]),
+        (2, ("node2",), "", ["node1", "node3"]),
+        (2, ("node1", "node2"), "", []),
+        (1, (), "node2", ["node2"]),
+        (2, (), "node3", ["node3", "node1"]),
+        (1, ("node2",), "node2", []),
+        (0, (), "", list(NAMES)),
+        (0, ("node3",), "", []),
+    ],
+)
+def test_the_first_free_nodes_and_before_them_the_one_with_the_files(
+    count: int, taken: tuple[str, ...], home: str, chosen: list[str]
+) -> None:
+    assert places.choose(wanting(count), taken, home) == chosen
+
+
+def test_what_others_have_and_wait_for_is_taken(tmp_path: Path, record: Callable[..., Path]) -> None:
+    record("a-1", nodes=["node2"])
+    record("a-2", state="SUCCEEDED", nodes=["node1"])
+    assert places.taken(tmp_path, wanting(1)) == {"node2": "a-1"}
+    record("a-3", state="PENDING", queued=True, among=list(NAMES))
+    assert places.taken(tmp_path, wanting(1)) == {"node2": "a-1", "node1": "a-3", "node3": "a-3"}
+    assert places.taken(tmp_path, wanting(1), "a-3") == {"node2": "a-1"}
+
+
+def test_a_job_without_the_head_has_its_files_and_its_ranks_elsewhere() -> None:
+    spec = wanting(2)
+    assert places.given(spec, ["node2", "node3"])["files_on"] == "node2"
+    assert places.given(spec, ["node1", "node3"])["files_on"] == ""
+    shared = replace(spec, cluster=replace(CLUSTER, shared_dir="/fsx"))
+    assert places.given(shared, ["node2", "node3"])["files_on"] == ""
+    assert places.launcher(spec, CLUSTER.nodes[1:]) == KEEPERS and places.launcher(spec, CLUSTER.nodes) == "mpirun"
+    assert places.launcher(replace(spec, launcher="slurm"), CLUSTER.nodes[1:]) == "slurm"
+
+
+def test_a_job_waits_until_one_of_the_others_is_over(
+    tmp_path: Path, record: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(NAMES, 1):
+        record(f"a-{number}", nodes=[name])
+    run_dir = record("a-4", state="PENDING", queued=True, among=list(NAMES))
+    said: list[str] = []
+    monkeypatch.setattr("node.job.machines.time.sleep", lambda _seconds: record("a-3", state="FAILED", nodes=["node3"]))
+    monkeypatch.setattr(Log, "say", lambda _log, line: said.append(line))
+    machines = OwnMachines(wanting(1, queue=True, id="a-4"), run_dir)
+    machines.wait(lambda: "", Log(run_dir / "log", "node1"))
+    assert said == ["waiting for a-1 or a-2 or a-3"]
+    assert [node.name for node in machines.nodes] == ["node3"]
+    state = files.read(run_dir / "state.json")
+    assert (state["nodes"], state["files_on"], state["queued"]) == (["node3"], "node3", False)
+    assert places.taken(tmp_path, wanting(1)) == {"node1": "a-1", "node2": "a-2", "node3": "a-4"}
+    assert [node.name for node in machines.resized({"node1"}, lambda: "", Log(run_dir / "log", "node1"))] == ["node3"]
