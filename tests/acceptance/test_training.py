@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -92,18 +93,36 @@ def test_what_is_set_for_a_tracker_reaches_rank_0_and_nothing_else(
     assert not (tmp_path / "fetched" / "secrets.json").exists() and (tmp_path / "fetched" / "job.toml").exists()
 
 
-def test_a_sweep_runs_its_jobs_one_after_the_other_and_compares_them(cluster: Project) -> None:
-    words = ("train.lr=1e-3,1e-2", "--each", "--nodes", "1", "train.eval_every=6", "train.eval_windows=12")
+def test_a_sweep_runs_its_jobs_side_by_side_and_compares_them(cluster: Project, tmp_path: Path) -> None:
+    words = (
+        "train.lr=1e-3,1e-2",
+        "train.seed=1,2",
+        "--each",
+        "--nodes",
+        "1",
+        "train.eval_every=6",
+        "train.eval_windows=12",
+    )
     printed = cluster.fab("train", "job.toml", *words).stdout
-    assert printed.startswith(f"2 jobs, each on 1 node of {cluster.stack}\n")
-    jobs = re.findall(r"^(job-\d+): train\.lr=(1e-[23])$", printed, re.MULTILINE)
-    assert [value for _, value in jobs] == ["1e-3", "1e-2"]
-    for job, value in jobs:
-        assert re.search(rf"^\[{job} node1 rank=0\] step 12/12 ", printed, re.MULTILINE), printed
-        row = rf"^{job} +{value} +SUCCEEDED +\d+\.\d{{4}} +\d+\.\d{{4}}( \*)? +\$0\.00$"
+    assert printed.startswith(f"4 jobs, each on 1 node of {cluster.stack}\n")
+    jobs = re.findall(r"^(job-\d+): train\.lr=(1e-[23]) train\.seed=([12])$", printed, re.MULTILINE)
+    assert [values for _, *values in jobs] == [[lr, seed] for lr in ("1e-3", "1e-2") for seed in "12"]
+    states = [json.loads((folder(cluster, job, "node1") / "state.json").read_text()) for job, *_ in jobs]
+    for (job, lr, seed), state in zip(jobs, states, strict=True):
+        (node,) = state["nodes"]
+        assert re.search(rf"^\[{job} {node} rank=0\] step 12/12 ", printed, re.MULTILINE), printed
+        row = rf"^{job} +{lr} +{seed} +SUCCEEDED +\d+\.\d{{4}} +\d+\.\d{{4}}( \*)? +\$0\.00$"
         assert re.search(row, printed, re.MULTILINE), printed
-    first, second = (json.loads((folder(cluster, job, "node1") / "state.json").read_text()) for job, _ in jobs)
-    assert first["ended"] <= second["started"] + 1, "they have the same node"
+    at_once = [
+        (one, other)
+        for one, other in itertools.combinations(states, 2)
+        if one["started"] < other["ended"] and other["started"] < one["ended"]
+    ]
+    assert at_once and all(one["nodes"] != other["nodes"] for one, other in at_once), states
+    elsewhere = next(state for state in states if state["nodes"] != ["node1"])
+    cluster.fab("fetch", elsewhere["id"], "--to", str(tmp_path / "fetched"))
+    there = {path.name for path in (tmp_path / "fetched").iterdir()}
+    assert {"best", "metrics.jsonl", "log", "state.json"} <= there, "of its own node, and of the head"
     assert printed.rstrip().splitlines()[-1].startswith("next: fab report job-")
 
 
