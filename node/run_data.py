@@ -19,13 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from node.job import job_table, managed
-from node.job.files import PROGRAM, Record, parsed, read, text
+from node.job.files import PROGRAM, TIME, Record, parsed, read, text
 from node.job.log import parts
 
 LIMIT = 1500
 NOTES = 40
 USAGE_LIMIT = 300
 SAMPLES = 3
+LAST = 30
+"""Last lines of a program's log that a report shows."""
 _STEP = re.compile(r"step-(\d{6,})")
 # The ranks' log lines that a report shows, besides all of the launcher's own; the steps are in the metrics.
 _SHOWN = re.compile(r"(warning|error|precision|going on from|rounds|stopped|done)\b|.*\bM parameters\b")
@@ -68,6 +70,7 @@ def collect(run: Path) -> Record:
         "checkpoints": checkpoints(run),
         "usage": usage(run / "usage.jsonl"),
         "samples": samples(run / "samples.jsonl"),
+        "said": said(run),
     }
 
 
@@ -212,6 +215,18 @@ def log(path: Path) -> Record:
         "notes": kept,
         "left_out": len(notes) - len(kept),
     }
+
+
+def said(run: Path) -> Record:
+    """Of a user's program, which has no metrics: the last lines of its ranks, and the last step that its heartbeats
+    here tell of, if they tell of any. Empty for the trainer."""
+    if not (run / PROGRAM).exists() and not read(run / "spec.json").get("program"):
+        return {}
+    last = deque((raw for part in parts(run / "log") for raw in raw_lines(part.path)), LAST)
+    rows = [raw.rstrip("\n").split(" ", 3) for raw in last if TIME.match(raw)]
+    lines = [[float(row[0]), row[1], row[2], row[3][:400]] for row in rows if len(row) == 4]
+    beats = [number(read(path).get("step")) for path in (run / "heartbeat").glob("rank-*.json")]
+    return {"lines": lines, "step": max((step for step in beats if step), default=None)}
 
 
 def usage(path: Path) -> Record:

@@ -58,6 +58,22 @@ def _nodes(run: JobRun) -> str:
 
 def tiles(run: JobRun) -> list[tuple[str, str, str]]:
     """(name, figure, detail) of the main figures."""
+    restarts = f"{run.restarts} restart{'s' * (run.restarts > 1)}" if run.restarts else ""
+    hourly = f"{numbers.money(run.hourly_usd)} an hour" if run.hourly_usd is not None else ""
+    duration, cost = ("duration", numbers.span(run.duration), restarts), ("cost", numbers.money(run.cost), hourly)
+    if run.program:
+        shown = [
+            ("attempts", numbers.plain(len(run.attempts)), ""),
+            ("nodes", numbers.plain(len(run.all_nodes)), ""),
+            ("exit code", numbers.plain(run.exit_code), ""),
+        ]
+        steps = [("step", numbers.plain(run.beats), "by its heartbeats")] if run.beats is not None else []
+        return [duration, *shown, *steps, cost]
+    return [duration, *_of_training(run), cost]
+
+
+def _of_training(run: JobRun) -> list[tuple[str, str, str]]:
+    """The figures that only the trainer's jobs have."""
     share, best = run.peak_share, ""
     if run.best is not None:
         bits = run.best.bits_per_byte
@@ -65,17 +81,29 @@ def tiles(run: JobRun) -> list[tuple[str, str, str]]:
         if run.best.perplexity is not None:
             quality = f"perplexity {numbers.fixed(run.best.perplexity)}, "
         best = f"{quality}step {numbers.plain(run.best.step)}"
-    restarts = f"{run.restarts} restart{'s' * (run.restarts > 1)}" if run.restarts else ""
-    hourly = f"{numbers.money(run.hourly_usd)} an hour" if run.hourly_usd is not None else ""
     return [
-        ("duration", numbers.span(run.duration), restarts),
         ("steps", numbers.plain(run.last.step), f"of {numbers.plain(run.steps)}" if run.steps else ""),
         ("tokens", numbers.count(run.tokens if run.points else None), ""),
         ("tokens a second", numbers.count(run.speed), f"{numbers.percent(share)} of peak" if share else ""),
         ("last loss", numbers.fixed(run.last.loss), ""),
         ("best validation", numbers.fixed(run.best.loss if run.best else None), best),
-        ("cost", numbers.money(run.cost), hourly),
     ]
+
+
+def attempts(run: JobRun) -> list[tuple[str, str, str]]:
+    """(time since the start, nodes, how it ended) of each attempt at a program."""
+    start = run.attempts[0].time if run.attempts else 0.0
+    last = len(run.attempts) - 1
+    return [
+        (_clock(one.time - start), ", ".join(one.nodes), one.end or (run.state.lower() if index == last else "ended"))
+        for index, one in enumerate(run.attempts)
+    ]
+
+
+def last_lines(run: JobRun) -> list[tuple[str, str, str]]:
+    """(time since the start, who, text) of the last lines of a program's log."""
+    start = run.started if run.started is not None else 0.0
+    return [(_clock(when - start), who, text) for when, who, text in run.lines]
 
 
 def job_file_link(run: JobRun) -> str:

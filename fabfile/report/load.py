@@ -54,7 +54,8 @@ def run_of(
     metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
     points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
     attempts = _attempts(log, points)
-    asked = dict_of(spec, "cluster").get("nodes")
+    there = dict_of(spec, "cluster").get("nodes")
+    asked = None if spec.get("count") else there  # with a count they are all among which the job's were chosen
     nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
     ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
     name = str(state.get("state") or "UNKNOWN")
@@ -67,7 +68,7 @@ def run_of(
         reason=str(state.get("reason") or ""),
         nodes=nodes,
         all_nodes=tuple(ever),
-        slots={**_seen_slots(disk), **(slots or {}), **_slots(asked)},
+        slots={**_seen_slots(disk), **(slots or {}), **_slots(there)},
         started=first_number(state.get("started"), log.get("first"), points[0].time if points else None),
         ended=first_number(state.get("ended"), last) if name in (*OVER, "UNKNOWN") else None,
         # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
@@ -80,6 +81,10 @@ def run_of(
         validations=_validations(metrics.get("validations")),
         best=next(iter(_validations([metrics.get("best")])), None),
         totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
+        program=shlex.join(map(str, list_of(_program(spec, answer), "argv"))),
+        exit_code=None if (code := number(state.get("exit_code"))) is None else int(code),
+        beats=number(dict_of(answer, "said").get("step")),
+        lines=tuple(_note(row) for row in _rows(dict_of(answer, "said").get("lines"))),
         clusters=dict_of(answer, "clusters"),
         width=int(number(metrics.get("width")) or 1),
         skipped=int(number(metrics.get("skipped")) or 0),
@@ -136,12 +141,17 @@ def _attempts(log: Mapping[str, Any], points: Sequence[Point]) -> tuple[JobStart
     """From lines such as `attempt 2: 2 ranks on node1, node3`. A restart continued from the last earlier step in the
     metrics: steps done again have replaced their old lines."""
     found: list[JobStart] = []
-    for row in _rows(log.get("attempts")):
+    rows = _rows(log.get("attempts"))
+    errors = [(number(row[0]) or 0.0, row[3]) for row in _rows(log.get("notes")) if row[3].startswith("error: ")]
+    starts = [number(row[0]) or 0.0 for row in rows]
+    for row in rows:
         when, text = number(row[0]) or 0.0, row[3]
+        until = min((start for start in starts if start > when), default=float("inf"))
+        why = next((said.removeprefix("error: ") for at, said in errors if when <= at < until), "")
         before = [point.step for point in points if point.time is not None and point.time < when]
         after = any(point.time is not None and point.time >= when for point in points)
         nodes = tuple(name for name in re.split(r",\s*", text.rpartition(" on ")[2]) if name)
-        found.append(JobStart(when, nodes, before[-1] if found and before and after else None))
+        found.append(JobStart(when, nodes, before[-1] if found and before and after else None, why))
     return tuple(found)
 
 
@@ -199,11 +209,16 @@ def _command(spec: Mapping[str, Any], answer: Mapping[str, Any], nodes: Sequence
     """The command that runs the job again on as many nodes, with the job file that the page offers for download."""
     launcher = spec.get("launcher")
     other = ["--launcher", launcher] if isinstance(launcher, str) and launcher not in ("", "mpirun") else []
-    if program := dict_of(spec, "program") or dict_of(answer, "program"):
+    if program := _program(spec, answer):
         counted = ["--nodes", str(len(nodes))] if nodes else []
         return shlex.join(["fab", "launch", *counted, "--", *map(str, list_of(program, "argv"))])
     words = ["fab", "train", f"{answer.get('id')}.toml", *(["--nodes", str(len(nodes))] if nodes else []), *other]
     return shlex.join(words)
+
+
+def _program(spec: Mapping[str, Any], answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record of the user's program; empty: it is the trainer's job."""
+    return dict_of(spec, "program") or dict_of(answer, "program")
 
 
 def dict_of(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:

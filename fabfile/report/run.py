@@ -49,6 +49,8 @@ class JobStart:
     nodes: tuple[str, ...]
     after_step: float | None = None
     """The step of the checkpoint that it continued from; None for the first start and for one that did no step."""
+    end: str = ""
+    """Why it failed: the supervisor's error; empty: it did not, or has not ended."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,13 @@ class JobRun:
     best: Validation | None = None
     totals: Mapping[str, float]
     """Seconds by part, see PARTS."""
+    program: str = ""
+    """The command of the user's program that it ran; empty: the trainer."""
+    exit_code: int | None = None
+    beats: float | None = None
+    """The last step of which a program's heartbeats on the head tell."""
+    lines: tuple[tuple[float, str, str], ...] = ()
+    """(time, who, text) of the last lines of a program's log."""
     clusters: Mapping[str, Any] = field(default_factory=dict)
     """Of a job that several clusters train together: who they are, rounds, bytes and seconds (node/run_data.py)."""
     width: int = 1
