@@ -23,7 +23,7 @@ sys.path.insert(0, str(gpt2.ROOT))
 
 DEMO = gpt2.ROOT / "training" / "jobs" / "demo.toml"
 ADAMW = ["train.lr=3e-3", "train.min_lr=1e-4", "train.warmup=20"]
-"""The rates that the demo had while it used AdamW."""
+"""The demo's own rates, for the plain loop too."""
 Curve = list[tuple[int, float, float]]
 """(step, seconds of training so far, validation loss)"""
 
