@@ -203,10 +203,15 @@ def where(node: Node) -> str:
     return f"{node.name} ({node.address}:{node.ssh_port})"
 
 
+def reason(error: Exception) -> str:
+    """Why a connection broke; the errors of a time-out and of an end have no text of their own."""
+    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else "the far end closed it")
+
+
 @contextlib.contextmanager
 def lost_is_ssh_error(node: Node) -> Iterator[None]:
     """Turn the errors of paramiko and sockets into SshError, which names the node."""
     try:
         yield
     except (paramiko.SSHException, EOFError, OSError) as error:
-        raise SshError(f"{where(node)}: the connection was lost: {error}") from None
+        raise SshError(f"{where(node)}: the connection was lost: {reason(error)}") from None

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import sshd
 
+from fabfile.backends.base import Unreachable
+from fabfile.backends.ssh.head import lost_connections
 from fabfile.remote.connection import connect
 from fabfile.remote.known_hosts import (
     HostKeyMismatch,
@@ -169,3 +171,17 @@ def test_the_jump_host_is_read_as_openssh_reads_it(
     assert (jump.address, jump.ssh_port) == (address, port)
     assert f"User={user}" in options(cluster, jump)
     assert "User=trainyard" in options(cluster, cluster.head)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (TimeoutError(), "no answer in time"),
+        (EOFError(), "the far end closed it"),
+        (OSError("no route to host"), "no route to host"),
+    ],
+)
+def test_a_lost_connection_says_why(error: Exception, line: str) -> None:
+    """Most of these errors have no text of their own."""
+    with pytest.raises(Unreachable, match=f"^{line}$"), lost_connections():
+        raise error

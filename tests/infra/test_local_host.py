@@ -170,6 +170,7 @@ def test_more_cpus_than_there_are_name_the_key(check: Check, wanted: Settings) -
 def test_a_network_that_the_machine_has_a_route_to_is_refused(dst: str, check: Check) -> None:
     line = check(routes=({"dst": "default", "dev": "eth0"}, {"dst": dst, "dev": "docker0"}))
     assert line.startswith("cidr = '10.77.0.0/24': must be a network that") and f"{dst} on docker0" in line
+    assert line.endswith("; for another one: fab config set cidr NETWORK --stack local")
     assert "a route without device" in check(routes=({"dst": dst, "type": "blackhole"},))
 
 

@@ -13,6 +13,7 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import JobRecord, LogLine, LogPart, LogRequest, Unreachable
 from fabfile.remote.command import Result, follow, guarded, last_words, stream
+from fabfile.remote.connection import reason
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, apart, in_parallel
 from fabfile.remote.known_hosts import SshError
@@ -80,7 +81,7 @@ def lost_connections() -> Iterator[None]:
     try:
         yield
     except (SshError, paramiko.SSHException, EOFError, OSError) as error:
-        raise Unreachable(str(error)) from None
+        raise Unreachable(reason(error)) from None
 
 
 def runs(cluster: SshCluster) -> str:

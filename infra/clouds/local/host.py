@@ -93,7 +93,8 @@ def _check_routes(settings: Settings) -> None:
             continue
         if ipaddress.IPv4Network(route["dst"], strict=False).overlaps(settings.cidr):
             where = f"{route['dst']} on {route.get('dev', 'a route without device')}"
-            allowed = f"a network that this machine has no route to; it has {where}"
+            another = f"fab config set cidr NETWORK --stack {settings.stack}"
+            allowed = f"a network that this machine has no route to; it has {where}; for another one: {another}"
             raise SettingsError("cidr", str(settings.cidr), allowed)
 
 
