@@ -121,6 +121,8 @@ def write(path: Path, record: Record) -> None:
             return
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or time.monotonic() > deadline:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+            if time.monotonic() > deadline:
+                raise OSError(error.errno, error.strerror, str(path)) from None  # write's error has no name
             time.sleep(0.2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +25,9 @@ from node.slurm.queue import Fate, QueuedJob, SlurmError
 
 _TO_SUBMIT = 30.0
 """Seconds after a job's record is made by which Slurm has it."""
+
+_ROOM = 64 << 10
+"""Bytes with fewer of which free a disk counts as full: nobody can write a record there, or only just."""
 
 
 def is_ours(record: Record) -> bool:
@@ -71,7 +75,8 @@ def _release(number: str) -> None:
 
 
 def settle(run_dir: Path) -> Record:
-    """Record the end of a job that Slurm does not run any more; returns its record. SlurmError."""
+    """Record the end of a job that Slurm does not run any more; returns its record, also if there is no room to write
+    it. SlurmError."""
     with locked(run_dir):
         record = files.read(run_dir / "state.json")
         if record["state"] in files.OVER:
@@ -80,11 +85,18 @@ def settle(run_dir: Path) -> Record:
         if fate is not None and not fate.is_over:
             return record  # it was submitted after the queue was read
         state, reason = why(fate) if record["slurm"] else ("FAILED", "it was never submitted to Slurm")
+        full = shutil.disk_usage(run_dir).free < _ROOM
+        if full:  # which may well be why, and why nobody has recorded it
+            reason += f"; the disk with {run_dir} is full"
         log = Log(run_dir / "log", fate.host if fate and fate.host else os.uname().nodename)
         log.say(f"error: {reason}")
         log.say(f"{record['id']} {state}: {reason}")
         ended = {**record, "state": state, "reason": reason, "exit_code": 1, "ended": time.time()}
-        files.write(run_dir / "state.json", ended)
+        try:
+            files.write(run_dir / "state.json", ended)
+        except OSError:
+            if not full:
+                raise
     return ended
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -124,6 +125,37 @@ def test_an_end_that_nobody_recorded_is_recorded_once_with_its_reason(tmp_path: 
     assert job_table.state_of(run_dir)["reason"] == reason
     lines = [line[3] for line in log.read(run_dir / "log", 0, log.Wanted("", 0.0))[0]]
     assert lines == [f"error: {reason}", f"a-1 FAILED: {reason}"]
+
+
+def test_an_end_is_told_although_there_is_no_room_to_record_it(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = record(tmp_path / "runs")
+    slurm.job("JobName=a-1 JobState=FAILED Reason=None Restarts=0 ExitCode=120:0 BatchHost=node2 Comment=trainyard:a-1")
+    with monkeypatch.context() as full:
+        full.setattr(records.shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
+        full.setattr(files, "_FULL_DISK_SECONDS", 0.0)
+        full.setattr(os, "fsync", _no_room)
+        told = job_table.state_of(run_dir)
+    assert told["state"] == "FAILED" and told["reason"].endswith(f"; the disk with {run_dir} is full"), told["reason"]
+    assert files.read(run_dir / "state.json")["state"] == "RUNNING" and not list(run_dir.glob("state.json.*"))
+    there = job_table.state_of(run_dir)
+    assert there["state"] == "FAILED" and "is full" not in there["reason"]
+    assert files.read(run_dir / "state.json") == there
+
+
+def test_a_record_that_cannot_be_written_for_another_reason_is_an_error(
+    tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = record(tmp_path / "runs")
+    monkeypatch.setattr(files, "_FULL_DISK_SECONDS", 0.0)
+    monkeypatch.setattr(os, "fsync", _no_room)
+    with pytest.raises(OSError, match=rf"No space left on device: '{re.escape(str(run_dir / 'state.json'))}'"):
+        job_table.state_of(run_dir)
+
+
+def _no_room(_file: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of write, without a name
 
 
 def test_a_job_submitted_after_the_queue_was_read_has_not_ended(tmp_path: Path, slurm: Slurm) -> None:
