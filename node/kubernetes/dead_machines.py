@@ -61,14 +61,17 @@ class DeadMachines:
         been put on a machine that was dead already."""
         self._hosts |= {pod.machine: pod.host_ip for pod in pods}
 
-    def look(self, missing: Collection[int], patience: float = DEAD) -> None:
+    def look(self, missing: Collection[int], patience: float = DEAD) -> list[PodState]:
         """Delete those of the job's pods with these numbers whose machine has not answered for `patience` seconds. To
-        be called every second or two while they are missing."""
+        be called every second or two while they are missing. Returns the job's pods; none if the API was not asked, or
+        does not answer."""
         if not missing:
             self._silent.clear()
-            return
+            return []
+        there: list[PodState] = []
         try:
-            pods = [pod for pod in self._api.pods(self._job) if pod.machine]
+            there = self._api.pods(self._job)
+            pods = [pod for pod in there if pod.machine]
             self._hosts |= {pod.machine: pod.host_ip for pod in pods if pod.host_ip}
             suspects = [pod for pod in pods if pod.index in missing and pod.machine in self._hosts]
             self._ask(suspects, {pod.machine for pod in pods})
@@ -78,6 +81,7 @@ class DeadMachines:
                     self._delete(pod)
         except ApiError as error:
             self._complain(str(error))
+        return there
 
     def _ask(self, suspects: Collection[PodState], known: Collection[str]) -> None:
         """Note which machines of the suspected pods do not answer. If none of the others of the job does either, it may

@@ -71,7 +71,8 @@ def _looking_for_the_dead(run_dir: Path, own: Pod) -> Lost:
     """What an agent does while it cannot reach the supervisor: see whether that one's machine is dead, and if so free
     its place, so that the operator makes the first pod again; and see whether that one finds a machine."""
     log = Log(run_dir / "log", own.machine)
-    dead, unplaced = DeadMachines(Api(), run_dir.name, own, log.say), Unplaced(Api(), run_dir.name)
+    api = Api()
+    dead, unplaced = DeadMachines(api, run_dir.name, own, log.say), Unplaced(api, run_dir.name)
     looked = 0.0
 
     def look(address: Address) -> None:
@@ -80,8 +81,8 @@ def _looking_for_the_dead(run_dir: Path, own: Pod) -> Lost:
             return
         looked = time.monotonic()
         dead.know([address.pod])
-        dead.look([0], DEAD + _TURN * (own.index - 1))
-        if unplaced.need(own):
+        there = dead.look([0], DEAD + _TURN * (own.index - 1))
+        if unplaced.need(own, there):
             log.say(f"the pod on {own.machine} ends, as the job's first one finds no other machine")
             os._exit(128 + signal.SIGTERM)
 

@@ -7,7 +7,7 @@ The first pod, which has waited longer, gets its machine, and the job goes on wi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from node.kubernetes.api import Api, ApiError, PodState
 from node.kubernetes.identity import Pod
@@ -23,21 +23,25 @@ class Unplaced:
 
     def __init__(self, api: Api, job: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._api, self._job, self._clock = api, job, clock
-        self._pods: list[PodState] = []
+        self._pods: Sequence[PodState] = ()
         self._since: dict[str, float] = {}  # uid of a pod without a machine -> since when
         self._looked = -_POLL
 
     def have_no_machine(self, numbers: Collection[int]) -> bool:
         """Whether all pods with these numbers are there and find no machine. To be called again and again."""
         self._look()
+        return self._are_late(numbers)
+
+    def _are_late(self, numbers: Collection[int]) -> bool:
         now = self._clock()
         late = {pod.index for pod in self._pods if now - self._since.get(pod.uid, now) > PATIENCE}
         return bool(numbers) and late >= set(numbers)
 
-    def need(self, own: Pod) -> bool:
+    def need(self, own: Pod, there: Sequence[PodState]) -> bool:
         """Whether this pod has to end for the first one: one does, that with the highest number. To be called again and
-        again while there is no supervisor."""
-        if not self.have_no_machine([0]):
+        again while there is no supervisor, with the job's pods."""
+        self._take(there)
+        if not self._are_late([0]):
             return False
         return own.index == max((pod.index for pod in self._pods if pod.machine and not pod.overdue), default=-1)
 
@@ -47,7 +51,10 @@ class Unplaced:
             return
         self._looked = now
         try:
-            self._pods = self._api.pods(self._job)
+            self._take(self._api.pods(self._job))
         except ApiError:  # who looks for dead machines says so
-            self._pods = []
+            self._take(())
+
+    def _take(self, there: Sequence[PodState]) -> None:
+        now, self._pods = self._clock(), there
         self._since = {pod.uid: self._since.get(pod.uid, now) for pod in self._pods if not pod.machine}

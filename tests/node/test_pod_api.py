@@ -113,9 +113,10 @@ class Watched:
         """Only these, whatever has become of them since."""
         self.api.pods = lambda _job: pods  # type: ignore[method-assign]
 
-    def look(self, *missing: int, seconds: float = 0.0) -> None:
+    def look(self, *missing: int, seconds: float = 0.0) -> list[str]:
+        """The names of the pods that it has seen."""
         time.sleep(seconds)
-        self._machines.look(missing, 0.2)
+        return [pod.name for pod in self._machines.look(missing, 0.2)]
 
 
 def test_only_missing_pods_of_machines_that_stay_silent_are_deleted(server: PodApi, api: Api) -> None:
@@ -127,7 +128,7 @@ def test_only_missing_pods_of_machines_that_stay_silent_are_deleted(server: PodA
     ):
         server.pod(f"demo-1-{name}", machine, address)
     watched = Watched(api)
-    watched.look(1, 2)
+    assert len(watched.look(1, 2)) == 4 and watched.look() == []
     watched.dead = {"10.0.0.5", "10.0.0.2"}
     watched.look(1, 2)
     assert server.deleted == [], "it may come back"
@@ -212,8 +213,7 @@ def test_a_pod_that_reaches_no_machine_at_all_takes_none_for_dead(server: PodApi
 def test_without_the_right_to_delete_it_is_said_once(server: PodApi, api: Api) -> None:
     (server.account / "namespace").write_text("other")
     watched = Watched(api)
-    watched.look(1)
-    watched.look(1)
+    assert watched.look(1) == watched.look(1) == []
     assert len(watched.said) == 1
     assert watched.said[0].startswith("warning: pods of dead machines are not looked for: the API refuses (403)")
 
