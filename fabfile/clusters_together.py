@@ -18,7 +18,8 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile import backends
-from fabfile.backends.base import NO_MIRROR, Backend, CannotStart, JobRecord, JobState, Submission
+from fabfile.backends.base import NO_MIRROR, Backend, CannotStart, JobRecord, JobState
+from fabfile.backends.submission import Submission
 from fabfile.following import Followed, ctrl_c_says_what_runs_of, follow
 from fabfile.job_file import resolve
 from fabfile.output import interrupted_later, next_command, plural, say

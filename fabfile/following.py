@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Backend, JobRecord, LogRequest, Submitted
+from fabfile.backends.base import Backend, JobRecord, LogRequest
+from fabfile.backends.submission import Submitted
 from fabfile.log_display import show
 from fabfile.output import OutputClosed
 from fabfile.starting import INTERRUPTED

@@ -14,7 +14,8 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import NO_MIRROR, Backend, Begun, JobState, find_job
+from fabfile.backends.base import NO_MIRROR, Backend, JobState, find_job
+from fabfile.backends.submission import Begun
 from fabfile.job_file import Resolved, resolve
 from fabfile.output import say
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Backend, CannotStart, JobNode, Submission, Submitted
+from fabfile.backends.base import Backend, CannotStart, JobNode
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.output import interrupted_later, say
 
 INTERRUPTED = 130

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from invoke.exceptions import Exit
 
 from fabfile import launch_file
-from fabfile.backends.base import Begun
+from fabfile.backends.submission import Begun
 from fabfile.launch_file import LaunchFile
 from fabfile.launchers.program import GRACE, PER, SLOT, Program
 from fabfile.output import say

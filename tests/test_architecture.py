@@ -11,8 +11,8 @@ from local_mocks import Machines
 from program_recorder import run
 
 from fabfile import job_file, targets
-from fabfile.backends.base import Submission
 from fabfile.backends.ssh import start
+from fabfile.backends.submission import Submission
 from fabfile.launchers import HeadValues, mpirun
 from infra.clouds.local import host
 

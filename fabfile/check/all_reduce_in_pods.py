@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fabfile.backends.base import CannotStart, LogPart, Submission, Unreachable
+from fabfile.backends.base import CannotStart, LogPart, Unreachable
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, reasons, start, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.backends.submission import Submission
 from fabfile.check import launch, network_rules
 from fabfile.check.launch import Heard, ProbeRun
 from fabfile.check.verdict import Verdict, some

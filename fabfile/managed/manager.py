@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Submission, Unreachable
+from fabfile.backends.base import Backend, CannotStart, JobRecord, JobState, Unreachable
 from fabfile.backends.ssh.head import lost_connections
+from fabfile.backends.submission import Submission
 from fabfile.managed.replacement import NotReplaced, equip
 from fabfile.managed.replacing import replace
 from fabfile.managed.session import Pause, Session

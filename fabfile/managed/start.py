@@ -12,7 +12,8 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, Submission, find
+from fabfile.backends.base import NO_MIRROR, Backend, JobRecord, JobState, find
+from fabfile.backends.submission import Submission
 from fabfile.managed import record as records
 from fabfile.managed.bounds import TRIES, Bounds
 from fabfile.managed.follower import Follower

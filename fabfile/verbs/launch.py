@@ -13,7 +13,8 @@ from invoke.tasks import task
 
 from fabfile import backends, launch_file, user_program
 from fabfile import resume as resuming
-from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest, Submission, Submitted, find_job
+from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest, find_job
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.command_line import ArgumentForm, AtLeast
 from fabfile.launchers.program import HEAD, NODE
 from fabfile.log_display import show

@@ -14,7 +14,8 @@ from invoke.tasks import task
 
 from fabfile import backends, clusters_together, sweep
 from fabfile import resume as resuming
-from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest, Submission, Submitted
+from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
 from fabfile.job_file import known_jobs, resolve

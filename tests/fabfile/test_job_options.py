@@ -13,10 +13,11 @@ from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
 from fabfile import backends
-from fabfile.backends.base import Backend, Begun, CannotStart, JobNode, JobRecord, JobState, LogRequest, Submission
+from fabfile.backends.base import Backend, CannotStart, JobNode, JobRecord, JobState, LogRequest
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.start import candidates, may_choose, refuse, shown
+from fabfile.backends.submission import Begun, Submission
 from fabfile.job_file import resolve
 from fabfile.log_display import show
 from fabfile.output import OutputClosed

@@ -13,11 +13,11 @@ from invoke.exceptions import Exit
 from kube_cluster import Kube, served
 
 from fabfile import job_file
-from fabfile.backends.base import Submission
 from fabfile.backends.kubernetes import pods, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.head_pod import HeadPods
+from fabfile.backends.submission import Submission
 from fabfile.check import kubernetes as check
 from fabfile.container import repository
 from fabfile.container.repository import Pushed

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import Begun, Submission
 from fabfile.backends.kubernetes import pods, pytorchjob, start, view
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.kubernetes.pytorchjob import PodJob, rendered
+from fabfile.backends.submission import Begun, Submission
 from fabfile.job_file import resolve
 from infra import training_operator
 from infra.errors import OperationError

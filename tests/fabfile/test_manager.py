@@ -12,7 +12,8 @@ import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
-from fabfile.backends.base import Backend, JobRecord, JobState, Submission
+from fabfile.backends.base import Backend, JobRecord, JobState
+from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
 from fabfile.managed import manager as managers
 from fabfile.managed import places, relocation, replacing, session

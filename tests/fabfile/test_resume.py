@@ -10,7 +10,8 @@ from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
 from fabfile import resume
-from fabfile.backends.base import Begun, JobRecord, JobState, find
+from fabfile.backends.base import JobRecord, JobState, find
+from fabfile.backends.submission import Begun
 from fabfile.job_file import resolve
 
 

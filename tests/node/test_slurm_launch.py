@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from small_cluster import cluster
 
-from fabfile.backends.base import Submission
 from fabfile.backends.slurm import start
 from fabfile.backends.slurm.backend import SlurmBackend
+from fabfile.backends.submission import Submission
 from fabfile.job_file import Resolved
 from fabfile.launchers import HeadValues, Launch, LaunchError, nodes_to_text, sbatch, srun
 from fabfile.launchers.sbatch import Batch

@@ -9,8 +9,8 @@ from typing import Any
 
 from kube_cluster import Kube
 
-from fabfile.backends.base import Submission, Submitted
 from fabfile.backends.kubernetes.backend import KubernetesBackend
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.job_file import resolve
 from node.job import files
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.backends.base import (
-    Begun,
     CannotStart,
     Ended,
     File,
@@ -21,10 +20,9 @@ from fabfile.backends.base import (
     LogRequest,
     OtherJob,
     SampleOptions,
-    Submission,
-    Submitted,
     Unreachable,
 )
+from fabfile.backends.submission import Begun, Submission, Submitted
 from fabfile.launchers.program import Program
 
 NODES = ("node1", "node2", "node3")

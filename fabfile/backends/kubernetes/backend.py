@@ -16,18 +16,7 @@ from dataclasses import replace
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import (
-    JobNode,
-    JobRecord,
-    JobState,
-    LogLine,
-    LogPart,
-    LogRequest,
-    OtherJob,
-    Submission,
-    Submitted,
-    Unreachable,
-)
+from fabfile.backends.base import JobNode, JobRecord, JobState, LogLine, LogPart, LogRequest, OtherJob, Unreachable
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import jobs, pods, reasons, start, view
 from fabfile.backends.kubernetes.api import Api
@@ -37,6 +26,7 @@ from fabfile.backends.slurm import start as as_slurm
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.head import Head, log_parts, lost_connections
 from fabfile.backends.ssh.start import refuse
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.container.repository import job_image
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, apart

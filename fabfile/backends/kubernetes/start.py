@@ -11,7 +11,7 @@ import yaml
 from invoke.exceptions import Exit
 
 from fabfile import launchers
-from fabfile.backends.base import CannotStart, Submission, Submitted
+from fabfile.backends.base import CannotStart
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import jobs, pods, pytorchjob
 from fabfile.backends.kubernetes.api import Api
@@ -20,6 +20,7 @@ from fabfile.backends.kubernetes.pytorchjob import PodJob
 from fabfile.backends.slurm import start as as_slurm
 from fabfile.backends.ssh import start as over_ssh
 from fabfile.backends.ssh.head import Head
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.container.repository import is_named
 from fabfile.launchers import KUBERNETES, HeadValues, Launch, LaunchError, plans
 from infra.inventory import KubeCluster, SshCluster

@@ -11,11 +11,12 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.base import JobNode, OtherJob, Submission, Submitted
+from fabfile.backends.base import JobNode, OtherJob
 from fabfile.backends.slurm import start
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.backends.ssh.head import runs
 from fabfile.backends.ssh.start import refuse
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.launchers import SLURM
 from fabfile.output import say
 from fabfile.remote.deploy import deploy

@@ -10,9 +10,10 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile import launchers
-from fabfile.backends.base import OtherJob, Submission, Submitted
+from fabfile.backends.base import OtherJob
 from fabfile.backends.ssh import start as over_ssh
 from fabfile.backends.ssh.head import Head
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.launchers import SLURM, HeadValues, Launch, LaunchError, plans, sbatch
 from fabfile.launchers.sbatch import Batch
 from fabfile.remote.deploy import package

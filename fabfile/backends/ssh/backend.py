@@ -14,7 +14,6 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import (
     NO_MIRROR,
     WEIGHTS,
-    Begun,
     CannotStart,
     Ended,
     File,
@@ -25,12 +24,11 @@ from fabfile.backends.base import (
     LogRequest,
     OtherJob,
     SampleOptions,
-    Submission,
-    Submitted,
     Unreachable,
 )
 from fabfile.backends.ssh import files, start
 from fabfile.backends.ssh.head import Head, log_parts, runs
+from fabfile.backends.submission import Begun, Submission, Submitted
 from fabfile.launchers import RUNTIME, VENV
 from fabfile.launchers.program import from_record as program_of
 from fabfile.output import say

@@ -11,8 +11,9 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile import launchers
-from fabfile.backends.base import CannotStart, Submission, Submitted
+from fabfile.backends.base import CannotStart
 from fabfile.backends.ssh.head import Head, runs
+from fabfile.backends.submission import Submission, Submitted
 from fabfile.launchers import KEEPERS, HeadValues, Launch, LaunchError, plans
 from fabfile.launchers.program import WORK, completed, process_environment
 from fabfile.output import plural
