@@ -12,6 +12,13 @@ from fabfile.backends.submission import Submission, Submitted
 from fabfile.output import interrupted_later, say
 
 INTERRUPTED = 130
+HELP = {
+    "nodes": "how many nodes; default: all",
+    "queue": "wait for nodes that another job has",
+    "detach": "do not follow the job",
+    "dry-run": "print what would run, and touch nothing",
+}
+"""Help of the options that both verbs have. What --restarts, --resume and --time-limit mean differs."""
 
 
 def choose(backend: Backend, count: int | None) -> tuple[JobNode, ...]:

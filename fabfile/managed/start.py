@@ -44,20 +44,16 @@ class Options:
     tries: int | None
     zones: str
     types: str
-    on: str
     yes: bool
 
     def check(self, managed: bool) -> None:
         """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
-        own = ("max_usd", "max_hours", "tries", "zones", "types", "on", "yes")
+        own = ("max_usd", "max_hours", "tries", "zones", "types", "yes")
         given = [name for name in own if getattr(self, name) not in (None, "", False)]
         if not managed and given:
             raise Exit(f"--{given[0].replace('_', '-')}: goes with --managed", code=2)
         if not managed:
             return
-        if self.on:
-            why = "a manager makes nodes, with credentials that no node has; it runs where you run it"
-            raise Exit(f"--on {self.on}: not there yet: {why}", code=2)
         if self.inventory:
             raise Exit("--managed: only a stack's nodes can be replaced: --stack NAME in place of --inventory", code=2)
         if self.detach:

@@ -19,7 +19,7 @@ from fabfile.command_line import ArgumentForm, AtLeast
 from fabfile.launchers.program import HEAD, NODE
 from fabfile.log_display import show
 from fabfile.output import next_command, say
-from fabfile.starting import choose, ctrl_c_says_what_runs, start
+from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.user_program import Asked
 from fabfile.verbs.jobs import seconds
 from fabfile.workdir import snapshot
@@ -29,14 +29,11 @@ from fabfile.workdir import snapshot
     iterable=["env", "secret"],
     positional=["command"],
     help={
+        **HELP,
         "command": "the program and its arguments; after -- if one of these begins with a dash",
         "per": "a process for each slot (that is the default), on each node, or one, on the head",
-        "nodes": "how many nodes, the head among them; default: all",
-        "queue": "wait for nodes that another job has",
         "restarts": "how often to start again, in its directory as it was left, on the nodes that are left",
-        "detach": "do not follow the job",
         "time-limit": "30m, 12h, 2d: stop it before it has run for so long",
-        "dry-run": "print what would run, and touch nothing",
         "workdir": "the folder that goes along, without what git ignores; default: this one",
         "requirements": "a file of more Python packages, in pip's form",
         "env": "a variable for the program; may be given several times",

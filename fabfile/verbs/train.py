@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from invoke.context import Context
@@ -23,7 +23,7 @@ from fabfile.log_display import show
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
 from fabfile.output import next_command, say
-from fabfile.starting import choose, ctrl_c_says_what_runs, goes_on, start
+from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
 from fabfile.verbs.jobs import seconds
 
 LOSSES = 8
@@ -34,14 +34,11 @@ LOSSES = 8
     iterable=["set_", "with_"],
     positional=["job"],
     help={
+        **HELP,
         "job": "a job's TOML file, or the name of one in training/jobs",
         "set": "section.key=value, over the file; also without --set",
-        "nodes": "how many nodes, the head among them; default: all",
         "resume": "go on with this job (its id, its number, latest) from its last checkpoint, with its own settings",
-        "detach": "do not follow the job",
         "every": "show each Nth step; default: one live line on a terminal, all steps elsewhere",
-        "queue": "wait for nodes that another job has",
-        "dry-run": "print what would run, and touch nothing",
         "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
         "elastic": "a lost rank ends nothing: the others go on at once, and it joins again (--restarts times, or 8)",
         "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
@@ -55,7 +52,6 @@ LOSSES = 8
         "tries": f"with --managed: how many replacements and restarts, together; default: {TRIES}",
         "zones": "with --managed: where else all nodes may be made if the stack's zone has no room: a,b",
         "types": "with --managed: as which other types of machine",
-        "on": "with --managed: where the manager runs; only here yet",
         "yes": "with --managed: do not ask before nodes are replaced",
     },
 )
@@ -81,72 +77,123 @@ def train(
     tries: Annotated[int, AtLeast(1)] | None = None,
     zones: str = "",
     types: str = "",
-    on: str = "",
     yes: bool = False,
     each: bool = False,
     stack: str = "",
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
-    started: list[Submitted] = []
     limit = seconds(time_limit, "--time-limit")
     manager = managing.Options(
         stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
-        tries=tries, zones=zones, types=types, on=on, yes=yes,
+        tries=tries, zones=zones, types=types, yes=yes,
     )  # fmt: skip
     manager.check(managed)
     if not (job or resume):
         raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
+    is_with = bool(with_ or exchange)
+    _check_together(managed=managed, each=each, with_=is_with, elastic=elastic, resume=bool(resume))
+    overrides = set_ or ()
+    asked = Asked(
+        job=job,
+        nodes=nodes,
+        elastic=elastic,
+        launcher=launcher,
+        queue=queue,
+        restarts=restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0),
+        time_limit=limit,
+        on_first=managed,
+        prepare=shlex.join(["fab", "prepare", job or "JOB", *overrides]),
+    )
+    if each:
+        sweep.train(stack, inventory, sweep.Wanted(overrides, asked.submission, every, detach, dry_run))
+    elif is_with:
+        wanted = Wanted(job, overrides, resume, exchange, asked.submission, every, detach, dry_run)
+        clusters_together.train(stack, inventory, with_ or (), wanted)
+    elif managed:
+        _train_managed(asked, manager, overrides, resume, dry_run=dry_run)
+    else:
+        _train(asked, manager, overrides, resume, dry_run=dry_run)
 
-    def submission_of(backend: Backend, wanted: str, overrides: Sequence[str]) -> Submission:
-        return replace(
-            _submission(backend, wanted, job, overrides, nodes, elastic=elastic),
-            launcher=launcher,
-            queue=queue,
-            restarts=restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0),
-            time_limit=limit,
-            on_first=managed,
-            prepare=shlex.join(["fab", "prepare", job or "JOB", *(set_ or ())]),
-        )
 
-    if managed and (each or with_ or exchange):
+def _check_together(*, managed: bool, each: bool, with_: bool, elastic: bool, resume: bool) -> None:
+    """Exit 2 for options that do not go together."""
+    if managed and (each or with_):
         raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
-    if each and (resume or with_ or exchange):
+    if each and (resume or with_):
         raise Exit("--each: makes new jobs on one cluster: not with --resume or --with", code=2)
-    if elastic and (managed or with_ or exchange):
+    if elastic and (managed or with_):
         other = "--managed" if managed else "--with"
         raise Exit(f"--elastic: not with {other}, which starts the job again instead", code=2)
-    if each:
-        sweep.train(stack, inventory, sweep.Wanted(set_ or (), submission_of, every, detach, dry_run))
-        return
-    if with_ or exchange:
-        wanted = Wanted(job, set_ or (), resume, exchange, submission_of, every, detach, dry_run)
-        clusters_together.train(stack, inventory, with_ or (), wanted)
-        return
-    with ctrl_c_says_what_runs(started, managing.how_to_go_on if managed else goes_on):
-        backend = backends.connect(stack, inventory)
-        with backend:
-            there = managing.known(manager, backend, resume) if managed and not set_ else None
-            if there is not None:
-                started.append(Submitted(there.id))
-                end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
-                return
-            submission = submission_of(backend, resume, set_ or ())
-            plan = backend.plan(submission)
-            if dry_run:
-                say(plan)
-                return
-            mirror = submission.job.mirror if submission.job else ""
-            facts = managing.agree(manager, backend, mirror, submission.nodes) if managed else None
-            start(backend, submission, started, "fab train ... --queue")
-            job = started[0].id
-            if detach:
-                say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
-                return
-            if managed:
-                ended = _managed(manager, backend, job, started[0].cursor, facts)
-            else:
-                ended = show(backend, LogRequest(job, cursor=started[0].cursor), every)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the options ask of a job, or of each of several."""
+
+    job: str
+    nodes: int | None
+    elastic: bool
+    launcher: str
+    queue: bool
+    restarts: int
+    time_limit: float
+    on_first: bool
+    prepare: str
+
+    def submission(self, backend: Backend, wanted: str, overrides: Sequence[str]) -> Submission:
+        """The job from its file, or, if one is `wanted`, that one with its own settings."""
+        return replace(
+            _submission(backend, wanted, self.job, overrides, self.nodes, elastic=self.elastic),
+            launcher=self.launcher,
+            queue=self.queue,
+            restarts=self.restarts,
+            time_limit=self.time_limit,
+            on_first=self.on_first,
+            prepare=self.prepare,
+        )
+
+
+def _train(asked: Asked, given: managing.Options, overrides: Sequence[str], resume: str, *, dry_run: bool) -> None:
+    """Start a job and follow it to its end."""
+    started: list[Submitted] = []
+    with ctrl_c_says_what_runs(started), backends.connect(given.stack, given.inventory) as backend:
+        submission = asked.submission(backend, resume, overrides)
+        plan = backend.plan(submission)
+        if dry_run:
+            say(plan)
+            return
+        start(backend, submission, started, "fab train ... --queue")
+        job = started[0].id
+        if given.detach:
+            say(next_command(f"fab logs {job} --follow   (stop: fab stop {job})"))
+            return
+        ended = show(backend, LogRequest(job, cursor=started[0].cursor), given.every)
+    end(ended)
+
+
+def _train_managed(
+    asked: Asked, manager: managing.Options, overrides: Sequence[str], resume: str, *, dry_run: bool
+) -> None:
+    """Start a job and manage it to its end, or take over one of before."""
+    started: list[Submitted] = []
+    with (
+        ctrl_c_says_what_runs(started, managing.how_to_go_on),
+        backends.connect(manager.stack, manager.inventory) as backend,
+    ):
+        there = managing.known(manager, backend, resume) if not overrides else None
+        if there is not None:
+            started.append(Submitted(there.id))
+            end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
+            return
+        submission = asked.submission(backend, resume, overrides)
+        plan = backend.plan(submission)
+        if dry_run:
+            say(plan)
+            return
+        facts = managing.agree(manager, backend, submission.mirror, submission.nodes)
+        start(backend, submission, started, "fab train ... --queue")
+        ended = _managed(manager, backend, started[0].id, started[0].cursor, facts)
     end(ended)
 
 

@@ -29,7 +29,6 @@ def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
         (("train", "smoke", "--max-usd", "3"), "--max-usd: goes with --managed"),
         (("train", "smoke", "--yes"), "--yes: goes with --managed"),
         (("train", "smoke", "--zones", "use1-az4"), "--zones: goes with --managed"),
-        ((*MINE, "--on", "head"), "--on head: not there yet: a manager makes nodes, with credentials that no node has"),
         ((*MINE, "--inventory", "lab.json"), "--managed: only a stack's nodes can be replaced: --stack NAME in place"),
         ((*MINE, "--detach"), "--detach: with --managed this process is the manager"),
         ((*MINE, "--max-usd", "0"), "--max-usd 0: must be more than 0"),

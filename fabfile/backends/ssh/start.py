@@ -69,8 +69,10 @@ def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
 def launcher_of(cluster: SshCluster, submission: Submission) -> str:
     """What starts the ranks. Exit 2 for an unknown launcher, and for one that cannot start this job."""
     launcher = submission.launcher or cluster.launcher
-    if submission.begun and submission.begun.files_on and (submission.elastic or submission.launcher):
-        option = f"--launcher {submission.launcher}" if submission.launcher else "--elastic"
+    bound = submission.elastic or submission.launcher or submission.on_first
+    if submission.begun and submission.begun.files_on and bound:
+        option = f"--launcher {submission.launcher}" if submission.launcher else "--managed"
+        option = "--elastic" if submission.elastic else option
         there = f"{submission.begun.id} has its files on {submission.begun.files_on}"
         raise Exit(f"{option}: for jobs that begin on the head; {there}: leave it out", code=2)
     if submission.elastic and submission.launcher:
