@@ -16,7 +16,7 @@ from typing import Any
 from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, Launch, plans
 from infra.inventory import Node
 from node import launcher
-from node.job import files, job_table, pmi, program_files
+from node.job import files, job_table, pmi, program_files, usage
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.elastic import Worlds
 from node.job.expiry import Expiry
@@ -24,7 +24,7 @@ from node.job.files import LEASE
 from node.job.keeper_connection import USELESS, Link, NodeEvent
 from node.job.log import Log
 from node.job.machines import Asked, Machines
-from node.job.spec import KeeperSpec
+from node.job.spec import keeper_spec
 
 ANSWER = 25.0
 """Seconds without a word after which a node's keeper is not waited for."""
@@ -56,7 +56,7 @@ class Attempt:
         length of its pauses. `restarts`: how often an elastic job may lose ranks."""
         self._launcher, self._machines, self._launch = name, machines, launch
         self._log, self._asked, self._began = log, asked, began
-        self._unit = files.unit_of(launch.id)
+        self._unit, self._code = files.unit_of(launch.id), f"{launch.code}/launch"
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
         self._ports: dict[str, int] = {}  # one that is free on each node
@@ -96,16 +96,15 @@ class Attempt:
 
     def _keepers(self) -> Outcome | None:
         """Start a keeper on every node and wait for all; None if all answer, else a verdict that names one."""
-        program = self._launch.program
-        if program is not None and self._launch.shared_dir:
-            try:
-                program_files.make_work(program, files.absolute(self._launch.run_dir), self._launch.shared_dir)
-            except program_files.PROBLEMS as error:
-                return Outcome(1, str(error))
+        try:
+            program_files.make_shared_work(self._launch)
+        except program_files.PROBLEMS as error:
+            return Outcome(1, str(error))
         # Of an earlier attempt: in a shared folder a rank's heartbeat may be that of a process on another node.
         shutil.rmtree(files.absolute(self._launch.run_dir) / "heartbeat", ignore_errors=True)
         for node in self._launch.nodes:
-            self._links[node.name] = self._machines.link(self.keeper_spec(node), self._code, self._events)
+            spec = keeper_spec(self._launch, node)
+            self._links[node.name] = self._machines.link(spec, self._code, self._events)
         missing, heard = set(self._links), dict.fromkeys(self._links, time.monotonic())
         while missing:
             silent = min(missing, key=heard.__getitem__)
@@ -129,16 +128,7 @@ class Attempt:
     def _bring_written(self) -> Outcome | None:
         """Before a user's program goes on, bring what it has written on this node to the others, unless they share it;
         None if that is so."""
-        launch, others = self._launch, [node.name for node in self._launch.places[1:] if node.slots]
-        if not (launch.program and others and launch.is_again) or launch.shared_dir:
-            return None
-        run_dir = files.absolute(launch.run_dir)
-        names, size = program_files.written(run_dir)
-        if not names:
-            return None
-        files_of = f"{len(names)} file{'s' * (len(names) > 1)}, {size / 1e6:.1f} MB"
-        self._log.say(f"to {', '.join(others)}: what the program has written: {files_of}")
-        copies = [program_files.Copying(run_dir, names, node) for node in others]
+        copies = program_files.copies(self._launch, self._log.say)
         try:
             while not all(each.is_over() for each in copies):
                 self._tick()
@@ -154,17 +144,6 @@ class Attempt:
                 each.end()
         return Outcome(1, "; ".join(f"{node}: {why}" for node, why in wrong.items())) if wrong else None
 
-    @property
-    def _code(self) -> str:
-        return f"{self._launch.code}/launch"
-
-    def keeper_spec(self, node: Node) -> KeeperSpec:
-        """What the keeper of a node is told."""
-        of_job = self._of_job()
-        if not self._launch.program and node == self._launch.nodes[0]:  # rank 0's, which may not run on this node
-            of_job["secrets"] = files.read(files.secrets_of(self._launch.id))
-        return KeeperSpec(**of_job, node=node.name, memory_gb=node.memory_gb)
-
     def _node(self, name: str) -> Node:
         return next(node for node in self._launch.nodes if node.name == name)
 
@@ -173,23 +152,8 @@ class Attempt:
 
     def _reach(self, name: str) -> Link | None:
         """A keeper on a node that was lost; None: it cannot be reached now."""
-        return self._machines.link_again(self.keeper_spec(self._node(name)), self._code, self._events)
-
-    def _of_job(self) -> dict[str, Any]:
-        """What the keepers of all nodes are told: the trainer's job, or the user's program with its secrets."""
-        launch = self._launch
-        of_job = {"id": launch.id, "run_dir": launch.run_dir}
-        if launch.program is None:
-            return {**of_job, "job": (files.absolute(launch.run_dir) / "job.toml").read_text()}
-        held = files.read(files.secrets_of(launch.id))  # in a pod Kubernetes has put them into the environment
-        wanted = {name: held[name] for name in launch.program.secrets if name in held}
-        return {
-            **of_job,
-            "job": "",
-            "program": launch.program.to_record(),
-            "shared_dir": launch.shared_dir,
-            "secrets": wanted,
-        }
+        spec = keeper_spec(self._launch, self._node(name))
+        return self._machines.link_again(spec, self._code, self._events)
 
     def _start(self, folder: Path) -> None:
         launch = self._launch
@@ -256,11 +220,7 @@ class Attempt:
             case {"event": "log"}:
                 self._log.add(event["time"], node, str(event["rank"]), event["text"])
             case {"event": "usage"}:
-                # On a full disk the line is dropped, as the job does not depend on it.
-                used = {key: value for key, value in event.items() if key != "event"}
-                line = json.dumps({"time": round(time.time(), 3), "node": node, **used})
-                with suppress(OSError), (files.absolute(self._launch.run_dir) / "usage.jsonl").open("a") as file:
-                    file.write(line + "\n")
+                usage.keep(files.absolute(self._launch.run_dir), node, event)
             case {"event": "ends", "in": seconds}:
                 self.expiry.known(node, now + seconds)
             case {"event": "notice", "in": None}:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fabfile.launchers import VENV
+from fabfile.launchers import VENV, Launch
 from fabfile.launchers.program import WORK, Program
 from node import requirements
+from node.job import files
 from node.requirements import RequirementsError
 from node.scope import STRICT
 from node.workdir import store
@@ -41,10 +42,31 @@ def python_folder(program: Program, shared_dir: str) -> str:
     return str(requirements.ensure(program.requirements, there))
 
 
+def make_shared_work(launch: Launch) -> None:
+    """Make a program's working directory where all nodes share it, before the keepers start; else do nothing."""
+    if launch.program is not None and launch.shared_dir:
+        make_work(launch.program, files.absolute(launch.run_dir), launch.shared_dir)
+
+
 def written(run_dir: Path) -> tuple[list[str], int]:
     """The files in its directory on this node that it has written, and their size in bytes."""
     found = [(name, size) for name, size, _ in changed(run_dir / WORK, [])]
     return [name for name, _ in found], sum(size for _, size in found)
+
+
+def copies(launch: Launch, say: Callable[[str], None]) -> list[Copying]:
+    """Begin to bring what a program has written on this node to its others, before it goes on there. None where there
+    is nothing to bring, or the nodes share it."""
+    others = [node.name for node in launch.places[1:] if node.slots]
+    if not (launch.program and others and launch.is_again) or launch.shared_dir:
+        return []
+    run_dir = files.absolute(launch.run_dir)
+    names, size = written(run_dir)
+    if not names:
+        return []
+    what = f"{len(names)} file{'s' * (len(names) > 1)}, {size / 1e6:.1f} MB"
+    say(f"to {', '.join(others)}: what the program has written: {what}")
+    return [Copying(run_dir, names, node) for node in others]
 
 
 class Copying:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fabfile.launchers import KUBERNETES, SLURM
+from fabfile.launchers import KUBERNETES, SLURM, Launch
 from fabfile.launchers.program import Program
 from fabfile.launchers.program import from_record as program_of
 from infra.inventory import Node, SshCluster, from_object, to_object
@@ -143,3 +143,18 @@ class KeeperSpec:
     """The folder that all nodes share; empty: there is none."""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     """The program's secrets; the trainer's, on the node of rank 0 alone."""
+
+
+def keeper_spec(launch: Launch, node: Node) -> KeeperSpec:
+    """What the keeper of a node is told of the trainer's job, or of the user's program. Read on the head. In a pod
+    there are no secrets here: Kubernetes has put them into the environment."""
+    held = files.read(files.secrets_of(launch.id))
+    common: dict[str, Any] = {"id": launch.id, "node": node.name, "run_dir": launch.run_dir}
+    common["memory_gb"] = node.memory_gb
+    if launch.program is None:
+        secrets = held if node == launch.nodes[0] else {}  # rank 0's, which may not run on the head
+        job = (files.absolute(launch.run_dir) / "job.toml").read_text()
+        return KeeperSpec(**common, job=job, secrets=secrets)
+    wanted = {name: held[name] for name in launch.program.secrets if name in held}
+    program = launch.program.to_record()
+    return KeeperSpec(**common, job="", program=program, shared_dir=launch.shared_dir, secrets=wanted)

@@ -10,9 +10,13 @@ received, in millions of bytes a second, without the loopback.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -62,3 +66,12 @@ class Meter:
             if name.strip() != "lo" and len(fields) > 8:
                 total += int(fields[0]) + int(fields[8])
         return total
+
+
+def keep(run_dir: Path, node: str, event: Mapping[str, Any]) -> None:
+    """Add what a node's keeper has reported to the job's usage.jsonl. On a full disk it is dropped, as the job does not
+    depend on it."""
+    used = {key: value for key, value in event.items() if key != "event"}
+    line = json.dumps({"time": round(time.time(), 3), "node": node, **used})
+    with suppress(OSError), (run_dir / "usage.jsonl").open("a") as file:
+        file.write(line + "\n")

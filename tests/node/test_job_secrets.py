@@ -12,13 +12,10 @@ from typing import Any
 
 import pytest
 
-from fabfile.launchers import KEEPERS, Launch, nodes_to_text
+from fabfile.launchers import Launch, nodes_to_text
 from infra.inventory import Node, SshCluster
 from node.job import aftermath, cleanup, files, job_table, rank_wrapper, submit
-from node.job.attempt import Attempt
-from node.job.log import Log
-from node.job.machines import OwnMachines
-from node.job.spec import JobSpec, from_record
+from node.job.spec import JobSpec, from_record, keeper_spec
 
 KEY = {"WANDB_API_KEY": "k" * 40}
 
@@ -79,9 +76,7 @@ def test_the_keeper_of_rank_0_gets_them_wherever_that_is(kept: Path, tmp_path: P
     (tmp_path / "job.toml").touch()
     nodes = (Node(name="node2", private_ip="10.0.0.2"), Node(name="node3", private_ip="10.0.0.3"))
     launch = Launch(id="demo-1", nodes=nodes, run_dir=str(tmp_path))
-    machines, log = OwnMachines(asked(tmp_path), tmp_path), Log(tmp_path / "log", "node1")
-    attempt = Attempt(KEEPERS, machines, launch, 60.0, log, lambda: "", 0.0)
-    assert [attempt.keeper_spec(node).secrets for node in nodes] == [KEY, {}]
+    assert [keeper_spec(launch, node).secrets for node in nodes] == [KEY, {}]
 
 
 def test_a_link_in_their_place_is_not_followed(kept: Path, tmp_path: Path) -> None:
