@@ -203,12 +203,11 @@ class Attempt:
                     job_table.set_state(files.absolute(self._launch.run_dir), restarts_left=self.worlds.restarts)
 
     def _ask_to_stop(self, now: float) -> None:
-        program, said = self._launch.program, "stopping: a checkpoint first"
+        program = self._launch.program
         wait = program.grace if program else self._watch.timeout + 30
-        if program is not None:
-            said = f"stopping: SIGTERM to its processes, and SIGKILL in {wait:g} s"
+        said = f"SIGTERM to its processes, and SIGKILL in {wait:g} s" if program else "a checkpoint first"
         self._stop_by, self._watch.is_stopping = now + wait, True
-        self._log.say(said)
+        self._log.say(f"stopping: {said}")
         self._say("term")
 
     def _take(self, node: str, event: dict[str, Any] | None) -> None:
