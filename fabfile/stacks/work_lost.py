@@ -26,7 +26,8 @@ def say_of_destroy(stack: str) -> None:
     """Print the jobs on the stack's nodes and the runs on their disks, or that the head does not answer."""
     backend = _backend(stack)
     if backend:
-        _say(jobs_of(backend) or [], None, runs_go=True)
+        jobs = jobs_of(backend) or []
+        _say(jobs, jobs, None)
 
 
 def say_of_up(stack: str, cloud: str) -> None:
@@ -42,7 +43,8 @@ def say_of_up(stack: str, cloud: str) -> None:
     gone = nodes_that_go(stack, cloud)
     if gone:
         say(f"this `up` removes or replaces {', '.join(gone)}")
-        _say(jobs or [], gone, runs_go=backend.nodes()[0].name in gone)
+        head = backend.nodes()[0].name
+        _say(jobs or [], [job for job in jobs or [] if (job.files_on or head) in gone], gone)
 
 
 def nodes_that_go(stack: str, cloud: str) -> list[str]:
@@ -110,12 +112,12 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())[:200]
 
 
-def _say(jobs: Sequence[JobRecord], gone: Collection[str] | None, *, runs_go: bool) -> None:
-    """Print the jobs that end when these nodes, or all (None), go; with `runs_go` also the run directories that go."""
+def _say(jobs: Sequence[JobRecord], runs: Sequence[JobRecord], gone: Collection[str] | None) -> None:
+    """Print the jobs that end when these nodes, or all (None), go, and the `runs` whose files go with them."""
     for job in jobs:
         if not job.state.is_final and (gone is None or set(job.nodes) & set(gone)):
             say(f"job {job.id} is {job.state} on {', '.join(job.nodes) or 'no node yet'}: it ends with them")
-    if runs_go and jobs:
-        names = ", ".join(job.id for job in jobs[-8:])
-        more = f" and {len(jobs) - 8} more" if len(jobs) > 8 else ""
+    if runs:
+        names = ", ".join(job.id for job in runs[-8:])
+        more = f" and {len(runs) - 8} more" if len(runs) > 8 else ""
         say(hint(f"runs on their disks go with them: {names}{more}  (fab fetch ID brings one here)"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_an_up_names_what_its_nodes_take_with_them(
     monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack, _cloud: gone)
     work_lost.say_of_up("yard", "")
     assert len(capsys.readouterr().out.splitlines()) == lines
+
+
+def test_a_node_takes_the_run_of_a_job_that_had_no_head_with_it(
+    up: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = replace(JOBS[0], id="demo-3", nodes=("node3",), files_on="node3")
+    monkeypatch.setattr(work_lost, "jobs_of", lambda _backend: [*JOBS, other])
+    monkeypatch.setattr(work_lost, "nodes_that_go", lambda _stack, _cloud: ["node3"])
+    work_lost.say_of_up("yard", "")
+    (_, _, runs) = capsys.readouterr().out.splitlines()
+    assert runs.startswith("runs on their disks go with them: demo-3  ")
 
 
 class Preview:
