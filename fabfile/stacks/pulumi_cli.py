@@ -138,7 +138,8 @@ def end(code: int, stack: str) -> None:
     if code in (USAGE, INTERRUPTED):
         raise Exit(code=code)
     if code != 0:
-        raise Exit(f"stack {stack}: it did not finish; if it was killed, run: fab recover", code=1)
+        others = "another command at work on it goes first; after a killed one run: fab recover"
+        raise Exit(f"stack {stack}: it did not finish; {others}", code=1)
 
 
 def _relay(source: IO[bytes], target: TextIO) -> None:

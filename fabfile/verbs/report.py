@@ -90,4 +90,5 @@ def write(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise Exit(f"{path}: {error.strerror}", code=2) from None
+        why = f"there is no folder {path.parent}" if not path.parent.is_dir() else error.strerror
+        raise Exit(f"{path}: {why}", code=2) from None

@@ -135,7 +135,7 @@ def _send_file(channel: Any, snapshot: Snapshot, name: str, size: int, progress:
         while size:
             piece = file.read(min(size, _CHUNK))
             if not piece:
-                raise SshError(f"{path}: changed while it was sent; launch again")
+                raise SshError(f"{path}: changed while it was sent; launch again, or name it in .trainyardignore")
             channel.sendall(piece)
             progress(len(piece))
             size -= len(piece)

@@ -7,6 +7,7 @@ allowed. Settings of clusters in a cloud are in infra.config.cloud_settings.
 from __future__ import annotations
 
 import base64
+import difflib
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -92,7 +93,9 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
     check_stack(stack)
     for key in raw:
         if key not in KEYS:
-            raise SettingsError(key, raw[key], f"one of the known keys: {', '.join(KEYS)}")
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise SettingsError(key, raw[key], f"one of the known keys{hint}: {', '.join(KEYS)}")
     missing = [key for key in KEYS if key not in raw]
     if missing:
         raise SettingsError(missing[0], "", "set: it has no default in Pulumi.yaml")

@@ -32,7 +32,7 @@ def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "next: open report-demo-1-and-demo-2.html in a browser"
     assert "demo-2 training" in visible_text((tmp_path / "report-demo-1-and-demo-2.html").read_text())
     done = fab(tmp_path, "runs/demo-1", "--out", "nowhere/x.html")
-    assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: No such file or directory")
+    assert (done.returncode, done.stderr.strip()) == (2, "nowhere/x.html: there is no folder nowhere")
     done = fab(tmp_path, "runs/demo-3")
     assert done.returncode == 2
     assert done.stderr.strip().endswith("not a run directory: it has neither metrics.jsonl nor job.toml")
