@@ -23,7 +23,7 @@ sys.path.insert(0, str(gpt2.ROOT))
 
 DEMO = gpt2.ROOT / "training" / "jobs" / "demo.toml"
 ADAMW = ["train.lr=3e-3", "train.min_lr=1e-4", "train.warmup=20"]
-"""The demo's own rates, for the plain loop too."""
+"""AdamW's rates for the demo's model, for the plain loop too."""
 Curve = list[tuple[int, float, float]]
 """(step, seconds of training so far, validation loss)"""
 
@@ -96,7 +96,7 @@ def ours(run: Path, data: Path, steps: int, every: int, overrides: list[str]) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--share", type=float, default=0.5, help="Muon's steps, as a share of AdamW's")
+    parser.add_argument("--share", type=float, default=0.4, help="Muon's steps, as a share of AdamW's")
     parser.add_argument("--every", type=int, default=20, help="steps between validations")
     parser.add_argument("--keep", type=Path, help="where the runs stay")
     parser.add_argument("--muon", nargs="*", default=[], help="keys of the job for the run with Muon, to tune it")
