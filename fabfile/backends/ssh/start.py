@@ -56,9 +56,18 @@ def may_choose(cluster: SshCluster, submission: Submission) -> bool:
     """Whether the head chooses the nodes, as the trainer is to have some of several that are alike. Not for a program,
     whose working directory is on the head, nor an elastic job, nor with a launcher that was asked for: these run on the
     first nodes."""
-    is_bound = submission.job is None or submission.elastic or submission.launcher or submission.on_first
+    is_bound = submission.job is None or bound_by(submission)
     alike = {(node.slots, node.cores_per_slot, node.gpus) for node in cluster.nodes}
     return not is_bound and submission.nodes < len(cluster.nodes) and len(alike) == 1
+
+
+def bound_by(submission: Submission) -> str:
+    """The option with which a job runs on the first nodes, whichever are free; empty: without one."""
+    if submission.elastic:
+        return "--elastic"
+    if submission.launcher:
+        return f"--launcher {submission.launcher}"
+    return "--managed" if submission.on_first else ""
 
 
 def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
@@ -69,10 +78,7 @@ def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
 def launcher_of(cluster: SshCluster, submission: Submission) -> str:
     """What starts the ranks. Exit 2 for an unknown launcher, and for one that cannot start this job."""
     launcher = submission.launcher or cluster.launcher
-    bound = submission.elastic or submission.launcher or submission.on_first
-    if submission.begun and submission.begun.files_on and bound:
-        option = f"--launcher {submission.launcher}" if submission.launcher else "--managed"
-        option = "--elastic" if submission.elastic else option
+    if submission.begun and submission.begun.files_on and (option := bound_by(submission)):
         there = f"{submission.begun.id} has its files on {submission.begun.files_on}"
         raise Exit(f"{option}: for jobs that begin on the head; {there}: leave it out", code=2)
     if submission.elastic and submission.launcher:
