@@ -22,8 +22,8 @@ from invoke.tasks import Task
 USAGE = 2
 SHORT = {
     name: f"-{name[0]}" for name in ("stack", "inventory", "nodes", "follow", "yes", "detach", "json", "out", "wide")
-}
-"""Short flags by option: the same with every verb."""
+} | {"to": "-o"}
+"""Short flags by option: the same with every verb; -o is where something is written to, a file or a folder."""
 HELP = {
     "stack": "name of the stack (default: $TRAINYARD_STACK, or local)",
     "inventory": "an inventory file instead of a stack",
@@ -32,6 +32,13 @@ HELP = {
     "json": "print JSON, for programs",
 }
 """Help of the parameters that several verbs have, where a verb does not have its own."""
+VALUES = {
+    **{"stack": "NAME", "inventory": "FILE", "set": "KEY=VALUE", "resume": "JOB", "with": "STACK2", "exchange": "URL"},
+    **{"out": "FILE", "to": "FOLDER", "workdir": "FOLDER", "requirements": "FILE", "file": "FILE", "ranks": "FILE"},
+    **{"env": "NAME=VALUE", "secret": "NAME", "time-limit": "TIME", "since": "TIME", "zones": "A,B", "types": "A,B"},
+    **{"per": "slot|node|head", "text-key": "KEY", "invalid": "stop|skip|replace", "from": "FOLDER"},
+}
+"""What stands for an option's value in its help, where that is not the option's name: --stack NAME."""
 _OVERRIDES = "set_"
 """A verb with this parameter takes `section.key=value` at any position, with or without `--set` before it."""
 _OVERRIDE = re.compile(r"[a-z_]+\.[a-z0-9_]+=.*", re.DOTALL)
@@ -83,9 +90,10 @@ class Parameter:
         return [short, self.flag] if short else [self.flag]
 
     @property
-    def each(self) -> str:
-        """Of an option that may be given several times, what stands for one value in the help."""
-        return "KEY=VALUE" if self.name == _OVERRIDES else self.flag[2:].upper()
+    def value(self) -> str:
+        """What stands for an option's value in the help."""
+        word = self.flag[2:]
+        return "N" if self.kind in (int, float) else VALUES.get(word, word.upper())
 
     @property
     def shown(self) -> str:
@@ -199,11 +207,10 @@ class Verb:
             if one.kind is bool:
                 options.add_argument(*one.flags, dest=one.name, action="store_true", default=None, help=text)
             elif one.kind is list:
-                options.add_argument(*one.flags, dest=one.name, action="append", metavar=one.each, help=text)
+                options.add_argument(*one.flags, dest=one.name, action="append", metavar=one.value, help=text)
             else:
                 text += f" (default: {one.default:g})" if isinstance(one.default, int | float) else ""
-                metavar = "N" if one.kind in (int, float) else one.flag[2:].upper()
-                options.add_argument(*one.flags, dest=one.name, type=one.read, help=text, metavar=metavar)
+                options.add_argument(*one.flags, dest=one.name, type=one.read, help=text, metavar=one.value)
         options.add_argument("-h", "--help", action="store_true", default=None, help="show this, and do nothing else")
         return parser
 

@@ -36,7 +36,7 @@ from fabfile.workdir import snapshot
         "time-limit": "30m, 12h, 2d: stop it before it has run for so long",
         "workdir": "the folder that goes along, without what git ignores; default: this one",
         "requirements": "a file of more Python packages, in pip's form",
-        "env": "NAME=VALUE, a variable for the program; may be given several times",
+        "env": "a variable for the program; may be given several times",
         "secret": "a variable's name: its value is taken from here, and is on no disk; may be given several times",
         "file": "default: launch.toml of the working directory, if it has one",
         "name": "the job is called NAME-NUMBER; default: as the program is called",

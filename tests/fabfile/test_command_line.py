@@ -10,7 +10,7 @@ from invoke.context import Context
 from invoke.tasks import task
 
 from fabfile import program
-from fabfile.command_line import SHORT, AtLeast, CommandLineError, Verb
+from fabfile.command_line import SHORT, VALUES, AtLeast, CommandLineError, Verb
 
 VERBS = program.verbs()
 
@@ -147,5 +147,13 @@ def test_a_short_flag_is_the_same_option_with_every_verb() -> None:
         for flag, parameter in verb.options.items():
             if not flag.startswith("--"):
                 assert SHORT[parameter.name.strip("_")] == flag, f"fab {verb.name} {flag}"
-    assert len(set(SHORT.values())) == len(SHORT)
-    assert "-h" not in SHORT.values()
+        flags = [flag for parameter in verb.parameters if not parameter.positional for flag in parameter.flags]
+        assert len(flags) == len({*flags, "-h"}) - 1, f"fab {verb.name} has a flag twice"
+
+
+def test_the_help_says_what_an_option_s_value_is() -> None:
+    shown = VERBS["launch"].help()
+    for option in ("--per slot|node|head", "--env NAME=VALUE", "--workdir FOLDER", "-s NAME, --stack NAME"):
+        assert option in shown
+    flags = {flag.removeprefix("--") for verb in VERBS.values() for flag in verb.options}
+    assert flags >= VALUES.keys()
