@@ -41,7 +41,7 @@ def run(job: Job, folder: Path, stop: Stop, *, resume: bool) -> bool:
         loop: Loop | None = None
         try:
             world.entered()
-            ranks = joining.join(job.train.timeout, is_watched=False)
+            ranks = joining.join(job.train.timeout, elastic=True)
             jobs.check_ranks(job, ranks.size)
             jobs.check_torch(job)
             loop = Loop(job, folder, ranks, stop, resume=resume, world=world, carried=carried)

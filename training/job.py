@@ -107,7 +107,6 @@ def check_elastic(job: Job) -> None:
     """JobError for a job in which a rank has state that no other one has, so that it cannot go on without it."""
     rules = (
         ("train.parallel", job.train.parallel, job.train.parallel != "fsdp", "auto or ddp"),
-        ("train.optimizer", job.train.optimizer, job.train.optimizer == "adamw", "adamw"),
         ("data.stream", json.dumps(job.data.stream), not job.data.stream, "false"),
         ("outer.exchange", job.outer.exchange, not job.outer.exchange, "none"),
     )

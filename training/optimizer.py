@@ -32,7 +32,8 @@ class MuonAndAdamW(torch.optim.Optimizer):
 
     Muon orthogonalises each matrix's momentum (https://kellerjordan.github.io/posts/muon/), which takes 5 * (4 m n^2 +
     2 n^3) operations for a matrix of n x m, n the smaller. The ranks share that work: each updates some of the
-    matrices, and sends the new values to the others. So they agree even if their matmuls differ in the last digits.
+    matrices, and sends the new values to the others. So they agree even if their matmuls differ in the last digits. The
+    ranks of an elastic job each update all of them.
     """
 
     def __init__(self, matrices: list[Tensor], train: TrainSection, adamw: torch.optim.AdamW) -> None:

@@ -177,7 +177,6 @@ def times(job: Job) -> dict[int, tuple[float, int, float]]:
 
 def test_what_cannot_be_elastic_is_refused(cluster: Project) -> None:
     for argv, line in (
-        (["train.optimizer=muon"], "train.optimizer = muon; allowed in an elastic job: adamw"),
         (["train.parallel=fsdp"], "train.parallel = fsdp; allowed in an elastic job: auto or ddp"),
         (["--launcher", "mpirun"], "--launcher mpirun: an elastic job has a launcher of its own"),
     ):

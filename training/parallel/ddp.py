@@ -77,7 +77,8 @@ class DDP(OneRank):
         """Wrap the model in DDP last, after anything that may replace its parameters (IPEX does). A published trainer
         leaves DDP out where it uses IPEX, so its ranks train independently."""
         super().wrap(state, accelerator)
-        if isinstance(state.optimizer, optimizers.MuonAndAdamW):
+        # Not in an elastic job: a rank lost in the middle of the exchange would leave matrices of two steps behind.
+        if isinstance(state.optimizer, optimizers.MuonAndAdamW) and not self.ranks.elastic:
             state.optimizer.share_work(self.ranks.rank, self.ranks.size)
         self.module.register_comm_hook(None, self._average)
         self._settle_buckets()

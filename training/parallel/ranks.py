@@ -53,6 +53,8 @@ class Ranks:
     nodes: list[str] = field(default_factory=list)
     """The node of each rank."""
     peers: Peers | None = None
+    elastic: bool = False
+    """Whether this rank outlives the loss of others, and goes on in another world (training/elastic.py)."""
 
     @property
     def is_first(self) -> bool:
@@ -139,9 +141,9 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def join(timeout: int, *, is_watched: bool = True) -> Ranks:
+def join(timeout: int, *, elastic: bool = False) -> Ranks:
     """Connect to the other ranks. JobError for an invalid environment, ConnectionError if they do not all come.
-    `is_watched`: a lost rank ends this one (training.parallel.peers), as no new world comes in place of this one."""
+    Unless the job is `elastic`, a lost rank ends this one (training/parallel/peers.py)."""
     environment = os.environ
     rank = _number(environment, ("RANK", "PMI_RANK", "SLURM_PROCID"), 0)
     size = _number(environment, ("WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"), 1)
@@ -155,7 +157,7 @@ def join(timeout: int, *, is_watched: bool = True) -> Ranks:
     # Setting the number explicitly keeps MKL from changing it between calls, which would change the last digits.
     torch.set_num_threads(torch.get_num_threads())
     backend = environment.get("TRAINYARD_COLLECTIVES") or ("nccl" if device.type == "cuda" else "gloo")
-    ranks = Ranks(rank, size, local_rank, node, timeout, device, backend, nodes=[node])
+    ranks = Ranks(rank, size, local_rank, node, timeout, device, backend, nodes=[node], elastic=elastic)
     if size == 1:
         os.environ.pop("LOCAL_RANK", None)  # accelerate would set up a group of one rank
         return ranks
@@ -163,11 +165,11 @@ def join(timeout: int, *, is_watched: bool = True) -> Ranks:
         if name not in environment:
             raise JobError(f"{name} is not in the environment; the launcher of {size} ranks has to set it")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(local_rank))
-    _meet(ranks, is_watched)
+    _meet(ranks)
     return ranks
 
 
-def _meet(ranks: Ranks, is_watched: bool) -> None:
+def _meet(ranks: Ranks) -> None:
     if ranks.backend not in ("gloo", "nccl", "ccl"):
         raise JobError(f"TRAINYARD_COLLECTIVES = {ranks.backend} in the environment; allowed: gloo, nccl, ccl")
     if ranks.backend == "ccl":
@@ -185,7 +187,7 @@ def _meet(ranks: Ranks, is_watched: bool) -> None:
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
         raise ConnectionError(f"not all {ranks.size} ranks came together in {ranks.timeout} s: {reason}") from error
-    if is_watched:
+    if not ranks.elastic:
         ranks.peers = Peers(ranks.rank, [ranks.name(rank) for rank in range(ranks.size)])
         ranks.peers.start()
 
