@@ -1,45 +1,54 @@
-"""Measure the network of a Kubernetes cluster as a job's ranks use it: an all-reduce over a pod on each machine.
+"""Measure the network of a Kubernetes cluster as a job's ranks use it: an all-reduce over a pod on each machine, by
+gloo, and by NCCL where there are GPUs.
 
-It is a job of `fab launch`, made, started and supervised as every other is, whose program is the measurement. Nothing
+Each is a job of `fab launch`, made, started and supervised as every other is, whose program is the measurement. Nothing
 is left of it if it goes well; else its log stays.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fabfile.backends.base import CannotStart, LogPart, Unreachable
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, reasons, start, view
-from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.backend import KubernetesBackend
-from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.submission import Submission
-from fabfile.check import launch, network_rules
+from fabfile.check import gpu_rules, launch, network_rules
 from fabfile.check.launch import Heard, ProbeRun
-from fabfile.check.verdict import Verdict, some
-from fabfile.launchers.program import NODE, Program
-from infra.inventory import KubeCluster, Node
+from fabfile.check.verdict import Verdict
+from fabfile.check.waiting_pods import Waiting
+from fabfile.launchers.program import NODE, SLOT, Program
+from infra.inventory import KubeCluster, Node, SshCluster
 from node.job import files
 
 Object = dict[str, Any]
 
-CHECK = "all-reduce"
 NAME = "check"
 """The job is called NAME-NUMBER."""
-STILL_S = 45.0
-"""Seconds without any change of the pods after which a job that has not begun counts as stuck."""
-PULL_S = 300.0
-"""The same while a machine may be pulling the image, of 10 GB or more: as long as for the head pod."""
-_LOOK_S = 2.0
-"""Seconds between two looks at the pods."""
-_TAKEN = 3
-"""The step of a pod whose machine may be pulling its image."""
 _GRACE_S = 2.0
 """Seconds that the ranks have to end when they are asked to: they keep nothing."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What the job's ranks measure."""
+
+    check: str
+    per: str
+    """Of how many processes it is: one on each machine, or one for each GPU."""
+    seconds: float
+    """For all of it, from the first rank's first word."""
+    argv: Callable[[str], list[str]]
+    """A rank's command, by the node program's path in the pods."""
+    judge: Callable[[SshCluster, ProbeRun], Verdict]
+
+
+LINKS = Measurement("all-reduce", NODE, launch.NETWORK_S, launch.all_reduce, network_rules.network)
+GPUS = Measurement("nccl", SLOT, 2 * launch.NCCL_S + launch.PAIRS_S, launch.gpu_ranks, gpu_rules.nccl)
 
 
 @dataclass
@@ -53,33 +62,29 @@ class Followed:
     """The last line that is no rank's measurement: the supervisor's, or an error."""
 
 
-def verdict(cluster: KubeCluster) -> Verdict:
+def verdict(cluster: KubeCluster, what: Measurement = LINKS) -> Verdict:
     """Run the job to its end, and judge it. KubeError, Exit."""
     backend = KubernetesBackend(cluster)
     with backend:
-        code = start.launch_of(view.of(cluster), _submission(cluster, "")).code
-        submission = _submission(cluster, f"{code}/launch")
+        code = start.launch_of(view.of(cluster), _submission(cluster, what, "")).code
+        submission = _submission(cluster, what, f"{code}/launch")
         try:
             backend.prepare(submission)
             job = backend.submit(submission).id
         except CannotStart as error:
-            return Verdict(CHECK, "warn", f"not tried: {error}", "fab jobs")
+            return Verdict(what.check, "warn", f"not tried: {error}", "fab jobs")
         found = None
         try:
-            found = _judged(backend, job, _follow(backend, job))
+            found = _judged(backend, job, what, _follow(backend, job, what))
         finally:  # also by Ctrl-C
             _end(backend, job, forget=found is None or found.level == "pass")
     return found
 
 
-def _submission(cluster: KubeCluster, program: str) -> Submission:
-    """The job, a process on each machine. `program`: the node program in pods."""
-    argv = tuple(launch.all_reduce(program))
-    return Submission(
-        program=Program(argv=argv, name=NAME, per=NODE, grace=_GRACE_S),
-        nodes=cluster.workers,
-        time_limit=float(launch.NETWORK_S),
-    )
+def _submission(cluster: KubeCluster, what: Measurement, program: str) -> Submission:
+    """The job, on all machines. `program`: the node program in pods."""
+    measures = Program(argv=tuple(what.argv(program)), name=NAME, per=what.per, grace=_GRACE_S)
+    return Submission(program=measures, nodes=cluster.workers, time_limit=what.seconds)
 
 
 def _end(backend: KubernetesBackend, job: str, *, forget: bool) -> None:
@@ -92,9 +97,9 @@ def _end(backend: KubernetesBackend, job: str, *, forget: bool) -> None:
     start.await_end(backend.api, job)
 
 
-def _follow(backend: KubernetesBackend, job: str) -> Followed:
+def _follow(backend: KubernetesBackend, job: str, what: Measurement) -> Followed:
     """Read what the ranks say until they have measured, or one has failed or is silent, or none begins."""
-    found, heard = Followed(ProbeRun(), {}), Heard(backend.kube.workers)
+    found, heard = Followed(ProbeRun(), {}), Heard(backend.kube.workers * _per_machine(backend.kube, what))
     waiting = Waiting(backend.api, job, backend.kube.workers)
     deadline = float("inf")
     try:
@@ -107,7 +112,7 @@ def _follow(backend: KubernetesBackend, job: str) -> Followed:
                     found.run.failed = launch.A_RANK_FAILED
                     deadline = min(deadline, time.monotonic() + launch.GRACE_S)
             if found.machines and deadline == float("inf"):
-                deadline = time.monotonic() + launch.NETWORK_S
+                deadline = time.monotonic() + what.seconds
             if part.job is not None:
                 found.run.failed = found.run.failed or part.job.reason or f"{job} is {part.job.state}"
             elif part.lines:
@@ -139,66 +144,29 @@ def _events(part: LogPart, found: Followed) -> Iterator[Object]:
             found.said = f"{line.node}: {line.text}"
 
 
-class Waiting:
-    """A job's pods until its ranks begin."""
-
-    def __init__(self, api: Api, job: str, wanted: int) -> None:
-        self._api, self._job, self._wanted = api, job, wanted
-        self._reached: dict[str, int] = {}
-        """By a pod's name: how far it has come. One that is made again and again, as on a machine that is cut off, has
-        not come further by that."""
-        self._since = self._looked = time.monotonic()
-
-    def stuck(self, said: str) -> str:
-        """Why the job does not begin; empty while it may. To be called again and again, with the supervisor's last
-        line. KubeError."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_S:
-            return ""
-        self._looked = now
-        there = self._api.list("Pod", {pods.JOB: self._job})
-        for name, step in [("", int(bool(said))), *((str(pod["metadata"]["name"]), _step(pod)) for pod in there)]:
-            if step > self._reached.get(name, -1):
-                self._reached[name], self._since = step, now
-        if now - self._since < (PULL_S if _TAKEN in self._reached.values() else STILL_S):
-            return ""
-        return f"no rank begins: {some(self._complaints(there)) or 'the pods say nothing'}"
-
-    def _complaints(self, there: Sequence[Object]) -> Iterator[str]:
-        """What each pod says that does not run, or does not find the first one, and that there are too few."""
-        events = self._api.list("Event")
-        if len(there) < self._wanted:
-            why = reasons.pending([], events, self._job, self._wanted)
-            yield f"{len(there)} of {self._wanted} pods are there{why and f': {why}'}"
-        for pod in sorted(there, key=lambda pod: str(pod["metadata"]["name"])):
-            name = str(pod["metadata"]["name"])
-            where = f"{reasons.machine(pod) or 'no machine'} (pod {name})"
-            if reasons.phase(pod) == "Pending":
-                yield f"{where}: {reasons.of_pod(pod, events) or 'is not started there'}"
-                continue
-            try:
-                last = self._api.log(name, 1)
-            except KubeError as error:
-                yield f"{where}: {error}"
-                continue
-            if last:
-                yield f"{where}: {last[-1]}"
+def _per_machine(kube: KubeCluster, what: Measurement) -> int:
+    """How many ranks a machine has."""
+    return kube.gpus_per_worker if what.per == SLOT else 1
 
 
-def _step(pod: Object) -> int:
-    """How far a pod has come: it is there, has a machine, is taken by that one's kubelet, runs."""
-    if reasons.phase(pod) != "Pending":
-        return _TAKEN + 1
-    return _TAKEN if "startTime" in (pod.get("status") or {}) else _TAKEN - 1 if reasons.machine(pod) else _TAKEN - 2
-
-
-def _judged(backend: KubernetesBackend, job: str, found: Followed) -> Verdict:
+def _judged(backend: KubernetesBackend, job: str, what: Measurement, found: Followed) -> Verdict:
     """The verdict, with the machines that the pods were on as the nodes."""
-    own = backend.api.list("Pod", {pods.JOB: job})
-    addresses = {reasons.machine(pod): str((pod.get("status") or {}).get("podIP") or "") for pod in own}
-    names = [found.machines.get(rank, f"rank {rank}") for rank in range(backend.kube.workers)]
-    nodes = tuple(Node(name=name, private_ip=addresses.get(name) or name) for name in names)
-    judged = network_rules.network(replace(backend.cluster, nodes=nodes), found.run)
+    there, machine = backend.api.list("Pod", {pods.JOB: job}), backend.kube
+    addresses = {reasons.machine(pod): str((pod.get("status") or {}).get("podIP") or "") for pod in there}
+    slots = _per_machine(machine, what)
+    ranks = [range(number * slots, (number + 1) * slots) for number in range(machine.workers)]
+    names = [next((found.machines[rank] for rank in own if rank in found.machines), f"rank {own[0]}") for own in ranks]
+    nodes = tuple(
+        Node(
+            name=name,
+            private_ip=addresses.get(name) or name,
+            slots=slots,
+            nvlink_gb_per_s=machine.nvlink_gb_per_s,
+            efa_gbps=machine.efa_gbps,
+        )
+        for name in names
+    )
+    judged = what.judge(replace(backend.cluster, nodes=nodes), found.run)
     if judged.level == "pass":
         return judged
     text = judged.found
@@ -206,4 +174,4 @@ def _judged(backend: KubernetesBackend, job: str, found: Followed) -> Verdict:
         text = text.replace(address, name) if address else text
     if found.said and not found.run.of("result"):
         text = f"{text}; last line of {job}: {found.said}"
-    return Verdict(CHECK, judged.level, text, f"fab logs {job}")
+    return Verdict(what.check, judged.level, text, f"fab logs {job}")

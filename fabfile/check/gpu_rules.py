@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fabfile.check.launch import ProbeRun
-from fabfile.check.network_rules import BAD, SLOW, cleanup_warnings, rate
+from fabfile.check.network_rules import BAD, SLOW, broken_off, cleanup_warnings, rate
 from fabfile.check.node_rules import AGAIN
 from fabfile.check.session import Event
 from fabfile.check.verdict import Problem, Verdict, judge, some
@@ -23,10 +23,17 @@ def nccl(cluster: SshCluster, run: ProbeRun) -> Verdict:
     """The verdict on all that was measured."""
     found = run.of("nccl")
     problems = [problem for event in found for problem in wrong(cluster, event)]
-    problems += [Problem("fail", f"nccl-tests: {run.failed}", f"fab ssh {cluster.head.name}")] if run.failed else []
+    problems += [failed(cluster, run)] if run.failed else []
     if not found and not run.failed:
         return Verdict("nccl", "pass", "one GPU: there is nothing to measure")
     return judge("nccl", [*problems, *cleanup_warnings(run)], "; ".join(good(cluster, found)))
+
+
+def failed(cluster: SshCluster, run: ProbeRun) -> Problem:
+    """Why there is no end of the measurement; where its ranks have spoken for themselves, which one is to blame."""
+    if run.silent or run.of("error"):
+        return broken_off(cluster, [node.name for node in cluster.nodes for _ in range(node.slots)], run)
+    return Problem("fail", f"NCCL's all-reduce: {run.failed}", f"fab ssh {cluster.head.name}")
 
 
 def wrong(cluster: SshCluster, event: Event) -> Iterator[Problem]:

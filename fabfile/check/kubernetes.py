@@ -48,9 +48,14 @@ def verdicts_of(cluster: KubeCluster, api: Api) -> Generator[Verdict, None, None
         yield one
     if failed:
         names = ", ".join(one.check for one in failed)
-        yield Verdict(all_reduce.CHECK, "warn", f"not tried: a job needs what has failed ({names})", failed[0].mend)
+        why = f"not tried: a job needs what has failed ({names})"
+        yield Verdict(all_reduce.LINKS.check, "warn", why, failed[0].mend)
         return
-    yield _verdict(all_reduce.CHECK, functools.partial(all_reduce.verdict, cluster))
+    for what in (all_reduce.LINKS, *([all_reduce.GPUS] if cluster.gpus_per_worker else [])):
+        measured = _verdict(what.check, functools.partial(all_reduce.verdict, cluster, what))
+        yield measured
+        if measured.level == "fail":
+            return
 
 
 def _verdict(name: str, found: Callable[[], Verdict]) -> Verdict:

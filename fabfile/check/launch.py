@@ -73,6 +73,11 @@ def all_reduce(program: str) -> list[str]:
     return [f"{VENV}/python", "-I", program, "allreduce", *map(str, (GLOO_S, LINKS_S, ENOUGH))]
 
 
+def gpu_ranks(program: str) -> list[str]:
+    """The command of each rank that measures NCCL where there is no mpirun; `program` as above."""
+    return [f"{VENV}/python", "-I", program, "gpu-ranks", *map(str, (NCCL_S, PAIRS_S))]
+
+
 def nccl(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
     """Measure NCCL's all-reduce on the GPUs: within every node, over all, and between every two
     (node/probes/nccl.py)."""

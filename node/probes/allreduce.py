@@ -19,6 +19,8 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from node.job.rank_wrapper import RankPlacement
 
@@ -52,19 +54,29 @@ class Beat:
 def main(argv: list[str]) -> None:
     """Measure with the other ranks; print the result on rank 0."""
     timeout, budget, enough = map(float, argv)
+
+    def measure(place: RankPlacement, address: str, enter: Callable[[str], None]) -> dict[str, Any]:
+        from node.probes import links
+
+        names = [node.name for node in place.nodes]
+        return links.measure(names, place.rank, address, enter, timeout=timeout, budget=budget, enough=enough)
+
+    run(measure)
+
+
+def run(measure: Callable[[RankPlacement, str, Callable[[str], None]], dict[str, Any]]) -> None:
+    """Be one rank of a measurement, which is called with this rank's place, the address (host:port) at which the ranks
+    meet, and what is to be called with the name of each phase; print what it returns on rank 0."""
     place = RankPlacement(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"  # nothing here computes; idle threads would only disturb the timing
     beat = Beat(place.rank)
     # Imported here because it takes seconds on a busy node, and the rank must already print its `alive` lines.
     from torch import distributed
 
-    from node.probes import links
-
     head = os.environ["MASTER_ADDR"]
     address = f"{f'[{head}]' if ':' in head else head}:{os.environ['MASTER_PORT']}"
-    names = [node.name for node in place.nodes]
     try:
-        result = links.measure(names, place.rank, address, beat.enter, timeout=timeout, budget=budget, enough=enough)
+        result = measure(place, address, beat.enter)
         beat.enter(_END)
     except Exception as error:  # noqa: BLE001 - any error is reported, with the phase in which it happened
         say(rank=place.rank, event="error", phase=beat.phase, error=" ".join(str(error).split())[:300])

@@ -36,10 +36,9 @@ PROGRAM = TESTS / "all_reduce_perf"
 # Large enough for the bandwidth to count, not the latency; a node's memory holds it many times over.
 OPTIONS = ("-b", "64M", "-e", "256M", "-f", "2", "-n", "10", "-w", "3", "-g", "1", "-c", "1")
 # MPI only brings the ranks together: over TCP, with the libfabric of EFA, as a process can load only one.
-MPI = (
-    *("I_MPI_OFI_LIBRARY_INTERNAL=0", "I_MPI_OFI_PROVIDER=tcp"),
-    *("NCCL_DEBUG=INFO", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,ENV"),
-)
+MPI = ("I_MPI_OFI_LIBRARY_INTERNAL=0", "I_MPI_OFI_PROVIDER=tcp")
+DEBUG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV"}
+"""NCCL then says which network it uses."""
 SLACK_S = 5
 
 
@@ -84,7 +83,8 @@ def command() -> tuple[str, ...]:
     """The program with its libraries' paths, which are in a file beside it."""
     paths = (TESTS / "environment").read_text().split() if (TESTS / "environment").exists() else []
     preload = [f'{line}:"$LD_LIBRARY_PATH"' for line in paths]
-    return ("sh", "-c", f"exec env {' '.join((*preload, *MPI))} {PROGRAM} {' '.join(OPTIONS)}")
+    words = [*preload, *MPI, *(f"{name}={value}" for name, value in DEBUG.items())]
+    return ("sh", "-c", f"exec env {' '.join(words)} {PROGRAM} {' '.join(OPTIONS)}")
 
 
 def measure(launch: Launch, unit: str, seconds: float) -> dict[str, Any]:

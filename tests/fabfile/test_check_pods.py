@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from kube_job import run_dir, state, warning
 
 from fabfile.check import all_reduce_in_pods as checked
 from fabfile.check import kubernetes as rules
-from fabfile.check import launch
+from fabfile.check import launch, waiting_pods
 from fabfile.check.verdict import Verdict
 from node.job.log import Log
 
@@ -30,8 +31,8 @@ RESULT = {"bytes": 16 << 20, "seconds": 0.05, "algbw": 3.3e8, "busbw": 4.4e8, "w
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, seconds in (
-        (checked, "STILL_S", 0.4),
-        (checked, "_LOOK_S", 0.1),
+        (waiting_pods, "STILL_S", 0.4),
+        (waiting_pods, "_LOOK_S", 0.1),
         (launch, "SILENT_ELSE_S", 1.0),
         (launch, "GRACE_S", 1.0),
     ):
@@ -68,8 +69,8 @@ def measured(log: Log, links: list[list[float | None]]) -> None:
     event(log, 0, event="result", links=links, **RESULT)
 
 
-def verdict(kube: Kube) -> Verdict:
-    return rules._verdict(checked.CHECK, lambda: checked.verdict(kube.cluster))
+def verdict(kube: Kube, what: checked.Measurement = checked.LINKS) -> Verdict:
+    return rules._verdict(what.check, lambda: checked.verdict(kube.cluster, what))
 
 
 def is_gone(kube: Kube) -> bool:
@@ -186,3 +187,65 @@ def test_a_job_that_ends_without_a_measurement_says_why(kube: Kube, tmp_path: Pa
 
     playing(kube, play)
     assert "rank 0 on machine1: exit code 1: no module named torch" in verdict(kube).found
+
+
+def with_gpus(kube: Kube) -> None:
+    kube.cluster = replace(kube.cluster, gpus_per_worker=8, efa_per_worker=4, efa_gbps=400.0, nvlink_gb_per_s=300.0)
+
+
+def all_begin(log: Log) -> None:
+    """A rank of each machine speaks up."""
+    for rank in (0, 9, 16):
+        event = {"rank": rank, "event": "alive", "phase": "meeting of the ranks"}
+        log.add(time.time(), f"machine{rank // 8 + 1}", str(rank), json.dumps(event))
+
+
+def over(log: Log, *machines: int, bus: float, **what: Any) -> None:
+    """What the first rank of these machines' says of NCCL's all-reduce over them."""
+    names, said = [f"machine{number}" for number in machines], {"wrong": 0, "ways": ["P2P"], "warning": "", **what}
+    number = machines[0] - 1
+    line = {"rank": 8 * number, "event": "nccl", "nodes": names, "bus": bus, "network": "Libfabric", "provider": "efa"}
+    log.add(time.time(), f"machine{machines[0]}", str(8 * number), json.dumps({**line, **said}))
+
+
+def test_gpus_are_measured_by_nccl_with_a_rank_for_each(kube: Kube) -> None:
+    def play(log: Log) -> None:
+        all_begin(log)
+        for number in (1, 2, 3):
+            over(log, number, bus=240e9)
+        for machines in ((1, 2, 3), (1, 2), (2, 3), (1, 3)):
+            over(log, *machines, bus=45e9)
+        log.add(time.time(), "machine1", "0", json.dumps({"rank": 0, "event": "result"}))
+
+    with_gpus(kube)
+    playing(kube, play)
+    found = verdict(kube, checked.GPUS)
+    assert (found.check, found.level) == ("nccl", "pass"), found.line()
+    assert found.found.endswith("all-reduce over 24 GPUs bus 45.0 GB/s; 3 pairs bus 45.0 GB/s; over EFA"), found.line()
+    program = checked._submission(kube.cluster, checked.GPUS, "/x/launch").program
+    assert program and program.per == "slot" and program.argv[2:4] == ("/x/launch", "gpu-ranks")
+
+
+def test_efa_that_is_off_fails_and_the_log_stays(kube: Kube) -> None:
+    def play(log: Log) -> None:
+        all_begin(log)
+        over(log, 1, 2, 3, bus=4e9, network="Socket", provider="")
+        log.add(time.time(), "machine1", "0", json.dumps({"rank": 0, "event": "result"}))
+
+    with_gpus(kube)
+    playing(kube, play)
+    found = verdict(kube, checked.GPUS)
+    assert found.level == "fail" and found.mend == "fab logs check-1"
+    assert found.found == "all 3 nodes: EFA is off: TCP (NCCL uses its sockets), 4.0 GB/s of 50.0 GB/s", found.line()
+
+
+def test_a_gpu_s_rank_that_fails_is_named_by_its_machine(kube: Kube) -> None:
+    def play(log: Log) -> None:
+        all_begin(log)
+        what = {"rank": 9, "event": "error", "phase": "all-reduce over machine2", "error": "NCCL: unhandled cuda error"}
+        log.add(time.time(), "machine2", "9", json.dumps(what))
+
+    with_gpus(kube)
+    playing(kube, play)
+    found = verdict(kube, checked.GPUS)
+    assert "machine2 in all-reduce over machine2: NCCL: unhandled cuda error" in found.found, found.line()

@@ -76,7 +76,7 @@ def lines(text: str) -> dict[str, str]:
 def has_software(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a network, which no pod of these measures."""
     monkeypatch.setattr(rules, "_STARTS", "echo 2.13.0")
-    monkeypatch.setattr(rules.all_reduce, "verdict", lambda cluster: Verdict("all-reduce", "pass", "6 links"))
+    monkeypatch.setattr(rules.all_reduce, "verdict", lambda _, what: Verdict(what.check, "pass", "measured"))
 
 
 def test_a_check_looks_at_each_part_that_a_job_needs(fab: Fab, kube: Kube, has_software: None) -> None:
@@ -110,8 +110,10 @@ def test_gpus_and_efa_cards_are_resources_of_enough_machines(fab: Fab, kube: Kub
     for number in (1, 2):
         resources = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
         kube.put(machine(f"machine{number}", **resources))
-    good = lines(fab("check", cluster=cluster).out)["nodes"]
+    found = lines(fab("check", cluster=cluster).out)
+    good = found["nodes"]
     assert good.startswith("pass") and "2 ready, 8 nvidia.com/gpu each, 4 vpc.amazonaws.com/efa each" in good
+    assert list(found)[-2:] == ["all-reduce", "nccl"]
     kube.put(machine("machine2", **{"nvidia.com/gpu": "8"}))
     bad = lines(fab("check", cluster=cluster).out)["nodes"]
     assert bad.startswith("fail") and "1 of 2 machines are ready with 8 nvidia.com/gpu each" in bad
