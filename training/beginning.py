@@ -51,7 +51,7 @@ def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None, *, quiet:
     if plan.parallel == "fsdp":
         state = states.fresh_sharded(job, data, parallel.shard, initialise=saved is None)
     else:
-        state = states.fresh(job, data, ranks.device)
+        state = states.fresh(job, data, ranks.device, initialise=saved is None)
     if saved:
         states.take(state, saved, data)
     state.precision = choice.name

@@ -80,8 +80,8 @@ class ModelSection:
     """llama: added to the mean square in a norm; 1e-5 in Llama 2."""
     tie: bool = key(False, "true | false", lambda value: True)
     """llama: the token embedding is the output layer, too. Llama 2 has an output layer of its own."""
-    init_from: str = text("", "a folder with model.safetensors in Hugging Face's layout")
-    """Start from these weights; empty: at random, by `train.seed`."""
+    init_from: str = text("", "a run, a checkpoint, or a folder with model.safetensors in Hugging Face's layout")
+    """Start from these weights, of a run's best or newest model; empty: at random, by `train.seed`."""
 
 
 @dataclass(frozen=True, kw_only=True)

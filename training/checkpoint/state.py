@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,15 @@ from torch import Tensor
 
 from training import optimizer as optimizers
 from training.checkpoint import files as checkpoint
+from training.checkpoint import weights
 from training.checkpoint.incoming import Incoming, TensorSource
 from training.checkpoint.reader import Part
-from training.data import tokenizer
 from training.data.token_set import TokenSet
 from training.data.vocabulary import VocabularyError
 from training.job import Job
 from training.keys import JobError
 from training.manifest import STREAM
-from training.models import architecture, hugging_face
+from training.models import architecture
 from training.models.base import Model
 from training.models.sharded_init import ShardedInit
 from training.models.weight_files import WeightsError
@@ -60,9 +59,10 @@ def outline(job: Job, data: TokenSet) -> Model:
         return cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
 
 
-def fresh(job: Job, data: TokenSet, device: torch.device) -> TrainingState:
-    """The state before the first step. JobError for weights in model.init_from that cannot be used."""
-    model = _initialised(job, data, load=True)
+def fresh(job: Job, data: TokenSet, device: torch.device, *, initialise: bool) -> TrainingState:
+    """The state before the first step. JobError for weights in model.init_from that cannot be used; they are not read
+    without `initialise`, where a checkpoint is loaded afterwards."""
+    model = _initialised(job, data, load=initialise)
     model.to(device)
     return TrainingState(job.model.architecture, model, optimizers.build(model, job.train))
 
@@ -83,9 +83,8 @@ def _initialised(job: Job, data: TokenSet, *, load: bool) -> Model:
     model = cls(cls.shape_of(job.model, data.vocab_size), job.model.dropout)
     if job.model.init_from and load:
         try:
-            known = partial(tokenizer.vocabulary_of, data.encoding, data.path)
-            hugging_face.load(model, Path(job.model.init_from), known)
-        except (WeightsError, VocabularyError) as error:
+            weights.load(model, Path(job.model.init_from), data)
+        except (checkpoint.CheckpointError, WeightsError, VocabularyError) as error:
             raise JobError(f"model.init_from = {job.model.init_from}: {error}") from None
     return model
 
