@@ -66,15 +66,22 @@ def _plan(job: Job, outline: Model, ranks: Ranks) -> Plan:
     return memory.plan(job.train, size, ranks=ranks.size, memory=memory.of_rank(ranks), on_gpu=on_gpu)
 
 
-def newest(run: Path, ranks: Ranks, shared: bool, mirror: str, beat: Callable[[], None]) -> Saved | None:
-    """The newest checkpoint that any node has, or, if none has any, the mirror's, which rank 0 fetches; `mirror` is its
-    address or empty. Raises Failed if the mirror cannot be asked."""
+def newest(job: Job, run: Path, ranks: Ranks, shared: bool, resume: bool, beat: Callable[[], None]) -> Saved | None:
+    """The newest whole checkpoint on any node or, with `resume`, in the run's mirror, from which rank 0 fetches a newer
+    one. Raises Failed if the nodes have none and the mirror cannot be asked; if they have one, that is a warning."""
     have = states.newest_on_nodes(run, ranks, shared)
-    if max(have) < 0 and mirror:
-        wrong = run_on_first(ranks, lambda: mirrors.fetch(mirror, run), beat)
-        if wrong:
+    mirror = job.mirror(run.resolve().name)
+    if mirror and resume:
+        fetched: list[str] = []
+        wrong = run_on_first(ranks, lambda: mirrors.fetch(mirror, run, max(have), fetched), beat)
+        if wrong and max(have) < 0:
             raise Failed(wrong)
-        have = states.newest_on_nodes(run, ranks, shared)
+        if wrong and ranks.is_first:
+            say(f"warning: going on from step {max(have)}; whether the mirror has a newer one is not known: {wrong}")
+        if ranks.sum(torch.tensor(float(len(fetched)))).item():
+            have = states.newest_on_nodes(run, ranks, shared)
+    elif mirror and ranks.is_first and max(have) < 0:
+        mirrors.begin(run)
     return states.find(run, ranks, have)
 
 

@@ -47,7 +47,7 @@ class Loop:
         world: World | None = None,
         carried: Carried | None = None,
     ) -> None:
-        """`resume`: if the run directory has no checkpoint, the newest is fetched from the run's mirror. `world`: of an
+        """`resume`: a newer checkpoint than the nodes have is fetched from the run's mirror. `world`: of an
         elastic job. `carried`: what this rank has in memory from the world before this one."""
         self.job, self.run_directory, self.ranks, self.stop, self.world = job, run, ranks, stop, world
         run.mkdir(parents=True, exist_ok=True)
@@ -60,8 +60,7 @@ class Loop:
         self.made: dict[str, Any] | None = saved.state["made"] if saved else None
         from_memory = saved is not None
         if saved is None:
-            mirror = job.mirror(run.resolve().name) if resume else ""
-            saved = beginning.newest(run, ranks, shared, mirror, lambda: self._beat(0, "load"))
+            saved = beginning.newest(job, run, ranks, shared, resume, lambda: self._beat(0, "load"))
         with self.heart.kept(0, "load"):
             begun = beginning.begin(job, data, ranks, saved, quiet=from_memory)
         self.state, self.choice, self.parallel, self.stepper = begun.state, begun.choice, begun.parallel, begun.stepper

@@ -4,8 +4,7 @@
     torchrun --nproc-per-node 2 -m training.train job.toml train.steps=100
     mpirun -n 3 -ppn 1 python -m training.train job.toml          (MASTER_ADDR and MASTER_PORT set)
 
-A run resumes from the newest checkpoint in its run directory; with --resume, it fetches one from its mirror if it has
-none.
+A run resumes from the newest checkpoint in its run directory; with --resume, from its mirror's if that is newer.
 SIGTERM or SIGUSR1 to any rank ends the job on all of them after the step, with a checkpoint. Exit codes: 0 done or
 stopped, 1 failed, 2 invalid job.
 """
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
     parser.add_argument("job", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    parser.add_argument("--resume", action="store_true", help="without a checkpoint here, fetch the mirror's")
+    parser.add_argument("--resume", action="store_true", help="fetch the mirror's checkpoint if it is newer")
     args = parser.parse_intermixed_args(argv)
     try:
         job = jobs.load(args.job, args.overrides)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import token_files
+from polling import until
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["training.train", "training.loop", "torch._dynamo", "torch.utils.tensorboard"])
@@ -144,6 +145,19 @@ def _rank(arguments: list[str], environment: dict[str, str], output: str, before
     if before is not None:
         before(int(environment["RANK"]))
     sys.exit(train.main(arguments))
+
+
+def one_by_one(_: int) -> None:
+    """For `before`: no checkpoint overtakes another one on its way to the bucket, as steps of a millisecond would."""
+    from training.store.mirror import Mirror
+
+    original = Mirror.offer
+
+    def offer(self: Mirror, *what: object) -> None:
+        original(self, *what)  # type: ignore[arg-type]
+        until(lambda: not self._next())
+
+    Mirror.offer = offer  # type: ignore[method-assign]
 
 
 def lines(run: Path) -> list[dict[str, Any]]:

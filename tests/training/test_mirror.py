@@ -16,7 +16,7 @@ pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
 import bucket_servers
 from bucket_servers import Server
-from gloo_ranks import Group, lines, losses, start
+from gloo_ranks import Group, lines, losses, one_by_one, start
 from polling import until
 
 from training import manifest
@@ -42,21 +42,8 @@ def use(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def train(job: Path, run: Path, shelf: bucket.BucketFolder, size: int = 1, *more: str, each: bool = False) -> Group:
-    """`each`: no checkpoint overtakes another one on its way to the bucket, as steps of a millisecond would."""
     overrides = [f"checkpoint.mirror={shelf.url}", *more]
     return start(job, run, size, overrides, environment=_environment(), before=one_by_one if each else None)
-
-
-def one_by_one(_: int) -> None:
-    from training.store.mirror import Mirror
-
-    original = Mirror.offer
-
-    def offer(self: Mirror, *what: object) -> None:
-        original(self, *what)  # type: ignore[arg-type]
-        until(lambda: not self._next())
-
-    Mirror.offer = offer  # type: ignore[method-assign]
 
 
 def _environment() -> dict[str, str]:

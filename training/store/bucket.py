@@ -134,6 +134,15 @@ class BucketFolder:
         with suppress(FileNotFoundError):
             self._fs.rm_file(f"{self._path}/{name}")
 
+    def remove_folder(self, name: str, first: str) -> None:
+        """Remove the files of a folder, `first` before all others, and in a directory the folder itself."""
+        folder = self.at(name)
+        for file in sorted(folder.files(), key=lambda file: file != first):
+            folder.remove(file)
+        if "file" in self._protocols():
+            with suppress(OSError):  # somebody else has put something there
+                Path(folder._path).rmdir()
+
     def check(self) -> None:
         """StoreError if the bucket or container does not exist."""
         root = self._path.partition("/")[0]

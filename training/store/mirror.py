@@ -132,10 +132,16 @@ class Mirror:
         return f"its process ended with exit code {process.wait()}"
 
 
-def fetch(url: str, run: Path) -> str:
-    """Fetch the newest checkpoint and the best model into a run without any; returns why it failed, or empty."""
+def begin(run: Path) -> None:
+    """A run begins from nothing: whatever is in a bucket under its name is another run's, also after a restart."""
+    mirror_process.keep_token(run, mirror_process.new_token())
+
+
+def fetch(url: str, run: Path, newest: int, fetched: list[str]) -> str:
+    """Fetch a run's newest checkpoint, if it is of a later step than `newest` (-1: the nodes have none), and the best
+    model with it; adds to `fetched` what was. Returns why it failed, or empty."""
     try:
-        mirror_process.fetch(bucket.open_folder(url), run)
+        fetched += mirror_process.fetch(bucket.open_folder(url), run, newest)
     except bucket.StoreError as error:
         return str(error)
     return ""

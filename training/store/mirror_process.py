@@ -2,7 +2,7 @@
 
     python -m training.store.mirror_process URL RUN --keep K [--resume]         started by mirror.py; speaks JSON
 
-    URL/run.json                     which run owns the folder: another run of the same name does not write to it
+    URL/run.json                     which run owns the folder: another run of the same name does not use it
     URL/job.toml                     the job as it was last started, for `--resume` on another cluster
     URL/checkpoints/step-000050/     as on disk, the manifest last; at least two complete ones stay
     URL/best/step-000040/            the best model; the one before is removed when it is complete
@@ -37,6 +37,10 @@ LOCAL_CLAIM = "mirror.json"  # in the run directory: the claim as this run made 
 STAGING = ".mirror"  # in the run directory: files on the way to the bucket or from it
 BEST_KEPT = 1
 _NICENESS = 15
+
+
+class OthersError(StoreError):
+    """A mirror that belongs to another run."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -79,66 +83,100 @@ def _read_orders(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
 
 def send(place: BucketFolder, kind: str, folder: Path, keep: int) -> None:
     """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first."""
-    transfer.push(folder, place.at(kind).at(folder.name), trusted=True, progress=_ReportBytes())
-    kept = 0
+    steps, keep = place.at(kind), BEST_KEPT if kind == "best" else keep
+    there = steps.at(folder.name)
     with bucket.plain_errors(place.url):
-        for name in by_step(place.at(kind).folders()):
-            step = place.at(kind).at(name)
-            if _step(name) > _step(folder.name):
-                continue
-            if kept < (BEST_KEPT if kind == "best" else keep):
-                kept += transfer.complete_manifest(step) is not None
-                continue
-            for file in sorted(step.files(), key=lambda file: file != manifest.NAME):
-                step.remove(file)
+        _remove_old(steps, folder.name, keep)  # those of uploads that failed may have the room that this one needs
+        # A run that went back may do a step again that is there, perhaps as what is there is altered.
+        again = transfer.complete_manifest(there) is not None
+    transfer.push(folder, there, overwrite=again, trusted=True, progress=_ReportBytes())
+    with bucket.plain_errors(place.url):
+        _remove_old(steps, folder.name, keep)
+
+
+def _remove_old(steps: BucketFolder, newest: str, keep: int) -> None:
+    """Remove the steps before `newest` that are not complete, and all complete ones but the `keep` newest."""
+    kept = 0
+    for name in by_step(steps.folders()):
+        if _step(name) > _step(newest):
+            continue
+        if kept < keep and transfer.complete_manifest(steps.at(name)) is not None:
+            kept += 1
+        elif name != newest:
+            steps.remove_folder(name, first=manifest.NAME)
 
 
 def claim(place: BucketFolder, run: Path, resume: bool) -> BucketFolder:
-    """Mark the run's folder in the bucket as this run's; StoreError if it belongs to another run."""
+    """Mark the run's folder in the bucket as this run's; OthersError if it belongs to another run."""
     own = _token(transfer.read_if_exists(run / LOCAL_CLAIM))
     with bucket.plain_errors(place.url):
         found = _token(place.read(CLAIM))
         if found and found != own and (own or not resume):
-            raise StoreError(f"{place.url} belongs to another run of that name and is not changed", 2)
+            raise OthersError(f"{place.url} belongs to another run of that name and is not changed", 2)
         if not found:
             place.check()
-            own = own or secrets.token_hex(8)
+            own = own or new_token()
             place.write(CLAIM, json.dumps({"run": run.name, "token": own}).encode() + b"\n")
         if job := transfer.read_if_exists(run / JOB):
             place.write(JOB, job)
-    manifest.publish(run / LOCAL_CLAIM, json.dumps({"url": place.url, "token": found or own}) + "\n")
+    keep_token(run, found or own, place.url)
     return place
 
 
-def fetch(place: BucketFolder, run: Path) -> None:
-    """Fetch a run's newest checkpoint and best model from its mirror, if it has any. StoreError."""
+def new_token() -> str:
+    """What tells a run from all others of its name."""
+    return secrets.token_hex(8)
+
+
+def keep_token(run: Path, token: str, url: str = "") -> None:
+    """Note in the run directory with which token the run claims its folder in the bucket."""
+    manifest.publish(run / LOCAL_CLAIM, json.dumps({"url": url, "token": token}) + "\n")
+
+
+def fetch(place: BucketFolder, run: Path, newest: int) -> list[str]:
+    """Fetch a run's newest checkpoint from its mirror, if it is of a later step than `newest` (-1: the nodes have
+    none), and then the best model, too; returns the checkpoint's name, if there is one. StoreError."""
+    if newest >= 0 and not (run / LOCAL_CLAIM).exists():
+        print(f"warning: {place.url}: not asked for a newer checkpoint: it may be another run's", flush=True)
+        return []
     with bucket.plain_errors(place.url):
         if not place.read(CLAIM):
             place.check()
-            print(f"no checkpoint of the run in {place.url}", flush=True)
-            return
-    claim(place, run, resume=True)
-    if step := _fetch_newest(place.at("checkpoints"), run, None):
-        print(f"{step} fetched from {place.url}, checksums verified", flush=True)
-        _fetch_newest(place.at("best"), run, run / "best")
+            if newest < 0:
+                print(f"no checkpoint of the run in {place.url}", flush=True)
+            return []
+    try:
+        claim(place, run, resume=True)
+    except OthersError as error:
+        print(f"warning: {error}", flush=True)
+        return []
+    step = _fetch_newest(place.at("checkpoints"), run, None, newest)
+    if not step:
+        return []
+    print(f"{step} fetched from {place.url}, checksums verified", flush=True)
+    _fetch_newest(place.at("best"), run, run / "best")
+    return [step]
 
 
-def _fetch_newest(place: BucketFolder, run: Path, target: Path | None) -> str:
-    """Download the newest complete step as `target`, or as its own folder in the run's checkpoints. Returns its name,
-    empty if there is none. If a step is altered, prints a warning and takes the one before."""
+def _fetch_newest(place: BucketFolder, run: Path, target: Path | None, newest: int = -1) -> str:
+    """Download the newest whole step after `newest` as `target`, or as its own folder in the run's checkpoints. Returns
+    its name, empty if there is none. If a step is altered, prints a warning and takes the one before."""
     with bucket.plain_errors(place.url):
-        names = [name for name in by_step(place.folders()) if transfer.complete_manifest(place.at(name))]
+        names = [name for name in by_step(place.folders()) if _step(name) > newest]
     for name in names:
         final = target or run / "checkpoints" / name
         staged = run / STAGING / f"from-{'best' if target else 'checkpoints'}" / name
         try:
+            with bucket.plain_errors(place.url):
+                if transfer.read_manifest(place.at(name)) is None:
+                    continue  # an upload that has not ended
             transfer.pull(place.at(name), staged, progress=Progress(label="fetched"))
         except transfer.AlteredError as error:
             print(f"warning: skipped {name} of the mirror: {error}", flush=True)
             continue
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
-            shutil.rmtree(final)  # it must be damaged, or nothing would be fetched
+            shutil.rmtree(final)  # damaged, or an older best model
         staged.rename(final)
         manifest.sync_folder(final.parent)
         return name
