@@ -120,8 +120,10 @@ def known(chosen: Options, backend: Backend, wanted: str) -> JobRecord | None:
         return None
     if job.state.is_final and not records.load(chosen.stack, job.id):
         return None
-    first = [node.name for node in backend.nodes()[: backend.begun(job.id).nodes or None]]
-    if job.files_on or (not job.state.is_final and not {*job.nodes} <= {*first}):
+    names = [node.name for node in backend.nodes()]
+    others = names[backend.begun(job.id).nodes or len(names) :]
+    # Slurm and Kubernetes choose the nodes, and the latter's machines have other names than its JobNodes.
+    if job.files_on or (not job.state.is_final and not job.slurm and {*job.nodes} & {*others}):
         where = f"{job.id} is on {', '.join(job.nodes)}"
         raise Exit(f"--managed: for jobs on the first nodes of a cluster, as the head is one; {where}", code=2)
     return job

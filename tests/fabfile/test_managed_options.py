@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from fab_command import fab
 from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
+from fabfile.backends.submission import Submission
+from fabfile.job_file import resolve
 from fabfile.managed import replacement, start
 from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
+from fabfile.managed.start import Options
 from fabfile.stacks import capacity, pulumi_cli, work_lost
 
 MINE = ("train", "smoke", "--managed", "--yes")
@@ -63,6 +67,33 @@ def test_other_places_need_a_bucket(
     monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws"})
     assert fab(*MINE, "--zones", "use1-az4") == 2
     assert "--zones: all nodes are then made again, and the job goes on from the bucket" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_refused"),
+    [
+        ({"nodes": ("node1", "node2")}, False),
+        ({"nodes": ("node1", "node3")}, True),
+        ({"nodes": ("node2", "node3"), "files_on": "node2"}, True),
+        ({"nodes": ("node1", "node3"), "slurm": "17"}, False),
+        ({"nodes": ("ip-10-0-1-7", "ip-10-0-1-9")}, False),  # of Kubernetes, where JobNodes stand for any machine
+    ],
+)
+def test_a_job_under_way_is_managed_unless_the_head_has_chosen_its_nodes(
+    changes: dict[str, Any], is_refused: bool, backend: MemoryBackend
+) -> None:
+    with backend:
+        backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
+        backend.table = [replace(backend.table[0], **changes)]
+        chosen = Options(
+            **{"stack": "yard", "inventory": "", "detach": False, "every": None, "yes": True},
+            **{"max_usd": None, "max_hours": None, "tries": None, "zones": "", "types": ""},
+        )
+        if not is_refused:
+            assert start.known(chosen, backend, "smoke-1") == backend.table[0]
+            return
+        with pytest.raises(Exit, match=r"--managed: for jobs on the first nodes .* smoke-1 is on node"):
+            start.known(chosen, backend, "smoke-1")
 
 
 def test_a_dry_run_asks_nothing(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
