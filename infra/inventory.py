@@ -209,6 +209,9 @@ class KubeCluster:
     the image has all."""
     data_url: Bucket = ""
     hourly_usd: Amount = 0.0
+    control_groups: LocalPath = ""
+    """Folder below /sys/fs/cgroup with a control group for each machine, by its name, if they run on the operator's
+    machine: see Node.control_group. Empty: they run elsewhere, and only the API can tell."""
 
 
 Cluster = SshCluster | KubeCluster
@@ -226,8 +229,8 @@ def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
     fields = dataclasses.asdict(cluster)
     if isinstance(cluster, KubeCluster):
-        for key in ("kubeconfig", "software"):
-            if not fields[key]:  # a cluster of a cloud has neither
+        for key in ("kubeconfig", "software", "control_groups"):
+            if not fields[key]:  # a cluster of a cloud has none of them
                 del fields[key]
     if fields.get("queue") is None:  # as older versions write it, and read it
         fields.pop("queue", None)

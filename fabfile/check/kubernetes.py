@@ -20,6 +20,7 @@ from fabfile.check import all_reduce_in_pods as all_reduce
 from fabfile.check.verdict import Problem, Verdict, judge
 from fabfile.container.repository import job_image
 from fabfile.launchers import SYSTEM_PYTHON, VENV
+from fabfile.remote.ended import MEND, WHY, gone_machines
 from infra.inventory import KubeCluster
 
 Object = dict[str, Any]
@@ -69,7 +70,9 @@ def _verdict(name: str, found: Callable[[], Verdict]) -> Verdict:
 
 
 def reached(cluster: KubeCluster, api: Api) -> Verdict:
-    """Whether the API answers, and lets this operator look at the jobs' namespace."""
+    """Whether the API answers, and lets this operator look at the jobs' namespace, and no machine has ended."""
+    if gone := gone_machines(cluster):
+        return Verdict("api", "fail", f"{', '.join(gone)}: {WHY}", MEND)
     try:
         api.list("Pod", {pods.STACK: cluster.name})
     except KubeError as error:
@@ -86,9 +89,8 @@ def nodes(cluster: KubeCluster, api: Api) -> Verdict:
             raise
         return judge("nodes", [Problem("warn", f"may not be seen: {error}", "kubectl auth can-i list nodes")], "")
     ready = [node for node in found if is_ready(node)]
-    problems = [
-        Problem("warn", f"{node['metadata']['name']} is not ready", _DESCRIBE) for node in found if node not in ready
-    ]
+    others = {node["metadata"]["name"]: state(node) for node in found if node not in ready}
+    problems = [Problem("warn", f"{name} is {how}", _DESCRIBE) for name, how in others.items()]
     wanted = {pods.GPU: cluster.gpus_per_worker, pods.EFA: cluster.efa_per_worker}
     wanted = {resource: count for resource, count in wanted.items() if count}
     fit = [node for node in ready if all(has(node, resource) >= count for resource, count in wanted.items())]
@@ -102,11 +104,18 @@ def nodes(cluster: KubeCluster, api: Api) -> Verdict:
     return judge("nodes", problems, f"{len(fit)} ready{of_each}")
 
 
+def state(node: Object) -> str:
+    """A machine's state: ready, not ready, or cordoned, which is ready but takes no new pods, as `kubectl cordon` and
+    `kubectl drain` have it."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    if not any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions):
+        return "not ready"
+    return "cordoned" if (node.get("spec") or {}).get("unschedulable") else "ready"
+
+
 def is_ready(node: Object) -> bool:
     """Whether a machine is ready, and takes pods."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    told = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    return told and not (node.get("spec") or {}).get("unschedulable")
+    return state(node) == "ready"
 
 
 def has(node: Object, resource: str) -> int:

@@ -11,6 +11,7 @@ from fabfile.backends.kubernetes import machines
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.managed.watch import Seen
+from fabfile.remote.ended import WHY, gone_machines
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.slurm_nodes import unusable
 from fabfile.verbs.status import ask_over, describe
@@ -33,14 +34,10 @@ class Look:
 
     def nodes(self) -> list[Seen]:
         """All nodes of the cluster, in its order; of one whose queue starts machines, those that it always has.
-        Unreachable if Kubernetes' API does not answer."""
+        Unreachable if Kubernetes' API does not answer, and no machine on this host has ended."""
         if self._fleet is None:
             assert isinstance(self.cluster, KubeCluster)
-            try:
-                with closing(Api(self.cluster, _TIMEOUT)) as api:
-                    return [Seen(one["name"], one["state"]) for one in machines.found_by(api)]
-            except (KubeError, Exit) as error:
-                raise Unreachable(str(getattr(error, "message", None) or error)) from None
+            return _machines(self.cluster)
         cluster, answers = self._fleet.cluster, ask_over(self._fleet)
         found = []
         down = self._down() if cluster.launcher == "slurm" and cluster.queue is None else {}
@@ -56,3 +53,16 @@ class Look:
         """The nodes that Slurm takes for dead; none while it does not answer, as while slurmctld restarts."""
         assert self._fleet is not None
         return {name: state for name, state in unusable(self._fleet).items() if state.startswith(_DOWN)}
+
+
+def _machines(cluster: KubeCluster) -> list[Seen]:
+    """The machines of a Kubernetes cluster. If its API does not answer, those on this host that have ended: the API's
+    own may be one of them."""
+    try:
+        with closing(Api(cluster, _TIMEOUT)) as api:
+            found = machines.found_by(cluster, api)
+    except (KubeError, Exit) as error:
+        if gone := gone_machines(cluster):
+            return [Seen(name, "gone", WHY) for name in gone]
+        raise Unreachable(str(getattr(error, "message", None) or error)) from None
+    return [Seen(one["name"], one["state"], WHY if one["state"] == "gone" else "") for one in found]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.inventory import Node
+from infra.inventory import KubeCluster, Node
 
 WHY = "its machine has ended: it was powered off, has crashed or was killed"
 MEND = "fab up"  # it compares the state with the machines that exist, and makes the node again
@@ -14,9 +14,24 @@ _GROUPS = "/sys/fs/cgroup/"
 def is_gone(node: Node) -> bool:
     """Whether the node's machine on this host has ended; False for one that runs, and for machines elsewhere. Also
     False for a group of another host: the inventory may be of somebody else's machines."""
-    group = Path(node.control_group)
-    if not node.control_group.startswith(_GROUPS) or ".." in group.parts or not Path(_GROUPS).is_dir():
-        return False
+    return _is_here(node.control_group) and _is_empty(Path(node.control_group))
+
+
+def gone_machines(cluster: KubeCluster) -> list[str]:
+    """The machines of a Kubernetes cluster on this host that have ended; as `is_gone` without any that are elsewhere.
+    Its API does not say that for a while, and nothing at all if its own machine has ended."""
+    if not _is_here(cluster.control_groups):
+        return []
+    there = Path(cluster.control_groups).glob("node[0-9]*")
+    return sorted(group.name for group in there if _is_empty(group))
+
+
+def _is_here(group: str) -> bool:
+    return group.startswith(_GROUPS) and ".." not in Path(group).parts and Path(_GROUPS).is_dir()
+
+
+def _is_empty(group: Path) -> bool:
+    """Whether no process is left in a control group."""
     try:
         return "populated 1" not in (group / "cgroup.events").read_text().splitlines()
     except FileNotFoundError:

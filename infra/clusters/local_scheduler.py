@@ -6,7 +6,7 @@ import pulumi
 
 from infra import inventory
 from infra.clouds import naming
-from infra.clouds.local import host
+from infra.clouds.local import cgroup, host
 from infra.clouds.local.image import Image
 from infra.clouds.local.kubernetes import configuration, folder, images, objects, programs
 from infra.clouds.local.kubernetes import layer as kubernetes_layer
@@ -81,5 +81,6 @@ def of_kubernetes(settings: Settings, nodes: list[Node]) -> pulumi.Output[str]:
         shared_dir=folder.SHARED,
         shared_claim=objects.CLAIM,
         software=",".join(images.SOFTWARE),
+        control_groups=str(cgroup.unified(settings.stack)),
     )
     return made.id.apply(lambda _: inventory.to_json(cluster))

@@ -14,9 +14,13 @@ from fab_command import fab as run_fab
 from kube_cluster import Kube, pod
 
 from fabfile import output
+from fabfile.backends.base import Unreachable
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.check import kubernetes as rules
 from fabfile.check.verdict import Verdict
+from fabfile.managed.look import Look
+from fabfile.managed.watch import Seen
+from fabfile.remote import ended
 from fabfile.stacks import work_lost
 from infra.inventory import KubeCluster, to_json
 
@@ -143,6 +147,33 @@ def test_status_shows_machines_and_the_jobs_on_them(fab: Fab, kube: Kube) -> Non
     assert ["machine3", "not", "ready", "-", "-"] in rows
     answer = json.loads(fab("status", "--json").out)
     assert answer["machines"][1] == {"name": "machine2", "state": "ready", "gpus": "-", "jobs": "demo-1"}
+
+
+def test_a_machine_of_this_host_that_has_ended_is_known_before_its_api_knows(
+    fab: Fab, kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And if the API's own has ended, which then says nothing."""
+    monkeypatch.setattr(ended, "_GROUPS", f"{tmp_path}/")
+    for name, populated in (("node1", 1), ("node2", 0)):
+        (tmp_path / "groups" / name).mkdir(parents=True)
+        (tmp_path / "groups" / name / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+        kube.put(machine(name))
+    cluster = replace(kube.cluster, control_groups=str(tmp_path / "groups"))
+    status = fab("status", cluster=cluster).out
+    assert "node2     gone" in status and "node1     ready" in status and f"node2 is gone: {ended.WHY}" in status
+    waited = fab("wait", cluster=cluster)
+    assert waited.code == 1 and f"1 of 3 machines are gone: node2: {ended.WHY}" in waited.err
+    checked = lines(fab("check", cluster=cluster).out)
+    assert list(checked) == ["api"] and f"node2: {ended.WHY}; mend: fab up" in checked["api"]
+    kube.put({**machine("node1"), "spec": {"unschedulable": True}})
+    assert {node.name: node.state for node in Look(cluster).nodes() if "node" in node.name} == {
+        **{"node1": "cordoned", "node2": "gone"}
+    }
+    kube.refuse("/", 500, "etcd is away")
+    assert Look(cluster).nodes() == [Seen("node2", "gone", ended.WHY)]
+    (tmp_path / "groups/node2/cgroup.events").write_text("populated 1\n")
+    with pytest.raises(Unreachable, match="etcd is away"):
+        Look(cluster).nodes()
 
 
 def test_wait_ends_when_the_cluster_takes_jobs_or_says_what_it_lacks(fab: Fab, kube: Kube) -> None:

@@ -14,6 +14,7 @@ from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.check import kubernetes as rules
 from fabfile.output import next_command, say, table
+from fabfile.remote.ended import MEND, WHY, gone_machines
 from infra.inventory import KubeCluster, to_object
 
 _LOOK_SECONDS = 5.0  # for the API to answer `fab status`
@@ -25,12 +26,13 @@ def status(cluster: KubeCluster, *, json: bool) -> None:
     """Print what the inventory knows of the cluster, and what its API says of it now."""
     try:
         with closing(Api(cluster, _LOOK_SECONDS)) as api:
-            found = found_by(api)
+            found = found_by(cluster, api)
         why = ""
     except (KubeError, Exit) as error:
         found, why = [], str(error.message if isinstance(error, Exit) else error)
+    gone = gone_machines(cluster)
     if json:
-        now = {"api_error": why or None, "machines": found}
+        now = {"api_error": why or None, "machines": found, "gone": gone}
         say(json_text.dumps({**to_object(cluster), **now}, indent=2))
         return
     say(of_inventory(cluster))
@@ -39,7 +41,9 @@ def status(cluster: KubeCluster, *, json: bool) -> None:
     if found:
         heading = ["MACHINE", "STATE", "GPUS", "JOBS"]
         say(table([heading, *([one["name"], one["state"], one["gpus"], one["jobs"] or "-"] for one in found)]))
-    say(next_command("fab check"))
+    for name in gone:
+        say(f"{name} is gone: {WHY}")
+    say(next_command(MEND) + "   (makes what is gone anew)" if gone else next_command("fab check"))
 
 
 def of_inventory(cluster: KubeCluster) -> str:
@@ -59,14 +63,14 @@ def of_inventory(cluster: KubeCluster) -> str:
     return table(rows)
 
 
-def found_by(api: Api) -> list[dict[str, str]]:
+def found_by(cluster: KubeCluster, api: Api) -> list[dict[str, str]]:
     """The cluster's nodes with their state and the jobs whose pods run there. KubeError."""
-    own = api.list("Pod")
+    own, gone = api.list("Pod"), gone_machines(cluster)
     found = []
     for node in api.list("Node"):
         name = str(node["metadata"]["name"])
         jobs = {_job(pod) for pod in own if reasons.machine(pod) == name and reasons.is_alive(pod)}
-        state = "ready" if rules.is_ready(node) else "not ready"
+        state = "gone" if name in gone else rules.state(node)
         gpus = str(rules.has(node, pods.GPU) or "-")
         found.append({"name": name, "state": state, "gpus": gpus, "jobs": ", ".join(sorted(jobs - {""}))})
     return found
@@ -77,7 +81,8 @@ def _job(pod: dict[str, Any]) -> str:
 
 
 def wait(cluster: KubeCluster, timeout: float) -> None:
-    """Wait until the machines are ready, and the training operator takes a job; Exit 1 after `timeout` seconds."""
+    """Wait until the machines are ready, and the training operator takes a job. Exit 1 once a machine on this host has
+    ended, or after `timeout` seconds."""
     began = said = time.monotonic()
     with closing(Api(cluster)) as api:
         while lacking := _lacks(cluster, api):
@@ -92,7 +97,10 @@ def wait(cluster: KubeCluster, timeout: float) -> None:
 
 
 def _lacks(cluster: KubeCluster, api: Api) -> str:
-    """What is not ready yet; empty: nothing. KubeError for what no waiting mends."""
+    """What is not ready yet; empty: nothing. KubeError or Exit 1 for what no waiting mends."""
+    if gone := gone_machines(cluster):
+        of = f"{len(gone)} of {cluster.workers} machines are gone"
+        raise Exit(f"{of}: {', '.join(gone)}: {WHY}\n{next_command(MEND)}", code=1)
     try:
         for rule in (rules.nodes, rules.claim, rules.operator):
             verdict = rule(cluster, api)
