@@ -25,6 +25,8 @@ RENEW = 30.0
 """Seconds between two words to the head without need, well below the lease."""
 QUEUE = 600.0
 """Seconds between two tries to get more machines of a queue, which Slurm starts if its cloud has room."""
+GIVE_UP = 600.0
+"""Seconds without an answer after which a job is left that ought to be stopped, at a bound."""
 HEADLESS = 120.0
 """Seconds without an answer of the head after which it may be replaced, if it is not known to have ended."""
 
@@ -83,6 +85,9 @@ class Manager:
         elif is_full:
             self._moving.done()
             self._lost.clear()
+            self._said.discard("waits")
+        elif job.state == JobState.RUNNING and job.reason:
+            self._say_once("waits", f"{job.id} goes on with {len(job.nodes)} of {record.nodes} nodes: {job.reason}")
         elif job.state == JobState.RUNNING and self._are_there(seen) and self._moving.is_over:
             self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
@@ -93,7 +98,8 @@ class Manager:
         """Whether all nodes for the job are there and well, and it was not asked already to go on on them."""
         session = self.session
         enough = session.has_queue or len(seen) >= session.record.nodes
-        return enough and _all_well(seen) and not session.head.resizing
+        others = [node for node in seen if node.state != "cordoned"]  # its pods have found other machines
+        return enough and _all_well(others) and not session.head.resizing
 
     def _replaceable(self, lost: Mapping[str, str]) -> dict[str, str]:
         """Without a head that answers and that alone has the job's files, and without machines that a cloud's
@@ -141,14 +147,18 @@ class Manager:
         self.resume = self.resume or by_machines(job, seen, self._lost)
         if not self.resume:
             return True
-        if lost and session.replacing.is_over:
-            self._replace_without_job(lost, seen)
-        elif not lost and _all_well(seen) and self._resuming.is_over:
-            tries = session.record.tries(job.attempt)
-            if tries >= session.record.bounds.tries:
-                session.reached = f"{tries} replacements and restarts (--tries {session.record.bounds.tries})"
+        if cordoned := ", ".join(node.name for node in seen if node.state == "cordoned"):
+            self._say_once("cordoned", f"{job.id} is resumed when {cordoned} takes pods again: kubectl uncordon")
+        replaces = bool(lost) and session.replacing.is_over
+        resumes = not lost and _all_well(seen) and self._resuming.is_over
+        if replaces or resumes:
+            session.reached = session.no_try_left(job.attempt)
+            if session.reached:
                 return True
-            self._resume()
+            if replaces:
+                self._replace_without_job(lost, seen)
+            else:
+                self._resume()
         return False
 
     def _replace_without_job(self, lost: Mapping[str, str], seen: Collection[Seen]) -> None:
@@ -182,17 +192,23 @@ class Manager:
     def _headless(self, why: str) -> None:
         """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""
         session = self.session
-        self._say_once("silent", f"the head does not answer: {why}")
+        self._say_once("silent", f"{session.head_name or 'the API'} does not answer: {why}")
+        silent = time.monotonic() - self._answered
+        if silent > GIVE_UP and (bound := session.bound()):
+            what = f"{bound}; it cannot be stopped, as nothing has answered for {silent:.0f} s"
+            raise Exit(f"{session.record.job}: {what}\nnext: fab stop {session.record.job}", code=1)
         try:
             seen = session.nodes()
         except Unreachable:
             return
         lost = dict(session.watch.lost(seen, (), time.monotonic()))
-        head, silent = session.head_name, time.monotonic() - self._answered
+        head = session.head_name
         is_gone = any(node.name == head and node.state == "gone" for node in seen)
         if head in lost and not is_gone and (silent < HEADLESS or not session.survives_its_head):
             lost.pop(head)  # it may answer again
         if lost and session.replacing.is_over:
+            if bound := session.no_try_left(self._attempt):
+                raise Exit(f"{', '.join(lost)}: {next(iter(lost.values()))}; not replaced: {bound}", code=1)
             self._replace_without_job(lost, seen)
 
     def _from_bucket(self) -> None:

@@ -125,13 +125,16 @@ class Session:
             self.head.order()
             self.head.stop()
 
+    def no_try_left(self, attempt: int) -> str:
+        """Why a job in this attempt may have no further replacement or restart; empty: it may."""
+        tries, most = self.record.tries(attempt), self.record.bounds.tries
+        return f"{tries} replacements and restarts (--tries {most})" if tries >= most else ""
+
     def may_try(self, job: JobRecord) -> bool:
         """Whether one more replacement or restart is allowed; if not, stop the job."""
-        tries = self.record.tries(job.attempt)
-        if tries < self.record.bounds.tries:
-            return True
-        self.stop(f"{tries} replacements and restarts (--tries {self.record.bounds.tries})")
-        return False
+        if why := self.no_try_left(job.attempt):
+            self.stop(why)
+        return not why
 
     def hourly_usd(self) -> float:
         """What the job's nodes cost an hour."""

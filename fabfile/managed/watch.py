@@ -5,16 +5,20 @@ Opens no connections and reads no clock: callers pass the time, in seconds of on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-PATIENCE = {"gone": 0.0, "failed": 0.0, "disk": 3.0, "notice": 0.0, "down": 60.0, "not ready": 60.0, "booting": 300.0}
+PATIENCE = {
+    **{"gone": 0.0, "failed": 0.0, "disk": 3.0, "notice": 0.0, "down": 60.0, "not ready": 60.0, "booting": 300.0},
+    "cordoned": math.inf,  # who has done that takes it back, or the machine away
+}
 """Seconds that a node may be so before it counts as lost: it may reboot, or its scheduler may notice late."""
 SILENT = 90.0
 """The same for one that does not answer, if the job has not lost it."""
 CUT_OFF = 15.0
 """The same for one that does not answer, and that the job goes on without."""
-_ANSWERS = ("ready", "failed", "booting", "disk", "notice", "down")
+_ANSWERS = ("ready", "failed", "booting", "disk", "notice", "down", "cordoned")
 _TAKEN = ("takes", "deletes")
 """Words of a cloud's notice that ends a node for good; after a reboot or a move it is there again."""
 
@@ -25,7 +29,7 @@ class Seen:
 
     name: str
     state: str
-    """ready, gone, failed, booting, unreachable, unknown, down (Slurm), not ready (Kubernetes)"""
+    """ready, gone, failed, booting, unreachable, unknown, down (Slurm), not ready or cordoned (Kubernetes)"""
     reason: str = ""
     notice: str = ""  # the cloud's announcement that it ends the node
     disk: str = ""  # why its disk cannot be written; empty: it can

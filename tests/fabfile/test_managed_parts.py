@@ -132,6 +132,14 @@ def test_other_troubles_are_waited_for_in_their_own_time(node: Seen, why: str) -
     assert watch.lost([*WELL[:2], node], ALL, PATIENCE[kind]) == {"node3": why}
 
 
+def test_a_cordoned_machine_is_nobodys_loss_and_of_no_use() -> None:
+    """Somebody drains it, and takes it back or away; it counts as a node that answers."""
+    cordoned = Seen("node3", "cordoned")
+    watch = Watch()
+    assert watch.lost([*WELL[:2], cordoned], ALL, 0.0) == watch.lost([*WELL[:2], cordoned], ALL[:2], 1e6) == {}
+    assert not cordoned.is_well
+
+
 def test_without_room_it_waits_longer_and_longer_and_then_goes_where_it_may() -> None:
     places = Places.of(["use1-az4"], ["m7i.4xlarge"])
     assert [places.no_room() for _ in range(3)] == [(30.0, None), (60.0, None), (0.0, Place("zone", "use1-az4"))]

@@ -12,7 +12,7 @@ import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
 
-from fabfile.backends.base import Backend, JobRecord, JobState
+from fabfile.backends.base import Backend, JobRecord, JobState, Unreachable
 from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
 from fabfile.managed import manager as managers
@@ -175,6 +175,59 @@ def test_no_try_is_left_for_one_more_node(played: Played) -> None:
     played.script = {2: lambda: played.lose("node3")}
     assert manager.run().state == JobState.CANCELLED and played.made == []
     assert manager.session.reached == "2 replacements and restarts (--tries 2)"
+
+
+def test_no_try_is_left_while_nothing_answers(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a control plane that is gone: the job cannot be stopped either."""
+    manager = managed(played, bounds=Bounds(tries=2), replaced=2)
+    monkeypatch.setattr(manager.session.head, "job", silence)
+    played.script = {2: lambda: played.troubles.update(node3=Seen("node3", "gone", GONE))}
+    with pytest.raises(Exit, match=rf"node3: {GONE}; not replaced: 2 replacements and restarts \(--tries 2\)"):
+        manager.run()
+    assert played.made == []
+
+
+def test_a_bound_is_kept_though_nothing_answers(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = managed(played, bounds=Bounds(max_hours=0.25))
+    manager.session.record.began -= 1800
+    monkeypatch.setattr(manager.session.head, "job", silence)
+    monkeypatch.setattr(managers, "GIVE_UP", 0.2)
+    why = r"smoke-1: it has run for 30m \(--max-hours 0.25\); it cannot be stopped, as nothing has answered for 0 s"
+    with pytest.raises(Exit, match=why):
+        manager.run()
+
+
+def silence() -> None:
+    time.sleep(0.01)
+    raise Unreachable("no answer in time")
+
+
+def test_a_job_whose_pods_wait_is_not_moved_and_says_why_once(played: Played) -> None:
+    """Its machine is drained: each try to go back would cost a restart."""
+    manager = managed(played)
+
+    def drained() -> None:
+        played.lose("node3", "cordoned")
+        played.change(reason="1 of 3 pods wait: 0/3 nodes are available")
+
+    def uncordoned() -> None:
+        played.troubles.clear()
+        played.change(reason="")
+
+    played.script = {2: drained, 9: uncordoned, 14: played.ends}
+    manager.run()
+    assert played.made == [] and played.job.nodes == NODES
+    assert decisions(manager) == [
+        "smoke-1 goes on with 2 of 3 nodes: 1 of 3 pods wait: 0/3 nodes are available",
+        "smoke-1 goes on on all 3 nodes again, from a checkpoint",
+    ]
+
+
+def test_a_job_whose_pods_have_another_machine_goes_back_to_full_size_beside_a_cordoned_one(played: Played) -> None:
+    manager = managed(played)
+    played.script = {2: lambda: played.lose("node3", "cordoned"), 9: played.ends}
+    manager.run()
+    assert decisions(manager) == ["smoke-1 goes on on all 3 nodes again, from a checkpoint"] and played.made == []
 
 
 def test_the_head_that_alone_has_the_job_is_not_replaced_under_it(played: Played) -> None:
