@@ -11,7 +11,7 @@ from typing import Any
 Object = dict[str, Any]
 """A Kubernetes object as its manifest has it."""
 
-RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "delete"]}]
+RULES = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
 _GROUP = "rbac.authorization.k8s.io"
 
 

@@ -1,6 +1,6 @@
 """This node's memory: size, use, and whether it has run out, from the kernel's count of out-of-memory kills.
 
-In a container, limit and count are those of its control group; otherwise the machine's.
+In a container, a pod's too, limit and count are those of its control group; otherwise the machine's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _is_container(root: Path) -> bool:
-    return (root / "run/systemd/container").exists()
+    return (root / "run/systemd/container").exists() or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
 def _text(path: Path) -> str:

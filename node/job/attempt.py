@@ -225,7 +225,7 @@ class Attempt:
             case {"event": "notice", "in": None}:
                 self.expiry.withdraw(node)
             case {"event": "notice", "in": seconds, "why": why}:
-                self.expiry.known(node, now + seconds, why)
+                self.expiry.known(node, now + seconds, self._machines.why(node, has_gone=False) or why)
             case {"event": "step", "step": step} if step > 0:
                 self.first_step = self.first_step or time.time()
         self._watch.update(node, event, now)

@@ -36,6 +36,8 @@ class Outcome:
     """Why it failed; if it did not, the trainer's last line on rank 0."""
     program_code: int = 0
     """The exit code of the user's program that failed, 128 and its number for a signal; 0: not known."""
+    cut_off: str = ""
+    """The node that is blamed as it was cut off."""
 
 
 @dataclass
@@ -234,7 +236,7 @@ class Diagnosis:
             node, why = next(iter(self.gone.items()))
             numbers = [str(number) for number, rank in enumerate(self.ranks) if rank.node == node]
             ranks = f" (rank {', '.join(numbers)})" if numbers else ""
-            return Outcome(1, f"{node}{ranks} is cut off: {why}")
+            return Outcome(1, f"{node}{ranks} is cut off: {why}", cut_off=node)
         ended = sorted((self.ranks[number].ended, number) for number in self.present() if self.ranks[number].code)
         failed = [(number, self.ranks[number]) for _, number in ended]
         starved = [number for number, rank in failed if rank.memory]

@@ -65,6 +65,9 @@ class Machines(Protocol):
     def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...] | None:
         """The nodes of the next attempt: all of the job's that are there but these. As `next`, and no restart."""
 
+    def why(self, node: str, *, has_gone: bool) -> str:
+        """Why this node of the attempt is about to go, or `has_gone`, as its owner says it; empty: it says nothing."""
+
     def asked_to_end(self) -> tuple[str, str] | None:
         """(state, reason) after this process or the ranks have been sent SIGTERM, and nobody has asked us for that;
         PENDING if the job goes on in another process. None: nothing is known of it."""
@@ -140,6 +143,9 @@ class OwnMachines:
 
     def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
         return self.next(self._all, without, asked, log)
+
+    def why(self, node: str, *, has_gone: bool) -> str:
+        return ""
 
     def asked_to_end(self) -> None:
         return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch
@@ -77,6 +78,8 @@ class Supervisor:
         before = files.read(self.run_dir / "state.json")
         self.limit = TimeLimit(self.spec.time_limit, time.monotonic() - _since_start(before))
         lost = self.machines.lost(before)
+        if lost:
+            self.log.say(f"error: {lost}")
         restarts = before.get("restarts_left", self.spec.restarts) - bool(lost)
         if restarts < 0:
             self._over("FAILED", f"{lost}, with no restart left", 1)
@@ -114,7 +117,10 @@ class Supervisor:
         began = state["started"] + state.get("paused", 0.0)
         of_log = (self.spec.timeout, self.log, self._ask, began)
         attempt = Attempt(places.launcher(self.spec, launch.nodes), self.machines, launch, *of_log, restarts)
-        return attempt, attempt.run()
+        verdict = attempt.run()
+        if verdict.cut_off and (why := self.machines.why(verdict.cut_off, has_gone=True)):
+            verdict = replace(verdict, reason=f"{verdict.reason}; {why}")
+        return attempt, verdict
 
     def _ended(self, verdict: Outcome, attempt: Attempt) -> None:
         """Record the end of the job with its last attempt."""

@@ -137,6 +137,8 @@ class Agent:
             preexec_fn=end_with_parent,
         )
         stream.close()  # the keeper has it: when that ends, so does the connection
+        if self._leaving:  # since just now
+            self.leave()
         self._keeper.wait()
         self._keeper = None
         cleanup.kill_marked(self._job)

@@ -1,6 +1,6 @@
-"""The few requests that a pod makes of the cluster's API, with its service account: read and force-delete pods.
+"""The few requests that a pod makes of the cluster's API, with its service account: read, watch, force-delete pods.
 
-The service account needs get, list and delete on pods in its namespace. Imports only the standard library.
+The service account needs get, list, watch and delete on pods in its namespace. Imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +25,20 @@ JOB_LABEL = "trainyard.dev/job"
 _INDEX_LABEL, _TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
 _SECONDS = 5.0
+_WATCH = 60
+"""Seconds after which the API is asked to end a watch."""
 _LONGEST = 16 << 20
 
 
 class ApiError(Exception):
-    """The API refuses or does not answer: one line."""
+    """The API refuses, or does not answer: one line."""
 
 
-class ChangedError(ApiError):
+class RefusedError(ApiError):
+    """The API refuses."""
+
+
+class ChangedError(RefusedError):
     """What was asked for is not there any more, or another one is in its place."""
 
 
@@ -72,7 +79,27 @@ class Api:
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0}
         self._ask("DELETE", f"/{pod.name}", {**options, "preconditions": {"uid": pod.uid}})
 
+    def watch(self, job: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What happens to the pods of a job for a minute, each as (ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, the pod
+        as it then is; of an ERROR why). From this resourceVersion on; empty: from now on, after all that are there.
+        ApiError."""
+        asked = {"watch": "1", "labelSelector": f"{JOB_LABEL}={job}", "timeoutSeconds": str(_WATCH)}
+        asked |= {"allowWatchBookmarks": "true", **({"resourceVersion": version} if version else {})}
+        with self._open("GET", f"?{urllib.parse.urlencode(asked)}", seconds=_WATCH + _SECONDS) as response:
+            while line := response.readline(_LONGEST):
+                event = json.loads(line)
+                yield event["type"], event["object"]
+
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        with self._open(method, path, body) as response:
+            answer = json.loads(response.read(_LONGEST))
+        if not isinstance(answer, dict):
+            raise ApiError(f"the API at {self._url} answers with something else than an object")
+        return answer
+
+    @contextmanager
+    def _open(self, method: str, path: str, body: object = None, seconds: float = _SECONDS) -> Iterator[Any]:
+        """The answer to a request; ApiError also for what is wrong while it is read."""
         try:
             # Read each time: Kubernetes replaces the token before it expires.
             token = (self._account / "token").read_text().strip()
@@ -89,16 +116,13 @@ class Api:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
         try:
-            with direct.open(request, timeout=_SECONDS) as response:
-                answer = json.loads(response.read(_LONGEST))
+            with direct.open(request, timeout=seconds) as response:
+                yield response
         except urllib.error.HTTPError as error:
-            raise (ChangedError if error.code in (404, 409) else ApiError)(_refusal(error)) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise (ChangedError if error.code in (404, 409) else RefusedError)(_refusal(error)) from None
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             why = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ApiError(f"the API at {self._url} does not answer: {why}") from None
-        if not isinstance(answer, dict):
-            raise ApiError(f"the API at {self._url} answers with something else than an object")
-        return answer
 
 
 def _pod(item: Mapping[str, Any]) -> PodState:

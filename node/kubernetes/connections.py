@@ -46,6 +46,8 @@ class Connection:
         self._events: queue.SimpleQueue[NodeEvent] | None = None
         self._lock, self._saying = threading.Lock(), threading.Lock()
         self.is_open = True
+        self.was_closed = False
+        """Whether the pod's end of it has closed it: what had it there has ended."""
 
     def keep(self, spec: KeeperSpec, events: queue.SimpleQueue[NodeEvent]) -> None:
         """Have the agent run a keeper, whose events go into the queue from now on."""
@@ -72,13 +74,15 @@ class Connection:
     def serve(self) -> None:
         """Read until the connection ends. An agent that says nothing for the length of the lease is not there; how long
         a keeper may be silent, its attempt decides."""
+        is_closed = True
         try:
             while self._hear(self._read()):
                 pass
         except OSError as error:
             self.complaint = self.complaint or error.strerror or str(error)
+            is_closed = isinstance(error, ConnectionResetError)  # what it had not read yet was lost with it
         with self._lock:
-            self.is_open = False
+            self.was_closed, self.is_open = self.is_open and is_closed, False
             if self._events is not None:
                 self._events.put((self.node, None))
         self._stream.close()

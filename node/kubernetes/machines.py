@@ -26,6 +26,7 @@ from node.job.spec import JobSpec, KeeperSpec, job_nodes
 from node.kubernetes.api import Api
 from node.kubernetes.connections import Connection, Listener
 from node.kubernetes.dead_machines import DeadMachines
+from node.kubernetes.endings import Endings
 from node.kubernetes.identity import Address, Pod
 from node.kubernetes.unplaced import Unplaced
 
@@ -34,6 +35,8 @@ REJOIN = 25.0
 _POLL = 0.1
 _QUIET = 3.0
 """Seconds of waiting after which the job's log says so."""
+_SAID = 4.0
+"""Seconds for Kubernetes to say why a pod has ended."""
 _TELL = 0.5
 """Seconds between the word to the pods that the job is over, and the end of this one, which has the connections."""
 
@@ -47,6 +50,9 @@ class PodMachines:
         self._pods: dict[str, Connection] = {}
         """By the name of its node: the pods of the next attempt."""
         self._listener: Listener | None = None
+        self._endings: Endings | None = None
+        self._before: Address | None = None
+        """Where the supervisor before this one has listened."""
         self._hurry = files.read(run_dir / "state.json").get("state") == "RUNNING"
         """Whether an attempt was made before: it then goes on with the pods that are there after REJOIN."""
 
@@ -62,6 +68,8 @@ class PodMachines:
     def wait(self, asked: Asked, log: Log) -> None:
         """Listen, and wait for the job's pods: for all of them, however long, or, if the job goes on after its first
         pod was lost, for those that come in time."""
+        self._endings = Endings(Api(), self._run_dir, log.say)
+        self._before = Address.read(self._run_dir)
         self._listener = Listener(self._own, self._spec.node_count, log.say)
         self._listener.address.write(self._run_dir)
         threading.Thread(target=self._end_with_successor, args=(log,), daemon=True).start()
@@ -76,7 +84,11 @@ class PodMachines:
         self._gather(asked, log, REJOIN if self._hurry else inf)
 
     def lost(self, record: Record) -> str:
-        return "its first pod was lost" if record["state"] == "RUNNING" else ""
+        if record["state"] != "RUNNING":
+            return ""
+        before = self._before.pod if self._before else None
+        why = self._endings.why(before) if before and self._endings else ""
+        return f"its first pod{f', on {before.machine} (rank 0),' if before else ''} was lost{': ' if why else ''}{why}"
 
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
         connection = self._pods[spec.node]
@@ -111,6 +123,12 @@ class PodMachines:
 
     def resized(self, without: Collection[str], asked: Asked, log: Log) -> tuple[Node, ...]:
         return self.next(self.nodes, without, asked, log)
+
+    def why(self, node: str, *, has_gone: bool) -> str:
+        connection = self._pods.get(node)
+        if connection is None or self._endings is None:
+            return ""
+        return self._endings.why(connection.pod, _SAID if has_gone and connection.was_closed else 0.0)
 
     def asked_to_end(self) -> None:
         return None

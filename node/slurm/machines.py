@@ -73,6 +73,9 @@ class SlurmMachines:
     def resized(self, without: Collection[str], asked: Asked, log: Log) -> None:
         continuation.go_on(self._run_dir, self._slurm, log, without, counts=False)
 
+    def why(self, node: str, *, has_gone: bool) -> str:
+        return ""
+
     def asked_to_end(self) -> tuple[str, str]:
         return self._slurm.ended_by()
 

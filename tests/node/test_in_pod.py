@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -156,3 +157,26 @@ def test_a_shared_volume_that_does_not_answer_for_a_moment_is_asked_again(
     (tmp_path / "state.json").write_text('{"state": "FAILED"}')
     thread.join(5)
     assert codes == [0] and capsys.readouterr().err.count("Is a directory") == 1
+
+
+@pytest.mark.usefixtures("in_pod")
+def test_a_pod_that_is_ended_while_its_keeper_starts_tells_it_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would ask for a checkpoint, and the pod would be killed 45 s later."""
+    program = tmp_path / "launch"
+    program.write_text("import time; time.sleep(60)")
+    agent = Agent(tmp_path, Pod(1, "w", "10.1.0.2", "m3", "10.0.0.3"), str(program), print)
+    start = subprocess.Popen
+
+    def started(*args: Any, **options: Any) -> Any:
+        child = start(*args, **options)
+        agent.leave()
+        return child
+
+    monkeypatch.setattr("node.kubernetes.agent.subprocess.Popen", started)
+    ours, theirs = socket.socketpair()
+    began = time.monotonic()
+    with ours:
+        agent._keep(theirs)
+    assert time.monotonic() - began < 30

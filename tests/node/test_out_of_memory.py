@@ -59,6 +59,15 @@ def test_what_the_kernel_says(container: bool, files: dict[str, str], killed: in
     assert memory.size(1.5, root) == size
 
 
+def test_a_pod_is_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's count has the kills of all of its pods, and on the `local` stack of all nodes."""
+    files = {**EVENTS, f"{UNIFIED}/memory.max": "2147483648\n", "proc/vmstat": "oom_kill 3\n"}
+    root = machine(tmp_path, files, container=False)
+    assert memory.killed(root) == 3
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    assert (memory.killed(root), memory.size(1.5, root)) == (2, "2 GiB")
+
+
 def test_nothing_is_said_of_a_size_that_nobody_knows(tmp_path: Path) -> None:
     assert memory.size(0.0, tmp_path) == ""
 

@@ -91,7 +91,8 @@ def test_a_killed_supervisor_is_to_be_made_again_by_the_operator(tmp_path: Path)
         assert job.exits(0) == 128 + signal.SIGKILL
         until(lambda: not job.processes(0), 5)
         job.start(0)
-        assert job.ends("FAILED")["reason"] == "its first pod was lost, with no restart left"
+        reason = job.ends("FAILED")["reason"]
+        assert reason == "its first pod, on machine-0 (rank 0), was lost, with no restart left"
         assert [job.exits(index) for index in range(3)] == [1, 0, 0]
 
 

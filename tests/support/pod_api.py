@@ -11,6 +11,7 @@ import http.server
 import json
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ class PodApi:
     environment: dict[str, str] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
+    history: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """What a watch tells, in this order: (kind of event, the pod); its place in it, from 1, is the resourceVersion."""
+    asked: list[str] = field(default_factory=list)
+    """The resourceVersions from which watches have begun."""
     token: str = "first"
     made: int = 0
 
@@ -50,6 +55,13 @@ class PodApi:
             "status": {"phase": phase, **({"hostIP": host_ip} if host_ip else {})},
         }
 
+    def happens(self, kind: str, name: str, ip: str, **status: Any) -> None:
+        """Let something happen to a pod; `status` as in its object, `to_end_at` when it is to end."""
+        metadata = {"name": name, "resourceVersion": str(len(self.history) + 1)}
+        if to_end_at := status.pop("to_end_at", ""):
+            metadata["deletionTimestamp"] = to_end_at
+        self.history.append((kind, {"metadata": metadata, "status": {"podIP": ip, **status}}))
+
     def renew(self, token: str) -> None:
         """Replace the pods' token, as the kubelet does; the server takes only this one from now on."""
         self.token = token
@@ -67,8 +79,11 @@ def served(folder: Path) -> Iterator[PodApi]:
             parts = urllib.parse.urlsplit(self.path)
             if self._refused(parts.path):
                 return
-            selector = urllib.parse.parse_qs(parts.query)["labelSelector"][0]
-            assert selector == f"trainyard.dev/job={JOB}"
+            query = {key: values[0] for key, values in urllib.parse.parse_qs(parts.query).items()}
+            assert query["labelSelector"] == f"trainyard.dev/job={JOB}"
+            if "watch" in query:
+                self._tell(query.get("resourceVersion", ""))
+                return
             self._answer(200, {"kind": "PodList", "items": list(api.pods.values())})
 
         def do_DELETE(self) -> None:
@@ -85,6 +100,19 @@ def served(folder: Path) -> Iterator[PodApi]:
                 assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
                 api.deleted.append(f"{name} {pod['metadata']['uid']}")
                 self._answer(200, api.pods.pop(name))
+
+        def _tell(self, version: str) -> None:
+            """What has happened since that version; the watch then ends."""
+            api.asked.append(version)
+            self.send_response(200)
+            self.end_headers()
+            if version == "old":
+                gone = {"kind": "Status", "code": 410, "reason": "Expired"}
+                self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+                return
+            for kind, pod in api.history[int(version or 0) :]:
+                self.wfile.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
+            time.sleep(0.05)
 
         def _refused(self, path: str) -> bool:
             if self.headers["Authorization"] != f"Bearer {api.token}":
