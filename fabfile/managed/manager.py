@@ -161,14 +161,16 @@ class Manager:
                 self._resume()
         return False
 
-    def _replace_without_job(self, lost: Mapping[str, str], seen: Collection[Seen]) -> None:
-        """Replace nodes while no job runs, or its head does not answer."""
+    def _replace_without_job(self, lost: Mapping[str, str], seen: Collection[Seen], *, is_silent: bool = False) -> None:
+        """Replace nodes while no job runs, or its head `is_silent`."""
         session = self.session
         head = session.head_name
         if head in lost and not session.survives_its_head:
             why = f"{head}, the head, is lost, and with it {session.record.job}'s checkpoints: {lost[head]}"
             raise Exit(f"{why}; no bucket and no shared folder has them\nnext: fab up", code=1)
-        if replace(session, None, lost, seen) or (head in lost and not session.look.cluster.shared_dir):
+        if replace(session, None, lost, seen, is_silent=is_silent) or (
+            head in lost and not session.look.cluster.shared_dir
+        ):
             self._from_bucket()
 
     def _resume(self) -> None:
@@ -192,7 +194,7 @@ class Manager:
     def _headless(self, why: str) -> None:
         """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""
         session = self.session
-        self._say_once("silent", f"{session.head_name or 'the API'} does not answer: {why}")
+        self._say_once("silent", f"{session.head_name or 'the cluster'} does not answer: {why}")
         silent = time.monotonic() - self._answered
         if silent > GIVE_UP and (bound := session.bound()):
             what = f"{bound}; it cannot be stopped, as nothing has answered for {silent:.0f} s"
@@ -209,7 +211,7 @@ class Manager:
         if lost and session.replacing.is_over:
             if bound := session.no_try_left(self._attempt):
                 raise Exit(f"{', '.join(lost)}: {next(iter(lost.values()))}; not replaced: {bound}", code=1)
-            self._replace_without_job(lost, seen)
+            self._replace_without_job(lost, seen, is_silent=True)
 
     def _from_bucket(self) -> None:
         """The head is a new one, which knows nothing of the job: go on with what the bucket has. Exit 1 without one."""

@@ -23,9 +23,17 @@ _STOPPING = 600.0
 _POLL = 1.0
 
 
-def replace(session: Session, job: JobRecord | None, lost: Mapping[str, str], seen: Collection[Seen]) -> bool:
-    """Replace these nodes, with the reason for each, and bring them code and data. `job`: that of the head, if it
-    answers; it goes on meanwhile with the other nodes. Returns whether the cluster is a new one elsewhere."""
+def replace(
+    session: Session,
+    job: JobRecord | None,
+    lost: Mapping[str, str],
+    seen: Collection[Seen],
+    *,
+    is_silent: bool = False,
+) -> bool:
+    """Replace these nodes, with the reason for each, and bring them code and data. `job`: that of the head, if it runs;
+    it goes on meanwhile with the other nodes. `is_silent`: the head does not answer, and is not asked to. Returns
+    whether the cluster is a new one elsewhere."""
     record, names = session.record, ", ".join(lost)
     session.decide(f"to be replaced: {'; '.join(f'{name}: {why}' for name, why in lost.items())}")
     if job is not None and job.state == JobState.RUNNING:
@@ -33,7 +41,8 @@ def replace(session: Session, job: JobRecord | None, lost: Mapping[str, str], se
         _leave(session, {node.name for node in seen if node.state in ("ready", "down")} & set(lost) & set(job.nodes))
     record.replaced += 1
     record.save()
-    session.tell_head(_LEASE)
+    if not is_silent:
+        session.tell_head(_LEASE)
     began, moved = time.monotonic(), False
     try:
         make_again(record.stack, session.facts, lost, [node.name for node in seen if node.state == "gone"])

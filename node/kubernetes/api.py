@@ -24,6 +24,7 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 JOB_LABEL = "trainyard.dev/job"
 _INDEX_LABEL, _TYPE_LABEL = "training.kubeflow.org/replica-index", "training.kubeflow.org/replica-type"
 _OVER = ("Succeeded", "Failed")
+_CHANGED = (404, 409, 410)
 _SECONDS = 5.0
 _WATCH = 60
 """Seconds after which the API is asked to end a watch."""
@@ -80,14 +81,18 @@ class Api:
         self._ask("DELETE", f"/{pod.name}", {**options, "preconditions": {"uid": pod.uid}})
 
     def watch(self, job: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What happens to the pods of a job for a minute, each as (ADDED, MODIFIED, DELETED, BOOKMARK or ERROR, the pod
-        as it then is; of an ERROR why). From this resourceVersion on; empty: from now on, after all that are there.
+        """What happens to the pods of a job for a minute, each as (ADDED, MODIFIED or DELETED, the pod as it then is).
+        From this resourceVersion on; 0: from now on, after all that are there. ChangedError if that is too long ago,
         ApiError."""
+        # Without bookmarks: Kubernetes 1.34 over Debian's etcd 3.4 refuses them from 0 on.
         asked = {"watch": "1", "labelSelector": f"{JOB_LABEL}={job}", "timeoutSeconds": str(_WATCH)}
-        asked |= {"allowWatchBookmarks": "true", **({"resourceVersion": version} if version else {})}
+        asked["resourceVersion"] = version
         with self._open("GET", f"?{urllib.parse.urlencode(asked)}", seconds=_WATCH + _SECONDS) as response:
             while line := response.readline(_LONGEST):
                 event = json.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    raise (ChangedError if status["code"] in _CHANGED else RefusedError)(_said(status))
                 yield event["type"], event["object"]
 
     def _ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
@@ -119,7 +124,7 @@ class Api:
             with direct.open(request, timeout=seconds) as response:
                 yield response
         except urllib.error.HTTPError as error:
-            raise (ChangedError if error.code in (404, 409) else RefusedError)(_refusal(error)) from None
+            raise (ChangedError if error.code in _CHANGED else RefusedError)(_refusal(error)) from None
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             why = error.reason if isinstance(error, urllib.error.URLError) else error
             raise ApiError(f"the API at {self._url} does not answer: {why}") from None
@@ -151,4 +156,8 @@ def _refusal(error: urllib.error.HTTPError) -> str:
         said = json.loads(error.read(_LONGEST))["message"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         said = error.reason
-    return f"the API refuses ({error.code}): {said}"
+    return _said({"code": error.code, "message": said})
+
+
+def _said(status: Mapping[str, Any]) -> str:
+    return f"the API refuses ({status['code']}): {status.get('message') or status.get('reason')}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from node.job import files
-from node.kubernetes.api import Api, ApiError, RefusedError
+from node.kubernetes.api import Api, ApiError, ChangedError, RefusedError
 from node.kubernetes.identity import Pod
 
 _FILE = "pods.json"
@@ -40,7 +40,7 @@ class Endings:
         self._api, self._run_dir, self._say = api, run_dir, say
         self._why: dict[tuple[str, str], str] = {}
         """By a pod's name and address: the operator gives the same name to the one in its place."""
-        self._version = str(files.read(run_dir / _FILE).get("version", ""))
+        self._version = str(files.read(run_dir / _FILE).get("version", "0"))
         self._watches = False
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -57,9 +57,11 @@ class Endings:
         while True:
             self._watches = True
             try:
-                for kind, found in self._api.watch(self._run_dir.name, self._version):
-                    self._take(kind, found)
+                for _, found in self._api.watch(self._run_dir.name, self._version):
+                    self._take(found)
                 continue
+            except ChangedError:  # that is too long ago
+                self._version = "0"
             except RefusedError as error:
                 if refused != str(error):
                     refused = str(error)
@@ -69,13 +71,11 @@ class Endings:
             self._watches = False
             time.sleep(_AGAIN)
 
-    def _take(self, kind: str, found: Mapping[str, Any]) -> None:
-        if kind == "ERROR":  # that version is too old by now
-            self._version = ""
-            return
+    def _take(self, found: Mapping[str, Any]) -> None:
         self._version = str(found["metadata"]["resourceVersion"])
         files.write(self._run_dir / _FILE, {"version": self._version})
-        pod, why = (found["metadata"].get("name"), (found.get("status") or {}).get("podIP")), why_ends(found)
+        pod = str(found["metadata"].get("name")), str((found.get("status") or {}).get("podIP"))
+        why = why_ends(found)
         if not why:
             self._why.pop(pod, None)  # another one has its name and address now
         elif pod not in self._why or _OOM in why:

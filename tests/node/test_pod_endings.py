@@ -14,7 +14,7 @@ from polling import until
 
 from node.job import files
 from node.kubernetes import endings
-from node.kubernetes.api import Api
+from node.kubernetes.api import Api, ChangedError, RefusedError
 from node.kubernetes.endings import Endings, why_ends
 from node.kubernetes.identity import Pod
 
@@ -90,7 +90,17 @@ def test_the_next_supervisor_hears_what_has_ended_the_first_pod(server: PodApi, 
     assert watched(server, run_dir).why(pod("m-0", "10.1.0.2"), 5.0) == KILLED
     assert "1" in server.asked
     files.write(run_dir / "pods.json", {"version": "old"})
-    assert watched(server, run_dir).why(pod("m-0", "10.1.0.2"), 5.0) == KILLED and "old" in server.asked
+    third = watched(server, run_dir)
+    until(lambda: third.why(pod("m-0", "10.1.0.2")) == KILLED, 10)
+    assert "old" in server.asked
+
+
+def test_a_watch_needs_a_place_to_begin(server: PodApi) -> None:
+    api = Api(server.account, server.environment)
+    with pytest.raises(RefusedError, match=r"the API refuses \(500\): the required storage feature is disabled"):
+        list(api.watch(JOB, ""))
+    with pytest.raises(ChangedError, match=r"the API refuses \(410\): Expired"):
+        list(api.watch(JOB, "old"))
 
 
 def test_an_api_that_refuses_is_complained_of_once_and_waited_for_by_nobody(

@@ -106,11 +106,15 @@ def served(folder: Path) -> Iterator[PodApi]:
             api.asked.append(version)
             self.send_response(200)
             self.end_headers()
+            if not version or "allowWatchBookmarks" in self.path:  # as Kubernetes 1.34 answers over etcd 3.4
+                status = {"kind": "Status", "code": 500, "message": "the required storage feature is disabled"}
+                self.wfile.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+                return
             if version == "old":
                 gone = {"kind": "Status", "code": 410, "reason": "Expired"}
                 self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
                 return
-            for kind, pod in api.history[int(version or 0) :]:
+            for kind, pod in api.history[int(version) :]:
                 self.wfile.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
             time.sleep(0.05)
 
