@@ -10,6 +10,7 @@ or change kernel settings, and sees no other machine's files.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -174,6 +175,17 @@ class NspawnMachine:
                 system_command.run(["umount", str(remains)])
             with suppress(FileNotFoundError):
                 shutil.rmtree(remains)
+        self._remove_link()
+
+    def _remove_link(self) -> None:
+        """Remove its network link on this host, if it is still there: a connection that was open when the machine was
+        killed may keep its network, and with it the link, for minutes, in which the machine could not be made again."""
+        name = f"vb-{self.unique_name}"  # as systemd-nspawn names it; if that is too long, an alternative of the link's
+        there = json.loads(system_command.run(["ip", "-json", "link", "show"]))
+        for link in there:
+            if name in (link["ifname"], *link.get("altnames", ())):
+                with suppress(system_command.SystemCommandError):  # the kernel has just done it
+                    system_command.run(["ip", "link", "delete", link["ifname"]])
 
     def unmount(self) -> None:
         """Unmount its root. An unmounted one is no error."""
