@@ -145,7 +145,7 @@ def test_a_node_without_a_word_is_cut_off_and_the_complaints_of_others_do_not_co
     assert verdict and verdict.reason.startswith("rank 0 on node1")  # it said so before the silence was long enough
     story = Story()
     verdict = story.until_verdict(10, lambda: story.beat("node1", "node2"))
-    assert verdict == Outcome(1, "node3 (rank 2) is cut off: no word for 6 s")
+    assert verdict == Outcome(1, "node3 (rank 2) is cut off: no word for 6 s", cut_off="node3")
 
 
 def test_mpirun_killed_or_failed_is_named() -> None:
