@@ -21,6 +21,7 @@ from kube_cluster import TOKEN, Kube, pod, served
 from fabfile.backends.kubernetes import credentials
 from fabfile.backends.kubernetes.api import INSTALL, Api
 from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.remote import ended
 from infra.inventory import KubeCluster
 
 
@@ -103,7 +104,7 @@ def test_a_cluster_without_the_operator_says_so(kube: Kube, api: Api) -> None:
             asked()
 
 
-def test_what_is_no_answer_of_the_api(kube: Kube, tmp_path: Path) -> None:
+def test_what_is_no_answer_of_the_api(kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kube.refusals.append((lambda method, path: True, 502, {"html": "bad gateway"}))
     with pytest.raises(KubeError, match="Pod: HTTP 502 Bad Gateway"):
         Api(kube.cluster).list("Pod")
@@ -111,6 +112,10 @@ def test_what_is_no_answer_of_the_api(kube: Kube, tmp_path: Path) -> None:
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config).replace(kube.url, "https://127.0.0.1:1"))
     with pytest.raises(KubeError, match=r"^https://127.0.0.1:1: connection refused$"):
         Api(kube.cluster).list("Pod")
+    monkeypatch.setattr(ended, "_GROUPS", f"{tmp_path}/")
+    gone = replace(kube.cluster, workers=1, control_groups=f"{tmp_path}/groups")
+    with pytest.raises(KubeError, match=rf"^https://127.0.0.1:1: connection refused \(node1: {ended.WHY}; fab up"):
+        Api(gone).list("Pod")
 
 
 def test_another_certificate_is_named(kube: Kube, tmp_path: Path) -> None:

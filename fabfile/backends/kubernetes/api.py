@@ -16,6 +16,7 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.kubernetes import credentials
 from fabfile.backends.kubernetes.errors import KubeError, explained
+from fabfile.remote.ended import MEND, WHY, gone_machines
 from infra.inventory import KubeCluster
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Api:
             raise Exit(f"{cluster.name}: {why}", code=2) from None
         found = credentials.of(cluster)
         self.namespace, self.server, self.who = cluster.namespace, found.config.cluster.server, found.who
+        self._cluster = cluster
         limits = httpx2.Timeout(timeout)
         self._to_start = httpx2.Timeout(timeout, read=max(timeout, _START_SECONDS))
         try:
@@ -82,6 +84,11 @@ class Api:
         """Close its connections."""
         self._client.close()
         self._http.close()
+
+    def ended(self) -> str:
+        """Which machines on this host have ended, as an addition to why the API does not answer; empty: none."""
+        gone = gone_machines(self._cluster)
+        return f" ({', '.join(gone)}: {WHY}; {MEND} makes it anew)" if gone else ""
 
     def apply(self, one: Object, *, dry_run: bool = False) -> Object:
         """Make or change an object by server-side apply; with `dry_run` the API only says whether it could be."""

@@ -30,6 +30,9 @@ class Asked(Protocol):
     server: str
     who: str
 
+    def ended(self) -> str:
+        """What is known of why it does not answer, to be added to a line; empty: nothing."""
+
 
 @contextmanager
 def explained(api: Asked, what: str) -> Iterator[None]:
@@ -44,9 +47,9 @@ def explained(api: Asked, what: str) -> Iterator[None]:
     except ConfigError as error:
         raise KubeError(f"{api.who}: {_line(error)}", 401) from None
     except httpx2.TimeoutException:
-        raise KubeError(f"{api.server}: no answer in time") from None
+        raise KubeError(f"{api.server}: no answer in time{api.ended()}") from None
     except httpx2.HTTPError as error:
-        raise KubeError(f"{api.server}: {_transport(error)}") from None
+        raise KubeError(f"{api.server}: {_transport(error)}{api.ended()}") from None
     except (httpx2.InvalidURL, OSError, ValueError) as error:
         raise KubeError(f"{api.server}: {_line(error) or type(error).__name__}") from None
 
