@@ -32,9 +32,12 @@ class Cloud:
     action: dict[str, str] | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     broken: Answer | None = None
+    refused: int = 0
+    """How often it has answered while broken."""
 
     def answer(self, asked: Asked) -> Answer:
         if self.broken:
+            self.refused += 1
             return self.broken
         return self._aws(asked) if asked.path.startswith("/latest/") else self._azure(asked)
 
@@ -155,8 +158,8 @@ def test_a_metadata_service_that_fails_is_said_and_asked_again(tmp_path: Path, c
     cloud = Cloud()
     with running(tmp_path, cluster, cloud) as program:
         for broken in BROKEN:
-            cloud.broken = broken
-            time.sleep(2.2)
+            before, cloud.broken = cloud.refused, broken
+            until(lambda before=before: cloud.refused > before)
         cloud.broken = None
         cloud.action = {"action": "stop", "time": "2031-09-18T12:03:05Z"}
         cloud.events = [event("Preempt", 30, "trainyard-yard-node2")]
