@@ -116,7 +116,7 @@ def test_a_stopped_rank_and_a_stopped_keeper_are_named(tmp_path: Path) -> None:
         os.kill(job.rank(1), signal.SIGSTOP)
         until(lambda: "error: rank 1 on machine-1 is stopped (SIGSTOP, or a debugger)" in job.log, 15)
         job.step(2, attempt=2)
-        (keeper,) = job.processes(2, " keep")
+        (keeper,) = until(lambda: job.processes(2, " keep"))
         os.kill(keeper, signal.SIGSTOP)
         assert job.ends("FAILED", 40)["reason"].startswith("machine-2 (rank 2) is cut off: no word for ")
 
