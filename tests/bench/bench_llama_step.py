@@ -21,6 +21,7 @@ import gpt2
 sys.path.insert(0, str(gpt2.ROOT))
 
 import torch
+from accelerate.state import AcceleratorState
 
 from training import optimizer as optimizers
 from training import precision
@@ -93,6 +94,7 @@ def theirs(shape: Shape, mixed: str, device: torch.device, compiled: bool) -> Ca
 
 def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
     """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate has one precision per process, else
     layers, heads, groups, width = SIZES[size]
     shape = Shape(
         n_layer=layers,

@@ -22,6 +22,7 @@ sys.path.insert(0, str(gpt2.ROOT))
 
 import numpy as np
 import torch
+from accelerate.state import AcceleratorState
 
 from training import optimizer as optimizers
 from training import precision
@@ -111,6 +112,7 @@ def theirs(
 
 def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
     """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate has one precision per process, else
     layers, heads, width = SIZES[size]
     shape = Shape(n_layer=layers, n_head=heads, n_embd=width, block_size=BLOCK, vocab_size=VOCABULARY + 8)
     mixed = "no" if name == "fp32" else name
