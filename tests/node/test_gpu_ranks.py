@@ -1,59 +1,94 @@
-"""The measurement of NCCL's all-reduce in pods: its ranks, which without a GPU use gloo, and what they read of NCCL."""
+"""Ranks on nodes with GPUs: NCCL's and EFA's environment in the plan, and cores on the NUMA node of each rank's GPU."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
-from gloo_ranks import free_port
-
-from fabfile.launchers import nodes_to_text
+from fabfile import launchers
+from fabfile.launchers import HeadValues, Launch, gpu, mpirun, torchrun
 from infra.inventory import Node
-from node.job.rank_wrapper import RankPlacement
-from node.probes.groups import Groups
+from node.job import cores
 
-ROOT = Path(__file__).resolve().parents[2]
-NODES = [Node(name=name, private_ip="127.0.0.1", slots=slots) for name, slots in (("a", 2), ("b", 1), ("c", 1))]
-
-
-def test_the_groups_are_each_node_all_nodes_and_every_two() -> None:
-    common = {"TRAINYARD_NODES": nodes_to_text(NODES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-m", "node.main", "gpu-ranks", "60", "60"]
-    ranks = [
-        subprocess.Popen(
-            command, env={**os.environ, **common, "RANK": str(rank)}, cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(4)
-    ]
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0, 0], outputs
-    events = [json.loads(line) for output in outputs for line in output.splitlines()]
-    found = {tuple(event["nodes"]): event for event in events if event["event"] == "nccl"}
-    assert found.keys() == {("a",), ("a", "b", "c"), ("a", "b"), ("b", "c"), ("a", "c")}
-    assert [found[group]["rank"] for group in (("a",), ("a", "b", "c"), ("b", "c"))] == [0, 0, 2]
-    for event in found.values():
-        assert event["wrong"] == 0 and event["bus"] > 1e6 and event["network"] == ""
-    assert [event["rank"] for event in events if event["event"] == "result"] == [0]
+P3DN = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0}
+P4D = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_80", "efa_cards": 4, "efa_gbps": 400.0}
+G5 = {"slots": 1, "gpus": 1, "gpu_architecture": "sm_86"}
 
 
-def test_nccl_says_its_network_once_and_its_ways_for_each_group(tmp_path: Path) -> None:
-    log = tmp_path / "nccl"
-    groups = Groups(RankPlacement({"TRAINYARD_NODES": nodes_to_text(NODES)}), lambda _phase: None, log)
-    assert groups._nccl(0) == {"network": "", "provider": "", "ways": [], "warning": ""}
-    first = [
-        "a:1:1 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 4 nics)",
-        "a:1:1 [0] NCCL INFO Using network AWS Libfabric",
-        "a:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM",
-    ]
-    log.write_text("\n".join(first) + "\n")
-    said = {"network": "AWS Libfabric", "provider": "efa", "warning": ""}
-    assert groups._nccl(0) == {**said, "ways": ["P2P"]}
-    log.write_text("\n".join([*first, "a:1:1 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/AWS"]) + "\n")
-    assert groups._nccl(len(first)) == {**said, "ways": ["NET"]}
+def nodes(count: int, facts: dict[str, object]) -> tuple[Node, ...]:
+    return tuple(Node(name=f"node{i}", private_ip=f"10.0.0.{i}", **facts) for i in range(1, count + 1))  # type: ignore[arg-type]
+
+
+def launch(*which: Node) -> Launch:
+    return Launch(id="demo-1", nodes=which, run_dir="/r", code="/c")
+
+
+def of_ranks(argv: list[str]) -> dict[str, str]:
+    return {argv[i + 1]: argv[i + 2] for i, word in enumerate(argv) if word == "-genv"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted"),
+    [
+        (P3DN, {"FI_PROVIDER": "efa"}),  # EFA does not read a V100's memory
+        (P4D, {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+        (G5, {}),
+    ],
+    ids=["p3dn", "p4d", "g5"],
+)
+def test_the_plan_has_what_nccl_and_efa_need(facts: dict[str, object], wanted: dict[str, str]) -> None:
+    plan = mpirun.plan(launch(*nodes(2, facts)), HeadValues(interface="ens5"))
+    found = of_ranks(plan.argv)
+    assert {key: value for key, value in found.items() if key.startswith("FI_")} == wanted
+    assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_DEBUG"]) == ("ens5", "WARN")
+    assert "ACCELERATE_USE_CPU" not in found
+
+
+def test_a_dry_run_shows_it() -> None:
+    shown = launchers.shown(mpirun.plan(launch(*nodes(2, P3DN)), HeadValues()))
+    assert "-genv FI_PROVIDER efa" in shown and "-genv NCCL_SOCKET_IFNAME $INTERFACE" in shown
+    assert "mpirun -n 16 -ppn 8" in shown and "FI_EFA_USE_DEVICE_RDMA" not in shown
+    alone = torchrun.plan(launch(*nodes(1, P3DN)), HeadValues())
+    assert alone.environment["FI_PROVIDER"] == "efa" and "NCCL_SOCKET_IFNAME" not in alone.environment
+
+
+def test_efa_is_used_only_where_every_node_has_it() -> None:
+    mixed = (*nodes(1, P3DN), *nodes(2, G5)[1:])
+    assert "FI_PROVIDER" not in gpu.environment(mixed, "ens5")
+    assert "FI_EFA_USE_DEVICE_RDMA" not in gpu.environment((*nodes(1, P3DN), *nodes(2, P4D)[1:]), "ens5")
+    assert gpu.environment(nodes(2, {}), "ens5") == {}
+
+
+# --- cores beside the GPU ---
+
+TWO_SOCKETS = [(cpu, cpu, cpu // 24) for cpu in range(48)]
+"""A p3dn.24xlarge without hyper-threads: 24 cores on each of two NUMA nodes."""
+
+
+def test_a_rank_gets_cores_of_its_gpus_numa_node() -> None:
+    straight = cores.shares(TWO_SOCKETS, 8, [0, 0, 0, 0, 1, 1, 1, 1], False)
+    assert [cores.ranges(each) for each in straight] == [f"{6 * rank}-{6 * rank + 5}" for rank in range(8)]
+    crossed = cores.shares(TWO_SOCKETS, 8, [1, 1, 0, 0, 1, 1, 0, 0], False)
+    assert [cores.ranges(each) for each in crossed[:4]] == ["24-29", "30-35", "0-5", "6-11"]
+    assert sorted(cpu for each in crossed for cpu in each) == list(range(48)), "each core once"
+
+
+def test_cores_are_cut_evenly_where_that_cannot_be() -> None:
+    even = [cores.share(TWO_SOCKETS, 2, rank, False) for rank in range(2)]
+    assert cores.shares(TWO_SOCKETS, 2, [], False) == even, "no GPUs"
+    assert cores.shares(TWO_SOCKETS, 2, [0, 0, 1, 1], False) == even, "another number of ranks than of GPUs"
+    assert cores.shares(TWO_SOCKETS, 2, [3, 3], False) == even, "a NUMA node without cores"
+    assert cores.shares(TWO_SOCKETS, 2, [0, 1], True) == [[], []], "a machine that others use too"
+
+
+def test_the_numa_nodes_of_gpus_are_in_the_order_of_the_bus(tmp_path: Path) -> None:
+    proc, bus = tmp_path / "gpus", tmp_path / "devices"
+    for name, node in (("0000:00:1E.0", "1"), ("0000:00:16.0", "0")):  # the driver writes capitals, sysfs does not
+        (proc / name).mkdir(parents=True)
+        (bus / name.lower()).mkdir(parents=True)
+        (bus / name.lower() / "numa_node").write_text(f"{node}\n")
+    assert cores.gpu_nodes(proc, bus) == [0, 1]
+    (bus / "0000:00:16.0" / "numa_node").write_text("-1\n")
+    assert cores.gpu_nodes(proc, bus) == [], "the kernel does not know"
+    assert cores.gpu_nodes(tmp_path / "no-driver", bus) == []
