@@ -121,9 +121,7 @@ def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Projec
         job = start("checkpoint.every=2", step=0)
         assert job.ends(120) == 1
         reason = job.state()["reason"]
-        # It is seen by the checkpoint that is written beside the steps, or, if that is late, by a step's heartbeat.
-        where = r"rank 1 \(node2\)(: \S*step-\d+| failed: its run directory): the disk is full"
-        assert re.match(where, reason), job.text()
+        assert re.match(r"rank 1 \(node2\): \S*step-\d+: the disk is full \(0\.\d\d GB left\)", reason), job.text()
         until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
     finally:
         cluster.ssh("node2", "sudo umount /fsx/runs")

@@ -209,6 +209,6 @@ def test_a_disk_that_fills_up_meanwhile_is_one_line(
 def test_a_node_that_is_lost_is_named(cluster: SshCluster, work: Path, yard: sshd.Yard) -> None:
     found = snapshot.scan(work)
     yard.servers[1].stop()
-    # Reset, if a process that sshd had started for an earlier connection still held its socket.
-    with Fleet(cluster) as fleet, pytest.raises(Exit, match=r"node2 .*Connection (refused|reset by peer)"):
+    until(yard.servers[1].refuses)
+    with Fleet(cluster) as fleet, pytest.raises(Exit, match=r"node2 .*: Connection refused"):
         send.send(fleet, cluster.nodes, found)

@@ -68,6 +68,16 @@ class Sshd:
         self.process.terminate()
         self.process.wait()
 
+    def refuses(self) -> bool:
+        """Whether its port refuses. After its end a process of an earlier connection may still hold its socket."""
+        try:
+            socket.create_connection((self.address, self.port), 1).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def node(self, name: str, host_key: str | None = None) -> Node:
         return Node(
             name=name,
