@@ -242,7 +242,7 @@ def test_a_run_with_another_shape_or_other_tokens_is_refused(job: Path, data: Pa
 
 def test_sampling_from_a_run(job: Path, data: Path, tmp_path: Path) -> None:
     text = token_set.open(data)
-    tiny = state.fresh(jobs.load(job), text, torch.device("cpu"))
+    tiny = state.fresh(jobs.load(job), text, torch.device("cpu"), initialise=True)
     ranks = Ranks(0, 1, 0, "node0", 20, torch.device("cpu"), "gloo", nodes=["node0"])
     parallel = OneRank(ranks)
     parallel.wrap(tiny, parallel.accelerator("no"))
