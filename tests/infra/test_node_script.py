@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,9 +15,11 @@ from aws_xeon_program import settings
 
 from infra import user_data
 from infra.clouds.aws import machine_types, node_script
-from infra.config.settings import Settings
+from infra.config.settings import ROOT, Settings
 
 pytest_plugins = ["aws_slurm_program"]
+USES = [path.read_text() for folder in ("node/slurm", "fabfile/launchers") for path in (ROOT / folder).glob("*.py")]
+"""Where Slurm's commands are called."""
 
 
 @pytest.fixture
@@ -36,6 +39,11 @@ def run(text: str, role: str, folder: Path, stub: str = "") -> subprocess.Comple
         code = int(name == "systemctl")
         (commands / name).write_text(f'#!/bin/sh\necho "$0 $@" >>{folder}/called\nexit {code}\n')
         (commands / name).chmod(0o755)
+    slurm = folder / "opt/slurm/bin"
+    slurm.mkdir(parents=True)
+    for name in ("sinfo", "sbatch", "salloc", "srun", "scontrol", "squeue", "scancel", "mpiexec"):
+        (slurm / name).write_text("#!/bin/sh\necho $0\n")
+        (slurm / name).chmod(0o755)
     (folder / "configure").write_text(text)
     environment = {**os.environ, "TRAINYARD_PREFIX": str(folder), "PATH": f"{commands}:{os.environ['PATH']}"}
     argv = ["bash", str(folder / "configure"), role]
@@ -68,6 +76,23 @@ def test_the_head_has_no_gpu_and_makes_the_shared_folder(slurm: Settings, tmp_pa
     assert values(tmp_path)["TRAINYARD_PROFILE"] == "native"
     assert "TRAINYARD_GPU_ARCHITECTURE" not in values(tmp_path)
     assert f"install -d -o ubuntu -g ubuntu {tmp_path}/fsx/runs" in (tmp_path / "called").read_text()
+
+
+@pytest.mark.parametrize("role", ["head", "worker"])
+def test_slurms_commands_are_found_without_a_login_shell(slurm: Settings, tmp_path: Path, role: str) -> None:
+    """As every verb runs them over SSH, a rank's environment has them, and sudo finds them."""
+    run(script(slurm), role, tmp_path, stub="install")
+    there = tmp_path / "usr/local/bin"
+    asked = [word for path in USES for word in re.findall(r'"(s(?:batch|cancel|control|info|queue|run|alloc))"', path)]
+    assert {"sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun"} <= set(asked)
+    for name in asked:
+        assert (there / name).resolve() == tmp_path / "opt/slurm/bin" / name
+    assert not (there / "mpiexec").exists(), "Slurm's own is not ours"
+
+
+def test_a_machine_without_slurm_is_refused(slurm: Settings, tmp_path: Path) -> None:
+    done = run(script(slurm).replace("opt/slurm/bin", "opt/other/bin"), "worker", tmp_path)
+    assert done.returncode == 1 and "this machine has no /opt/other/bin/salloc" in done.stderr
 
 
 def test_head_and_queue_name_their_own_software(slurm: Settings, tmp_path: Path) -> None:

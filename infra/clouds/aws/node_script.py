@@ -22,6 +22,9 @@ USER = "ubuntu"
 """ParallelCluster's user on Ubuntu; its home is on the head's disk, and all nodes see it."""
 ENV = "/etc/trainyard.env"
 _ROLES = ("head", "worker")
+_COMMANDS = "salloc sbatch scancel scontrol sinfo squeue srun"
+"""Of Slurm, which a login shell finds (/etc/profile.d/slurm.sh of ParallelCluster's cookbook), but neither a command
+over SSH, nor one by sudo, nor a rank's environment: these have /usr/local/bin."""
 _SCRIPT = """\
 #!/usr/bin/env bash
 # Makes this ParallelCluster machine a Trainyard node. $1: its role, head or worker.
@@ -29,7 +32,7 @@ set -euo pipefail
 export HOME=/root
 prefix=${{TRAINYARD_PREFIX:-}} # as in bootstrap/lib.sh: for tests
 env=$prefix{env}
-mkdir -p "$prefix/etc"
+mkdir -p "$prefix/etc" "$prefix/usr/local/bin"
 sed '1,/^__FILES__$/d' "$0" | base64 -d | tar -xz --no-same-owner -C "$prefix/"
 cp "$env.$1" "$env"
 # The host name is Slurm's: the bootstrap must leave it.
@@ -37,6 +40,10 @@ printf 'TRAINYARD_NODE=%s\nTRAINYARD_USER={user}\n' "$(hostname -s)" >>"$env"
 if [ "$1" = head ]; then
     install -d -o {user} -g {user} "$prefix{shared}/runs"
 fi
+for name in {commands}; do
+    [ -x "$prefix/opt/slurm/bin/$name" ] || {{ echo "this machine has no /opt/slurm/bin/$name" >&2; exit 1; }}
+    ln -sf "$prefix/opt/slurm/bin/$name" "$prefix/usr/local/bin/$name"
+done
 exec "$prefix{bootstrap}/bootstrap.sh"
 __FILES__
 """
@@ -49,7 +56,7 @@ def render(settings: Settings, machine: machine_types.InstanceType, shared_dir: 
         facts = {} if role == "head" else machine_types.for_nodes(machine)
         for path, content, mode in _files(settings, role, facts):
             files[f"{ENV}.{role}" if path == ENV else path] = (content, mode)
-    text = _SCRIPT.format(env=ENV, user=USER, shared=shared_dir, bootstrap=user_data.ON_NODE)
+    text = _SCRIPT.format(env=ENV, user=USER, shared=shared_dir, commands=_COMMANDS, bootstrap=user_data.ON_NODE)
     return text + _packed(files)
 
 
