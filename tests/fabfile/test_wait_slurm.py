@@ -10,19 +10,26 @@ from invoke.exceptions import Exit
 
 from fabfile.remote import slurm_nodes
 from fabfile.remote.command import Result
-from infra.inventory import Node, SshCluster
+from infra.inventory import Node, Queue, SshCluster
 
 CLUSTER = SshCluster(
     name="lab", launcher="slurm", nodes=tuple(Node(name=f"node{n}", private_ip=f"10.0.0.{n}") for n in (1, 2))
 )
 
 
+QUEUE = SshCluster(
+    name="cloud",
+    launcher="slurm",
+    nodes=(Node(name="head", private_ip="10.0.0.1", role="head"),),
+    queue=Queue(name="queue1", nodes=2, node_prefix="queue1-dy-node"),
+)
+
+
 class Answers:
     """A fleet whose head gives sinfo's answers one after another, the last for ever."""
 
-    cluster = CLUSTER
-
-    def __init__(self, *answers: str | Result) -> None:
+    def __init__(self, *answers: str | Result, cluster: SshCluster = CLUSTER) -> None:
+        self.cluster = cluster
         self.left: Iterator[str | Result] = iter(answers)
         self.last: str | Result = ""
         self.asked = 0
@@ -38,7 +45,7 @@ class Answers:
         self.asked += 1
         self.last = next(self.left, self.last)
         answer = self.last if isinstance(self.last, Result) else Result("node1", 0, stdout=self.last)
-        return {"node1": answer}
+        return {self.cluster.head.name: answer}
 
 
 def rows(*states: str) -> str:
@@ -90,3 +97,20 @@ def test_a_controller_that_does_not_answer_is_named() -> None:
         wait(Answers(Result("node1", 1, stderr="x\ncannot connect\n")))
     lines = str(caught.value.message).splitlines()
     assert lines[1:3] == ["node1  slurmctld does not answer: cannot connect", "    slurmctld on node1 says why"]
+
+
+def test_the_machines_of_a_queue_are_waited_for_and_not_the_head() -> None:
+    """As AWS has it: the head is no node of Slurm's, and the queue's machines are down until a job needs them."""
+    fleet = Answers("queue1-dy-node-1 idle~ none\nqueue1-dy-node-2 idle~ none\n", cluster=QUEUE)
+    wait(fleet)
+    assert fleet.asked == 1
+
+
+def test_a_queues_machine_that_cannot_be_used_is_named_with_slurmctlds_log() -> None:
+    why = "(Code:InsufficientInstanceCapacity)Failure when resuming nodes"
+    rows_ = f"queue1-dy-node-1 idle~ none\nqueue1-dy-node-2 down# {why}\n"
+    with pytest.raises(Exit) as caught:
+        wait(Answers(rows_, cluster=QUEUE))
+    lines = str(caught.value.message).splitlines()
+    assert lines[:2] == ["Slurm cannot use 1 of 2 nodes after 0 s", f"queue1-dy-node-2  down ({why})"]
+    assert lines[2:] == ["    slurmctld on head says why", "next: fab ssh head"]
