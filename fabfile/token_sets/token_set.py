@@ -17,7 +17,7 @@ from fabfile.output import hint, prefixed, say
 from fabfile.remote.fleet import Connections
 from fabfile.remote.openssh import MEET, STRANGER
 from fabfile.token_sets import encodings, sources
-from infra.inventory import Node
+from infra.inventory import Node, SshCluster
 
 RANKS = (".tiktoken", "tokenizer.json")
 """How the names of vocabularies' files end: a rank file is tiktoken's format, a tokenizer.json Llama's."""
@@ -130,6 +130,19 @@ def python(folder: str) -> str:
 def is_shared(path: str, shared_dir: str) -> bool:
     """Whether the path is in the folder that all nodes share."""
     return bool(shared_dir) and path.startswith(shared_dir.rstrip("/") + "/")
+
+
+def check_place(path: str, folders: Sequence[str], who: str) -> None:
+    """Exit 2 for a token set whose path is not below one of the folders that `who` shares. A path within the user's
+    home may be anywhere."""
+    if path.startswith("/") and not any(is_shared(path, folder) for folder in folders):
+        raise Exit(f"data.path = {path}: must be below {' or '.join(filter(None, folders))}, which {who}", code=2)
+
+
+def check_queue(cluster: SshCluster, path: str) -> None:
+    """Exit 2 for a token set on the head's own disk, where the machines that a queue starts for jobs do not have it."""
+    if cluster.queue:
+        check_place(path, [cluster.shared_dir], f"the head shares with the machines of {cluster.queue.name}")
 
 
 def _program(folder: str, data: dict[str, Any], words: Sequence[str], overwrite: bool) -> str:

@@ -114,11 +114,11 @@ def data(
 
 
 def _check_place(cluster: Cluster, path: str) -> None:
-    """Exit 2 for a token set in a folder that not all pods of a Kubernetes cluster see."""
-    if isinstance(cluster, KubeCluster) and path.startswith("/"):
-        shared = (cluster.shared_dir, pods.DATA)
-        if not any(token_set.is_shared(path, folder) for folder in shared):
-            raise Exit(f"data.path = {path}: must be below {' or '.join(shared)}, which all pods share", code=2)
+    """Exit 2 for a token set in a folder that not all of a job's pods or machines see."""
+    if isinstance(cluster, KubeCluster):
+        token_set.check_place(path, (cluster.shared_dir, pods.DATA), "all pods share")
+    else:
+        token_set.check_queue(cluster, path)
 
 
 def _where(cluster: Cluster) -> str:

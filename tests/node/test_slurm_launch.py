@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from dataclasses import replace
 
 import pytest
+from invoke.exceptions import Exit
 from small_cluster import cluster
 
 from fabfile.backends.slurm import start
 from fabfile.backends.slurm.backend import SlurmBackend
 from fabfile.backends.submission import Submission
-from fabfile.job_file import Resolved
+from fabfile.job_file import Resolved, resolve
 from fabfile.launchers import HeadValues, Launch, LaunchError, nodes_to_text, sbatch, srun
 from fabfile.launchers.sbatch import Batch
 from infra.inventory import Node, Queue
@@ -108,6 +110,46 @@ def test_a_job_pays_for_the_queues_machines_and_not_for_the_head() -> None:
     job = Resolved(name="demo", text="", timeout=60, threads=0, mirror="")
     assert start.launch_of(on_demand, Submission(job=job, nodes=2)).usd_per_hour == 62.4
     assert replace(cluster(3), hourly_usd=4.5).job_node_usd == 1.5
+
+
+CLOUD = replace(
+    cluster(1),
+    **{"launcher": "slurm", "shared_dir": "/fsx"},
+    queue=Queue(
+        **{"name": "queue1", "nodes": 2, "node_prefix": "queue1-dy-node", "slots": 8, "gpus": 8},
+        **{"gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0},
+    ),
+)
+"""As aws-slurm's inventory: the head alone, and a queue of p3dn."""
+
+
+def wikitext(path: str) -> Submission:
+    return Submission(job=resolve("roberta-large-wikitext103", [f"data.path={path}"], 16), nodes=2)
+
+
+def test_a_queues_machines_must_have_the_jobs_data() -> None:
+    """Else each is started, at its price, for a job that fails at once: the head's disk is not theirs."""
+    with pytest.raises(Exit) as error:
+        start.shown(CLOUD, wikitext("/data/wikitext-103"))
+    assert error.value.code == 2 and str(error.value.message) == (
+        "data.path = /data/wikitext-103: must be below /fsx, which the head shares with the machines of queue1"
+    )
+    backend = SlurmBackend(CLOUD)
+    with pytest.raises(Exit, match=r"^data\.path = /data/wikitext-103: must be below /fsx"):
+        backend.prepare(wikitext("/data/wikitext-103"))
+    start.check_data(CLOUD, wikitext("wikitext-103"))  # in the home, which ParallelCluster shares
+    start.check_data(replace(CLOUD, queue=None), wikitext("/data/wikitext-103"))
+
+
+def test_a_dry_run_has_every_variable_of_gpus_and_says_where_its_value_is_from() -> None:
+    text = start.shown(CLOUD, wikitext("/fsx/wikitext-103"))
+    for line in ("FI_PROVIDER=efa", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "NCCL_DEBUG=WARN", "NCCL_SOCKET_IFNAME=$INTERFACE"):
+        assert f"\n{line}\n" in text
+    assert "FI_EFA_USE_DEVICE_RDMA" not in text and "#SBATCH --gpus-per-node=8\n" in text
+    used = set(re.findall(r"=(\$[A-Z_]+)$", text, re.MULTILINE))
+    assert used >= {"$NODES", "$MASTER_ADDR", "$INTERFACE"}
+    explained = text.partition("# found by the supervisor")[2]
+    assert [name for name in sorted(used) if f"{name}," not in explained] == []
 
 
 def test_slurms_choice_is_found_in_the_inventory() -> None:

@@ -42,6 +42,7 @@ class SlurmBackend(SshBackend):
 
     def prepare(self, submission: Submission) -> None:
         start.check_launcher(submission)
+        start.check_data(self.cluster, submission)
         code, ranks = start.code_folder(self.cluster), start.launch_of(self.cluster, submission).ranks
         head = self.cluster.head
         answers = deploy(self._fleet, [head], submission.text, ranks, code)

@@ -17,13 +17,14 @@ from fabfile.backends.submission import Submission, Submitted
 from fabfile.launchers import SLURM, HeadValues, Launch, LaunchError, plans, sbatch
 from fabfile.launchers.sbatch import Batch
 from fabfile.remote.deploy import package
-from fabfile.token_sets.token_set import is_shared
+from fabfile.token_sets.token_set import check_queue, is_shared
 from infra.inventory import SshCluster
 from node.job.spec import job_nodes
 
 _VARIABLES = """
 # found by the supervisor when Slurm has chosen the nodes: $NODES, which these are; $MASTER_ADDR, the address of the
-# first; $MASTER_PORT, a free one there; $BEGAN, the job's start without its pauses (where the nodes have a price).
+# first; $MASTER_PORT, a free one there; $INTERFACE, its interface towards the others (with GPUs); $BEGAN, the job's
+# start without its pauses (where the nodes have a price).
 # added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
 # before it, a step on each node that watches the ranks: srun ... launch keep
@@ -36,6 +37,12 @@ def check_launcher(submission: Submission) -> None:
         raise Exit("--elastic: not with Slurm, whose srun ends all ranks when one is lost: use --restarts", code=2)
     if submission.launcher not in ("", SLURM):
         raise Exit(f"--launcher {submission.launcher}: Slurm starts the jobs of this cluster: leave it out", code=2)
+
+
+def check_data(cluster: SshCluster, submission: Submission) -> None:
+    """Exit 2 for a job whose data the machines that Slurm starts for it would not have."""
+    if submission.job is not None:
+        check_queue(cluster, _data_path(submission))
 
 
 def code_folder(cluster: SshCluster) -> str:
@@ -53,6 +60,7 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 def shown(cluster: SshCluster, submission: Submission) -> str:
     """The batch script as it is submitted, and the srun that it ends in. Exit 2 for what cannot work."""
     check_launcher(submission)
+    check_data(cluster, submission)
     launch = launch_of(cluster, submission)
     node = launch.nodes[0]
     batch = Batch(
@@ -78,10 +86,12 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
 
 def has_shared_data(cluster: SshCluster, submission: Submission) -> bool:
     """Whether a job's data are in the folder that all nodes share, or it is a program, whose data we do not know."""
-    if submission.job is None:
-        return True
+    return submission.job is None or is_shared(_data_path(submission), cluster.shared_dir)
+
+
+def _data_path(submission: Submission) -> str:
     path: str = tomllib.loads(submission.text)["data"]["path"]
-    return is_shared(path, cluster.shared_dir)
+    return path
 
 
 def create(head: Head, submission: Submission, taken: Sequence[str], code: str) -> Submitted:
