@@ -248,6 +248,14 @@ def test_one_that_the_nodes_do_not_fit_into_is_refused(
     assert found.state == "failed" and why in found.detail and "capacityReservation" in found.mend
 
 
+def test_a_capacity_block_is_for_nodes_that_always_run(ec2: Ec2, settings: Settings) -> None:
+    ec2.held[OTHER] = reservation(ReservationType="capacity-block", PlacementGroupArn="")
+    assert room.given(settings, "m7i.8xlarge", "use1-az6") == room.Given(OTHER, "", block=True)
+    slurm = replace(settings, cluster="aws-slurm")
+    with pytest.raises(UsageError, match=f"capacityReservation = '{OTHER}': it is a Capacity Block, and a queue's"):
+        room.given(slurm, "m7i.8xlarge", "use1-az6")
+
+
 def test_one_that_is_not_there_is_refused(ec2: Ec2, settings: Settings) -> None:
     with pytest.raises(UsageError, match="none of this account in us-east-1"):
         room.given(settings, "m7i.8xlarge", "use1-az6")

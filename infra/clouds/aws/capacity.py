@@ -20,6 +20,7 @@ from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource
 
 from infra.clouds.aws import api
 from infra.clouds.aws.names import region
+from infra.clouds.aws.pcluster_config import CLUSTER
 from infra.clouds.dynamic_provider import OnceProvider, PlainProvider
 from infra.clouds.naming import ID_TAG, STACK_TAG, identity, tags
 from infra.config.settings import Settings
@@ -79,6 +80,10 @@ def given(settings: Settings, instance_type: str, zone: str) -> Given | None:
         if why := unfit(one, instance_type, zone, settings.nodes - len(inside)):
             raise UsageError(f"capacityReservation = {name!r}: {why}")
         block = one.get("ReservationType") == "capacity-block"
+        if block and settings.cluster == CLUSTER:
+            # ParallelCluster takes one only for nodes that always run (MinCount = MaxCount).
+            why = "it is a Capacity Block, and a queue's machines come and go; cluster aws-gpu takes one"
+            raise UsageError(f"capacityReservation = {name!r}: {why}")
         return Given(name, _group_name(one.get("PlacementGroupArn", "")), block)
     raise UsageError(f"capacityReservation = {name!r}: none of this account in {region(settings)}")
 
