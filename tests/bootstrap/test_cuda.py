@@ -122,6 +122,20 @@ def test_a_driver_that_is_there_stays_unless_it_has_left_volta_behind(gpus: Mach
     assert gpus.boot(**newer).returncode == 0
 
 
+def test_gdrcopy_is_for_gpus_whose_memory_efa_reads_and_an_images_own_stays(gpus: Machine) -> None:
+    step(gpus, "image/54-gdrcopy")
+    gpus.program("apt-get", "exit 1")
+    assert gpus.boot(**SETTINGS).returncode == 0, "not on p3dn"
+    assert not [line for line in gpus.called() if line.startswith("apt-get")]
+    a100 = {**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": "sm_80", "TRAINYARD_GPU_RDMA": "true"}
+    gpus.program("modinfo", "exit 1")
+    assert gpus.boot(**a100, **{"TRAINYARD_IMAGE": "key-2"}).returncode == 1, "it would be built"
+    assert gpus.record("failed")["step"] == "gdrcopy"
+    gpus.program("modinfo", "echo 2.5")
+    assert gpus.boot(**a100, **{"TRAINYARD_IMAGE": "key-3"}).returncode == 0
+    assert "gdrcopy 2.5 is installed" in (gpus.root / "var/log/trainyard-bootstrap.log").read_text()
+
+
 def test_volta_gets_closed_modules_and_newer_gpus_open_ones(gpus: Machine) -> None:
     step(gpus, "image/25-driver")
     (gpus.root / "etc/os-release").write_text("ID=ubuntu\n")
