@@ -11,7 +11,7 @@ kube-over                            the same where Kubernetes does, in the head
 supervise, aftermath                 a job's service, on the head; with Slurm on the job's first node
 pod                                  everything in a pod of a job on Kubernetes
 keep, rank, program-rank, sweep      a job's part on each of its nodes
-facts, peers, launch, probe-rank, allreduce, nccl, gpu-ranks    probes, for `fab check`
+facts, peers, launch, slurm-launch, probe-rank, allreduce, nccl, gpu-ranks    probes, for `fab check`
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ COMMANDS = {
     "facts": "node.probes.facts",
     "peers": "node.probes.peers",
     "launch": "node.probes.launch",
+    "slurm-launch": "node.probes.slurm_launch",
     "allreduce": "node.probes.allreduce",
     "gpu-ranks": "node.probes.gpu_ranks",
     "nccl": "node.probes.nccl",

@@ -35,6 +35,8 @@ libraries from a cold disk, or while sixteen do so on two cores."""
 GRACE_S = 3.0
 """Seconds from the first rank's error to the end of the probe: every other live rank prints once more in this time."""
 CLEAN_S = 10.0
+ALLOCATED_S = 40.0
+"""Seconds that Slurm may take to give nodes, and to be asked which these are."""
 A_RANK_FAILED, A_RANK_IS_SILENT = "a rank failed", "a rank is silent"
 
 
@@ -94,6 +96,26 @@ def nccl(cluster: SshCluster, sessions: Sessions) -> ProbeRun:
         run.failed = str(error)
     finally:
         run.uncleaned = clean(sessions, f"trainyard-{name}-*")
+    return run
+
+
+def on_slurm(
+    cluster: SshCluster, session: Session, *, per: str, probe: list[str], seconds: float, ranks: int
+) -> ProbeRun:
+    """Run a probe in a job of Slurm's, see node/probes/slurm_launch.py. `session`: the head's; `per`: as Program's."""
+    name = f"check-{secrets.token_hex(4)}"
+    spec = {"id": name, "cluster": to_object(cluster), "seconds": seconds, "per": per, "probe": probe}
+    run = ProbeRun()
+    try:
+        running = session.run("slurm-launch", spec, timeout=seconds + ALLOCATED_S)
+        running.quiet = ALLOCATED_S
+        try:
+            _follow(running, run, ranks=ranks, beats=True)
+        finally:
+            running.let_go()
+            running.channel.status_event.wait(CLEAN_S)  # it ends Slurm's job when it ends
+    except TROUBLE as error:
+        run.failed = run.failed or str(error)
     return run
 
 

@@ -23,6 +23,16 @@ Pair = tuple[int, int]
 
 def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdict | None:
     """The verdict if a launch cannot work: a node lacks software or is not reached, or SSH is broken. Else None."""
+    if why := lacking(check, cluster, facts):
+        return why
+    links = facts["ssh"]
+    if links.missing or any(value["wrong"] for value in links.values.values()):
+        return Verdict(check, "warn", "not tried: SSH between the nodes is broken", "fab wait")
+    return None
+
+
+def lacking(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdict | None:
+    """The verdict if a node lacks software or is not reached; else None."""
     launch = facts["launch"]
     order = [node.name for node in cluster.nodes if node.name in launch.values]
     missing = {name: launch.values[name]["missing"] for name in order if launch.values[name]["missing"]}
@@ -32,9 +42,6 @@ def blocked(check: str, cluster: SshCluster, facts: Mapping[str, Fact]) -> Verdi
     unreached = [node.name for node in cluster.nodes if node.name in facts["reach"].missing | launch.missing]
     if unreached:
         return Verdict(check, "warn", f"not tried without {some(unreached, between=', ')}", "fab status")
-    links = facts["ssh"]
-    if links.missing or any(value["wrong"] for value in links.values.values()):
-        return Verdict(check, "warn", "not tried: SSH between the nodes is broken", "fab wait")
     return None
 
 

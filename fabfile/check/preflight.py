@@ -1,5 +1,5 @@
 """The pre-flight of a cluster: collects facts from all nodes at once and judges each as soon as every node has
-answered; then runs mpirun and measures the network."""
+answered; then runs mpirun and measures the network; with Slurm asks that, and measures in a job of its."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fabfile.check import gpu_rules, launch, network_rules, node_rules
+from fabfile.check import gpu_rules, launch, network_rules, node_rules, slurm
 from fabfile.check.session import TROUBLE, Running, Session
 from fabfile.check.verdict import UNREACHED, Fact, Verdict
+from fabfile.launchers import SLURM
 from fabfile.remote.ended import WHY, is_gone
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import SshError
@@ -22,6 +23,8 @@ from infra.inventory import Node, SshCluster
 NODE_FACTS = ("record", "disk", "memory", "tcmalloc", "cpu", "launch")
 PEER_FACTS = ("names", "ports", "ssh")
 ALL_FACTS = ("reach", "clock", *NODE_FACTS, *PEER_FACTS)
+NOT_OF_A_QUEUE = ("cpu", "names")
+"""What is not judged of a head whose queue's machines compute: its processor, and its host name, which is Slurm's."""
 DEADLINE_S = 45.0
 """Limit for all questions to one node; its SSH to many other nodes takes longest."""
 
@@ -41,8 +44,11 @@ def verdicts_of(cluster: SshCluster, fleet: Fleet) -> Generator[Verdict, None, N
     facts: dict[str, Fact] = {}
     for fact in collector.facts():
         facts[fact.name] = fact
-        if fact.name in node_rules.RULES:
+        if fact.name in node_rules.RULES and not (cluster.queue and fact.name in NOT_OF_A_QUEUE):
             yield node_rules.verdict(cluster, fact)
+    if cluster.launcher == SLURM:
+        yield from slurm.verdicts_of(cluster, fleet, collector.sessions, facts)
+        return
     checks: list[tuple[str, Run, Judge]] = [
         ("mpirun", launch.hello, network_rules.mpirun),
         ("all-reduce", launch.network, network_rules.network),
