@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from fabfile import program
+from fabfile.job_file import resolve
+from fabfile.token_sets import token_set
+from infra.clouds.aws import pcluster_config
 
 STACKS = Path(__file__).resolve().parents[2] / "stacks"
 PAGES = ("aws-xeon", "aws-gpu", "aws-slurm", "aws-eks", "azure-xeon")
@@ -48,6 +52,14 @@ def test_the_verbs_of_a_page_go_to_its_stack(page: str) -> None:
     assert first.index(f"pulumi stack select {page} --create") < min(
         place for place, command in enumerate(first) if command.startswith("pulumi config set")
     )
+
+
+def test_the_jobs_of_the_page_of_slurm_have_their_data_where_all_machines_see_them() -> None:
+    typed = [command.split() for command in commands("aws-slurm") if command.startswith(("fab train", "fab prepare"))]
+    assert len(typed) >= 2
+    for _, _, job, *overrides in typed:
+        path = tomllib.loads(resolve(job, overrides, 16).text)["data"]["path"]
+        assert token_set.is_shared(path, pcluster_config.SHARED_DIR), path
 
 
 def test_the_regions_that_aws_page_names_are_those_that_have_prices() -> None:
