@@ -20,6 +20,9 @@ def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., P
     project = make_project()
     try:
         told = project.fab("demo", "--scheduler", "slurm", "--job", "smoke", timeout=600).stdout
+        assert re.search(r"^pass +slurm +3 nodes: 3 idle$", told, re.MULTILINE), told
+        assert re.search(r"^pass +munge ", told, re.MULTILINE), told
+        assert re.search(r"^(pass|warn) +all-reduce .*all-reduce of \d+ MiB ", told, re.MULTILINE), "started by srun"
         assert re.search(r"^smoke-1: 3 ranks on 3 nodes, as Slurm's job \d+$", told, re.MULTILINE), told
         assert "[node1 rank=0] step 20/20 loss " in told and "\ndef " in told
         assert re.search(r"^ranks in step +3 of 3, all with parameters \w+$", told, re.MULTILINE), told
