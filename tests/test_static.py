@@ -64,6 +64,19 @@ def test_what_acceptance_tests_use_of_the_project_is_there(path: Path) -> None:
             assert hasattr(module, node.attr), f"line {node.lineno}: {module.__name__} has no {node.attr}"
 
 
+def test_files_and_functions_are_short() -> None:
+    """What is longer does more than one thing, or says one thing twice."""
+    long = []
+    for path in files("infra/*.py", "fabfile/*.py", "node/*.py", "training/*.py", "bootstrap/*.py"):
+        text = path.read_text()
+        lengths = {path.name: len(text.splitlines()) - 250}  # a file has 300, a function 50
+        for one in ast.walk(ast.parse(text)):
+            if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                lengths[one.name] = (one.end_lineno or 0) - one.lineno + 1
+        long += [f"{path.relative_to(ROOT)}: {name}" for name, lines in lengths.items() if lines > 50]
+    assert not long
+
+
 def test_shell() -> None:
     shells = [path for path in files() if re.match(rb"#!.*\b(ba|da)?sh\b", path.read_bytes()[:80])]
     scripts = [*shells, *files("bootstrap/*.sh", "bootstrap/steps", "bootstrap/container/steps")]

@@ -54,53 +54,43 @@ def run_of(
     metrics, disk = dict_of(answer, "metrics"), dict_of(answer, "checkpoints")
     points = tuple(_point(entry) for entry in _dicts(metrics.get("points")))
     attempts = _attempts(log, points)
-    there = dict_of(spec, "cluster").get("nodes")
-    asked = None if spec.get("count") else there  # with a count they are all among which the job's were chosen
-    nodes = names_in(state.get("nodes")) or names_in(asked) or (attempts[-1].nodes if attempts else ())
-    ever = dict.fromkeys([*names_in(asked), *(name for attempt in attempts for name in attempt.nodes), *nodes])
-    name = str(state.get("state") or "UNKNOWN")
-    last = first_number(log.get("last"), points[-1].time if points else None)
-    samples = [one for one in _dicts(answer.get("samples")) if one.get("text")]
-    job_toml = str(answer.get("job_toml") or "")
+    asked, nodes, ever = _nodes(spec, state, attempts)
+    started, ended, now = _times(answer, state, log, points)
     return JobRun(
         id=str(answer.get("id")),
-        state=name,
+        state=_state(state),
         reason=str(state.get("reason") or ""),
         nodes=nodes,
-        all_nodes=tuple(ever),
-        slots={**_seen_slots(disk), **(slots or {}), **_slots(there)},
-        started=first_number(state.get("started"), log.get("first"), points[0].time if points else None),
-        ended=first_number(state.get("ended"), last) if name in (*OVER, "UNKNOWN") else None,
-        # The files of a fetched folder end when it was fetched: "now" is then the time of the last line.
-        now=first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now")) or 0.0,
+        all_nodes=ever,
+        slots={**_seen_slots(disk), **(slots or {}), **_slots(dict_of(spec, "cluster").get("nodes"))},
+        started=started,
+        ended=ended,
+        now=now,
         hourly_usd=first_number(state.get("price_per_hour"), None if node_usd is None else node_usd * len(nodes)),
         paused=_paused(log),
-        job_toml=job_toml,
-        config=_flat(job_toml),
+        job_toml=str(answer.get("job_toml") or ""),
+        config=_flat(str(answer.get("job_toml") or "")),
         points=points,
         validations=_validations(metrics.get("validations")),
         best=next(iter(_validations([metrics.get("best")])), None),
-        totals={str(k): v for k, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
+        totals={str(key): v for key, raw in dict_of(metrics, "totals").items() if (v := number(raw)) is not None},
         program=shlex.join(map(str, list_of(_program(spec, answer), "argv"))),
-        exit_code=None if (code := number(state.get("exit_code"))) is None else int(code),
+        exit_code=_int(state.get("exit_code")),
         beats=number(dict_of(answer, "said").get("step")),
         lines=tuple(_note(row) for row in _rows(dict_of(answer, "said").get("lines"))),
         clusters=dict_of(answer, "clusters"),
-        width=int(number(metrics.get("width")) or 1),
-        skipped=int(number(metrics.get("skipped")) or 0),
+        width=_int(metrics.get("width")) or 1,
+        skipped=_int(metrics.get("skipped")) or 0,
         attempts=attempts,
         notes=tuple(_note(note) for note in _rows(log.get("notes"))),
-        notes_omitted=int(number(log.get("left_out")) or 0),
-        decisions=tuple(
-            (number(one.get("time")) or 0.0, str(one.get("text") or ""), number(one.get("usd")))
-            for one in _dicts(answer.get("managed"))
-        ),
+        notes_omitted=_int(log.get("left_out")) or 0,
+        decisions=_decisions(answer.get("managed")),
         on_disk=tuple(step for step in list_of(disk, "steps") if isinstance(step, int)),
         best_on_disk=number(disk.get("best")),
         precision=str(dict_of(disk, "newest").get("precision") or ""),
         usage=_usage(dict_of(answer, "usage")),
-        samples=tuple((str(one.get("model") or ""), str(one["text"])) for one in samples),
-        command=_command(spec, answer, names_in(asked) or nodes),
+        samples=_samples(answer.get("samples")),
+        command=_command(spec, answer, asked or nodes),
         machines=tuple(machine for machine in machines if machine.name in ever or not ever),
     )
 
@@ -114,6 +104,37 @@ def names_in(value: object) -> tuple[str, ...]:
 def first_number(*values: object) -> float | None:
     """The first of the values that is a number."""
     return next((found for value in values if (found := number(value)) is not None), None)
+
+
+def _int(value: object) -> int | None:
+    return None if (found := number(value)) is None else int(found)
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    return str(state.get("state") or "UNKNOWN")
+
+
+def _nodes(
+    spec: Mapping[str, Any], state: Mapping[str, Any], attempts: Sequence[JobStart]
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Names of the nodes that the job was started for, of those that it ran on last, and of all that it ever had.
+    With a count, the list in its record is of all nodes that it could be given."""
+    asked = () if spec.get("count") else names_in(dict_of(spec, "cluster").get("nodes"))
+    nodes = names_in(state.get("nodes")) or asked or (attempts[-1].nodes if attempts else ())
+    ever = dict.fromkeys([*asked, *(name for attempt in attempts for name in attempt.nodes), *nodes])
+    return asked, nodes, tuple(ever)
+
+
+def _times(
+    answer: Mapping[str, Any], state: Mapping[str, Any], log: Mapping[str, Any], points: Sequence[Point]
+) -> tuple[float | None, float | None, float]:
+    """When the job started and ended, and what is now (seconds since 1970). The files of a fetched folder end when it
+    was fetched: "now" is then the time of the last line."""
+    last = first_number(log.get("last"), points[-1].time if points else None)
+    started = first_number(state.get("started"), log.get("first"), points[0].time if points else None)
+    ended = first_number(state.get("ended"), last) if _state(state) in (*OVER, "UNKNOWN") else None
+    now = first_number(answer.get("now") if answer.get("from_head") else None, last, answer.get("now"))
+    return started, ended, now or 0.0
 
 
 def _point(entry: Mapping[str, Any]) -> Point:
@@ -160,6 +181,18 @@ def _paused(log: Mapping[str, Any]) -> float:
     starts = [number(row[0]) or 0.0 for row in _rows(log.get("attempts"))]
     ends = [end for raw in list_of(log, "ends") if (end := number(raw)) is not None]
     return sum(min((start for start in starts if start > end), default=end) - end for end in ends)
+
+
+def _decisions(entries: object) -> tuple[tuple[float, str, float | None], ...]:
+    """Of a manager: when it decided what, and the dollars that the job had cost until then."""
+    return tuple(
+        (number(one.get("time")) or 0.0, str(one.get("text") or ""), number(one.get("usd"))) for one in _dicts(entries)
+    )
+
+
+def _samples(entries: object) -> tuple[tuple[str, str], ...]:
+    """Which model wrote which text."""
+    return tuple((str(one.get("model") or ""), str(one["text"])) for one in _dicts(entries) if one.get("text"))
 
 
 def _usage(answer: Mapping[str, Any]) -> dict[str, list[Usage]]:

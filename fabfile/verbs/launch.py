@@ -71,14 +71,9 @@ def launch(
     started: list[Submitted] = []
     limit = seconds(time_limit, "--time-limit")
     asked = Asked(
-        command=tuple(command or ()),
-        name=name,
-        per=per,
-        environment=tuple(env or ()),
-        secrets=tuple(secret or ()),
-        requirements=requirements,
-        grace=grace,
-    )
+        command=tuple(command or ()), name=name, per=per, environment=tuple(env or ()), secrets=tuple(secret or ()),
+        requirements=requirements, grace=grace,
+    )  # fmt: skip
     with ctrl_c_says_what_runs(started), backends.connect(stack, inventory) as backend:
         if resume:
             _refuse_with_resume(workdir=workdir, file=file)

@@ -83,31 +83,22 @@ def train(
     inventory: str = "",
 ) -> None:
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
-    limit = seconds(time_limit, "--time-limit")
     manager = managing.Options(
         stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
         tries=tries, zones=zones, types=types, yes=yes,
     )  # fmt: skip
     manager.check(managed)
-    if not (job or resume):
-        raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
-    is_with = bool(with_ or exchange)
-    _check_together(managed=managed, each=each, with_=is_with, elastic=elastic, resume=bool(resume))
+    _check(job, resume, managed=managed, each=each, with_=bool(with_ or exchange), elastic=elastic)
     overrides = set_ or ()
+    prepare = shlex.join(["fab", "prepare", job or "JOB", *overrides])
+    restarts = restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0)
     asked = Asked(
-        job=job,
-        nodes=nodes,
-        elastic=elastic,
-        launcher=launcher,
-        queue=queue,
-        restarts=restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0),
-        time_limit=limit,
-        on_first=managed,
-        prepare=shlex.join(["fab", "prepare", job or "JOB", *overrides]),
-    )
+        job=job, nodes=nodes, elastic=elastic, launcher=launcher, queue=queue, restarts=restarts, on_first=managed,
+        time_limit=seconds(time_limit, "--time-limit"), prepare=prepare,
+    )  # fmt: skip
     if each:
         sweep.train(stack, inventory, sweep.Wanted(overrides, asked.submission, every, detach, dry_run))
-    elif is_with:
+    elif with_ or exchange:
         wanted = Wanted(job, overrides, resume, exchange, asked.submission, every, detach, dry_run)
         clusters_together.train(stack, inventory, with_ or (), wanted)
     elif managed:
@@ -116,8 +107,10 @@ def train(
         _train(asked, manager, overrides, resume, dry_run=dry_run)
 
 
-def _check_together(*, managed: bool, each: bool, with_: bool, elastic: bool, resume: bool) -> None:
-    """Exit 2 for options that do not go together."""
+def _check(job: str, resume: str, *, managed: bool, each: bool, with_: bool, elastic: bool) -> None:
+    """Exit 2 without a job, and for options that do not go together."""
+    if not (job or resume):
+        raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
     if managed and (each or with_):
         raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
     if each and (resume or with_):
