@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import user_programs
 from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, state
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
 from on_host import members
@@ -125,3 +126,9 @@ def test_a_machine_gone_for_good_is_gone_on_without(cluster: Project, start: Sta
     cluster.fab("up", "--yes", timeout=300)
     cluster.fab("wait")
     assert "Ready" in kubectl(cluster, "get", "node", machine)
+
+
+@pytest.mark.long
+def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
+    """Here, as it takes long: each node imports transformers."""
+    user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))

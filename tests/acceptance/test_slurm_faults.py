@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import user_programs
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, process
 from jobs_on_slurm import NODES, metrics, on_head, parts, run_dir, slurm_of_three
 from polling import until
@@ -161,3 +162,9 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         on_head(cluster, f"scancel {blocker} || true")
         cluster.fab("up", "--yes")
         cluster.fab("wait")
+
+
+@pytest.mark.long
+def test_hugging_faces_trainer_runs_unchanged_and_goes_on_from_its_checkpoint(cluster: Project, tmp_path: Path) -> None:
+    """Here, as it takes long: each node imports transformers."""
+    user_programs.check_finetune(cluster, user_programs.with_transformers(tmp_path / "work"))
