@@ -104,6 +104,9 @@ class Parameter:
     def read(self, text: str) -> Any:
         """Convert a word to the parameter's type; ArgumentTypeError says what is allowed."""
         if self.kind not in (int, float):
+            # Empty means "not given" inside the verbs: `--stack "$UNSET"` must not become the default stack.
+            if not text and self.default == "":
+                raise argparse.ArgumentTypeError("is empty: give it a value, or leave it out")
             return text
         what = "a whole number" if self.kind is int else "a number"
         bound = "" if self.lowest is None else f" of at least {self.lowest:g}"
@@ -210,12 +213,26 @@ class Verb:
                 options.add_argument(*one.flags, dest=one.name, action="append", metavar=one.value, help=text)
             else:
                 text += f" (default: {one.default:g})" if isinstance(one.default, int | float) else ""
-                options.add_argument(*one.flags, dest=one.name, type=one.read, help=text, metavar=one.value)
+                options.add_argument(
+                    *one.flags, dest=one.name, type=one.read, help=text, metavar=one.value, action=_Once
+                )
         options.add_argument("-h", "--help", action="store_true", default=None, help="show this, and do nothing else")
         return parser
 
     def _error(self, line: str) -> CommandLineError:
         return CommandLineError(f"fab {self.name}: {line}")
+
+
+class _Once(argparse.Action):
+    """Stores an option's value; refuses a second one that differs: `--stack a --stack b` works on both for nobody."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, found: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        before = getattr(found, self.dest)
+        if before not in (None, value):
+            parser.error(f"{self.option_strings[-1]}: is given twice, as {before} and as {value}: give it once")
+        setattr(found, self.dest, value)
 
 
 class _Parser(argparse.ArgumentParser):

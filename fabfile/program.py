@@ -147,6 +147,8 @@ def _run(words: list[str], known: Mapping[str, Verb]) -> None:
     else:
         verb = _verb(first, known)
         given = verb.read(words[1:], known)
+        if given.get("stack") and given.get("inventory"):
+            raise CommandLineError(f"fab {first}: --stack and --inventory: each names a cluster: leave one of them out")
         _remember_target(given, known)
         if verb.takes("stack"):
             given["stack"] = given.get("stack") or default_stack()

@@ -30,7 +30,7 @@ _LAST_OUTPUT_S = 5.0
 
 def default_stack() -> str:
     """The stack that a verb works on when none is named."""
-    return os.environ.get("TRAINYARD_STACK", "local")
+    return os.environ.get("TRAINYARD_STACK") or "local"
 
 
 def has_pulumi() -> bool:

@@ -79,12 +79,20 @@ def test_help_is_help_for_both_commands(name: str, start: list[str]) -> None:
         ("destory", "fab: there is no verb 'destory'; did you mean destroy?"),
         ("status --stak x", "fab status: there is no option --stak; did you mean --stack?"),
         ("run", "fab run: COMMAND is missing"),
+        ("status --stack x --inventory y", "fab status: --stack and --inventory: each names a cluster"),
+        ("destroy --yes --stack x --stack y", "fab destroy: --stack: is given twice, as x and as y: give it once"),
+        ("destroy --yes --stack=", "fab destroy: --stack: is empty: give it a value, or leave it out"),
     ],
 )
 def test_what_no_verb_honours_is_refused_before_anything_runs(words: str, line: str, start: list[str]) -> None:
     done = command(*words.split(), start=start)
     assert (done.returncode, done.stdout) == (2, ""), done
     assert done.stderr.startswith(line) and len(done.stderr.splitlines()) == 1
+
+
+def test_an_empty_variable_names_no_stack() -> None:
+    done = command("config", TRAINYARD_STACK="")
+    assert done.returncode == 0 and "stacks/Pulumi.local.yaml" in done.stdout, done
 
 
 @pytest.mark.parametrize("flag", ["-T abc", "-H", "--prompt-for-login-password", "--list-agent-keys", "-c x"])
