@@ -45,16 +45,22 @@ class Resolved:
     mirror: str  # the bucket's folder with a folder for each mirrored run; `none` or empty: no mirror
 
 
+def find(given: str) -> Path:
+    """The file that is named, or the one of that name in training/jobs; Exit 2 for a name that neither has."""
+    path = Path(given).expanduser()
+    if path.is_file() or "/" in given:
+        return path
+    published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
+    if published.is_file():
+        return published
+    near = meant(given, [file.stem for file in _JOBS.glob("*.toml")])
+    raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
+
+
 def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "", *, elastic: bool = False) -> Resolved:
     """The job of a file, or of training/jobs by its name; Exit 2, with one line, if it is not valid, or cannot be
     `elastic`. `mirror` is where its checkpoints are copied, unless the job sets that itself."""
-    path = Path(given).expanduser()
-    published = _JOBS / f"{path.name.removesuffix('.toml')}.toml"
-    if not path.is_file() and "/" not in given:
-        if not published.is_file():
-            near = meant(given, [file.stem for file in _JOBS.glob("*.toml")])
-            raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
-        path = published
+    path = find(given)
     argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, "1" * elastic, *overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -125,7 +125,7 @@ def _checked(program: Program) -> Program:
         if name in dict(program.environment):
             raise Exit(f"variable {name}: is named as a secret, and with a value that is none", code=2)
         if name not in os.environ:
-            raise Exit(f"secret {name}: is not set here: its value is taken from the environment of fab launch", code=2)
+            raise Exit(f"secret {name}: is not set here: its value is taken from your own environment", code=2)
     return program
 
 

@@ -43,8 +43,8 @@ def prepare(
     inventory: str = "",
 ) -> None:
     """Make a job's token set from its data.source, on the head, and bring it to every node."""
-    there = load_any(stack, inventory)
     data = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
+    there = load_any(stack, inventory)
     _check_place(there, data["path"])
     with backends.nodes_of(there) as fleet:
         cluster = fleet.cluster
@@ -84,11 +84,11 @@ def data(
     inventory: str = "",
 ) -> None:
     """Put a job's token set into the cluster's bucket, made where it is not there yet, and bring it to every node."""
+    wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     there = load_any(stack, inventory)
     if not there.data_url:
         without = f"next: fab prepare {shlex.quote(job)}"
         raise Exit(f"{there.name} has no bucket (its data_url is empty): prepare needs none\n{without}", code=2)
-    wanted = token_set.wanted(job, set_, text_key=text_key, invalid=invalid, train_vocab=train_vocab, encoding=ranks)
     files = prepared(Path(from_).expanduser()) if from_ else []
     if raw and wanted["stream"]:
         raise Exit(f"--raw: data.source = {wanted['source']} is read where it is, by the training itself", code=2)

@@ -16,7 +16,7 @@ from fabfile import resume as resuming
 from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest, find_job
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.command_line import ArgumentForm, AtLeast
-from fabfile.launchers.program import HEAD, NODE
+from fabfile.launchers.program import HEAD, NODE, Program
 from fabfile.log_display import show
 from fabfile.output import next_command, say
 from fabfile.starting import HELP, choose, ctrl_c_says_what_runs, start
@@ -74,12 +74,14 @@ def launch(
         command=tuple(command or ()), name=name, per=per, environment=tuple(env or ()), secrets=tuple(secret or ()),
         requirements=requirements, grace=grace,
     )  # fmt: skip
+    if resume:
+        _refuse_with_resume(workdir=workdir, file=file)
+    new = None if resume else _new(asked, workdir, file)  # what is wrong with it is said before there is a cluster
     with ctrl_c_says_what_runs(started), backends.connect(stack, inventory) as backend:
-        if resume:
-            _refuse_with_resume(workdir=workdir, file=file)
+        if new is None:
             submission = _resumed(backend, resume, asked, nodes)
         else:
-            submission = _new(backend, asked, workdir, file, nodes, yes=yes or dry_run)
+            submission = _submission(*new, len(choose(backend, nodes)), yes=yes or dry_run)
         submission = replace(submission, queue=queue, restarts=restarts, time_limit=limit)
         plan = backend.plan(submission)
         if dry_run:
@@ -94,14 +96,19 @@ def launch(
     _end(ended)
 
 
-def _new(backend: Backend, asked: Asked, workdir: str, file: str, count: int | None, *, yes: bool) -> Submission:
-    """A new job, with the working directory as it is now."""
-    chosen = choose(backend, count)
+def _new(asked: Asked, workdir: str, file: str) -> tuple[Program, Path]:
+    """The program of a new job, without its working directory, and that folder."""
     written = launch_file.find(Path(workdir or ".").expanduser(), file)
-    program = user_program.new(asked, written)
-    taken = snapshot.scan(Path(workdir or written.workdir or ".").expanduser().absolute())
+    folder = Path(workdir or written.workdir or ".").expanduser().absolute()
+    snapshot.check(folder)
+    return user_program.new(asked, written), folder
+
+
+def _submission(program: Program, folder: Path, nodes: int, *, yes: bool) -> Submission:
+    """A new job, with the working directory as it is now."""
+    taken = snapshot.scan(folder)
     snapshot.confirm(taken, yes=yes)
-    return Submission(program=replace(program, workdir=taken.hash), snapshot=taken, nodes=len(chosen))
+    return Submission(program=replace(program, workdir=taken.hash), snapshot=taken, nodes=nodes)
 
 
 def _resumed(backend: Backend, wanted: str, asked: Asked, count: int | None) -> Submission:

@@ -18,7 +18,7 @@ from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequ
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
-from fabfile.job_file import known_jobs, resolve
+from fabfile.job_file import find, known_jobs, resolve
 from fabfile.log_display import show
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
@@ -108,9 +108,12 @@ def train(
 
 
 def _check(job: str, resume: str, *, managed: bool, each: bool, with_: bool, elastic: bool) -> None:
-    """Exit 2 without a job, and for options that do not go together."""
+    """Exit 2 without a job, for one that is not known (said before there is a cluster), and for options that do not go
+    together."""
     if not (job or resume):
         raise Exit(f"which job? fab train JOB, or fab train --resume ID; {known_jobs()}", code=2)
+    if job:
+        find(job)
     if managed and (each or with_):
         raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
     if each and (resume or with_):

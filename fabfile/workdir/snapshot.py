@@ -57,12 +57,17 @@ class Snapshot:
         return f"working directory: {plural(len(self.entries), 'file')}, {bytes_text(self.size)}"
 
 
-def scan(folder: Path) -> Snapshot:
-    """Read which files a folder has, and hash those that have changed since the last time. Symbolic links stay links.
-    Exit 2 for a folder that is not there, a link that leads out of it, or a file that cannot be sent."""
+def check(folder: Path) -> None:
+    """Exit 2 for a working directory that is not there."""
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "there is no such folder"
         raise Exit(f"working directory {folder}: {what}", code=2)
+
+
+def scan(folder: Path) -> Snapshot:
+    """Read which files a folder has, and hash those that have changed since the last time. Symbolic links stay links.
+    Exit 2 for a folder that is not there, a link that leads out of it, or a file that cannot be sent."""
+    check(folder)
     folder = folder.absolute()
     names = ignore.chosen(folder)
     if len(names) > MOST_FILES:

@@ -82,6 +82,10 @@ def test_help_is_help_for_both_commands(name: str, start: list[str]) -> None:
         ("status --stack x --inventory y", "fab status: --stack and --inventory: each names a cluster"),
         ("destroy --yes --stack x --stack y", "fab destroy: --stack: is given twice, as x and as y: give it once"),
         ("destroy --yes --stack=", "fab destroy: --stack: is empty: give it a value, or leave it out"),
+        ("prepare dmeo", "there is no job 'dmeo'; did you mean demo?"),
+        ("train dmeo", "there is no job 'dmeo'; did you mean demo?"),
+        ("launch --per core -- a", "--per core: must be slot, node or head"),
+        ("launch --workdir /nowhere -- a", "working directory /nowhere: there is no such folder"),
     ],
 )
 def test_what_no_verb_honours_is_refused_before_anything_runs(words: str, line: str, start: list[str]) -> None:
