@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fabric.main  # type: ignore[import-untyped]
+from invoke.config import Config
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import Task
@@ -152,7 +153,8 @@ def _run(words: list[str], known: Mapping[str, Verb]) -> None:
         _remember_target(given, known)
         if verb.takes("stack"):
             given["stack"] = given.get("stack") or default_stack()
-        verb.body(Context(), **given)
+        # Not Invoke's own settings, which it reads from the home directory: the verbs use none of them.
+        verb.body(Context(Config(lazy=True)), **given)
 
 
 def _help(words: list[str], known: Mapping[str, Verb]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from invoke.config import Config
 from invoke.context import Context
 from invoke.exceptions import Exit
 
@@ -45,7 +46,7 @@ def go(session: Session, place: Place) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory(prefix="trainyard-") as folder:
         job = Path(folder) / "job.toml"
         job.write_text(session.text, encoding="utf-8")
-        data.body(Context(), str(job), stack=stack, yes=True)
+        data.body(Context(Config(lazy=True)), str(job), stack=stack, yes=True)
     places.room()
     return facts
 

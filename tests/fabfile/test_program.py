@@ -99,6 +99,13 @@ def test_an_empty_variable_names_no_stack() -> None:
     assert done.returncode == 0 and "stacks/Pulumi.local.yaml" in done.stdout, done
 
 
+def test_settings_of_invokes_in_the_home_directory_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / ".invoke.yaml").write_text("tasks: [")
+    for home in (tmp_path, tmp_path / ".invoke.yaml"):  # the second is no folder
+        done = command("status", "--inventory", "/nowhere", HOME=str(home))
+        assert (done.returncode, done.stderr) == (2, "/nowhere: No such file or directory\n")
+
+
 @pytest.mark.parametrize("flag", ["-T abc", "-H", "--prompt-for-login-password", "--list-agent-keys", "-c x"])
 def test_fabrics_flags_are_refused_before_fabric_reads_them(flag: str) -> None:
     done = command(*flag.split(), "up")
