@@ -50,6 +50,8 @@ def shown(bill: Mapping[str, Any]) -> str:
     lines = [table(rows), f"stack {bill['stack']}: {summary(bill)}"]
     if any(line["estimate"] for line in bill["lines"]):
         lines.append("~ an estimate, not a list price; Spot prices move by the hour")
+    if any(not line["verified"] for line in bill["lines"]):
+        lines.append("? the provider was not asked for this price: fab cost --refresh")
     lines.append("list prices without tax and traffic; what a month's storage costs, counted by the hour")
     if bill["age_days"] > OLD_DAYS:
         lines.append(_old(bill))
@@ -81,7 +83,8 @@ def _of_two_sums(bill: Mapping[str, Any], circa: str) -> str:
 
 def _row(line: Mapping[str, Any]) -> tuple[str, ...]:
     circa = "~" if line["estimate"] else ""
-    return (line["what"], f"{line['count']:g}", line["unit"], f"{circa}{line['usd_per_hour']:.4f}", line["as_of"])
+    as_of = line["as_of"] if line["verified"] else f"{line['as_of']} ?"
+    return (line["what"], f"{line['count']:g}", line["unit"], f"{circa}{line['usd_per_hour']:.4f}", as_of)
 
 
 def _old(bill: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """What a stack costs: `python -m infra.prices.cost STACK`, or with `--refresh [--cloud aws|azure]`.
 
 Prints the bill as JSON: {"stack", "cluster", "region", "lines": [{"what", "count", "unit", "usd_per_hour", "as_of",
-"estimate", "on_demand"}], "hourly_usd", "idle_hourly_usd", "words", "full_at_once", "daily_usd", "max_hours",
-"until_max_hours_usd", "oldest", "age_days"}, from the table alone. With --refresh the providers are asked, the table is
-rewritten, and the JSON is {"asked", "found", "unchanged": [why]}.
+"estimate", "on_demand", "verified"}], "hourly_usd", "idle_hourly_usd", "words", "full_at_once", "daily_usd",
+"max_hours", "until_max_hours_usd", "oldest", "age_days"}, from the table alone. With --refresh the providers are asked,
+the table is rewritten, and the JSON is {"asked", "found", "unchanged": [why]}.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class PriceLine:
     """The price was derived from another one: it is not a list price."""
     on_demand: bool = False
     """It is billed only for a time: machines that Slurm starts for jobs, or that end before the rest."""
+    verified: bool = True
+    """The provider itself was asked for the price."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
     hourly = found["usd_per_month"] / HOURS_A_MONTH if "usd_per_month" in found else found["usd_per_hour"]
     as_of = min(found["as_of"], share.get("as_of", found["as_of"]))
     estimate = bool(share) or found.get("estimate", False)
-    return PriceLine(what or sku, count, found["unit"], hourly * count * share.get("share", 1.0), as_of, estimate)
+    hourly *= count * share.get("share", 1.0)
+    verified = {found["source"], share.get("source", found["source"])} <= set(_read()["asked"])
+    return PriceLine(what or sku, count, found["unit"], hourly, as_of, estimate, verified=verified)
 
 
 def total(lines: list[PriceLine]) -> float:

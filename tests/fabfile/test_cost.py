@@ -82,6 +82,17 @@ def test_an_estimate_and_a_stack_without_an_end_are_said(stack: Settings, monkey
     assert "~4.5000" in text and "~ an estimate, not a list price" in text and "days old" not in text
 
 
+def test_a_price_that_the_provider_was_not_asked_for_is_marked(
+    stack: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    billed(monkeypatch, [LINES[0], replace(LINES[1], verified=False)])
+    lines = shown(cost.bill(stack, TODAY)).splitlines()
+    assert lines[1].endswith("2026-11-21") and lines[2].endswith("2026-09-01 ?")
+    assert "? the provider was not asked for this price: fab cost --refresh" in lines
+    billed(monkeypatch, LINES)
+    assert "?" not in shown(cost.bill(stack, TODAY))
+
+
 def test_the_price_is_one_line_before_anything_is_made(
     stack: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

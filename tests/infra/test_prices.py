@@ -60,12 +60,24 @@ def test_every_type_that_a_node_can_be_has_a_price() -> None:
 
 
 def test_every_price_says_where_it_is_from_and_stands_once() -> None:
-    sources = tomllib.loads(table.TABLE.read_text())["sources"]
+    document = tomllib.loads(table.TABLE.read_text())
+    sources = document["sources"]
+    assert set(document["asked"]) == set(refresh.SOURCES.values())
     assert {entry["source"] for entry in entries()} <= set(sources)
     for name, text in sources.items():
         assert name in refresh.SOURCES.values() or "not verified live" in text
     keys = [(entry["cloud"], entry["region"], entry["sku"]) for entry in entries()]
     assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("asked", [["memory"], ["aws-gpu-catalogue"], ["memory", "aws-gpu-catalogue"]])
+def test_a_price_is_verified_if_its_provider_was_asked(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    document = tomllib.loads(table.TABLE.read_text()) | {"asked": asked}
+    monkeypatch.setattr(table, "_read", lambda: document)
+    for entry in entries():
+        found = table.line(entry["cloud"], entry["region"], entry["sku"])
+        assert found.verified == (entry["source"] in asked), entry
+    assert not table.line("aws", "eu-west-1", "m7i.8xlarge/spot").verified, "of a share from another source"
 
 
 def test_a_month_is_730_hours_and_many_cost_more_than_one() -> None:
