@@ -57,18 +57,19 @@ def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
             continue
         name = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)  # instanceType -> instance_type
         if key == "adminCidr":
-            fields[name] = _admin(raw[key], stack, in_cloud=in_cloud)
+            fields[name] = _admin(raw, stack, in_cloud=in_cloud)
         elif not declared.example:
             fields[name] = value(raw, key)
         elif re.fullmatch(declared.form, raw[key]) or (raw[key] == "" and not in_cloud):
             fields[name] = raw[key]
         else:
-            raise SettingsError(key, raw[key], _with_command(key, declared.allowed, declared.example, stack))
+            raise SettingsError(key, raw[key], _with_command(key, declared.allowed, declared.example, stack, raw))
     return Cloud(**fields)
 
 
-def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
+def _admin(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
     """The network for SSH. A network that is too large is refused, such as the whole world in any notation."""
+    given = raw["adminCidr"]
     if not given and not in_cloud:
         return None
     try:
@@ -78,9 +79,12 @@ def _admin(given: str, stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network |
         network, allowed = None, KEYS["adminCidr"].allowed
     if network is None or network.prefixlen < MIN_ADMIN_PREFIX:
         own = f'"$(curl -s {ADDRESS_ECHO})/32"'
-        raise SettingsError("adminCidr", given, _with_command("adminCidr", allowed, own, stack))
+        raise SettingsError("adminCidr", given, _with_command("adminCidr", allowed, own, stack, raw))
     return network
 
 
-def _with_command(key: str, allowed: str, example: str, stack: str) -> str:
-    return f"{allowed}; set it: {set_key(key, example, stack)}"
+def _with_command(key: str, allowed: str, example: str, stack: str, raw: Mapping[str, str]) -> str:
+    """What is allowed, which other keys are missing as well, and the command that sets this one."""
+    others = [name for name, declared in KEYS.items() if declared.example and name != key and not raw[name]]
+    missing = f" (also empty: {', '.join(others)})" if others else ""
+    return f"{allowed}{missing}; set it: {set_key(key, example, stack)}"

@@ -101,6 +101,13 @@ def test_what_a_cloud_needs_is_refused_with_the_command_that_sets_it(
     load(stack, {**good, "cluster": "aws-xeon", **needed, key: given})
 
 
+def test_all_keys_that_a_cloud_needs_and_does_not_have_are_named_at_once(good: dict[str, str]) -> None:
+    line = refusal({**good, "cluster": "aws-xeon", "maxHours": "24"})
+    assert line.startswith("adminCidr = ''") and " (also empty: owner, alertEmail); set it: " in line
+    line = refusal({**good, "cluster": "aws-xeon", "maxHours": "24", "adminCidr": "203.0.113.7/32", "owner": "ada"})
+    assert line.startswith("alertEmail = ''") and "also empty" not in line
+
+
 # --- the public key's file ---
 
 KEY_FILES = {
