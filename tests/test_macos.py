@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Mac:
 def start(mac: Mac, *argv: str, **more: str) -> subprocess.Popen[str]:
     """`more` are variables of its environment."""
     environment = {**os.environ, **mac.environment, "PYTHONDONTWRITEBYTECODE": "1", **more}
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen([*mac.before, *argv], cwd=ROOT, env=environment, text=True, **pipes)
 
 
@@ -230,6 +231,7 @@ wrapper.wait()
 PROVIDER = """
 import os, sys, time
 from pathlib import Path
+from typing import Any
 from infra.state import operation
 operation.end_with_engine()
 watch = operation.CancellationWatch()

@@ -63,7 +63,7 @@ class Job:
 
     project: Project
     id: str
-    fab: subprocess.Popen[str]
+    fab: subprocess.Popen[bytes]
     log: Path
 
     def text(self) -> str:
@@ -141,8 +141,12 @@ def starting(cluster: Project, logs: Path) -> Iterator[Start]:
         with log.open("w") as output:
             fab = subprocess.Popen(
                 ["fab", "train", file, *argv],
-                **{"cwd": cluster.root, "env": cluster.env, "stdin": subprocess.DEVNULL},
-                **{"stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True},
+                cwd=cluster.root,
+                env=cluster.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
                 # Tests that run in the background of a shell have it ignored, and so would their children.
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )

@@ -54,7 +54,7 @@ def members(stack: str, machine: str = "", below: str = "") -> list[int]:
 def boots(stack: str) -> dict[str, tuple[int, int]]:
     """Machine -> (process id, start time) of its init: another pair is another boot."""
     names = {path.name for group in groups(stack) for path in group.iterdir() if path.is_dir()}
-    found = {}
+    found: dict[str, tuple[int, int]] = {}
     for name in sorted(names):
         for pid in members(stack, name, "payload"):
             try:

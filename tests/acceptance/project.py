@@ -103,7 +103,8 @@ class Project:
         )
         loaded = json.loads(subprocess.check_output(command, cwd=self.root, env=self.env, text=True))
         found = loaded["inventory"] if self.engine == "pulumi" else loaded
-        return json.loads(found) if isinstance(found, str) else found
+        inventory: dict[str, Any] = json.loads(found) if isinstance(found, str) else found
+        return inventory
 
     def ssh(self, node: str, command: str, **options: Any) -> subprocess.CompletedProcess[str]:
         return self.fab("run", command, "--nodes", node, **options)

@@ -133,7 +133,7 @@ def start(project: Project, phase: str) -> subprocess.Popen[str]:
         step.write_text(f"#!/bin/sh\n# {project.stack}\nsleep 120\nexit 1\n")
         step.chmod(0o755)
     verb = project.start("up", "--yes")
-    signs = {
+    signs: dict[str, Callable[[], object]] = {
         "starting": lambda: processes(project, *VICTIMS["pulumi" if project.engine == "pulumi" else "engine"]),
         "baking": lambda: "builder" in boots(project.stack),
         "booting": lambda: list(paths.stack(project.stack).glob("nodes/*")),

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,16 @@ def trains_on(project: Project, job: Job) -> None:
 
 def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, start: Start) -> None:
     """slurmd on a worker and on the supervisor's node, and slurmctld."""
+
+    def is_another(node: str, old: int) -> bool:
+        return process(cluster, node, SLURMD) != old
+
     job = start(ENDLESS)
     for node in ("node3", "node1"):
         old = process(cluster, node, SLURMD)
         os.kill(old, signal.SIGKILL)
         trains_on(cluster, job)
-        until(lambda node=node, old=old: process(cluster, node, SLURMD) != old, 10, "slurmd is there again")
+        until(partial(is_another, node, old), 10, "slurmd is there again")
     # Slurm saves its queue some seconds after a change. If it dies before that, it takes the job for one that has not
     # started yet, starts it again, and takes the node, which refuses a second copy, out of service.
     until(lambda: time.time() - job.state()["started"] > SAVED_SECONDS, 90, "Slurm has saved its queue")

@@ -36,8 +36,8 @@ def test_a_name_is_one_users(engine: str, make_project: Callable[..., Project], 
     first.configure(nodes=2)
     first.fab("up", "--yes")
     assert boots(first.stack)["node1"] == running["node1"], "the id stays: nothing is made anew"
-    result = first.fab("destroy", "--yes").stdout
-    assert "destroy removes of stack" in result and "node1" in result and "node2" in result
+    said = first.fab("destroy", "--yes").stdout
+    assert "destroy removes of stack" in said and "node1" in said and "node2" in said
     assert not list((first.home / ".trainyard").rglob("*.json")), "nor does any record stay"
     second.fab("destroy", "--yes")
 

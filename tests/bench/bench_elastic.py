@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import local_nodes  # first: it finds the modules of the tests
@@ -56,14 +57,15 @@ def measured(project: Project, *options: str) -> list[tuple[float, float, int]]:
         os.kill(process(project, "node2", RANK), signal.SIGKILL)
         lines: dict[int, Any] = {}
 
-        def is_new(line: dict[str, Any], began: float = began, seen: dict[int, Any] = lines) -> bool:
+        def is_new(began: float = began, seen: dict[int, Any] = lines) -> bool:
+            line = last(project, job)
             if line and line["time"] > began + 0.5:
                 seen.setdefault(line["step"], line)
             return bool(seen)
 
-        until(lambda new=is_new: new(last(project, job)), 120, "the next step")
+        until(is_new, 120, "the next step")
         first = min(lines)
-        until(lambda began=began: is_whole(project, job, began), 120, "steps of all ranks")
+        until(partial(is_whole, project, job, began), 120, "steps of all ranks")
         whole = last(project, job)["time"]
         rows.append((lines[first]["time"] - began, whole - began, max(0, before - first + 1)))
         time.sleep(5)

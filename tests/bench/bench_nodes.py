@@ -121,8 +121,8 @@ def starts(project: Project, rounds: int) -> None:
         resumed.append(first_step(process, step)[0])
         project.fab("stop", job, "--now")
         process.communicate()
-    for what, seconds in (("fab train", started), ("fab train --resume", resumed)):
-        print(f"{what + ' to the first step, 3 nodes':42} {min(seconds):8.1f} s  (of {rounds}; goal: 10 s)", flush=True)
+    for what, times in (("fab train", started), ("fab train --resume", resumed)):
+        print(f"{what + ' to the first step, 3 nodes':42} {min(times):8.1f} s  (of {rounds}; goal: 10 s)", flush=True)
 
 
 def main() -> None:

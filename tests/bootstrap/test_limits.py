@@ -7,7 +7,8 @@ import os
 import time
 
 import pytest
-from limited_node import BOOTSTRAP, HOUR, MINUTE, PROGRAM, SSH, WORKER, Node
+from bootstrap_runner import BOOTSTRAP
+from limited_node import HOUR, MINUTE, PROGRAM, SSH, WORKER, Node
 
 
 def test_a_node_without_limits_stays_and_its_timer_ends(node: Node) -> None:

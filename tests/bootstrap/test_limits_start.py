@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from limited_node import BOOTSTRAP, ENVIRONMENT, Node
+from bootstrap_runner import BOOTSTRAP
+from limited_node import ENVIRONMENT, Node
 
 
 @pytest.fixture
@@ -81,6 +82,6 @@ def test_systemd_knows_every_word_of_the_units(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze on this machine")
     units = [Path(shutil.copy(unit, tmp_path)) for unit in sorted(BOOTSTRAP.glob("trainyard-limits.*"))]
-    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
+    argv: list[str | Path] = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert (len(units), done.returncode, done.stderr) == (2, 0, "")

@@ -30,7 +30,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def sends(*, until: float = 30.0, **environment: str) -> str:
     """Run it, once every 0.2 s, until it has sent something or that many seconds are over; what it printed."""
     cloudwatch, end = boto3.client("cloudwatch"), time.monotonic() + until
-    argv = [sys.executable, "-I", PROGRAM, "0.2"]
+    argv: list[str | Path] = [sys.executable, "-I", PROGRAM, "0.2"]
     with subprocess.Popen(argv, env={**os.environ, **OWN, **environment}, stdout=-1, stderr=-2, text=True) as running:
         while time.monotonic() < end and running.poll() is None and not cloudwatch.list_metrics()["Metrics"]:
             time.sleep(0.1)

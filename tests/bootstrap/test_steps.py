@@ -158,7 +158,7 @@ def test_sshd_drops_a_client_that_has_vanished_within_75_seconds(machine: Machin
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", machine.root / "key"], check=True)
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)  # which its service has taken away with it, where it does not run
-    argv = [sshd, "-T", "-f", config, "-h", machine.root / "key"]
+    argv: list[str | Path] = [sshd, "-T", "-f", config, "-h", machine.root / "key"]
     effective = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {"clientaliveinterval 15", "clientalivecountmax 2", "tcpkeepalive yes"} <= set(effective)
     assert (machine.root / "opt/trainyard/image.env").read_text() == "TRAINYARD_CLUSTER=local\n"

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from fabfile.check import gpu_rules, preflight
+from fabfile.check import gpu_rules, launch, network_rules, preflight
 from fabfile.check.launch import ProbeRun
 from fabfile.check.verdict import Fact, Verdict
 from infra.inventory import Node, SshCluster, to_object
+from node import launcher
+from node.job import cleanup
 from node.probes import nccl, nccl_output
 
 # --- what is printed, as people quoted it ---
@@ -175,13 +177,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """The nodes and the unit of each launch."""
     made: list[tuple[list[str], str]] = []
 
-    def start(_launcher: str, launch: Any, _folder: Any, unit: str, _properties: Sequence[str]) -> Any:
-        made.append(([node.name for node in launch.nodes], unit))
-        text = EFA_2025 + TABLE_2020 if len(launch.nodes) > 1 else "mpirun: cannot open file"
-        code = f"import sys; sys.stdout.write({text!r}); sys.exit({int(len(launch.nodes) == 1)})"
+    def start(_launcher: str, launched: Any, _folder: Any, unit: str, _properties: Sequence[str]) -> Any:
+        made.append(([node.name for node in launched.nodes], unit))
+        text = EFA_2025 + TABLE_2020 if len(launched.nodes) > 1 else "mpirun: cannot open file"
+        code = f"import sys; sys.stdout.write({text!r}); sys.exit({int(len(launched.nodes) == 1)})"
         return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
-    monkeypatch.setattr(nccl.launcher, "start", start)
+    monkeypatch.setattr(launcher, "start", start)
     monkeypatch.setattr(nccl, "end_with_stdin", lambda _unit: None)
     return made
 
@@ -227,9 +229,9 @@ def test_a_measurement_that_hangs_ends_in_its_time(
         held.append(subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE))
         return held[-1]
 
-    monkeypatch.setattr(nccl.launcher, "start", start)
+    monkeypatch.setattr(launcher, "start", start)
     monkeypatch.setattr(nccl, "end_with_stdin", lambda _unit: None)
-    monkeypatch.setattr(nccl.cleanup, "kill", lambda _unit: held[-1].kill())
+    monkeypatch.setattr(cleanup, "kill", lambda _unit: held[-1].kill())
     probe(monkeypatch, cluster(2, slots=1, gpus=1), pair_seconds=0.3)
     assert lines(capsys)[0]["failed"] == "no result in 0 s"
 
@@ -240,10 +242,10 @@ def test_only_a_cluster_of_gpus_is_checked_with_nccl(monkeypatch: pytest.MonkeyP
 
     ok = Verdict("x", "pass", "well")
     monkeypatch.setattr(preflight.Collector, "facts", facts)
-    monkeypatch.setattr(preflight.network_rules, "blocked", lambda *_: None)
+    monkeypatch.setattr(network_rules, "blocked", lambda *_: None)
     for name, what in (("hello", "mpirun"), ("network", "network")):
-        monkeypatch.setattr(preflight.launch, name, lambda *_: ProbeRun())
-        monkeypatch.setattr(preflight.network_rules, what, lambda *_: ok)
-    monkeypatch.setattr(preflight.launch, "nccl", lambda *_: ProbeRun(events=[event("node1", bus=130e9)]))
+        monkeypatch.setattr(launch, name, lambda *_: ProbeRun())
+        monkeypatch.setattr(network_rules, what, lambda *_: ok)
+    monkeypatch.setattr(launch, "nccl", lambda *_: ProbeRun(events=[event("node1", bus=130e9)]))
     assert [one.check for one in preflight.verdicts_of(cluster(), None)] == ["x", "x", "nccl"]  # type: ignore[arg-type]
     assert len(list(preflight.verdicts_of(cluster(gpus=0), None))) == 2  # type: ignore[arg-type]

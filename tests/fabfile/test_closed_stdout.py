@@ -32,8 +32,9 @@ sys.exit(code)
 def test_what_changes_a_stack_comes_to_its_end(streams: list[str], tmp_path: Path) -> None:
     reading, writing = os.pipe()
     made = tmp_path / "made"
-    pipes = {"stdout": writing, "stderr": writing if "stderr" in streams else subprocess.DEVNULL}
-    verb = subprocess.Popen([sys.executable, "-c", VERB, CHANGING, made], stdin=subprocess.DEVNULL, **pipes)
+    errors = writing if "stderr" in streams else subprocess.DEVNULL
+    argv: list[str | Path] = [sys.executable, "-c", VERB, CHANGING, made]
+    verb = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=writing, stderr=errors)
     os.close(writing)
     assert os.read(reading, 20).startswith(b"resource")
     os.close(reading)
@@ -42,7 +43,7 @@ def test_what_changes_a_stack_comes_to_its_end(streams: list[str], tmp_path: Pat
 
 
 def test_all_of_the_output_comes_in_order(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", VERB, CHANGING, tmp_path / "made"]
+    argv: list[str | Path] = [sys.executable, "-c", VERB, CHANGING, tmp_path / "made"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     for output in (done.stdout.removesuffix("the verb goes on to its end as well\n"), done.stderr):
         assert [line.split()[1] for line in output.splitlines()] == [str(step) for step in range(40)]

@@ -81,14 +81,14 @@ def nodes(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
+def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.BucketFolder:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return bucket.open_folder(f"{server.url}/sets/tiny")
 
 
 def test_it_is_made_once_and_brought_to_every_node(
-    nodes: Nodes, there: bucket.Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, there: bucket.BucketFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()
@@ -117,7 +117,9 @@ def test_it_is_made_once_and_brought_to_every_node(
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_prepared_set_is_taken_from_here(nodes: Nodes, there: bucket.Place, tmp_path: Path, bare: bool) -> None:
+def test_a_prepared_set_is_taken_from_here(
+    nodes: Nodes, there: bucket.BucketFolder, tmp_path: Path, bare: bool
+) -> None:
     mine = tiny_tokens(tmp_path / "mine")
     if bare:
         (mine / manifest.NAME).unlink()
@@ -156,7 +158,7 @@ def test_an_upload_from_here_goes_on_where_it_was(
 
 
 def test_a_set_that_is_altered_here_reaches_neither_bucket_nor_nodes(
-    nodes: Nodes, there: bucket.Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nodes: Nodes, there: bucket.BucketFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = tiny_tokens(tmp_path / "mine")
     raw = bytearray((mine / "train.bin").read_bytes())
@@ -182,9 +184,13 @@ def test_a_bucket_that_is_not_there_is_said_before_anything_is_made(
 
 
 def test_a_job_of_another_cluster_is_gone_on_with_from_the_bucket(
-    nodes: Nodes, there: bucket.Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    nodes: Nodes,
+    there: bucket.BucketFolder,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ssh_backend, "VENV", token_set.VENV)
+    monkeypatch.setattr(ssh_backend, "VENV", str(tmp_path / "bin"))
     runs = bucket.open_folder(f"{there.url.removesuffix('/sets/tiny')}/runs")
     runs.at("demo-7").write("run.json", b"{}")
     runs.at("demo-7").write("job.toml", resolve("smoke", [], 1).text.encode())

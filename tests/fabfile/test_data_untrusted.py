@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.Place:
+def there(server: Server, monkeypatch: pytest.MonkeyPatch) -> bucket.BucketFolder:
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     return bucket.open_folder(f"{server.url}/sets/tiny")
@@ -93,7 +93,7 @@ def test_a_manifest_that_names_a_file_elsewhere_is_refused_here_and_on_a_node(
         manifest.check(mine, manifest.parse(mine / manifest.NAME))
 
 
-def test_a_hostile_set_in_the_bucket_writes_nothing_elsewhere(there: bucket.Place, tmp_path: Path) -> None:
+def test_a_hostile_set_in_the_bucket_writes_nothing_elsewhere(there: bucket.BucketFolder, tmp_path: Path) -> None:
     mine = tiny_tokens(tmp_path / "mine")
     named(mine, "../../.ssh/authorized_keys")
     there.write(manifest.NAME, (mine / manifest.NAME).read_bytes())
@@ -119,7 +119,7 @@ def test_a_link_out_of_the_folder_is_not_sent(tmp_path: Path, which: str) -> Non
     assert [file.name for file in upload.prepared(mine)][-1] == "manifest.json"
 
 
-def test_what_comes_from_a_bucket_is_not_written_through_a_link(there: bucket.Place, tmp_path: Path) -> None:
+def test_what_comes_from_a_bucket_is_not_written_through_a_link(there: bucket.BucketFolder, tmp_path: Path) -> None:
     transfer.push(tiny_tokens(tmp_path / "mine"), there)
     work = tmp_path / "got" / manifest.DOWNLOAD
     work.mkdir(parents=True)

@@ -177,7 +177,7 @@ def test_without_pulumi_a_cloud_is_refused_in_a_line(
     options = {} if verb is recovering.audit else {"yes": True}
     with pytest.raises(Exit, match="stack yard is in a cloud: that needs the `pulumi` command") as no:
         verb(Context(), stack="yard", **options)
-    assert no.value.code == 2 and "\n" not in no.value.message and played.ran == []
+    assert no.value.code == 2 and "\n" not in (no.value.message or "") and played.ran == []
 
 
 def test_without_a_clouds_packages_the_line_names_the_extra() -> None:

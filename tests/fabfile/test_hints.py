@@ -68,7 +68,7 @@ def bare_hints(source: str) -> list[str]:
         ):
             return
         if isinstance(node, ast.JoinedStr):
-            text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
             found.extend([text] if names_a_verb(text) else [])
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and names_a_verb(node.value):
             found.append(node.value)

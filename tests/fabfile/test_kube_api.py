@@ -148,7 +148,7 @@ def test_kubeconfigs_that_cannot_be_used(kube: Kube, tmp_path: Path, monkeypatch
     for text in ("[", "a: [", "contexts: 3", "- 1", "", "contexts:\n- x: 1", "\x00"):
         file.write_text(text)
         assert str(file) in complaint(kube.cluster)
-    config = {"current-context": "x", "contexts": [], "clusters": [], "users": []}
+    config: dict[str, Any] = {"current-context": "x", "contexts": [], "clusters": [], "users": []}
     file.write_text(yaml.safe_dump(config))
     assert complaint(kube.cluster) == f"{file}: Context 'x' not found"
     server = {"server": "https://h", "certificate-authority": "/nowhere"}

@@ -16,12 +16,13 @@ from kube_cluster import Kube, pod
 from fabfile import output
 from fabfile.backends.base import Unreachable
 from fabfile.backends.kubernetes.backend import KubernetesBackend
+from fabfile.check import all_reduce_in_pods
 from fabfile.check import kubernetes as rules
 from fabfile.check.verdict import Verdict
 from fabfile.managed.look import Look
 from fabfile.managed.watch import Seen
 from fabfile.remote import ended
-from fabfile.stacks import work_lost
+from fabfile.stacks import pulumi_cli, work_lost
 from infra.inventory import KubeCluster, to_json
 
 
@@ -80,7 +81,7 @@ def lines(text: str) -> dict[str, str]:
 def has_software(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a network, which no pod of these measures."""
     monkeypatch.setattr(rules, "_STARTS", "echo 2.13.0")
-    monkeypatch.setattr(rules.all_reduce, "verdict", lambda _, what: Verdict(what.check, "pass", "measured"))
+    monkeypatch.setattr(all_reduce_in_pods, "verdict", lambda _, what: Verdict(what.check, "pass", "measured"))
 
 
 def test_a_check_looks_at_each_part_that_a_job_needs(fab: Fab, kube: Kube, has_software: None) -> None:
@@ -195,7 +196,7 @@ def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path)
     done = fab("train", "smoke", "--dry-run")
     assert done.code == 0 and "kind: PyTorchJob" in done.out and not kube.applied and not kube.execs
     with KubernetesBackend(kube.cluster) as backend:
-        from fabfile.backends.base import Submission
+        from fabfile.backends.submission import Submission
         from fabfile.job_file import resolve
 
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
@@ -215,13 +216,13 @@ def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path)
 def test_before_a_destroy_the_jobs_that_end_with_it_are_named(
     fab: Fab, kube: Kube, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(work_lost.pulumi_cli, "stack_output", lambda stack: to_json(kube.cluster))
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda stack: to_json(kube.cluster))
     work_lost.say_of_destroy("kind")
     assert "trainyard-head is not there" in capsys.readouterr().out and not kube.applied, (
         "nothing is made to be removed"
     )
     with KubernetesBackend(kube.cluster) as backend:
-        from fabfile.backends.base import Submission
+        from fabfile.backends.submission import Submission
         from fabfile.job_file import resolve
 
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_the_demo_asks_for_few_lines_where_nobody_looks_on(tmp_path: Path, monke
         assert demo_module()._few_steps("up") == []
 
 
-def demo_module() -> object:
+def demo_module() -> ModuleType:
     """`fabfile.verbs.demo` is the verb of that name."""
     assert demo
     return sys.modules["fabfile.verbs.demo"]

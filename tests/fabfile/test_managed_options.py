@@ -86,8 +86,16 @@ def test_a_job_under_way_is_managed_unless_the_head_has_chosen_its_nodes(
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
         backend.table = [replace(backend.table[0], **changes)]
         chosen = Options(
-            **{"stack": "yard", "inventory": "", "detach": False, "every": None, "yes": True},
-            **{"max_usd": None, "max_hours": None, "tries": None, "zones": "", "types": ""},
+            stack="yard",
+            inventory="",
+            detach=False,
+            every=None,
+            max_usd=None,
+            max_hours=None,
+            tries=None,
+            zones="",
+            types="",
+            yes=True,
         )
         if not is_refused:
             assert start.known(chosen, backend, "smoke-1") == backend.table[0]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
-from invoke.tasks import task
+from invoke.tasks import Task
 from sample_inputs import public_key
 
 from fabfile import output, program
@@ -216,12 +216,11 @@ def test_a_full_or_missing_stdout_is_said() -> None:
 
 
 def ending(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
-    @task
     def breaks(_c: Context) -> None:
         """Break."""
         raise error
 
-    monkeypatch.setattr(program, "verbs", lambda: {"breaks": Verb("breaks", breaks)})
+    monkeypatch.setattr(program, "verbs", lambda: {"breaks": Verb("breaks", Task(breaks))})
     return program.run(["breaks"])
 
 

@@ -95,7 +95,7 @@ def test_nothing_runs_on_after_the_operator_is_gone(yard: sshd.Yard, tmp_path: P
     cluster = yard.cluster(*(yard.start(f"127.0.0.{i + 2}", port).node(f"node{i + 1}") for i in range(2)))
     (tmp_path / "inventory.json").write_text(to_json(cluster))
     mark = f"86400.{os.getpid()}{number:d}"
-    argv = [FAB, "run", f"sleep {mark} & sleep {mark}", "--inventory", tmp_path / "inventory.json"]
+    argv: list[str | Path] = [FAB, "run", f"sleep {mark} & sleep {mark}", "--inventory", tmp_path / "inventory.json"]
     # As in a shell's foreground, whatever started the tests may ignore.
     process = subprocess.Popen(
         argv,

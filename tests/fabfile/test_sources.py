@@ -174,14 +174,14 @@ def test_the_options_that_prepare_suggests_are_there(head: Head, capsys: pytest.
 
 
 def test_this_machine_fetches_what_the_head_cannot(
-    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"https://{vocabulary.HOST}/encodings/o200k_base.tiktoken"
     kept = head.home / ".cache/tiktoken" / hashlib.sha1(url.encode()).hexdigest()
     lacking = json.dumps([[url, str(kept)]])
-    program = Path(encodings.VENV) / "python"
+    program = tmp_path / "bin/python"
     monkeypatch.setattr(encodings, "fetch", lambda url, head, name: b"IQ== 0\n")
-    (Path(encodings.VENV) / "python").write_text(f"#!/bin/sh\necho '{lacking}'\n")
+    program.write_text(f"#!/bin/sh\necho '{lacking}'\n")
     with Fleet(head.cluster) as fleet:
         encodings.bring(fleet, "code", "o200k_base")
     assert kept.read_bytes() == b"IQ== 0\n" and [file.name for file in kept.parent.iterdir()] == [kept.name]

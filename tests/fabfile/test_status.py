@@ -139,7 +139,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S
 
 def fab_status(folder: Path, cluster: SshCluster, *more: str) -> str:
     (folder / "inventory.json").write_text(to_json(cluster))
-    argv = [FAB, "status", "--inventory", folder / "inventory.json", *more]
+    argv: list[str | Path] = [FAB, "status", "--inventory", folder / "inventory.json", *more]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     return done.stdout

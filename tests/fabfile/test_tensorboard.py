@@ -59,9 +59,9 @@ writer.close()
     subprocess.run([sys.executable, "-c", code, folder, name], check=True, timeout=60)
 
 
-def tags(address: str) -> dict[str, object]:
+def tags(address: str) -> dict[str, list[str]]:
     """Run -> tags, as TensorBoard's page asks for them."""
-    found: dict[str, object] = json.loads(get(address, "/data/plugin/scalars/tags"))
+    found: dict[str, list[str]] = json.loads(get(address, "/data/plugin/scalars/tags"))
     return found
 
 
@@ -95,7 +95,7 @@ def test_a_run_is_shown_live_over_a_lost_connection_and_nothing_stays(
 
 def shows(address: str) -> bool:
     try:
-        return "own" in tags(address).get("work/out", ())  # type: ignore[operator]
+        return "own" in tags(address).get("work/out", ())
     except (OSError, ValueError):
         return False
 

@@ -20,7 +20,7 @@ from operators import ADA, BOB, VERBS, Become, Operator, own
 from fabfile.stacks import pulumi_cli
 from fabfile.verbs.destroy import destroy
 from fabfile.verbs.recover import recover
-from infra.clouds import audit
+from infra.clouds import audit, sdk
 from infra.clouds.aws import removal
 from infra.state import stack_record
 from infra.state.ownership import Location
@@ -34,7 +34,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(removal, "POLL_S", 0.05)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for kind in ("placement group", "capacity reservation"):
-        monkeypatch.delitem(audit.sdk.load("infra.clouds.aws.kinds").KINDS, kind)
+        monkeypatch.delitem(sdk.load("infra.clouds.aws.kinds").KINDS, kind)
     with moto_cloud.aws(monkeypatch) as endpoint:
         yield endpoint
 

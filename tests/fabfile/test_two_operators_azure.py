@@ -9,6 +9,7 @@ from invoke.exceptions import Exit
 from moto_cloud import Stack
 from operators import ADA, BOB, VERBS, Become, Operator, own
 
+from infra.clouds.azure import listing
 from infra.clouds.azure import orphans as azure_leftovers
 from infra.clouds.azure.arm import Arm
 from infra.clouds.live_resource import LiveResource
@@ -77,6 +78,6 @@ def test_on_azure_another_subscription_is_looked_at_as_well(
     monkeypatch.setattr(
         azure_leftovers, "Arm", lambda subscription: Arm(subscription, endpoint="http://127.0.0.1:9", who=Who())
     )
-    monkeypatch.setattr(azure_leftovers.listing, "find", listed)
+    monkeypatch.setattr(listing, "find", listed)
     assert own(bob) == []
     assert asked == [f"/subscriptions/{SUBSCRIPTION}", f"/subscriptions/{other}"]

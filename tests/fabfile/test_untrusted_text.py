@@ -31,7 +31,7 @@ def printed(text: str | bytes, *, terminal: bool = False) -> str:
     if not terminal:
         file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
         output.write(text, file=file)
-        return file.buffer.getvalue().decode()  # type: ignore[attr-defined, no-any-return]
+        return file.buffer.getvalue().decode()
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as screen:
         output.write(text, file=screen)
@@ -67,7 +67,7 @@ def test_our_own_colours_work_around_what_a_node_says(monkeypatch: pytest.Monkey
 def test_a_line_in_place_of_another_is_ours_alone() -> None:
     file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     output.write("step 2 \r\x1b[K", file=file, over=True)
-    assert file.buffer.getvalue() == b"\r\x1b[Kstep 2 \\r\\x1b[K"  # type: ignore[attr-defined]
+    assert file.buffer.getvalue() == b"\r\x1b[Kstep 2 \\r\\x1b[K"
 
 
 def test_a_cell_cannot_end_its_line() -> None:
@@ -79,7 +79,7 @@ def test_the_model_s_text_is_data_on_a_pipe_and_harmless_on_a_terminal() -> None
     data = b"caf\xc3\xa9 \x1b[2J\xff"
     file = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     output.write(data, file=file)
-    assert file.buffer.getvalue() == data  # type: ignore[attr-defined]
+    assert file.buffer.getvalue() == data
     assert printed(data, terminal=True) == "café \\x1b[2J\ufffd"
 
 

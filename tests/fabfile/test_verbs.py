@@ -118,7 +118,7 @@ def test_the_verbs_of_nodes(node: Node) -> None:
     with pytest.raises(Exit) as found:
         node.fab("check")
     assert found.value.code == 1, "it found out that this is no whole node"
-    argv = [Path(sys.executable).parent / "fab", "ssh", "node1", "--inventory", node.file]
+    argv: list[str | Path] = [Path(sys.executable).parent / "fab", "ssh", "node1", "--inventory", node.file]
     login = subprocess.run(argv, input="echo $((5 + 6))\n", capture_output=True, text=True, timeout=30, check=False)
     assert "11" in login.stdout.splitlines(), login.stderr
 

@@ -50,7 +50,7 @@ def test_ready_nodes_are_joined_once(cluster: tuple[SshCluster, list[sshd.Sshd]]
     machines, servers = cluster
     be_ready(servers)
     (tmp_path / "inventory.json").write_text(to_json(machines))
-    argv = [FAB, "wait", "--timeout", "20", "--inventory", tmp_path / "inventory.json"]
+    argv: list[str | Path] = [FAB, "wait", "--timeout", "20", "--inventory", tmp_path / "inventory.json"]
     first = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     assert first.returncode == 0, first.stderr
     for name in ("node1", "node2", "node3"):
@@ -102,7 +102,7 @@ def test_a_failed_node_ends_the_wait_at_once(
         follow_boot(fleet, timeout=60)
     assert time.monotonic() - began < 20
     assert caught.value.code == 1
-    message = caught.value.message
+    message = caught.value.message or ""
     assert message.splitlines()[:3] == [
         "node2  failed at step torch: no wheel for torch 2.13.0",
         "    looking for torch",
@@ -126,7 +126,7 @@ def test_a_silent_node_ends_the_wait_at_the_deadline(
         follow_boot(fleet, timeout=1)
     assert time.monotonic() - began < 20
     assert caught.value.code == 1
-    message = caught.value.message
+    message = caught.value.message or ""
     assert "2 of 3 nodes not ready after 1 s" in message
     assert "node2  last seen: step torch has begun" in message
     assert "node3  last seen: " in message
@@ -172,9 +172,9 @@ def test_a_node_whose_machine_has_ended_ends_the_wait_at_once(
     with Fleet(machines) as fleet, pytest.raises(Exit) as caught:
         follow_boot(fleet, timeout=60)
     assert time.monotonic() - began < 2
-    message = caught.value.message.splitlines()
-    assert message[:2] == ["1 of 3 nodes are gone", f"node3  {ended.WHY}"]
-    assert message[-2:] == ["    last of node3", "next: fab up"]
+    lines = (caught.value.message or "").splitlines()
+    assert lines[:2] == ["1 of 3 nodes are gone", f"node3  {ended.WHY}"]
+    assert lines[-2:] == ["    last of node3", "next: fab up"]
 
 
 def test_who_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

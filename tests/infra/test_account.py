@@ -13,6 +13,7 @@ from fabfile.stacks import pulumi_cli
 from fabfile.verbs.check import check
 from infra.clouds import account
 from infra.clouds.finding import Finding
+from infra.config import stack_file
 from infra.config.settings import load
 from infra.errors import UsageError
 from infra.state import stack_record
@@ -42,7 +43,7 @@ def test_the_program_takes_the_stacks_id_from_the_users_record(make: Make, monke
     checked: list[str] = []
     monkeypatch.setattr("sys.argv", ["account", "aws-xeon"])
     settings = make("aws-xeon")
-    monkeypatch.setattr(account.stack_file, "settings", lambda _stack: settings)
+    monkeypatch.setattr(stack_file, "settings", lambda _stack: settings)
     monkeypatch.setattr(account, "check", lambda settings: checked.append(settings.stack_id) or [])
     for record in (stack_record.Record("aaaa1111"), None):
         monkeypatch.setattr(stack_record, "read", lambda _stack, record=record: record)

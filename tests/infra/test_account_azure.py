@@ -27,7 +27,7 @@ COMPUTE = f"{ROOT}/providers/Microsoft.Compute"
 def place() -> Iterator[tuple[Arm, Cloud]]:
     with azure_subscription.azure() as (endpoint, cloud):
         fit(cloud)
-        yield Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0), cloud  # type: ignore[arg-type]
+        yield Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0), cloud
 
 
 def fit(cloud: Cloud) -> None:
@@ -192,7 +192,7 @@ def test_a_subscription_that_is_not_there_or_does_not_answer(make: Make, place: 
     del cloud.things[ROOT]
     (only,) = azure.check(make("azure-xeon"), arm)
     assert (only.check, only.state) == ("sign-in", "failed")
-    nowhere = Arm(SUBSCRIPTION, endpoint="http://127.0.0.1:1", who=Who(), retries=0)  # type: ignore[arg-type]
+    nowhere = Arm(SUBSCRIPTION, endpoint="http://127.0.0.1:1", who=Who(), retries=0)
     (only,) = azure.check(make("azure-xeon"), nowhere)
     assert (only.check, only.state) == ("sign-in", "undecided")
 

@@ -126,9 +126,9 @@ def test_a_template_says_nothing_that_eks_says_itself(eks_program: Program) -> N
 
 def test_the_nodes_own_disks_are_one_place_for_images(eks_program: Program) -> None:
     message = email.message_from_bytes(base64.b64decode(eks_program()["gpus-template"].inputs["userData"]))
-    (part,) = message.get_payload()  # type: ignore[union-attr,misc]
-    assert part.get_content_type() == "application/node.eks.aws"  # type: ignore[union-attr]
-    config = yaml.safe_load(part.get_payload())  # type: ignore[union-attr]
+    _, part = message.walk()  # the message, and the one part that it is made of
+    assert part.get_content_type() == "application/node.eks.aws"
+    config = yaml.safe_load(str(part.get_payload()))
     assert config["spec"]["instance"]["localStorage"]["strategy"] == "RAID0"
 
 

@@ -58,7 +58,7 @@ def test_a_token_goes_to_no_other_host(header: str) -> None:
         return Answer(body=json.dumps({"value": [], "nextLink": ELSEWHERE}).encode())
 
     with http_server.serve(answer) as server:
-        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
+        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)
         with pytest.raises(ArmError, match="not a link of"):
             arm.delete("/x", "2024-05-01") if header else arm.every("/x", "2024-05-01")
         assert len(server.asked) == 1
@@ -71,6 +71,6 @@ def test_what_a_location_pointed_to_may_go_with_the_resource() -> None:
         return Answer(404)
 
     with http_server.serve(answer) as server:
-        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)  # type: ignore[arg-type]
+        arm = Arm(SUBSCRIPTION, endpoint=server.url, who=Who(), wait=0)
         arm.delete("/resourceGroups/x", "2021-04-01")
         assert [one.method for one in server.asked] == ["DELETE", "GET"]

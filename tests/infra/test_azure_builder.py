@@ -145,6 +145,6 @@ def test_systemd_knows_every_word_of_the_last_resort(last_resort: Builder) -> No
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze on this machine")
     units = sorted((last_resort.root / "run/systemd/system").glob("trainyard-builder-end.*"))
-    argv = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
+    argv: list[str | Path] = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *units]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")

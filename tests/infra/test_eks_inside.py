@@ -20,6 +20,7 @@ from kube_api import KubeApi, served
 
 from infra import training_operator
 from infra.clouds import kube_apply
+from infra.clouds.aws import api as aws_api
 from infra.clouds.aws import eks_api, eks_end, eks_token
 from infra.clouds.kube_client import ApiError, Client, path_of
 from infra.errors import OperationError
@@ -183,15 +184,16 @@ def test_the_group_is_told_when_to_have_no_machines(group: str) -> None:
     wanted = {"region": "us-east-1", "group": group, "hours": 12, "ends": None}
     provider = eks_end.EndsProvider()
     made = provider.create(wanted)
+    outs = made.outs or {}
     (action,) = boto3.client("autoscaling").describe_scheduled_actions()["ScheduledUpdateGroupActions"]
     assert (action["MinSize"], action["DesiredCapacity"]) == (0, 0) and "MaxSize" not in action
     left = action["StartTime"] - datetime.datetime.now(datetime.UTC)
     assert datetime.timedelta(hours=11.9) < left <= datetime.timedelta(hours=12)
-    assert datetime.datetime.fromisoformat(made.outs["ends"]) == action["StartTime"]
-    assert provider.read(made.id, made.outs).id == made.id
+    assert datetime.datetime.fromisoformat(outs["ends"]) == action["StartTime"]
+    assert provider.read(made.id, outs).id == made.id
     longer = {**wanted, "hours": 48}
-    assert provider.diff(made.id, made.outs, longer).changes and not provider.diff(made.id, made.outs, wanted).changes
-    provider.update(made.id, made.outs, longer)
+    assert provider.diff(made.id, outs, longer).changes and not provider.diff(made.id, outs, wanted).changes
+    provider.update(made.id, outs, longer)
     (action,) = boto3.client("autoscaling").describe_scheduled_actions()["ScheduledUpdateGroupActions"]
     assert action["StartTime"] - datetime.datetime.now(datetime.UTC) > datetime.timedelta(hours=47)
 
@@ -201,14 +203,14 @@ def test_an_end_that_has_been_is_set_anew_by_the_next_up(group: str) -> None:
     provider = eks_end.EndsProvider()
     made = provider.create({"region": "us-east-1", "group": group, "hours": 1, "ends": None})
     boto3.client("autoscaling").delete_scheduled_action(AutoScalingGroupName=group, ScheduledActionName=eks_end.ACTION)
-    assert provider.read(made.id, made.outs).id == ""
+    assert provider.read(made.id, made.outs or {}).id == ""
 
 
 def test_a_group_that_cannot_be_told_is_said_with_what_it_costs(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
     away = boto3.client(
         "autoscaling", endpoint_url="http://127.0.0.1:1", config=Config(retries={"total_max_attempts": 1})
     )
-    monkeypatch.setattr(eks_end.api, "client", lambda *_: away)  # moto sets an end for a group that is not there, too
+    monkeypatch.setattr(aws_api, "client", lambda *_: away)  # moto sets an end for a group that is not there, too
     wanted = {"region": "us-east-1", "group": group, "hours": 1, "ends": None}
     with pytest.raises(OperationError, match="cannot be set, and they cost until fab destroy: "):
         eks_end.EndsProvider().create(wanted)

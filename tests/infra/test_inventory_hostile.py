@@ -19,8 +19,7 @@ from inventory_values import ssh_clusters
 from fabfile import launchers
 from fabfile.launchers import HeadValues, Launch, plans
 from fabfile.remote.known_hosts import known_hosts
-from fabfile.remote.openssh import jump_node, options, user_of
-from fabfile.verbs.shell import config_text
+from fabfile.remote.openssh import config_text, jump_node, options, user_of
 from infra.inventory import Node, SshCluster, from_json, to_json
 
 FEW = settings(  # each example starts a dozen programs

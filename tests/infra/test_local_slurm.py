@@ -7,6 +7,7 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from baked_image import IMAGE, bake
@@ -138,8 +139,9 @@ def test_a_layer_is_over_the_profile_s_and_no_image_without_it(home: Path) -> No
 
 def test_its_name_is_over_the_image_under_it_and_all_that_goes_into_it() -> None:
     keys = {layer.RECIPE.key(IMAGE), layer.RECIPE.key("f" * 16)}
-    for name, value in (("packages", ("munge",)), ("install", "true"), ("files", {}), ("secrets", ())):
-        keys.add(replace(layer.RECIPE, **{name: value}).key(IMAGE))
+    changes: list[dict[str, Any]] = [{"packages": ("munge",)}, {"install": "true"}, {"files": {}}, {"secrets": ()}]
+    for change in changes:
+        keys.add(replace(layer.RECIPE, **change).key(IMAGE))
     assert len(keys) == 6 and all(re.fullmatch("[0-9a-f]{16}", key) for key in keys)
 
 

@@ -31,7 +31,7 @@ def settings(good: dict[str, str]) -> Settings:
 @pytest.fixture
 def place() -> Iterator[tuple[Arm, Cloud]]:
     with azure_subscription.azure() as (endpoint, cloud):
-        arm = Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)  # type: ignore[arg-type]
+        arm = Arm(SUBSCRIPTION, endpoint=endpoint, who=Who(), wait=0)
         fill(cloud, endpoint)
         yield arm, cloud
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+from collections.abc import Callable
 from dataclasses import replace
 from email.mime.multipart import MIMEMultipart
 from email.mime.text import MIMEText
@@ -69,7 +70,7 @@ def files(content: str | bytes, **more: str) -> str:
     return "#cloud-config\n" + yaml.safe_dump({"write_files": [{"path": "/etc/x", "content": content, **more}]})
 
 
-PACKED = {
+PACKED: dict[str, Callable[[str], str]] = {
     "plain": lambda text: text,
     "base64": lambda text: b64(text.encode()),
     "gzip in base64": user_data.packed,

@@ -9,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pulumi
 import pytest
 
-from infra.clouds.local import orphans, owner, paths
+from infra.clouds import sdk
+from infra.clouds.local import firewall, network, orphans, owner, paths
 from infra.errors import OperationError, UsageError
 from infra.state import stack_id, stack_record
 from infra.state.ownership import Claim, Location
@@ -65,9 +67,9 @@ def test_a_state_that_is_being_written_is_asked_again(
     times: float, found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = Busy(times)
-    monkeypatch.setattr(stack_id.pulumi.runtime, "invoke", busy.invoke)
-    monkeypatch.setattr(stack_id.pulumi, "get_organization", lambda: "organization")
-    monkeypatch.setattr(stack_id.pulumi, "get_project", lambda: "trainyard")
+    monkeypatch.setattr(pulumi.runtime, "invoke", busy.invoke)
+    monkeypatch.setattr(pulumi, "get_organization", lambda: "organization")
+    monkeypatch.setattr(pulumi, "get_project", lambda: "trainyard")
     monkeypatch.setattr(stack_id, "_WRITTEN_S", 0.5)
     monkeypatch.setattr(stack_id, "_PAUSE_S", 0.01)
     if found:
@@ -115,7 +117,7 @@ def test_a_broken_record_is_one_line_that_names_it(text: str) -> None:
 def test_every_place_is_remembered_in_the_state_and_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     here = [Location("aws", "us-east-1", "1"), Location("aws", "eu-central-1", "1")]
     credentials = SimpleNamespace(location=lambda region: next(place for place in here if place.region == region))
-    monkeypatch.setattr(stack_id.sdk, "load", lambda module: credentials)
+    monkeypatch.setattr(sdk, "load", lambda module: credentials)
     provider, first = StackIdProvider(), props(cloud="aws", region="us-east-1")
     outs = provider.create(first).outs or {}
     moved = {**first, "region": "eu-central-1"}
@@ -144,8 +146,8 @@ def test_a_name_on_this_machine_is_one_users(home: Path, monkeypatch: pytest.Mon
 
 
 def test_what_is_of_another_user_on_this_machine_is_marked_and_never_swept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphans.network, "links", list)
-    monkeypatch.setattr(orphans.firewall, "is_open", lambda _link: False)
+    monkeypatch.setattr(network, "links", list)
+    monkeypatch.setattr(firewall, "is_open", lambda _link: False)
     owner.claim("yard", "aaaa1111")
     paths.node("yard", "node1").mkdir(parents=True)
     found = orphans.find("yard", ["bbbb2222"])

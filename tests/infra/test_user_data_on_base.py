@@ -27,7 +27,7 @@ def in_base(script: str, user_data: str) -> str:
     mounted = (
         'for d in tmp opt; do mount -t tmpfs none "$1/$d"; done; cat > "$1/tmp/data"; exec chroot "$1" sh -euc "$2"'
     )
-    argv = ["unshare", "--mount", "sh", "-euc", mounted, "sh", bases[0].parents[2], script]
+    argv = ["unshare", "--mount", "sh", "-euc", mounted, "sh", str(bases[0].parents[2]), script]
     done = subprocess.run(argv, input=user_data, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -48,7 +48,7 @@ write_files("test", [file for file in files if file["path"].startswith("/opt/")]
 
 def test_cloud_init_writes_the_scripts_as_they_are(wanted: Settings) -> None:
     listing = f"python3 -c '{WRITE}' && cd /opt/trainyard/bootstrap && find . -type f -exec sha256sum {{}} +"
-    digests = dict(reversed(line.split("  ./")) for line in in_base(listing, parts(wanted)["bare"]).splitlines())
-    assert digests == {
+    lines = [line.split("  ./") for line in in_base(listing, parts(wanted)["bare"]).splitlines()]
+    assert {name: digest for digest, name in lines} == {
         str(path.relative_to(user_data.BOOTSTRAP)): hashlib.sha256(sent(path)).hexdigest() for path in scripts()
     }

@@ -30,7 +30,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return real(argv[2:] if argv[:2] == ["sudo", "-n"] else argv, **options)
 
     monkeypatch.setattr(files, "SECRETS", folder)
-    monkeypatch.setattr(submit.subprocess, "run", without_sudo)
+    monkeypatch.setattr(subprocess, "run", without_sudo)
     return folder
 
 

@@ -111,7 +111,7 @@ class Watched:
 
     def api_knows(self, pods: list[PodState]) -> None:
         """Only these, whatever has become of them since."""
-        self.api.pods = lambda _job: pods  # type: ignore[method-assign]
+        self.api.pods = lambda job: pods  # type: ignore[method-assign]
 
     def look(self, *missing: int, seconds: float = 0.0) -> list[str]:
         """The names of the pods that it has seen."""

@@ -57,7 +57,7 @@ class Image:
         wheel(self.wheels, "extra", "1.0", needs="base>=1", script=True)
         wheel(self.wheels, "newer", "1.0", needs="base>=2")
         subprocess.run([sys.executable, "-m", "venv", self.venv], check=True, timeout=120)
-        pip = [self.venv / "bin/pip", "install", "-q", "--no-index", "--find-links", self.wheels, "base==1.0"]
+        pip = [f"{self.venv}/bin/pip", "install", "-q", "--no-index", f"--find-links={self.wheels}", "base==1.0"]
         subprocess.run(pip, check=True, timeout=60, env={"PATH": os.environ["PATH"]})
 
     def text(self, *lines: str) -> str:

@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_an_end_is_told_although_there_is_no_room_to_record_it(
     run_dir = record(tmp_path / "runs")
     slurm.job("JobName=a-1 JobState=FAILED Reason=None Restarts=0 ExitCode=120:0 BatchHost=node2 Comment=trainyard:a-1")
     with monkeypatch.context() as full:
-        full.setattr(records.shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
+        full.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=0))
         full.setattr(files, "_FULL_DISK_SECONDS", 0.0)
         full.setattr(os, "fsync", _no_room)
         told = job_table.state_of(run_dir)

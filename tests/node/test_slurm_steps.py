@@ -14,7 +14,7 @@ import pytest
 from small_cluster import cluster
 
 from node.job import files
-from node.slurm import allocation, continuation, step
+from node.slurm import allocation, continuation, queue, step
 
 NUMBER = f"{os.getpid()}77"
 """Slurm's number of a job that no node of this machine has."""
@@ -92,7 +92,7 @@ def test_many_nodes_that_do_not_answer_take_the_time_of_one(monkeypatch: pytest.
         return address == "10.0.0.2"
 
     monkeypatch.setattr(allocation, "_answers", silent)
-    monkeypatch.setattr(allocation.queue, "slurmd_port", lambda: 6818)
+    monkeypatch.setattr(queue, "slurmd_port", lambda: 6818)
     ours = object.__new__(allocation.Allocation)  # without Slurm's environment
     ours.__dict__ = {"nodes": cluster(8).nodes}
     began = time.monotonic()

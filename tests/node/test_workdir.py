@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_two_nodes_that_share_a_folder_may_do_it_at_once(
 
     def slow(*arguments: object) -> None:
         monkeypatch.setattr(assembling, "_copy_all", plain)
-        monkeypatch.setattr(assembling.socket, "gethostname", lambda: "node2")
+        monkeypatch.setattr(socket, "gethostname", lambda: "node2")
         assemble(snapshot, work, store.folder)
         (work / "made").write_text("by the second one's program")
         plain(*arguments)  # type: ignore[arg-type]

@@ -70,7 +70,12 @@ def refusal(program: Program, **changed: object) -> str:
     monitors: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, pytest.raises(pulumi.RunError) as caught:
         original = Amazon.outputs
-        patch.setattr(Amazon, "outputs", lambda self, args: monitors.append(args.typ) or original(self, args))
+
+        def outputs(self: Amazon, args: Any) -> Any:
+            monitors.append(args.typ)
+            return original(self, args)
+
+        patch.setattr(Amazon, "outputs", outputs)
         program(**changed)
     assert set(monitors) <= {"pulumi:providers:aws", "pulumi-python:dynamic/trainyard:StackId"}
     assert len(str(caught.value).splitlines()) == 1

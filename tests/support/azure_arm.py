@@ -84,6 +84,7 @@ def serve(machine: Machine) -> Iterator[str]:
             length = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(length)) if length else None
             url = urlsplit(self.path)
+            answer: dict[str, Any] | None
             if self.headers["Authorization"] != "Bearer let-me-in":
                 status, answer = 401, {"error": {"code": "AuthenticationFailed", "message": "Authentication failed."}}
             elif machine.broken:

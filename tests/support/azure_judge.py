@@ -58,7 +58,7 @@ TYPES = {
 """The type and version that pulumi-azure-native 3.29 sends a resource as."""
 RUN_COMMAND = "Microsoft.Compute/virtualMachines/runCommands@2024-11-01"
 _TABLE = Path(__file__).with_name("azure_judge.tsv")
-_KINDS = {"text": str, "number": (int, float), "bool": bool, "list": list, "object": dict}
+_KINDS: dict[str, Any] = {"text": str, "number": (int, float), "bool": bool, "list": list, "object": dict}
 _TAG = re.compile(r"(?!azure|windows|microsoft)[^<>%&\\?/\x00-\x1f]{1,128}", re.IGNORECASE)
 
 
@@ -83,7 +83,7 @@ class Form:
         if (self.least is not None and size < self.least) or (self.most is not None and size > self.most):
             return f"must be from {self.least} to {self.most}"
         if self.allowed.startswith("/"):
-            fits = re.fullmatch(self.allowed[1:-1], value)
+            fits = re.fullmatch(self.allowed[1:-1], value) is not None
         else:
             fits = not self.allowed or value in self.allowed.split("|")
         return None if fits else f"must be {self.allowed}"

@@ -52,7 +52,7 @@ class ByteModel(Model):
         return self.scores(inputs)[:, -1]
 
     def flops_per_token(self) -> float:
-        return 6.0 * sum(p.numel() for p in self.parameters())
+        return float(6 * sum(p.numel() for p in self.parameters()))
 
 
 class MaskedModel(ByteModel):

@@ -153,8 +153,8 @@ def one_by_one(_: int) -> None:
 
     original = Mirror.offer
 
-    def offer(self: Mirror, *what: object) -> None:
-        original(self, *what)  # type: ignore[arg-type]
+    def offer(self: Mirror, *what: Any, **more: Any) -> None:
+        original(self, *what, **more)
         until(lambda: not self._next())
 
     Mirror.offer = offer  # type: ignore[method-assign]

@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
 
-from infra.inventory import (
+from infra.inventory import KubeCluster, Node, Queue, SshCluster
+from infra.inventory_types import (
     Address,
     Bucket,
     CertificateData,
@@ -20,14 +21,10 @@ from infra.inventory import (
     Image,
     Interface,
     JumpHost,
-    KubeCluster,
     LocalPath,
-    Node,
-    Queue,
     SharedPath,
     SharedPaths,
     Span,
-    SshCluster,
     UserName,
 )
 

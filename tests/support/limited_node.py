@@ -82,7 +82,7 @@ class Node:
             f"{key}={value}\n" for key, value in {**ENVIRONMENT, **changes}.items() if key.startswith("TRAINYARD_")
         ]
         (self.root / "etc/trainyard.env").write_text("".join(lines))
-        return self.run(**{key: value for key, value in changes.items() if not key.startswith("TRAINYARD_")})
+        return self.run(0, **{key: value for key, value in changes.items() if not key.startswith("TRAINYARD_")})
 
     def run(self, code: int = 0, **environment: str) -> list[str]:
         """One run with the settings that are there."""

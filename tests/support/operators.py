@@ -109,7 +109,7 @@ def own(who: Operator) -> list[LiveResource]:
     return [resource for resource in audit.find("yard", pulumi_cli.identity("yard")) if resource.ours]
 
 
-VERBS = {
+VERBS: dict[str, Callable[[], object]] = {
     "recover": lambda: recover(Context(), stack="yard", yes=True),
     "destroy": lambda: destroy(Context(), stack="yard", yes=True, delete_data=True),
     "audit": lambda: audit_verb(Context(), stack="yard"),

@@ -121,7 +121,7 @@ def judged_image(order: dict[str, Any]) -> dict[str, Any]:
     return {"findings": findings(config.validate(None, ValidatorContext()))}
 
 
-def findings(found: list[Any]) -> list[list[str]]:
+def findings(found: list[Any]) -> list[tuple[str, str, str]]:
     return sorted({(one.validator_type, one.level.name, one.message) for one in found})
 
 

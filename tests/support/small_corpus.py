@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tiktoken
 
 from training.data import prepare, token_set, tokenizer
 
@@ -27,6 +28,7 @@ def documents_of(opened: token_set.TokenSet, split: str) -> list[bytes]:
     array = getattr(opened, split)
     ends = np.flatnonzero(array == tokenizer.separator(encoding))
     parts = np.split(array, ends + 1)
+    assert isinstance(encoding, tiktoken.Encoding)
     assert not len(parts[-1])  # every document is closed
     return [encoding.decode_bytes(part[:-1].tolist()) for part in parts[:-1]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from training import manifest
 from training.data import token_set
 from training.data.token_set import TokenSet
 
-Tokens = Sequence[int] | npt.NDArray[Any]
+Tokens: TypeAlias = Sequence[int] | npt.NDArray[Any]
 
 
 def write(

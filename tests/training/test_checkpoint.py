@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("torch")
 
 import token_files
 import torch
-from gloo_ranks import losses, start
+from gloo_ranks import Group, losses, start
 from mutations import mutate
 from polling import until
 
@@ -200,17 +201,17 @@ def test_killed_during_saves_it_goes_on_bit_for_bit(job: Path, tmp_path: Path) -
     for _ in range(4):
         group = start(job, run, 2, overrides, before=slow_writes)
         size = choose.randrange(1, 5)
-        until(
-            lambda group=group, size=size: (
-                not group.alive() or any(len(list(path.iterdir())) >= size for path in listed(run) if path.is_dir())
-            )
-        )
+        until(partial(has_ended_or_written, group, run, size))
         group.kill()
         if list(run.glob("checkpoints/step-??????")):
             assert checkpoint.newest_verified(run / "checkpoints", print) is not None
     start(job, run, 2, overrides).done()
     assert losses(run) == losses(tmp_path / "whole")
     assert not list(run.rglob("*.tmp"))
+
+
+def has_ended_or_written(group: Group, run: Path, size: int) -> bool:
+    return not group.alive() or any(len(list(path.iterdir())) >= size for path in listed(run) if path.is_dir())
 
 
 def listed(run: Path) -> list[Path]:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,6 +94,6 @@ def test_a_rank_is_lost_and_another_joins(
     codes = supervisor.group.wait()
     assert codes[lost] == -signal.SIGKILL and not any(codes[place] for place in left), supervisor.group.output()
     undisturbed.done()
-    far = {"abs": 5e-3} if optimizer == "muon" else {"rel": 2e-5}  # Muon orthogonalises in bf16
+    far: dict[str, Any] = {"abs": 5e-3} if optimizer == "muon" else {"rel": 2e-5}  # Muon orthogonalises in bf16
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "fixed"), **far)
     assert (tmp_path / "run" / "checkpoints" / "step-000150").is_dir()

@@ -18,6 +18,7 @@ from training import optimizer as optim
 from training.models import cross_entropy as loss
 from training.models import hugging_face
 from training.models.gpt2 import GPT, Shape
+from training.models.weight_files import WeightsError
 from training.sample import generate
 from training.sections import TrainSection
 
@@ -70,23 +71,23 @@ def test_their_weights_open_in_ours(tmp_path: Path, prefix: str) -> None:
 
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    with pytest.raises(hugging_face.WeightsError, match=r"no model\.safetensors$"):
+    with pytest.raises(WeightsError, match=r"no model\.safetensors$"):
         hugging_face.load(model(), tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(hugging_face.WeightsError, match=r"pytorch_model\.bin is not read: a pickle can run code"):
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin is not read: a pickle can run code"):
         hugging_face.load(model(), tmp_path)
     ours = model()
     hugging_face.save(GPT, SHAPE, dict(ours.named_parameters()), tmp_path)
     other = Shape(n_layer=2, n_head=8, n_embd=32, block_size=16, vocab_size=67)
-    with pytest.raises(hugging_face.WeightsError, match="n_head = 4, the job's model has 8"):
+    with pytest.raises(WeightsError, match="n_head = 4, the job's model has 8"):
         hugging_face.load(model(other), tmp_path)
     (tmp_path / "config.json").unlink()
     wider = Shape(n_layer=2, n_head=4, n_embd=64, block_size=16, vocab_size=67)
-    with pytest.raises(hugging_face.WeightsError, match=r"wte\.weight is \(67, 32\), the job's model has \(67, 64\)"):
+    with pytest.raises(WeightsError, match=r"wte\.weight is \(67, 32\), the job's model has \(67, 64\)"):
         hugging_face.load(model(wider), tmp_path)
     raw = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(raw[:-9])
-    with pytest.raises(hugging_face.WeightsError, match="not a whole safetensors file"):
+    with pytest.raises(WeightsError, match="not a whole safetensors file"):
         hugging_face.load(model(), tmp_path)
 
 

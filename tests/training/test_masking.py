@@ -23,7 +23,7 @@ def seeds_of(step: int, count: int, seed: int = 1) -> np.ndarray:
 def text(rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Windows of text that ends at another place in each row, with a token before and empty places after it."""
     tokens = np.random.default_rng(0).integers(FIRST, LAST, (rows, length))
-    ends = length - 1 - np.arange(rows) % (length // 2)
+    ends: np.ndarray = length - 1 - np.arange(rows) % (length // 2)
     is_text = (np.arange(length) > 0) & (np.arange(length) < ends[:, None])
     return np.where(is_text, tokens, 0), is_text
 
@@ -33,7 +33,7 @@ def test_15_percent_of_the_text_are_chosen_80_10_10() -> None:
     made = masking.masked(tokens, is_text, seeds_of(1, 4000), MASK, FIRST, LAST)
     assert len(made.places) / is_text.sum() == pytest.approx(0.15, rel=0.002)
     assert (made.targets == tokens.flatten()[made.places]).all() and is_text.flatten()[made.places].all()
-    untouched = np.delete(np.arange(tokens.size), made.places)
+    untouched: np.ndarray = np.delete(np.arange(tokens.size), made.places)
     assert (made.inputs.flatten()[untouched] == tokens.flatten()[untouched]).all()
     shown = made.inputs.flatten()[made.places]
     kept, hidden = (shown == made.targets).mean(), (shown == MASK).mean()

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,10 @@ def test_an_end_without_a_server_is_soon_and_good(
     assert time.monotonic() - began < 120
 
 
+def has_files(there: bucket.BucketFolder, count: int) -> bool:
+    return sum(len(there.at(name).files()) for name in there.folders()) >= count
+
+
 def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
     job: Path, tmp_path: Path, shelf: bucket.BucketFolder, s3: Server
 ) -> None:
@@ -151,7 +156,7 @@ def test_killed_while_it_sends_nothing_torn_is_taken_for_whole(
         s3.wire.rate = 100e3  # a checkpoint takes a second
         group = train(job, run, place, 1, "train.steps=8", "checkpoint.every=1")
         there = place.at("run").at("checkpoints")
-        until(lambda there=there, count=count: sum(len(there.at(n).files()) for n in there.folders()) >= count)
+        until(partial(has_files, there, count))
         group.kill()
         s3.wire.reset()
         time.sleep(0.5)

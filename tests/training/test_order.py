@@ -130,7 +130,7 @@ def test_evaluation_windows_do_not_overlap(block: int, more: int, count: int) ->
 
 
 def test_crops_hold_each_window_and_the_token_after_it() -> None:
-    split = np.arange(100, dtype=np.uint16)
+    split: np.ndarray = np.arange(100, dtype=np.uint16)
     taken = order.crops(split, np.array([0, 40, 91]), 8)
     assert taken.dtype == np.int64
     assert taken.tolist() == [list(range(start, start + 9)) for start in (0, 40, 91)]

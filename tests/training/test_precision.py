@@ -85,6 +85,12 @@ def weights(one: Stepper) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in one.model.parameters()]
 
 
+def scale_of(one: Stepper) -> float:
+    state = one.scaler_state()
+    assert state is not None
+    return float(state["scale"])
+
+
 @pytest.fixture(autouse=True)
 def _no_other_accelerator() -> Any:
     yield
@@ -93,7 +99,7 @@ def _no_other_accelerator() -> Any:
 
 def test_scaled_gradients_are_as_without_scaling_and_an_overflow_is_skipped() -> None:
     one = stepper(fresh())
-    assert one.scaler_state() is not None and one.scaler_state()["scale"] == 1024.0
+    assert scale_of(one) == 1024.0
     norm = step(one, 1)
     plain = fresh().model
     plain(*plain.batch(torch.arange(30).view(2, 15), [1, 2])).backward()
@@ -102,7 +108,7 @@ def test_scaled_gradients_are_as_without_scaling_and_an_overflow_is_skipped() ->
     before = weights(one)
     assert not math.isfinite(step(one, 2, scale=float("inf")))
     assert all(torch.equal(a, b) for a, b in zip(weights(one), before, strict=True)), "the update was skipped"
-    assert one.scaler_state()["scale"] == 512.0
+    assert scale_of(one) == 512.0
     step(one, 3)
     assert not all(torch.equal(a, b) for a, b in zip(weights(one), before, strict=True))
 
@@ -121,5 +127,5 @@ def test_a_resumed_run_has_the_scale_and_goes_on_to_the_bit() -> None:
     again = stepper(other)
     for number in range(2, 6):
         assert step(one, number) == step(again, number)
-    assert one.scaler_state() == again.scaler_state() and one.scaler_state()["scale"] == 4096.0
+    assert one.scaler_state() == again.scaler_state() and scale_of(one) == 4096.0
     assert all(torch.equal(a, b) for a, b in zip(weights(one), weights(again), strict=True))

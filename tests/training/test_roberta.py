@@ -17,6 +17,7 @@ from training.data import order
 from training.keys import JobError
 from training.models import cross_entropy, hugging_face
 from training.models.roberta import PAD, Roberta, Shape
+from training.models.weight_files import WeightsError
 from training.sections import ModelSection, TrainSection
 
 SHAPE = Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=75)
@@ -73,10 +74,10 @@ def test_their_weights_open_in_ours(tmp_path: Path) -> None:
     torch.testing.assert_close(ours.scores(tokens)[tokens != PAD], expected[tokens != PAD], rtol=0, atol=1e-5)
     config.layer_norm_eps = 1e-12
     config.save_pretrained(tmp_path)
-    with pytest.raises(hugging_face.WeightsError, match="layer_norm_eps = 1e-12, the job's model has 1e-05"):
+    with pytest.raises(WeightsError, match="layer_norm_eps = 1e-12, the job's model has 1e-05"):
         hugging_face.load(ours, tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(hugging_face.WeightsError, match=r"is \(75.*, the job's model has \(80"):
+    with pytest.raises(WeightsError, match=r"is \(75.*, the job's model has \(80"):
         hugging_face.load(Roberta(Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=80)), tmp_path)
 
 

@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     splits = []
     for documents in (400, 40):
-        made = [
+        made: list[np.ndarray] = [
             np.append((random.integers(0, 30) + np.arange(random.integers(5, 60))) % 30, 30) for _ in range(documents)
         ]
         splits.append(np.concatenate(made))

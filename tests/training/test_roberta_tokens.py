@@ -19,6 +19,7 @@ from training.data import prepare, token_set, tokenizer
 from training.data.vocabulary import Vocabulary, VocabularyError
 from training.models import hugging_face, hugging_face_tokenizer
 from training.models.roberta import Roberta, Shape
+from training.models.weight_files import WeightsError
 
 TEXTS = ["def train(self, né):", "    return 'x' * 12345\n", "漢字 don't  stop", "\ttab\x00 \x7f byte"]
 
@@ -89,9 +90,7 @@ def test_weights_of_another_order_are_put_into_ours(data: token_set.TokenSet, tm
     dropped = list(hugging_face_tokenizer.tokens_of(vocabulary(data)))[300]
     del known[dropped]
     (tmp_path / "vocab.json").write_text(json.dumps(known))
-    with pytest.raises(
-        hugging_face.WeightsError, match=re.escape(f"has not 1 of the token set's tokens, such as {dropped!r}")
-    ):
+    with pytest.raises(WeightsError, match=re.escape(f"has not 1 of the token set's tokens, such as {dropped!r}")):
         hugging_face.load(other, tmp_path, lambda: vocabulary(data))
 
 

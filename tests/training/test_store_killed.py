@@ -14,6 +14,7 @@ from store_commands import SERVERS, done, folder_of, place, same, store
 
 from training import manifest
 from training.data import token_set
+from training.manifest import TokenError
 from training.store import transfer
 
 pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
@@ -46,7 +47,7 @@ def test_a_killed_download_goes_on_where_it_was(cloud: Server, big: Path, tmp_pa
     had = part.stat().st_size
     assert had < BIG
     assert not (target / manifest.NAME).exists()
-    with pytest.raises(token_set.TokenError, match="an unfinished download; the same command again finishes it"):
+    with pytest.raises(TokenError, match="an unfinished download; the same command again finishes it"):
         token_set.open(target)
     cloud.wire.reset()
     done(store(cloud, "pull", url, target))

@@ -13,6 +13,7 @@ from typing import Any
 import c4_form
 import numpy as np
 import pytest
+import tiktoken
 from stream_reading import documents, packed, staged
 
 from training.data import token_set, tokenizer
@@ -108,6 +109,7 @@ def test_windows_are_the_documents_one_after_the_other_with_separators(streamed:
     assert all(np.array_equal(step.windows[1:, 0], step.windows[:-1, -1]) for step in steps), "each with the next token"
     opened = token_set.open(streamed)
     encoding = tokenizer.load(opened.encoding, opened.path)
+    assert isinstance(encoding, tiktoken.Encoding)
     found = [encoding.decode(part.tolist()) for part in np.split(flat, np.flatnonzero(flat == opened.separator) + 1)]
     expected = texts(streamed, len(found) - 1)
     assert len(expected) > TEXTS and [text.removesuffix("<|endoftext|>") for text in found[:-1]] == expected
@@ -149,6 +151,7 @@ def test_what_is_held_out_of_a_source_without_validation_is_never_trained_on(tmp
     streamed = staged(tmp_path / "set", tmp_path / "source", "--val-fraction", 0.1)
     opened = token_set.open(streamed)
     encoding = tokenizer.load(opened.encoding, opened.path)
+    assert isinstance(encoding, tiktoken.Encoding)
     held = encoding.decode(opened.val.tolist()).split("<|endoftext|>")[:-1]
     assert len(held) == 6 and set(held) < set(all_texts[:60])
     trained = texts(streamed, TEXTS - 6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_resumed_losses_are_bit_identical_wherever_it_is_killed(job: Path, tmp_p
     run = tmp_path / "killed"
     for at in (3, 14):
         group = start(job, run, 3, ["train.steps=24"])
-        until(lambda at=at: (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= at, 240)
+        until(partial(has_lines, run, at), 240)
         group.kill()
     start(job, run, 3, ["train.steps=24"]).done()
     assert losses(run) == losses(tmp_path / "whole")
@@ -77,6 +78,10 @@ def test_resumed_losses_are_bit_identical_wherever_it_is_killed(job: Path, tmp_p
 
 def lines_so_far(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
+
+
+def has_lines(run: Path, count: int) -> bool:
+    return (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= count
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_text(job: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "ranks": "vocab.tiktoken",
         "sha256": learned.digest(),
         "pattern": learned.pattern,
-        "special": {vocabulary.SEPARATOR: learned.separator},
+        "special": {manifest.SEPARATOR: learned.separator},
     }
     train, val = ([draw.randrange(300) for _ in range(count)] for count in (700, 700))
     token_files.write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from small_corpus import contents, run, words
 from training.data import encode, tokenizer, vocabulary
 from training.data.prepare_journal import PrepareJournal
 from training.data.tokenizer import EngineError, Gigatoken, Renewed, Tiktoken
-from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
+from training.data.vocabulary import PATTERNS, Vocabulary
+from training.manifest import SEPARATOR
 
 pytest_plugins = ["corpus_fixtures"]
 
@@ -179,8 +181,8 @@ def test_what_tiktoken_has_of_no_use_to_gigatoken_is_refused(learned: Vocabulary
 
 def test_the_caches_are_dropped_in_proportion_to_their_use(monkeypatch: Any) -> None:
     now = [0.0]
-    monkeypatch.setattr(tokenizer.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(tokenizer.time, "thread_time", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "thread_time", lambda: now[0])
     made: list[list[int]] = []
 
     def make() -> list[int]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,7 @@ def test_resumed_losses_are_bit_identical_wherever_it_is_killed(job: Path, tmp_p
     run = tmp_path / "killed"
     for at in (2, 5, 7):
         group = start(job, run, 3)
-        until(lambda at=at: (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= at)
+        until(partial(has_lines, run, at))
         group.kill()
     start(job, run, 3).done()
     assert losses(run) == losses(tmp_path / "whole")
@@ -53,6 +54,10 @@ def test_resumed_losses_are_bit_identical_wherever_it_is_killed(job: Path, tmp_p
 
 def lines_so_far(run: Path) -> list[str]:
     return (run / "metrics.jsonl").read_text().splitlines()
+
+
+def has_lines(run: Path, count: int) -> bool:
+    return (run / "metrics.jsonl").exists() and len(lines_so_far(run)) >= count
 
 
 def test_sigterm_to_one_rank_saves_and_stops_all(job: Path, tmp_path: Path) -> None:
@@ -75,7 +80,7 @@ def drift(rank: int) -> None:
         norm = original(self)
         if rank == 1:
             with torch.no_grad():
-                self.module.module.blocks[1].norm_2.weight[3] += 1e-6  # type: ignore[union-attr,operator,index]
+                self.module.module.blocks[1].norm_2.weight[3] += 1e-6
         return norm
 
     Stepper.update = update  # type: ignore[method-assign]
@@ -131,7 +136,7 @@ def test_a_node_without_the_checkpoint_gets_it_from_another(job: Path, tmp_path:
     expected = losses(runs[0])
     again = [tmp_path / "c", tmp_path / "d"]
     group = start(job, again, 2)
-    until(lambda: (again[0] / "metrics.jsonl").exists() and len(lines_so_far(again[0])) >= 5)
+    until(lambda: has_lines(again[0], 5))
     group.kill()
     group = start(job, [again[0], tmp_path / "new"], 2)
     group.done()

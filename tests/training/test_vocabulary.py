@@ -14,7 +14,8 @@ from small_corpus import WORDS, documents_of, run, words
 
 from training.data import token_set, tokenizer, vocabulary
 from training.data.tokenizer import Tiktoken
-from training.data.vocabulary import PATTERNS, SEPARATOR, Vocabulary
+from training.data.vocabulary import PATTERNS, Vocabulary
+from training.manifest import SEPARATOR
 
 pytest_plugins = ["corpus_fixtures"]
 
@@ -25,6 +26,7 @@ any_text = st.one_of(st.text(max_size=300), st.lists(st.sampled_from(WORDS), max
 @given(any_text)
 def test_a_trained_vocabulary_loses_nothing(learned: Vocabulary, text_: str) -> None:
     encoding = learned.encoding()
+    assert isinstance(encoding, tiktoken.Encoding)
     assert learned.size == 320 == encoding.n_vocab
     coded = tokenizer.encode(encoding, text_)
     assert encoding.decode_bytes(coded) == text_.encode()
@@ -85,6 +87,7 @@ documents = st.lists(st.tuples(st.one_of(any_text, st.just(f"x{SEPARATOR} y")), 
 @given(documents)
 def test_documents_in_one_call_are_what_they_are_alone(learned: Vocabulary, texts: list[tuple[str, bool]]) -> None:
     encoding = learned.encoding()
+    assert isinstance(encoding, tiktoken.Encoding)
     expected = [t for text_, closes in texts for t in [*encoding.encode_ordinary(text_), *([319] * closes)]]
     assert Tiktoken(encoding).encode([(text_.encode(), closes) for text_, closes in texts]).tolist() == expected
 
@@ -92,6 +95,7 @@ def test_documents_in_one_call_are_what_they_are_alone(learned: Vocabulary, text
 def test_a_hard_text_among_others(learned: Vocabulary) -> None:
     """Where the pattern's engine gives up on the batch, every document still comes whole and closed."""
     encoding = learned.encoding()
+    assert isinstance(encoding, tiktoken.Encoding)
     texts = [("one", True), (" " * 1_000_000 + "x", True), ("two", True)]
     coded = Tiktoken(encoding).encode([(text_.encode(), closes) for text_, closes in texts]).tolist()
     assert encoding.decode(coded) == SEPARATOR.join(text_ for text_, _ in texts) + SEPARATOR

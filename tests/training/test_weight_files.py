@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from training.models.llama import Llama
 from training.models.llama import Shape as LlamaShape
 from training.models.weight_files import INDEX, WeightFiles, WeightsError
 
-SHAPES = {
+SHAPES: dict[type, Any] = {
     GPT: Gpt2Shape(n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=67),
     Llama: LlamaShape(n_layer=2, n_head=4, n_kv_head=2, n_embd=32, intermediate_size=48, block_size=16, vocab_size=67),
 }
