@@ -18,9 +18,9 @@ from infra.inventory import Node, Queue, SshCluster
 
 LOCAL = replace(cluster(3), launcher="slurm", shared_dir="/fsx")
 QUEUE = Queue(
-    **{"name": "queue1", "nodes": 2, "node_prefix": "queue1-dy-node", "slots": 8, "gpus": 8, "hourly_usd": 31.2},
-    **{"gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0, "nvlink_gb_per_s": 150.0},
-)
+    name="queue1", nodes=2, node_prefix="queue1-dy-node", slots=8, gpus=8, hourly_usd=31.2,
+    gpu_architecture="sm_70", efa_cards=1, efa_gbps=100.0, nvlink_gb_per_s=150.0,
+)  # fmt: skip
 CLOUD = replace(LOCAL, nodes=(Node(name="head", private_ip="10.0.0.1", role="head"),), queue=QUEUE)
 RESULT = {
     **{"event": "result", "rank": 0, "wrong": 0, "bytes": 2**26, "algbw": 1e9, "busbw": 1.3e9},

@@ -114,10 +114,17 @@ def test_a_job_pays_for_the_queues_machines_and_not_for_the_head() -> None:
 
 CLOUD = replace(
     cluster(1),
-    **{"launcher": "slurm", "shared_dir": "/fsx"},
+    launcher="slurm",
+    shared_dir="/fsx",
     queue=Queue(
-        **{"name": "queue1", "nodes": 2, "node_prefix": "queue1-dy-node", "slots": 8, "gpus": 8},
-        **{"gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0},
+        name="queue1",
+        nodes=2,
+        node_prefix="queue1-dy-node",
+        slots=8,
+        gpus=8,
+        gpu_architecture="sm_70",
+        efa_cards=1,
+        efa_gbps=100.0,
     ),
 )
 """As aws-slurm's inventory: the head alone, and a queue of p3dn."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,10 +16,11 @@ from typing import Any
 import pytest
 from small_cluster import cluster
 
-from fabfile.launchers import HeadValues, Launch
+from fabfile.launchers import HeadValues, Launch, plans
 from infra.inventory import Queue, SshCluster, to_object
+from node import route
 from node.probes import slurm_launch
-from node.slurm import allocation, queue
+from node.slurm import queue
 from node.slurm.queue import SlurmError
 
 LOCAL = replace(cluster(3, slots=2, cores_per_slot=3), launcher="slurm", shared_dir="/fsx")
@@ -33,9 +36,9 @@ class Slurm:
         self.launched: list[tuple[Launch, HeadValues]] = []
         self.step = "import os; print('{\"event\": \"result\"}', os.environ['SLURM_JOB_ID'])"
         monkeypatch.setattr(queue, "ask", self.ask)
-        monkeypatch.setattr(allocation.socket, "gethostbyname", lambda name: name)
-        monkeypatch.setattr(slurm_launch.launcher.route, "interface", lambda _address: "ens5")
-        monkeypatch.setattr(slurm_launch.plans, "plan", self.plan)
+        monkeypatch.setattr(socket, "gethostbyname", lambda name: name)
+        monkeypatch.setattr(route, "interface", lambda _address: "ens5")
+        monkeypatch.setattr(plans, "plan", self.plan)
         self.cancelled = threading.Event()
 
     def ask(self, argv: list[str], **_: Any) -> str:
@@ -121,12 +124,12 @@ def test_a_probe_that_does_not_end_is_ended(slurm: Slurm, probe: Probe, monkeypa
         started.append(popen(*argv, **options))
         return started[-1]
 
-    monkeypatch.setattr(slurm_launch.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(slurm_launch, "cancel", lambda _name: started[-1].kill())  # as Slurm does it
     assert probe(seconds=0.5)[-1] == {"event": "end", "exited": -9, "late": True}
 
 
 def test_an_operator_who_is_gone_ends_it(slurm: Slurm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_launch.os, "read", lambda *_: b"")
+    monkeypatch.setattr(os, "read", lambda *_: b"")
     slurm_launch.end_with_stdin("check-1")
     assert slurm.cancelled.is_set()
