@@ -57,15 +57,16 @@ def address(settings: Settings) -> Finding:
 
 
 def cheap(settings: Settings) -> None:
-    """The checks at the start of every `up`. Raises UsageError for a machine type or zone that does not exist.
+    """The checks at the start of every `up`. Raises UsageError without credentials that work, and for a machine type or
+    zone that does not exist.
 
-    Without credentials or a response it does nothing, as `up` itself then reports a better error.
+    Without an answer it does nothing, as `up` itself then reports a better error.
     """
     if not settings.facts.name:
         return
     try:
         wrong = [finding for finding in of(settings).cheap(settings) if finding.state == "failed"]
-    except (OperationError, UsageError):
+    except OperationError:
         return
     if wrong:
         raise UsageError(f"{wrong[0].check}: {wrong[0].detail}; mend: {wrong[0].mend}")

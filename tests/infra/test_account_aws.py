@@ -172,7 +172,8 @@ def test_without_credentials_the_list_ends_there(make: Make, moto: str, monkeypa
     api.client.cache_clear()
     (only,) = aws.check(make("aws-xeon"))
     assert (only.check, only.state) == ("sign-in", "failed") and "aws sso login" in only.mend
-    account.cheap(make("aws-xeon", instanceType="m7i.9xlarge"))  # nobody to ask: `up` says so itself
+    with pytest.raises(UsageError, match=r"^no AWS credentials that work: .*aws sso login"):
+        account.cheap(make("aws-xeon"))  # at the start of an `up`, not half a minute into Pulumi's
 
 
 def test_the_role_behind_a_session_is_what_iam_simulates() -> None:

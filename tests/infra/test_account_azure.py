@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,13 @@ import pytest
 from account_checks import Make, finding, states
 from azure_subscription import ROOT, SUBSCRIPTION, Cloud, Who
 
+from infra.clouds import account
 from infra.clouds.azure import account as azure
 from infra.clouds.azure import image
 from infra.clouds.azure.arm import Arm
 from infra.clouds.azure.image import DEFAULT_BASE
 from infra.clouds.naming import ID_TAG, OWNER_TAG, STACK_TAG
+from infra.errors import UsageError
 
 pytest_plugins = ["account_fixtures"]
 
@@ -165,6 +168,16 @@ def test_a_size_that_this_subscription_may_not_have(make: Make, place: tuple[Arm
     assert found.detail == "eastus does not offer Standard_D32s_v6 to this subscription: NotAvailableForSubscription"
     (found,) = azure.cheap(make("azure-xeon", instanceType="Standard_D33s_v6"), arm)
     assert found.detail == "eastus has no size Standard_D33s_v6"
+
+
+def test_up_begins_with_the_sign_in_unless_only_pulumi_can(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("ARM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", "/nonexistent")  # no `az`
+    with pytest.raises(UsageError, match="az login"):
+        account.cheap(make("azure-xeon"))
+    monkeypatch.setenv("ARM_USE_OIDC", "true")
+    account.cheap(make("azure-xeon"))
 
 
 def test_rights_and_providers_that_lack(make: Make, place: tuple[Arm, Cloud]) -> None:

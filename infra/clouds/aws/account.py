@@ -37,7 +37,8 @@ def check(settings: Settings) -> list[Finding]:
 
 
 def cheap(settings: Settings) -> list[Finding]:
-    """The two checks that `up` starts with: the type exists, and the zone offers it."""
+    """The two checks that `up` starts with: the type exists, and the zone offers it. UsageError without credentials."""
+    api.identity(region(settings))
     type_ = _type(settings)
     return [type_] if type_.state == "failed" else [type_, _zone(settings)]
 
