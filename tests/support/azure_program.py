@@ -24,7 +24,8 @@ class Prices(dict[tuple[str, str, str], dict[str, Any]]):
         sizes = [name + end for name in machine_types.SIZES for end in ("", "/spot")]
         rest = ["public-ip-standard", "nat-gateway", "snapshot-gb-month", "gallery-version-gb-month", "blob-gb-month"]
         for power, sku in enumerate((*rest, *sizes, *disks)):
-            self["azure", region, sku] = {"usd_per_hour": 2.0**power / 2**16, "unit": "x", "as_of": "2026-11-21"}
+            price = {"usd_per_hour": 2.0**power / 2**16, "unit": "x"}
+            self["azure", region, sku] = {**price, "as_of": "2026-11-21", "source": "azure-retail"}
 
 
 @pytest.fixture
