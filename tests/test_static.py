@@ -30,7 +30,7 @@ def files(*patterns: str) -> list[Path]:
 
 
 def check(*argv: str | Path) -> None:
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
