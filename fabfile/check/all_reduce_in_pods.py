@@ -8,7 +8,7 @@ is left of it if it goes well; else its log stays.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,12 +17,13 @@ from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, reasons, start, view
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.submission import Submission
-from fabfile.check import gpu_rules, launch, network_rules
+from fabfile.check import launch
 from fabfile.check.launch import Heard, ProbeRun
+from fabfile.check.measurement import LINKS, Measurement
 from fabfile.check.verdict import Verdict
 from fabfile.check.waiting_pods import Waiting
-from fabfile.launchers.program import NODE, SLOT, Program
-from infra.inventory import KubeCluster, Node, SshCluster
+from fabfile.launchers.program import SLOT, Program
+from infra.inventory import KubeCluster, Node
 from node.job import files
 
 Object = dict[str, Any]
@@ -31,24 +32,6 @@ NAME = "check"
 """The job is called NAME-NUMBER."""
 _GRACE_S = 2.0
 """Seconds that the ranks have to end when they are asked to: they keep nothing."""
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What the job's ranks measure."""
-
-    check: str
-    per: str
-    """Of how many processes it is: one on each machine, or one for each GPU."""
-    seconds: float
-    """For all of it, from the first rank's first word."""
-    argv: Callable[[str], list[str]]
-    """A rank's command, by the node program's path in the pods."""
-    judge: Callable[[SshCluster, ProbeRun], Verdict]
-
-
-LINKS = Measurement("all-reduce", NODE, launch.NETWORK_S, launch.all_reduce, network_rules.network)
-GPUS = Measurement("nccl", SLOT, 2 * launch.NCCL_S + launch.PAIRS_S, launch.gpu_ranks, gpu_rules.nccl)
 
 
 @dataclass

@@ -17,6 +17,7 @@ from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
 from fabfile.backends.kubernetes.pytorchjob import PodJob
 from fabfile.check import all_reduce_in_pods as all_reduce
+from fabfile.check.measurement import GPUS, LINKS
 from fabfile.check.verdict import Problem, Verdict, judge
 from fabfile.container.repository import job_image
 from fabfile.launchers import SYSTEM_PYTHON, VENV
@@ -50,9 +51,9 @@ def verdicts_of(cluster: KubeCluster, api: Api) -> Generator[Verdict, None, None
     if failed:
         names = ", ".join(one.check for one in failed)
         why = f"not tried: a job needs what has failed ({names})"
-        yield Verdict(all_reduce.LINKS.check, "warn", why, failed[0].mend)
+        yield Verdict(LINKS.check, "warn", why, failed[0].mend)
         return
-    for what in (all_reduce.LINKS, *([all_reduce.GPUS] if cluster.gpus_per_worker else [])):
+    for what in (LINKS, *([GPUS] if cluster.gpus_per_worker else [])):
         measured = _verdict(what.check, functools.partial(all_reduce.verdict, cluster, what))
         yield measured
         if measured.level == "fail":

@@ -1,5 +1,6 @@
 """The pre-flight of a cluster: collects facts from all nodes at once and judges each as soon as every node has
-answered; then runs mpirun and measures the network; with Slurm asks that, and measures in a job of its."""
+answered; then runs mpirun and measures the network.
+Where Slurm runs the jobs, asks Slurm and measures in one of its jobs instead."""
 
 from __future__ import annotations
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from fabfile.check import gpu_rules, launch, network_rules
-from fabfile.check.launch import ProbeRun, Sessions
+from fabfile.check import launch, network_rules
+from fabfile.check.launch import Sessions
+from fabfile.check.measurement import GPUS, LINKS, Measurement
 from fabfile.check.node_rules import CLOCKS
 from fabfile.check.verdict import Fact, Problem, Verdict, judge, some
-from fabfile.launchers.program import NODE, SLOT
+from fabfile.launchers.program import SLOT
 from fabfile.output import plural
 from fabfile.remote import slurm_nodes
 from fabfile.remote.fleet import Fleet
@@ -23,21 +23,6 @@ _SECONDS = 30.0
 _CLOCK = {15: "an expired one", 16: "one from the future"}
 """unmunge's exit codes for a credential that was made minutes ago, or will be, by its own clock."""
 _MUNGE = "fab ssh {name}, then: sudo systemctl status munge; its key /etc/munge/munge.key must be the same on all nodes"
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What ranks measure in a job of Slurm's."""
-
-    check: str
-    per: str
-    """How many ranks there are: one on each node, or one for each slot."""
-    seconds: float
-    probe: list[str]
-
-
-LINKS = Measurement("all-reduce", NODE, launch.NETWORK_S, launch.all_reduce("{program}"))
-GPUS = Measurement("nccl", SLOT, 2 * launch.NCCL_S + launch.PAIRS_S, launch.gpu_ranks("{program}"))
 
 
 def verdicts_of(
@@ -114,15 +99,10 @@ def measured(cluster: SshCluster, sessions: Sessions, what: Measurement) -> Verd
     there = {node.name: node for node in job_nodes(cluster)}
     ranks = sum(node.slots for node in there.values()) if what.per == SLOT else len(there)
     session = sessions[cluster.head.name]
-    run = launch.on_slurm(cluster, session, per=what.per, probe=what.probe, seconds=what.seconds, ranks=ranks)
+    probe = what.argv("{program}")  # the head puts the path of its own program there
+    run = launch.on_slurm(cluster, session, per=what.per, probe=probe, seconds=what.seconds, ranks=ranks)
     for event in run.of("refused"):
         return Verdict(what.check, "warn", f"not tried: {event['why']}", "fab jobs")
     names: list[str] = next((event["names"] for event in run.of("nodes")), list(there))
-    return judged(replace(cluster, nodes=tuple(there[name] for name in names if name in there)), run, what)
-
-
-def judged(cluster: SshCluster, run: ProbeRun, what: Measurement) -> Verdict:
-    """The verdict on a measurement; `cluster` has the nodes that it ran on, in the order of the ranks."""
-    rules: dict[str, Any] = {LINKS.check: network_rules.network, GPUS.check: gpu_rules.nccl}
-    found: Verdict = rules[what.check](cluster, run)
+    found = what.judge(replace(cluster, nodes=tuple(there[name] for name in names if name in there)), run)
     return replace(found, found=f"{found.found}, started by srun") if found.level == "pass" else found

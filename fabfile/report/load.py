@@ -69,7 +69,7 @@ def run_of(
         hourly_usd=first_number(state.get("price_per_hour"), None if node_usd is None else node_usd * len(nodes)),
         paused=_paused(log),
         job_toml=str(answer.get("job_toml") or ""),
-        config=_flat(str(answer.get("job_toml") or "")),
+        config=_flat(answer),
         points=points,
         validations=_validations(metrics.get("validations")),
         best=next(iter(_validations([metrics.get("best")])), None),
@@ -229,9 +229,9 @@ def _seen_slots(disk: Mapping[str, Any]) -> dict[str, int]:
     return dict(Counter(name for name in list_of(dict_of(disk, "newest"), "ranks") if isinstance(name, str)))
 
 
-def _flat(job_toml: str) -> dict[str, Any]:
+def _flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     try:
-        tables = tomllib.loads(job_toml)
+        tables = tomllib.loads(str(answer.get("job_toml") or ""))
     except tomllib.TOMLDecodeError:
         return {}  # the page shows the text as it is
     sections = [(name, values) for name, values in tables.items() if isinstance(values, dict)]

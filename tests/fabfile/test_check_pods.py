@@ -20,6 +20,7 @@ from kube_job import run_dir, state, warning
 from fabfile.check import all_reduce_in_pods as checked
 from fabfile.check import kubernetes as rules
 from fabfile.check import launch, waiting_pods
+from fabfile.check.measurement import GPUS, LINKS, Measurement
 from fabfile.check.verdict import Verdict
 from node.job.log import Log
 
@@ -69,7 +70,7 @@ def measured(log: Log, links: list[list[float | None]]) -> None:
     event(log, 0, event="result", links=links, **RESULT)
 
 
-def verdict(kube: Kube, what: checked.Measurement = checked.LINKS) -> Verdict:
+def verdict(kube: Kube, what: Measurement = LINKS) -> Verdict:
     return rules._verdict(what.check, lambda: checked.verdict(kube.cluster, what))
 
 
@@ -219,10 +220,10 @@ def test_gpus_are_measured_by_nccl_with_a_rank_for_each(kube: Kube) -> None:
 
     with_gpus(kube)
     playing(kube, play)
-    found = verdict(kube, checked.GPUS)
+    found = verdict(kube, GPUS)
     assert (found.check, found.level) == ("nccl", "pass"), found.line()
     assert found.found.endswith("all-reduce over 24 GPUs bus 45.0 GB/s; 3 pairs bus 45.0 GB/s; over EFA"), found.line()
-    program = checked._submission(kube.cluster, checked.GPUS, "/x/launch").program
+    program = checked._submission(kube.cluster, GPUS, "/x/launch").program
     assert program and program.per == "slot" and program.argv[2:4] == ("/x/launch", "gpu-ranks")
 
 
@@ -234,7 +235,7 @@ def test_efa_that_is_off_fails_and_the_log_stays(kube: Kube) -> None:
 
     with_gpus(kube)
     playing(kube, play)
-    found = verdict(kube, checked.GPUS)
+    found = verdict(kube, GPUS)
     assert found.level == "fail" and found.mend == "fab logs check-1"
     assert found.found == "all 3 nodes: EFA is off: TCP (NCCL uses its sockets), 4.0 GB/s of 50.0 GB/s", found.line()
 
@@ -247,5 +248,5 @@ def test_a_gpu_s_rank_that_fails_is_named_by_its_machine(kube: Kube) -> None:
 
     with_gpus(kube)
     playing(kube, play)
-    found = verdict(kube, checked.GPUS)
+    found = verdict(kube, GPUS)
     assert "machine2 in all-reduce over machine2: NCCL: unhandled cuda error" in found.found, found.line()
