@@ -16,8 +16,13 @@ def say(fact: str, value: dict[str, Any]) -> None:
     print(json.dumps({"fact": fact, "value": value}), flush=True)
 
 
-def end_with_stdin() -> None:
-    """Wait for the end of stdin, then kill this process' group."""
+def wait_for_operator() -> None:
+    """Return at the end of stdin: the operator is gone, or needs no more."""
     while os.read(0, 4096):
         pass
+
+
+def end_with_stdin() -> None:
+    """Wait for the end of stdin, then kill this process' group."""
+    wait_for_operator()
     os.killpg(0, signal.SIGKILL)

@@ -12,7 +12,6 @@ ranks SLACK_S after `seconds`.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from fabfile.launchers import Launch
 from infra.inventory import SshCluster, from_object
 from node import launcher
 from node.job import cleanup
+from node.probes import wait_for_operator
 
 SLACK_S = 5
 """Seconds after the probe's time limit at which systemd kills what is left of it."""
@@ -61,6 +61,5 @@ def launch_of(spec: Spec, program: str) -> Launch:
 
 def end_with_stdin(unit: str) -> None:
     """Wait for the end of stdin (the operator is gone or needs no more), then kill the probe's scope on the head."""
-    while os.read(0, 4096):
-        pass
+    wait_for_operator()
     cleanup.kill(unit)

@@ -29,7 +29,7 @@ from fabfile.launchers import Launch
 from infra.inventory import Node, SshCluster, from_object
 from node import launcher
 from node.job import cleanup
-from node.probes import nccl_output
+from node.probes import nccl_output, wait_for_operator
 
 TESTS = Path("/opt/trainyard/nccl-tests")
 PROGRAM = TESTS / "all_reduce_perf"
@@ -115,7 +115,6 @@ def say(**what: object) -> None:
 
 def end_with_stdin(unit: str) -> None:
     """The operator is gone or needs no more: end what runs, and this program."""
-    while os.read(0, 4096):
-        pass
+    wait_for_operator()
     cleanup.kill(f"{unit}-*")
     os._exit(0)
