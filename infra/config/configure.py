@@ -11,12 +11,15 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 
 import yaml
 
+from infra import clusters
 from infra.config import stack_file
 from infra.config.keys import KEYS
-from infra.config.settings import load
+from infra.config.settings import Settings, load
+from infra.config.values import KEY_TYPES, SettingsError
 from infra.errors import UsageError, prints_json
 
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
@@ -38,7 +41,24 @@ def check_value(stack: str, key: str, value: str) -> None:
     for name, declared in KEYS.items():  # required keys that are still missing must not block this one
         if declared.example and name != key and not raw.get(name):
             raw[name] = declared.example
-    load(stack, raw, reads_key=key == "publicKey")  # for other keys the key file need not exist yet
+    reads_key = key == "publicKey"  # for other keys the key file need not exist yet
+    settings = load(stack, raw, reads_key=reads_key)
+    if settings.facts.name:
+        _check_in_cloud(settings if reads_key else replace(settings, public_key=f"{KEY_TYPES[0]} -"), key)
+
+
+def _check_in_cloud(settings: Settings, key: str) -> None:
+    """Raise SettingsError if this kind of cluster cannot take the key's value, as `fab up` would.
+
+    An error about another key must not block this one: of a region and its zone, one has to be set first. Nor must a
+    cloud's SDK that is not installed, which `fab up` asks for."""
+    try:
+        clusters.of(settings).check(settings)
+    except SettingsError as error:
+        if error.key == key:
+            raise
+    except UsageError:
+        return
 
 
 def set_value(stack: str, key: str, value: str) -> None:

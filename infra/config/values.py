@@ -33,8 +33,6 @@ def check_key_type(public_key: str, cloud: str) -> None:
 
 
 def set_key(key: str, value: str, stack: str) -> str:
-    """The shell command that sets a key of a stack.
-
-    Pulumi cannot set a key of a stack that it does not know yet, as before the first `up`.
-    """
-    return f"pulumi stack select --create {stack} && pulumi config set {key} {value} --stack {stack}"
+    """The shell command that sets a key of a stack: checked first, and before the first `up` as well, where `pulumi
+    config set` knows no such stack."""
+    return f"fab config set {key} {value} --stack {stack}"

@@ -10,8 +10,11 @@ import pytest
 import yaml
 
 from fabfile.program import verbs
+from infra.clouds import sdk
 from infra.config import configure, stack_file
+from infra.config.kinds import WITH_GPUS
 from infra.config.values import SettingsError
+from infra.errors import UsageError
 
 FILE = """\
 # A cluster of mine.
@@ -62,6 +65,58 @@ def test_a_cloud_stack_takes_one_key_after_the_other(file: Path) -> None:
         file.write_text(configure.edited(file.read_text(), key, value))
     configure.set_value("yard", "owner", "ada")
     assert stack_file.read("yard")["owner"] == "ada" and stack_file.read("yard")["adminCidr"] == ""
+
+
+CLOUD = {"adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org", "maxHours": "24"}
+
+
+def in_cloud(file: Path, **keys: str) -> str:
+    """The stack's file with these keys; its text."""
+    for key, value in {**CLOUD, **keys}.items():
+        file.write_text(configure.edited(file.read_text(), key, value))
+    return file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "key", "value"),
+    [
+        ("aws-xeon", "region", "mars-1"),
+        ("aws-xeon", "instanceType", "m9z.large"),
+        ("aws-xeon", "zone", "euw1-az1"),
+        ("aws-slurm", "publicNodes", "all"),
+        ("aws-slurm", "nodes", "1"),
+        ("aws-eks", "idleMinutes", "30"),
+        ("aws-eks", "diskGb", "40"),
+        ("azure-xeon", "instanceType", "Standard_D1_v2"),
+        ("azure-xeon", "capacityReservation", "cr-0123456789abcdef0"),
+    ],
+)
+def test_what_this_kind_of_cluster_refuses_is_not_written(file: Path, cluster: str, key: str, value: str) -> None:
+    """`up` would refuse it, maybe days later."""
+    before = in_cloud(file, cluster=cluster, **({"profile": "cuda"} if cluster in WITH_GPUS else {}))
+    with pytest.raises(SettingsError, match=f"^{key} = "):
+        configure.set_value("yard", key, value)
+    assert file.read_text() == before
+
+
+def test_a_region_is_set_before_its_zone(file: Path, tmp_path: Path) -> None:
+    """The old zone is not in the new region, and says so of itself only when it is set; no public key is needed."""
+    in_cloud(file, cluster="aws-xeon", zone="use1-az4", publicKey=str(tmp_path / "none.pub"))
+    configure.set_value("yard", "region", "eu-west-1")
+    configure.set_value("yard", "zone", "euw1-az1")
+    assert stack_file.read("yard")["zone"] == "euw1-az1"
+
+
+def test_without_the_clouds_sdk_a_key_is_set_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_cloud(file, cluster="aws-xeon")
+
+    def missing(_name: str) -> None:
+        raise UsageError("pulumi_aws is not installed")
+
+    monkeypatch.setattr(sdk, "load", missing)
+    configure.set_value("yard", "instanceType", "m8i.8xlarge")
+    with pytest.raises(SettingsError, match=r"^diskGb = "):
+        configure.set_value("yard", "diskGb", "1")
 
 
 def test_a_public_key_that_is_not_there_yet_blocks_no_other_key(file: Path, tmp_path: Path) -> None:

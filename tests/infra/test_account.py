@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from account_checks import SELECT, Make, answering
+from account_checks import Make, answering
 from invoke.context import Context
 from invoke.exceptions import Exit
 
@@ -28,7 +28,7 @@ def test_the_operators_address_is_compared(make: Make, monkeypatch: pytest.Monke
             found = account.address(make("aws-xeon"))
         assert found.state == expected, found
         if expected == "failed":
-            assert found.mend == f"{SELECT} && pulumi config set adminCidr 198.51.100.4/32 --stack aws-xeon"
+            assert found.mend == "fab config set adminCidr 198.51.100.4/32 --stack aws-xeon"
     monkeypatch.setenv("TRAINYARD_ADDRESS_ECHO", "http://127.0.0.1:1")
     found = account.address(make("aws-xeon"))
     assert found.state == "undecided" and "cannot be reached" in found.detail

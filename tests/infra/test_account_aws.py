@@ -14,7 +14,7 @@ from typing import Any
 import boto3
 import moto_cloud
 import pytest
-from account_checks import SELECT, Make, answering, finding, states
+from account_checks import Make, answering, finding, states
 
 from infra.clouds import account
 from infra.clouds.aws import account as aws
@@ -140,9 +140,9 @@ def test_a_zone_that_does_not_offer_the_type_names_those_that_do(make: Make, mot
     settings = make("aws-xeon", zone="use1-az3", baseImage=moto)
     found = finding(aws.check(settings), "zone")
     assert found.state == "failed" and found.detail.startswith("use1-az3 does not offer m7i.8xlarge; these do: use1-az")
-    assert found.mend.startswith(f"{SELECT} && pulumi config set zone use1-az")
+    assert found.mend.startswith("fab config set zone use1-az")
     with pytest.raises(
-        UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: pulumi stack select"
+        UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: fab config set zone use1-az"
     ) as e:
         account.cheap(settings)
     assert "\n" not in str(e.value)
@@ -160,7 +160,7 @@ def test_a_region_and_an_image_that_are_not(make: Make, moto: str) -> None:
     found = aws.check(make("aws-xeon", region="us-east-9", zone="use9-az1"))
     assert found[-1].detail == "AWS has no region us-east-9"
     image = finding(aws.check(make("aws-xeon", image="ami-0123456789abcdef0")), "image")
-    assert image.state == "failed" and image.mend == f"{SELECT} && pulumi config set image bake --stack aws-xeon"
+    assert image.state == "failed" and image.mend == "fab config set image bake --stack aws-xeon"
 
 
 def test_without_credentials_the_list_ends_there(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,22 +81,20 @@ def test_a_network_says_how_many_nodes_it_has_room_for(good: dict[str, str]) -> 
 def test_what_a_cloud_needs_is_refused_with_the_command_that_sets_it(
     key: str, value: str, good: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The longest name of a stack; and before the first `up`, when Pulumi knows no such stack."""
+    """The longest name of a stack."""
     stack = "a" * 32
     needed = {"maxHours": "24", "adminCidr": "203.0.113.7/32", "owner": "ada", "alertEmail": "ada@example.org"}
     line = refusal({**good, "cluster": "aws-xeon", **needed, key: value}, stack)
     assert_names(line, key)
     command = line.partition("; set it: ")[2]
-    for name in ("pulumi", "curl"):
+    for name in ("fab", "curl"):
         (tmp_path / name).write_text(
             f'#!/bin/sh\n[ {name} = curl ] && echo 198.51.100.4 || echo "$@" >> {tmp_path}/said\n'
         )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     subprocess.run(["sh", "-c", command], check=True, timeout=20)
-    made, put = (tmp_path / "said").read_text().splitlines()
-    assert made == f"stack select --create {stack}"
-    *words, given, flag, named = put.split()
+    *words, given, flag, named = (tmp_path / "said").read_text().split()
     assert (words, flag, named) == (["config", "set", key], "--stack", stack)
     load(stack, {**good, "cluster": "aws-xeon", **needed, key: given})
 

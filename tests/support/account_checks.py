@@ -11,8 +11,6 @@ from infra.clouds.finding import Finding
 from infra.config.settings import Settings
 
 Make = Callable[..., Settings]
-SELECT = "pulumi stack select --create aws-xeon"
-"""Before the first `up`, Pulumi knows no such stack, and would set none of its keys."""
 
 
 @contextmanager
