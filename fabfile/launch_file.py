@@ -13,11 +13,14 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile.command_line import meant
+from fabfile.launchers.program import PER
 
 NAME = "launch.toml"
-PER = ("slot", "node", "head")
+JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+JOB_NAME_FORM = "1 to 40 of a-z, 0-9 and -, a letter first"
+MOST_GRACE = 86400
+"""Seconds."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_JOB_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _LONGEST = 1 << 20  # bytes
 
 
@@ -84,8 +87,8 @@ def _read(table: Mapping[str, Any], folder: Path) -> LaunchFile:
 
 
 def _name(value: object) -> str:
-    if value != "" and not (isinstance(value, str) and _JOB_NAME.fullmatch(value)):
-        raise ValueError(f"name = {value!r}: must be 1 to 40 of a-z, 0-9 and -, and not begin with -")
+    if value != "" and not (isinstance(value, str) and JOB_NAME.fullmatch(value)):
+        raise ValueError(f"name = {value!r}: must be {JOB_NAME_FORM}")
     return str(value)
 
 
@@ -105,8 +108,8 @@ def _place(table: Mapping[str, Any], key: str, folder: Path) -> str:
 def _grace(value: object) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 86400:
-        raise ValueError(f"grace = {value!r}: must be a number of seconds from 0 to 86400")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_GRACE:
+        raise ValueError(f"grace = {value!r}: must be a number of seconds from 0 to {MOST_GRACE}")
     return float(value)
 
 

@@ -90,8 +90,8 @@ def name_of(argv: Sequence[str]) -> str:
 
 
 def _named(text: str) -> str:
-    if text and not re.fullmatch(rf"[a-z][a-z0-9-]{{0,{_LONGEST_NAME - 1}}}", text):
-        raise Exit(f"--name {text}: must be 1 to {_LONGEST_NAME} of a-z, 0-9 and -, a letter first", code=2)
+    if text and not launch_file.JOB_NAME.fullmatch(text):
+        raise Exit(f"--name {text}: must be {launch_file.JOB_NAME_FORM}", code=2)
     return text
 
 
@@ -113,7 +113,9 @@ def _environment(given: Sequence[str]) -> dict[str, str]:
 
 
 def _checked(program: Program) -> Program:
-    """Exit 2 for variables that cannot be, and for secrets that this command does not have."""
+    """Exit 2 for variables that cannot be, for secrets that this command does not have, and for days of grace."""
+    if not program.grace <= launch_file.MOST_GRACE:  # inf and nan, too
+        raise Exit(f"--grace {program.grace:g}: must be a number of seconds from 0 to {launch_file.MOST_GRACE}", code=2)
     for name in (*dict(program.environment), *program.secrets):
         try:
             launch_file.variable(name, "environment")

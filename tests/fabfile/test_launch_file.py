@@ -72,6 +72,7 @@ def test_it_is_found_in_the_working_directory_unless_another_is_given(tmp_path: 
             "there is no key 'nmae'; did you mean name? (the keys: name, per, workdir, requirements, grace,",
         ),
         ("[env]\nA = '1'", "there is no key 'env'"),
+        ("name = '1b'", "name = '1b': must be 1 to 40 of a-z, 0-9 and -, a letter first"),
         ("name = 'Has Blanks'", "name = 'Has Blanks': must be 1 to 40 of a-z, 0-9 and -"),
         ("name = '../x'", "name = '../x': must be"),
         (f"name = '{'x' * 41}'", "must be 1 to 40"),
