@@ -25,7 +25,7 @@ from infra.clouds.local import orphans as local
 from infra.config import stack_file
 from infra.config.keys import value
 from infra.config.kinds import CLUSTERS
-from infra.config.settings import Settings, check_stack, load
+from infra.config.settings import Settings, check_stack
 from infra.errors import OperationError, UsageError, prints_json
 from infra.state import stack_record
 from infra.state.ownership import Claim, Location
@@ -41,14 +41,13 @@ def cloud_settings(stack: str) -> Settings | None:
     if not stack_file.path_of(stack).exists():
         return None
     try:
-        raw = stack_file.read(stack)
-        cluster = value(raw, "cluster")
+        cluster = value(stack_file.read(stack), "cluster")
     except UsageError:
         with suppress(OperationError, OSError):  # no stack can be on this machine: no Linux, no `ip`
             if local.find(stack):
                 return None
         raise
-    return load(stack, raw) if CLUSTERS[cluster].name else None
+    return stack_file.settings_to_find(stack) if CLUSTERS[cluster].name else None
 
 
 def claim_of(stack: str, owner: str, state: Mapping[str, Any]) -> Claim:

@@ -46,10 +46,10 @@ class Cloud:
     """Whether nodes of an older image are replaced."""
 
 
-def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
+def read(raw: Mapping[str, str], stack: str, *, is_complete: bool) -> Cloud:
     """Validate the keys of the clouds. Raises SettingsError for the first bad one.
 
-    Keys that every cluster in a cloud needs (those with an example) may be empty unless `in_cloud`.
+    Keys that every cluster in a cloud needs (those with an example) may be empty unless it `is_complete`.
     """
     fields: dict[str, Any] = {}
     for key, declared in KEYS.items():
@@ -57,20 +57,20 @@ def read(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> Cloud:
             continue
         name = re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)  # instanceType -> instance_type
         if key == "adminCidr":
-            fields[name] = _admin(raw, stack, in_cloud=in_cloud)
+            fields[name] = _admin(raw, stack, is_complete=is_complete)
         elif not declared.example:
             fields[name] = value(raw, key)
-        elif re.fullmatch(declared.form, raw[key]) or (raw[key] == "" and not in_cloud):
+        elif re.fullmatch(declared.form, raw[key]) or (raw[key] == "" and not is_complete):
             fields[name] = raw[key]
         else:
             raise SettingsError(key, raw[key], _with_command(key, declared.allowed, declared.example, stack, raw))
     return Cloud(**fields)
 
 
-def _admin(raw: Mapping[str, str], stack: str, *, in_cloud: bool) -> ipaddress.IPv4Network | None:
+def _admin(raw: Mapping[str, str], stack: str, *, is_complete: bool) -> ipaddress.IPv4Network | None:
     """The network for SSH. A network that is too large is refused, such as the whole world in any notation."""
     given = raw["adminCidr"]
-    if not given and not in_cloud:
+    if not given and not is_complete:
         return None
     try:
         network = ipaddress.IPv4Network(given)

@@ -84,11 +84,12 @@ class Settings:
         return private if self.public_key_file.suffix == ".pub" and private.is_file() else None
 
 
-def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Settings:
+def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True, is_complete: bool = True) -> Settings:
     """Validate `raw`, the keys of Pulumi.yaml and the stack's file as text.
 
-    Raises SettingsError for the first bad key. Reads the public key's file; changes nothing. Without `reads_key`, for
-    checks of other keys, the file need not exist and `public_key` is empty.
+    Raises SettingsError for the first bad key. Reads the public key's file; changes nothing. Without `reads_key` the
+    file need not exist, and `public_key` is empty; without `is_complete` keys that a cloud's cluster needs and that
+    have no default may be empty.
     """
     check_stack(stack)
     for key in raw:
@@ -119,7 +120,7 @@ def load(stack: str, raw: Mapping[str, str], *, reads_key: bool = True) -> Setti
         max_hours=value(raw, "maxHours", in_cloud=in_cloud),
         idle_minutes=value(raw, "idleMinutes"),
         local=LocalSettings(value(raw, "cpus"), value(raw, "memoryMb"), _scheduler(raw, cluster)),
-        cloud=cloud_settings.read(raw, stack, in_cloud=in_cloud),
+        cloud=cloud_settings.read(raw, stack, is_complete=in_cloud and is_complete),
     )
 
 

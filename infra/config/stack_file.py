@@ -55,6 +55,12 @@ def settings(stack: str) -> Settings:
     return load(stack, read(stack))
 
 
+def settings_to_find(stack: str) -> Settings:
+    """The settings of a stack that is priced, found or removed, and not made: on another machine, or with a file that
+    was put back, nobody has to give a key and an address first. Raises UsageError for a value that is wrong."""
+    return load(stack, read(stack), reads_key=False, is_complete=False)
+
+
 def _text(key: str, value: object) -> str:
     if isinstance(value, str):
         return value

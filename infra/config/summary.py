@@ -28,7 +28,7 @@ def of(settings: Settings) -> dict[str, Any]:
 @prints_json
 def main() -> dict[str, Any]:
     """The facts of the stack named on the command line, for JSON."""
-    return of(stack_file.settings(sys.argv[1]))
+    return of(stack_file.settings_to_find(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def main() -> dict[str, Any]:
         parser.error("a stack, or --refresh")
     if args.refresh:
         return vars(refresh.refresh(clouds=[args.cloud] if args.cloud else tuple(refresh.CLOUDS)))
-    return bill(stack_file.settings(args.stack), datetime.datetime.now(datetime.UTC).date())
+    return bill(stack_file.settings_to_find(args.stack), datetime.datetime.now(datetime.UTC).date())
 
 
 if __name__ == "__main__":

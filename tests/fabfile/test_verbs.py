@@ -127,7 +127,7 @@ def test_the_verbs_of_a_stacks_file(
     tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In a copy of the checkout, whose file may be changed."""
-    for name in ("infra", "stacks"):
+    for name in ("bootstrap", "infra", "stacks"):
         shutil.copytree(pulumi_cli.ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(pulumi_cli.ROOT / "Pulumi.yaml", tmp_path)
     monkeypatch.setattr(pulumi_cli, "ROOT", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 from infra.clouds import audit
 from infra.clouds.live_resource import LiveResource
 from infra.clouds.local import orphans
-from infra.config import stack_file
+from infra.config import stack_file, summary
+from infra.config.kinds import CLOUDS, CLUSTERS
+from infra.config.values import SettingsError
 from infra.errors import UsageError
+from infra.prices import cost
 
 BROKEN = {
     "not YAML": "config: [",
@@ -65,3 +69,24 @@ def test_a_machine_that_cannot_be_asked_is_not_a_clean_stack_either(
     monkeypatch.setattr(orphans, "find", no_linux)
     with pytest.raises(UsageError, match="not YAML"):
         audit.find("yard", {})
+
+
+@pytest.mark.parametrize("cluster", [name for name, facts in CLUSTERS.items() if facts.name in CLOUDS])
+def test_a_stack_is_found_and_priced_without_the_key_and_the_values_that_up_needs(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another machine, or after the stack's file was put back as it is in the repository."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"^(publicKey|adminCidr) = "):
+        stack_file.settings(cluster)
+    settings = audit.cloud_settings(cluster)
+    assert settings is not None and settings.cluster == cluster and settings.cloud.owner == ""
+    assert summary.of(settings)["cluster"] == cluster
+    assert cost.bill(settings, datetime.date(2026, 11, 1))["hourly_usd"] > 0
+
+
+def test_a_value_that_is_wrong_is_named_when_a_stack_is_looked_for(file: Path) -> None:
+    """With a wrong region it would be looked for where it is not."""
+    file.write_text("config: {trainyard:cluster: aws-xeon, trainyard:maxHours: 24, trainyard:region: US East}")
+    with pytest.raises(SettingsError, match=r"^region = "):
+        audit.cloud_settings("yard")
