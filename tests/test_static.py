@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -38,6 +39,39 @@ def check(*argv: str | Path) -> None:
 @pytest.mark.parametrize("argv", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join)
 def test_python(argv: list[str]) -> None:
     check(BIN / argv[0], *argv[1:])
+
+
+def used_of(sdk: str, tree: ast.Module) -> set[str]:
+    """The names at the top of an SDK that a file uses: `aws.ec2.Vpc` and `from pulumi_aws import ec2` use `ec2`."""
+    names, found = set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == sdk}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == sdk:
+            inner = (node.module or "").split(".")[1:2]
+            found |= set(inner) or {alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            found.add(node.attr)
+    return found
+
+
+@pytest.mark.parametrize("sdk", ["pulumi_aws", "pulumi_azure_native"])
+def test_mypy_reads_what_is_used_of_a_clouds_sdk(sdk: str) -> None:
+    """Whatever of it is skipped would be of any type, and nothing that is done with it would be wrong."""
+    sections = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["overrides"]
+    followed = {name for each in sections if each.get("follow_imports") == "normal" for name in each["module"]}
+    files_of = {path: path.read_text() for path in Path(sysconfig.get_path("purelib"), sdk).glob("*.py")}
+    texts = [text for path in files("*.py") if sdk in (text := path.read_text())]
+    used = {name for text in texts for name in used_of(sdk, ast.parse(text))}
+    wanted = set()
+    for name in used:
+        declaring = [path.stem for path, text in files_of.items() if re.search(rf"^(class|def) {name}\b", text, re.M)]
+        wanted |= {f"{sdk}.{stem}" for stem in declaring} or {f"{sdk}.{name}.*"}
+    assert f"{sdk}.provider" in wanted, "this test looks into the right files"
+    services = {name for name in followed if name.startswith(f"{sdk}.") and name.endswith(".*")}
+    assert services == {name for name in wanted if name.endswith(".*")}
+    assert wanted <= followed and sdk in followed
 
 
 def own_modules(tree: ast.Module) -> dict[str, str]:
