@@ -107,7 +107,7 @@ def metrics(project: Project, job: str) -> list[dict[str, Any]]:
 def kubectl(project: Project, *words: str, stdin: str | None = None) -> str:
     """What kubectl prints."""
     environment = {**os.environ, "KUBECONFIG": str(folder.kubeconfig(project.stack))}
-    program = programs.folder() / "kubernetes"
+    program = programs.folder() / "kubectl"
     done = subprocess.run(
         ["kubectl", *words],
         executable=program,

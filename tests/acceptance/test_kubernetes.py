@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import user_programs
 from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, shared
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts
+from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts, process
 from polling import until
 from project import Project
 
+from infra.clouds.local.kubernetes import configuration, images
+
 pytestmark = pytest.mark.timeout(900)
+UNKNOWN = "Temporary failure in name resolution"
+"""Of a name that no name server that could be asked knows; the same is said on the machines themselves."""
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +33,50 @@ def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
 def test_the_cluster_is_what_the_verbs_say(cluster: Project) -> None:
     assert re.search(r"^3 machines of \S+ ready", cluster.fab("wait").stdout, re.MULTILINE)
     checked = cluster.fab("check").stdout
-    assert re.search(r"^6 pass, 0 warn, 0 fail", checked, re.MULTILINE), checked
+    assert re.search(r"^7 pass, 0 warn, 0 fail", checked, re.MULTILINE), checked
     assert re.search(r"^pass +all-reduce +6 links .* all-reduce of .* values right$", checked, re.MULTILINE), checked
     assert "check-" not in cluster.fab("jobs").stdout, "nothing is left of the job that measured"
     shown = cluster.fab("status").stdout
     assert all(re.search(rf"^{node} +ready", shown, re.MULTILINE) for node in NODES), shown
+
+
+def looked_up(cluster: Project, name: str) -> str:
+    """What the verbs' pod is told of a name: an address, or the words of the C library."""
+    program = """
+import socket, sys
+try:
+    print(socket.gethostbyname(sys.argv[1]))
+except OSError as error:
+    print(error.strerror)
+"""
+    return kubectl(cluster, "exec", "deploy/trainyard-head", "--", "/usr/bin/python3", "-Ic", program, name).strip()
+
+
+def test_a_pod_finds_those_on_other_machines_by_name_also_after_the_name_service_has_died(cluster: Project) -> None:
+    """By a headless service, as jobs and programs of others do it. The machines know no names of the outside."""
+    ports = {"clusterIP": "None", "selector": {"app": "pair"}, "ports": [{"port": 80}]}
+    named = {"name": "pair", "labels": {"app": "pair"}}
+    wanted: list[dict[str, Any]] = [{"apiVersion": "v1", "kind": "Service", "metadata": named, "spec": ports}]
+    for machine in NODES[1:]:
+        container = {"name": "pause", "image": images.PAUSE, "imagePullPolicy": "IfNotPresent"}
+        spec = {"nodeName": machine, "hostname": f"on-{machine}", "subdomain": "pair", "containers": [container]}
+        pod = {"apiVersion": "v1", "kind": "Pod", "spec": spec}
+        wanted.append({**pod, "metadata": {**named, "name": f"pair-{machine}"}})
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
+    kubectl(cluster, "apply", "-f", "-", stdin=text)
+    try:
+        kubectl(cluster, "wait", "pods", "--selector=app=pair", "--for=condition=Ready", "--timeout=30s")
+        shown = "--output=jsonpath={.items[*].status.podIP}"
+        first, second = kubectl(cluster, "get", "pods", "--selector=app=pair", shown).split()
+        until(lambda: looked_up(cluster, "on-node3.pair") == second, 10, "the pods' names are known")
+        assert looked_up(cluster, "on-node2.pair.trainyard.svc.cluster.local") == first
+        assert looked_up(cluster, "pair") in (first, second)
+        assert looked_up(cluster, "kubernetes.default") == configuration.API_SERVICE
+        assert looked_up(cluster, "on-node4.pair") == looked_up(cluster, "example.org") == UNKNOWN
+        os.kill(process(cluster, "node1", r"/usr/local/bin/coredns "), signal.SIGKILL)
+        until(lambda: looked_up(cluster, "on-node3.pair") == second, 20, "systemd has started it again")
+    finally:
+        kubectl(cluster, "delete", "--grace-period=1", "-f", "-", stdin=text)
 
 
 def test_a_dry_run_is_what_would_be_applied_and_touches_nothing(cluster: Project) -> None:

@@ -113,11 +113,14 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
 
 
 def test_every_module_of_the_build_is_pinned_by_a_hash() -> None:
-    wanted = (programs.SOURCES / "go.mod").read_text()
-    assert f"k8s.io/kubernetes v{programs.VERSION}" in wanted
-    pinned = {tuple(line.split()[:2]) for line in (programs.SOURCES / "go.sum").read_text().splitlines()}
-    assert ("k8s.io/kubernetes", f"v{programs.VERSION}") in pinned
-    assert all(line.split()[2].startswith("h1:") for line in (programs.SOURCES / "go.sum").read_text().splitlines())
+    for folder_of, module, version in (
+        (programs.SOURCES, "k8s.io/kubernetes", f"v{programs.VERSION}"),
+        (programs.SOURCES / "coredns", "github.com/coredns/coredns", "v1.14.7"),
+    ):
+        assert f"{module} {version}\n" in (folder_of / "go.mod").read_text()
+        lines = [line.split() for line in (folder_of / "go.sum").read_text().splitlines()]
+        assert [module, version] in [line[:2] for line in lines]
+        assert all(line[2].startswith("h1:") for line in lines)
 
 
 def test_prune_keeps_the_programs_while_a_stack_has_nodes_with_them(home: Path) -> None:
@@ -163,11 +166,30 @@ def test_every_node_has_a_route_to_the_pods_of_all_others_and_to_the_api() -> No
 
 def test_only_the_head_has_the_control_plane() -> None:
     head = {name for name, text in configuration.units().items() if "ConditionHost=node1\n" in text}
-    wanted = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    wanted = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns")
     assert head == {f"etc/systemd/system/{name}.service" for name in wanted}
     assert "/head/" in configuration.environment("node1", "1") and "/head/" not in configuration.environment(
         "node2", "1"
     )
+
+
+def test_pods_ask_the_name_service_where_it_answers() -> None:
+    files = configuration.files()
+    settings = json.loads(files["etc/kubernetes/kubelet.json"])
+    corefile = files["etc/kubernetes/Corefile"]
+    assert settings["clusterDNS"] == [configuration.API_SERVICE] and f"bind {configuration.API_SERVICE}\n" in corefile
+    assert corefile.startswith(f"{settings['clusterDomain']} ")
+    assert "kubeconfig /etc/kubernetes/coredns.kubeconfig\n" in corefile and "coredns" in folder.CONTROL_PLANE
+
+
+def test_the_name_service_reads_services_and_nothing_of_pods_or_secrets() -> None:
+    role, binding = objects.objects()[:2]
+    assert (role["kind"], binding["kind"]) == ("ClusterRole", "ClusterRoleBinding")
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}
+    read = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert read == {"namespaces", "services", "endpointslices"}
+    user, _group = folder.CONTROL_PLANE["coredns"]
+    assert binding["subjects"] == [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]
 
 
 def test_systemd_takes_the_units(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The text of what a node's programs read: systemd's units, and the files of containerd, the kubelet and the network.
 
 No kube-proxy and no rules of a firewall: pods have addresses that every node has a route to, and the API's own service
-address is the head's. The head is node `node(0)`; it runs the control plane, and pods like the others.
+address is the head's; CoreDNS, a service of systemd's on the head, answers there too. The head is node `node(0)`; it
+runs the control plane, and pods like the others.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ PROGRAMS, IMAGES = "/opt/kubernetes", "/opt/kubernetes-images"
 """Where a node has them, read-only; they are the host's."""
 ETC = "/etc/kubernetes"
 STATE = "/var/lib/etcd"
+DOMAIN = "cluster.local"
+"""Below which a cluster's own names are: a service's is NAME.NAMESPACE.svc.cluster.local."""
+NAME_SERVICE = "coredns"
+"""The user that CoreDNS is to the API."""
 LEAST_MEMORY_MB = 3072
 """MiB of a node: the control plane has 1.2 GB, and a rank of the smallest job 0.7."""
 
@@ -106,6 +111,9 @@ def units() -> dict[str, str]:
             _command("kube-scheduler", kubeconfig=f"{ETC}/scheduler.kubeconfig", leader_elect="false"),
             head=True,
         ),
+        f"{folder}/coredns.service": _unit(
+            "The cluster's name service", f"/usr/local/bin/coredns -conf {ETC}/Corefile", head=True
+        ),
         f"{folder}/trainyard-images.service": imported,
         f"{folder}/kubelet.service": _unit(
             "Kubernetes' kubelet", _kubelet(), "Delegate=yes", "KillMode=process", unit=needs
@@ -120,6 +128,7 @@ def files() -> dict[str, str]:
     return {
         "etc/containerd/config.toml": _CONTAINERD,
         "etc/kubernetes/kubelet.json": json.dumps(_kubelet_settings(), indent=2) + "\n",
+        "etc/kubernetes/Corefile": _COREFILE,
     }
 
 
@@ -136,6 +145,18 @@ _CONTAINERD = f"""version = 2
     conf_dir = "/etc/cni/net.d"
 """
 
+# Other names are refused: the nodes reach no name server, nor what such a name would lead to. The second zone is of
+# addresses, whose names some programs ask for. An answer counts for a second: a pod made again has another address.
+_COREFILE = f"""{DOMAIN} in-addr.arpa {{
+    bind {API_SERVICE}
+    errors
+    kubernetes {{
+        kubeconfig {ETC}/coredns.kubeconfig
+        ttl 1
+    }}
+}}
+"""
+
 
 def _kubelet_settings() -> dict[str, object]:
     return {
@@ -150,6 +171,7 @@ def _kubelet_settings() -> dict[str, object]:
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         **{"cgroupDriver": "cgroupfs", "failSwapOn": False, "makeIPTablesUtilChains": False},
         "failCgroupV1": False,
+        **{"clusterDNS": [API_SERVICE], "clusterDomain": DOMAIN},
         # Settings of the kernel are the host's, and not to be changed from here.
         "featureGates": {"KubeletInUserNamespace": True},
         **{"nodeStatusUpdateFrequency": "4s", "syncFrequency": "10s"},

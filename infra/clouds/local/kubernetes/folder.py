@@ -36,6 +36,7 @@ BUILDER = "kubernetes-build"
 CONTROL_PLANE = {
     "controller-manager": ("system:kube-controller-manager", ""),
     "scheduler": ("system:kube-scheduler", ""),
+    "coredns": (configuration.NAME_SERVICE, ""),
 }
 """Programs of the head that ask the API -> who they are to it: user, group."""
 

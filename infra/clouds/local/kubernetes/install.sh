@@ -6,11 +6,11 @@ apt-get -o Acquire::Retries=3 --quiet --yes update
 # Our units and configuration files are there already: the packages must not ask about them.
 apt-get -o Acquire::Retries=3 -o Dpkg::Options::=--force-confold --quiet --yes --no-install-recommends install "$@"
 apt-get clean
-for unit in containerd etcd kube-apiserver kube-controller-manager kube-scheduler trainyard-images kubelet; do
+for unit in containerd etcd kube-apiserver kube-controller-manager kube-scheduler coredns trainyard-images kubelet; do
     systemctl enable "$unit"
 done
-for program in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl; do
-    ln -sf /opt/kubernetes/kubernetes "/usr/local/bin/$program"
+for program in kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl coredns; do
+    ln -sf "/opt/kubernetes/$program" "/usr/local/bin/$program"
 done
 install -d -m 755 /fsx /opt/kubernetes /opt/kubernetes-images
 rm -rf /etc/cni/net.d/* /var/lib/etcd/* /var/lib/containerd/*

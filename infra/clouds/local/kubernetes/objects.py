@@ -1,4 +1,5 @@
-"""What a new local cluster needs inside: the jobs' namespace, account and volume, and the training operator."""
+"""What a new local cluster needs inside: the name service's rights, the jobs' namespace, account and volume, and the
+training operator."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from infra import job_account, training_operator
 from infra.clouds import kube_apply
 from infra.clouds.dynamic_provider import PlainProvider
 from infra.clouds.kube_client import Client, Object
-from infra.clouds.local.kubernetes import folder, images, programs
+from infra.clouds.local.kubernetes import configuration, folder, images, programs
 from infra.clouds.naming import node
 from infra.state import operation
 
@@ -23,12 +24,14 @@ CLAIM = "fsx"
 _SIZE = "1Ti"
 """Kubernetes wants one; the folder has what the disk has."""
 _POLL = 0.5
+_RIGHTS = "rbac.authorization.k8s.io"
 
 
 def objects() -> list[Object]:
     """In the order of their creation."""
     volume = f"trainyard-{CLAIM}"
     return [
+        *_name_service(),
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": folder.NAMESPACE}},
         *job_account.objects(folder.NAMESPACE, ACCOUNT),
         {
@@ -52,6 +55,25 @@ def objects() -> list[Object]:
             },
         },
         *training_operator.objects(image=images.OPERATOR, waiting_image="", machine=node(0)),
+    ]
+
+
+def _name_service() -> list[Object]:
+    """What CoreDNS may read; it waits for it, so it comes first."""
+    named = {"name": configuration.NAME_SERVICE}
+    return [
+        {
+            **{"apiVersion": f"{_RIGHTS}/v1", "kind": "ClusterRole", "metadata": named},
+            "rules": [
+                {"apiGroups": [""], "resources": ["namespaces", "services"], "verbs": ["list", "watch"]},
+                {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
+            ],
+        },
+        {
+            **{"apiVersion": f"{_RIGHTS}/v1", "kind": "ClusterRoleBinding", "metadata": named},
+            "roleRef": {"apiGroup": _RIGHTS, "kind": "ClusterRole", **named},
+            "subjects": [{"apiGroup": _RIGHTS, "kind": "User", **named}],
+        },
     ]
 
 
