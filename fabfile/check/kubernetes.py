@@ -28,6 +28,10 @@ Object = dict[str, Any]
 
 _TORCH_SECONDS = 120.0
 _STARTS = f"{SYSTEM_PYTHON} -I -c 1 && {VENV}/python -c 'import torch; print(torch.__version__)'"
+_API_NAME = "kubernetes.default.svc"
+"""Of the API's own service, in every cluster."""
+_LOOK_UP = f"{SYSTEM_PYTHON} -I -c 'import socket, sys; print(socket.gethostbyname(sys.argv[1]))'"
+_DNS_SECONDS = 30.0
 _DESCRIBE = "kubectl describe nodes"
 
 
@@ -53,6 +57,7 @@ def verdicts_of(cluster: KubeCluster, api: Api) -> Generator[Verdict, None, None
         why = f"not tried: a job needs what has failed ({names})"
         yield Verdict(LINKS.check, "warn", why, failed[0].mend)
         return
+    yield _verdict(DNS, functools.partial(dns, cluster, api))
     for what in (LINKS, *([GPUS] if cluster.gpus_per_worker else [])):
         measured = _verdict(what.check, functools.partial(all_reduce.verdict, cluster, what))
         yield measured
@@ -174,6 +179,21 @@ def image(cluster: KubeCluster, api: Api) -> Verdict:
     return Verdict("image", "pass", found)
 
 
+def dns(cluster: KubeCluster, api: Api) -> Verdict:
+    """Whether a name of the cluster leads to its service, as the head pod looks it up."""
+    with HeadPods(api, cluster, view.of(cluster)) as head:
+        node = head.cluster.head
+        pod = head.connection(node)
+        began = time.monotonic()
+        result = head.run(f"{_LOOK_UP} {_API_NAME}", nodes=[node], timeout=_DNS_SECONDS)[node.name]
+    if not result.ok:
+        mend = f"kubectl -n {cluster.namespace} exec {pod.name} -- cat /etc/resolv.conf"
+        return Verdict(DNS, "fail", f"pod {pod.name} cannot look up {_API_NAME}: {result.why}", mend)
+    took = time.monotonic() - began
+    return Verdict(DNS, "pass", f"{_API_NAME} is {result.stdout.strip()}, looked up in a pod in {took:.1f} s")
+
+
+DNS = "dns"
 CHECKS: dict[str, Callable[[KubeCluster, Api], Verdict]] = {
     **{"nodes": nodes, "volume": claim, "operator": operator, "image": image},
 }

@@ -79,8 +79,9 @@ def lines(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def has_software(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a network, which no pod of these measures."""
+    """And a network, which no pod of these measures, and a name that this machine knows."""
     monkeypatch.setattr(rules, "_STARTS", "echo 2.13.0")
+    monkeypatch.setattr(rules, "_API_NAME", "localhost")
     monkeypatch.setattr(all_reduce_in_pods, "verdict", lambda _, what: Verdict(what.check, "pass", "measured"))
 
 
@@ -88,10 +89,11 @@ def test_a_check_looks_at_each_part_that_a_job_needs(fab: Fab, kube: Kube, has_s
     done = fab("check")
     assert done.code == 0, done.out
     found = lines(done.out)
-    assert list(found) == ["api", "nodes", "volume", "operator", "image", "all-reduce"]
+    assert list(found) == ["api", "nodes", "volume", "operator", "image", "dns", "all-reduce"]
     assert "3 ready" in found["nodes"] and "the claim shared is bound" in found["volume"]
     assert "would take a PyTorchJob of 3 pods" in found["operator"] and "torch 2.13.0" in found["image"]
     assert "pod trainyard-head-x on machine1" in found["image"]
+    assert "localhost is 127.0.0.1, looked up in a pod in" in found["dns"]
     assert not [one for key, one in kube.objects.items() if key[0] == "PyTorchJob"], "a dry run makes none"
     assert done.out.splitlines()[-1].startswith("next: fab train")
 
@@ -108,6 +110,18 @@ def test_a_check_names_what_is_missing(fab: Fab, kube: Kube) -> None:
     assert "Kubeflow's training operator is not installed there" in found["operator"]
     assert found["image"].startswith("fail") and "exit code" in found["image"], "this machine has no such software"
     assert "not tried: a job needs what has failed (nodes, volume, operator, image)" in found["all-reduce"]
+    assert "dns" not in found, "the pod that would look a name up has failed already"
+
+
+def test_a_name_service_that_does_not_answer_is_a_failure_and_the_network_is_measured_all_the_same(
+    fab: Fab, has_software: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "_API_NAME", "no-such-name.invalid")
+    done = fab("check")
+    found = lines(done.out)
+    assert done.code == 1 and found["all-reduce"].startswith("pass")
+    assert found["dns"].startswith("fail") and "cannot look up no-such-name.invalid: exit code 1: " in found["dns"]
+    assert "gaierror" in found["dns"] and found["dns"].endswith("trainyard-head-x -- cat /etc/resolv.conf")
 
 
 def test_gpus_and_efa_cards_are_resources_of_enough_machines(fab: Fab, kube: Kube, has_software: None) -> None:
