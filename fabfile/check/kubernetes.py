@@ -15,7 +15,7 @@ from fabfile.backends.kubernetes import pods, pytorchjob, reasons, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
-from fabfile.backends.kubernetes.pytorchjob import PodJob
+from fabfile.backends.kubernetes.pod_template import PodJob
 from fabfile.check import all_reduce_in_pods as all_reduce
 from fabfile.check.measurement import GPUS, LINKS
 from fabfile.check.verdict import Problem, Verdict, judge

@@ -9,47 +9,17 @@ import jsonschema
 import pytest
 import yaml
 from invoke.exceptions import Exit
+from kube_examples import CPUS, GPUS, JOB
 
-from fabfile.backends.kubernetes import pods, pytorchjob, start, view
+from fabfile.backends.kubernetes import pod_template, pods, start, view
 from fabfile.backends.kubernetes.backend import KubernetesBackend
-from fabfile.backends.kubernetes.pytorchjob import PodJob, rendered
+from fabfile.backends.kubernetes.pytorchjob import rendered
 from fabfile.backends.submission import Begun, Submission
 from fabfile.job_file import resolve
 from infra import training_operator
 from infra.errors import OperationError
 from infra.inventory import KubeCluster, from_object, to_object
 from node.job.spec import job_nodes
-
-GPUS = KubeCluster(
-    name="llama",
-    cluster_name="yard",
-    region="eu-west-1",
-    authentication="eks",
-    endpoint="https://api",
-    certificate_authority="LS0t",
-    namespace="trainyard",
-    service_account="trainer",
-    image="repo/train@sha256:0123",
-    workers=2,
-    gpus_per_worker=8,
-    gpu_architecture="sm_80",
-    efa_per_worker=4,
-    cores_per_worker=48,
-    shared_dir="/fsx",
-    shared_claim="fsx",
-    hourly_usd=44.0,
-)
-CPUS = KubeCluster(
-    name="local",
-    namespace="trainyard",
-    image="trainyard:1",
-    workers=3,
-    gpus_per_worker=0,
-    shared_dir="/fsx",
-    shared_claim="fsx",
-    software="/usr,/opt/trainyard/",
-)
-JOB = PodJob(id="demo-1", nodes=2, run_dir="/fsx/runs/demo-1", program="/fsx/.trainyard/code/abc/launch")
 
 
 def pod_of(job: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -131,7 +101,7 @@ def test_the_head_has_no_gpu_no_rights_and_a_label_of_what_it_is_made_of() -> No
 
 def test_secrets_belong_to_the_job() -> None:
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "demo-1", "uid": "u"}}
-    secret = pytorchjob.secret(GPUS, "demo-1", {"WANDB_API_KEY": "k\u00e9y"}, owner)
+    secret = pod_template.secret(GPUS, "demo-1", {"WANDB_API_KEY": "k\u00e9y"}, owner)
     assert secret["data"] == {"WANDB_API_KEY": "a8OpeQ=="}
     (belongs,) = secret["metadata"]["ownerReferences"]
     assert belongs == {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": "demo-1", "uid": "u"}

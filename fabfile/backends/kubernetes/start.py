@@ -13,10 +13,10 @@ from invoke.exceptions import Exit
 from fabfile import launchers
 from fabfile.backends.base import CannotStart
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import jobs, pods, pytorchjob
+from fabfile.backends.kubernetes import jobs, pod_template, pods, pytorchjob
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
-from fabfile.backends.kubernetes.pytorchjob import PodJob
+from fabfile.backends.kubernetes.pod_template import PodJob
 from fabfile.backends.slurm import start as as_slurm
 from fabfile.backends.ssh import start as over_ssh
 from fabfile.backends.ssh.head import Head
@@ -112,10 +112,10 @@ def _apply(api: Api, cluster: KubeCluster, job: PodJob, secrets: Mapping[str, st
     await_end(api, job.id)
     try:
         if secrets:
-            api.apply(pytorchjob.secret(cluster, job.id, secrets))
+            api.apply(pod_template.secret(cluster, job.id, secrets))
         made = api.apply(pytorchjob.rendered(cluster, job))
         if secrets:
-            api.apply(pytorchjob.secret(cluster, job.id, secrets, made))
+            api.apply(pod_template.secret(cluster, job.id, secrets, made))
     except KubeError:
         if secrets:
             api.delete("Secret", job.id)
