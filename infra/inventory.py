@@ -46,6 +46,7 @@ SCHEMA = 1
 Launcher = Literal["mpirun", "slurm"]
 Role = Literal["head", "worker"]
 Authentication = Literal["kubeconfig", "eks"]
+JobKind = Literal["PyTorchJob", "TrainJob"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +190,8 @@ class KubeCluster:
     """The pods' service account, whose rights reach the bucket; empty: the namespace's default."""
     image: Image
     """Container image of the training job, with tag or digest; without either, the repository that has them."""
+    job_kind: JobKind = "PyTorchJob"
+    """What a job is there. A TrainJob, of Kubeflow Trainer v2, is shown by a dry run, and not submitted."""
     workers: Count
     """Machines that run jobs; every field that follows is of each."""
     gpus_per_worker: Devices
@@ -229,9 +232,8 @@ def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
     fields = dataclasses.asdict(cluster)
     if isinstance(cluster, KubeCluster):
-        for key in ("kubeconfig", "software", "control_groups"):
-            if not fields[key]:  # a cluster of a cloud has none of them
-                del fields[key]
+        usual = {"kubeconfig": "", "software": "", "control_groups": "", "job_kind": "PyTorchJob"}
+        fields = {key: value for key, value in fields.items() if value != usual.get(key)}  # older versions know none
     if fields.get("queue") is None:  # as older versions write it, and read it
         fields.pop("queue", None)
     for node in fields.get("nodes", ()):

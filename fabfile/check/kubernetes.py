@@ -11,7 +11,7 @@ from typing import Any
 from invoke.exceptions import Exit
 
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import pods, pytorchjob, reasons, view
+from fabfile.backends.kubernetes import pods, pytorchjob, reasons, trainjob, view
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
@@ -145,6 +145,8 @@ def claim(cluster: KubeCluster, api: Api) -> Verdict:
 def operator(cluster: KubeCluster, api: Api) -> Verdict:
     """Whether the training operator takes a job: a PyTorchJob of all machines, applied as a dry run."""
     job = PodJob(id="trainyard-check", nodes=cluster.workers, run_dir=cluster.shared_dir, program="launch")
+    if cluster.job_kind == "TrainJob":
+        return _trainer(cluster, api, job)
     try:
         api.apply(pytorchjob.rendered(cluster, job), dry_run=True)
     except KubeError as error:
@@ -152,6 +154,17 @@ def operator(cluster: KubeCluster, api: Api) -> Verdict:
             "operator", "fail", str(error), "kubectl get pods -A -l control-plane=kubeflow-training-operator"
         )
     return Verdict("operator", "pass", f"the training operator would take a {kube.JOB} of {cluster.workers} pods")
+
+
+def _trainer(cluster: KubeCluster, api: Api, job: PodJob) -> Verdict:
+    """Whether Kubeflow Trainer takes the job's TrainingRuntime, applied as a dry run, and TrainJob is defined: one
+    whose runtime is not there Trainer refuses."""
+    try:
+        api.apply(trainjob.rendered(cluster, job)[0], dry_run=True)
+        api.list("TrainJob")
+    except KubeError as error:
+        return Verdict("operator", "fail", str(error), "kubectl get crds trainjobs.trainer.kubeflow.org")
+    return Verdict("operator", "pass", f"Kubeflow Trainer would take a TrainingRuntime of {cluster.workers} pods")
 
 
 def image(cluster: KubeCluster, api: Api) -> Verdict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +20,11 @@ from project import Project
 
 from infra.clouds.local import cgroup
 from infra.clouds.local.kubernetes import folder, images, objects, programs
-from infra.inventory import KubeCluster, to_json
+from infra.inventory import JobKind, KubeCluster, to_json
 
 NODES = ("node1", "node2", "node3")
+TRAINER, TRAINER_VERSION = "github.com/kubeflow/trainer/v2", "v2.2.0"
+TRAINER_SUM = "h1:whChZckEtycLo1UKH/M0hiNaCUozbLvf9JrgmMv+TAg="
 LLAMA = """
 [data]
 path = "/fsx/c4-tokens"
@@ -133,14 +136,29 @@ def kill_machine(project: Project, name: str) -> None:
     cgroup.kill(group, timeout=10.0)
 
 
-def other_inventory(project: Project, image: str) -> str:
-    """A file with the stack's inventory, but for the image."""
+def trainer_definitions() -> list[str]:
+    """Kubeflow Trainer's definitions of TrainJob and TrainingRuntime, 1.5 MB, from its Go module."""
+    argv = ["go", "mod", "download", "-json", f"{TRAINER}@{TRAINER_VERSION}"]
+    if shutil.which(argv[0]) is None:
+        pytest.skip("there is no `go` on PATH, which fetches Trainer's definitions")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.skip(f"Trainer's definitions cannot be fetched here: {done.stdout} {done.stderr}")
+    found = json.loads(done.stdout)
+    assert found["Sum"] == TRAINER_SUM
+    kinds = ("trainjobs", "trainingruntimes")
+    return [f"{found['Dir']}/manifests/base/crds/trainer.kubeflow.org_{kind}.yaml" for kind in kinds]
+
+
+def other_inventory(project: Project, image: str, job_kind: JobKind = "PyTorchJob") -> str:
+    """A file with the stack's inventory, but for the image and the kind of job."""
     cluster = KubeCluster(
         name=project.stack,
         kubeconfig=str(folder.kubeconfig(project.stack)),
         namespace=folder.NAMESPACE,
         service_account=objects.ACCOUNT,
         image=image,
+        job_kind=job_kind,
         workers=len(NODES),
         gpus_per_worker=0,
         shared_dir=folder.SHARED,

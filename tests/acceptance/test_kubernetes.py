@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 import user_programs
-from jobs_on_kubernetes import NODES, kubectl, kubernetes_of_three, metrics, other_inventory, shared
+import yaml
+from jobs_on_kubernetes import (
+    NODES,
+    kubectl,
+    kubernetes_of_three,
+    metrics,
+    other_inventory,
+    shared,
+    trainer_definitions,
+)
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts, process
 from polling import until
 from project import Project
@@ -86,6 +95,36 @@ def test_a_dry_run_is_what_would_be_applied_and_touches_nothing(cluster: Project
     assert "kind: PyTorchJob" in manifest
     assert "created (server dry run)" in kubectl(cluster, "apply", "--dry-run=server", "-f", "-", stdin=manifest)
     assert listed(cluster) == before and kubectl(cluster, "get", "pytorchjobs", "--output=name") == ""
+
+
+def test_a_trainjob_is_shown_as_trainers_definitions_want_it(cluster: Project) -> None:
+    """Trainer itself is not there. The API server has its definitions, with their rules, and Kubernetes' own Job."""
+    definitions = trainer_definitions()
+    other = other_inventory(cluster, "trainyard.local/none:1", "TrainJob")
+    refused = cluster.fab("train", "job.toml", "--inventory", other, code=2).stderr
+    assert re.search(
+        r"job_kind = 'TrainJob': `fab train .*--dry-run` shows such a job, and nothing submits it", refused
+    )
+    assert refused.count("\n") == 1
+    shown = cluster.fab("train", "job.toml", "--dry-run", "--inventory", other).stdout
+    manifest = shown.partition("\n\n")[0].replace("job-N", "job-1")
+    runtime, _ = yaml.safe_load_all(manifest)
+    (pods,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    indexed = {"parallelism": 3, "completions": 3, **pods["template"]["spec"]}  # as Trainer and JobSet make it
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "job-1-node-0"}, "spec": indexed}
+    strictly = ("apply", "--server-side", "--validate=strict", "-f", "-")
+    files = [f"--filename={file}" for file in definitions]
+    kubectl(cluster, "apply", "--server-side", *files)
+    try:
+        kubectl(cluster, "wait", "--for=condition=Established", *files)
+        assert kubectl(cluster, *strictly, stdin=manifest).count("serverside-applied") == 2
+        assert "dry run" in kubectl(cluster, *strictly, "--dry-run=server", stdin=json.dumps(job))
+        with pytest.raises(AssertionError, match=r"mlPolicy\.numNoodes: field not declared in schema"):
+            kubectl(cluster, *strictly, "--dry-run=server", stdin=manifest.replace("numNodes", "numNoodes"))
+        with pytest.raises(AssertionError, match=r"metadata\.name must match RFC 1035"):
+            kubectl(cluster, *strictly, "--dry-run=server", stdin=manifest.replace("name: job-1", "name: 1-job"))
+    finally:
+        kubectl(cluster, "delete", *files)
 
 
 def test_a_llama_in_shards_on_streamed_text_from_its_file_to_its_text(

@@ -42,8 +42,11 @@ Object = dict[str, Any]
 KINDS = {
     **{"pods": "Pod", "secrets": "Secret", "events": "Event", "nodes": "Node", "deployments": "Deployment"},
     **{"persistentvolumeclaims": "PersistentVolumeClaim", "pytorchjobs": "PyTorchJob"},
+    **{"trainjobs": "TrainJob", "trainingruntimes": "TrainingRuntime"},
 }
-_PATH = re.compile(r"/(?:api|apis/[^/]+)/v1(?:/namespaces/(?P<space>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?")
+_PATH = re.compile(
+    r"/(?:api|apis/[^/]+)/v1(?:alpha1)?(?:/namespaces/(?P<space>[^/]+))?/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?"
+)
 _MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TOKEN = "a-token"
 _PATH_IN_PODS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -42,6 +42,13 @@ _KINDS = {
 }
 """Kind -> lightkube's module of it, and whether it is in a namespace."""
 JOB = "PyTorchJob"
+_TRAINER = ("trainer.kubeflow.org", "v1alpha1")
+_OWN_KINDS = {
+    JOB: ("kubeflow.org", "v1", "pytorchjobs"),
+    "TrainJob": (*_TRAINER, "trainjobs"),
+    "TrainingRuntime": (*_TRAINER, "trainingruntimes"),
+}
+"""Kind, of a namespace, that somebody has defined in the cluster -> its group, its version, and its name in URLs."""
 
 
 @cache
@@ -51,8 +58,9 @@ def _kind(name: str) -> Any:
 
     from lightkube.generic_resource import create_namespaced_resource
 
-    if name == JOB:
-        return create_namespaced_resource("kubeflow.org", "v1", JOB, "pytorchjobs")
+    if name in _OWN_KINDS:
+        group, version, plural = _OWN_KINDS[name]
+        return create_namespaced_resource(group, version, name, plural)
     return getattr(importlib.import_module(f"lightkube.resources.{_KINDS[name][0]}"), name)
 
 
@@ -175,7 +183,7 @@ class Api:
             raise KubeError(f"{self.server}: {why}")
 
     def _space(self, kind: str) -> str | None:
-        return self.namespace if kind == JOB or _KINDS[kind][1] else None
+        return self.namespace if kind in _OWN_KINDS or _KINDS[kind][1] else None
 
 
 def as_object(found: Any) -> Object:

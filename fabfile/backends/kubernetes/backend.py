@@ -38,6 +38,10 @@ _LEFT_SECONDS = 75.0  # for the pods of a finished job to go: 45 of them are the
 _POLL = 0.3
 _LOOK = 2.0  # seconds between two looks at the pods of a job that is followed and has not begun
 _LOOK_BEGUN = 10.0  # the same for one that has
+_ONLY_SHOWN = (
+    "job_kind = 'TrainJob': `fab train --dry-run` shows such a job, and nothing submits it: none was ever run, "
+    "and a pod of a dead machine would not be replaced"
+)
 
 
 class KubernetesBackend(SshBackend):
@@ -58,7 +62,9 @@ class KubernetesBackend(SshBackend):
 
     @property
     def api(self) -> Api:
-        """The cluster's API. Exit 2 without credentials."""
+        """The cluster's API. Exit 2 without credentials, and for a kind of job that is only shown."""
+        if self.kube.job_kind == "TrainJob":
+            raise Exit(f"{self.kube.name}: {_ONLY_SHOWN}", code=2)
         self._asked = self._asked or Api(self.kube, self._timeout)
         return self._asked
 

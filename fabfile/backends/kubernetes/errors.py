@@ -8,7 +8,13 @@ from typing import Any, Protocol
 
 from fabfile.remote.known_hosts import SshError
 
-OPERATOR = "Kubeflow's training operator is not installed there"
+_TRAINER = "Kubeflow Trainer v2 is not installed there"
+_MISSING = {
+    "PyTorchJob": "Kubeflow's training operator is not installed there",
+    "TrainJob": _TRAINER,
+    "TrainingRuntime": _TRAINER,
+}
+"""Kind that a cluster does not know -> why."""
 _LONGEST = 400  # characters of the API's own words
 
 
@@ -85,8 +91,8 @@ def _refused(api: Asked, what: str, status: dict[str, Any]) -> KubeError:
         return KubeError(f"{api.server}: 403: {api.who} lacks a right: {message}", code)
     # An object that is missing is named; a kind that is not known is not.
     if code == 404 and not (status.get("details") or {}).get("name"):
-        mend = f": {OPERATOR}" if what.startswith("PyTorchJob") else ""
-        return KubeError(f"{api.server}: 404: {what}: {message}{mend}", code)
+        why = _MISSING.get(what.partition(" ")[0], "")
+        return KubeError(f"{api.server}: 404: {what}: {message}{': ' if why else ''}{why}", code)
     return KubeError(f"{api.server}: {what}: {message or code}", code, is_missing=code == 404)
 
 

@@ -13,8 +13,8 @@ from invoke.exceptions import Exit
 from fabfile import launchers
 from fabfile.backends.base import CannotStart
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import jobs, pod_template, pods, pytorchjob
-from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes import jobs, pod_template, pods, pytorchjob, trainjob
+from fabfile.backends.kubernetes.api import Api, Object
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.pod_template import PodJob
 from fabfile.backends.slurm import start as as_slurm
@@ -28,8 +28,9 @@ from infra.inventory import KubeCluster, SshCluster
 _GONE_SECONDS = 75.0  # for the pods of a job that is resumed to go
 _POLL = 0.3
 _NAME = r"[a-z]([a-z0-9-]*[a-z0-9])?"
-_LONGEST_NAME = 50
-"""Kubernetes names a job's pods and services ID-worker-N, with 63 characters at most."""
+_LONGEST_NAME = {"PyTorchJob": 50, "TrainJob": 40}
+"""Kubernetes names a job's pods and services ID-worker-N, with 63 characters at most; a TrainJob's pods
+ID-node-0-N-XXXXX."""
 _VARIABLES = """
 # found by the supervisor, which runs in the first pod, when the pods have met: $NODES, the machines that they are on;
 # $MASTER_ADDR, the address of the first; $MASTER_PORT, a free port there; $INTERFACE, towards the other pods; $BEGAN,
@@ -45,8 +46,9 @@ def check(cluster: KubeCluster, submission: Submission) -> None:
             f"--launcher {submission.launcher}: Kubernetes starts the jobs of this cluster: leave it out", code=2
         )
     name = submission.begun.id if submission.begun else submission.name
-    if not re.fullmatch(_NAME, name) or len(name) > _LONGEST_NAME:
-        allowed = f"at most {_LONGEST_NAME} letters a-z, digits and '-', a letter first: rename its file, or --name"
+    longest = _LONGEST_NAME[cluster.job_kind]
+    if not re.fullmatch(_NAME, name) or len(name) > longest:
+        allowed = f"at most {longest} letters a-z, digits and '-', a letter first: rename its file, or --name"
         raise Exit(f"{name}: the name of a job on Kubernetes must be {allowed}", code=2)
     if not is_named(cluster.image):
         raise Exit(f"{cluster.name}: image = {cluster.image!r}: has neither tag nor digest: which image is it?", code=2)
@@ -58,16 +60,23 @@ def launch_of(view: SshCluster, submission: Submission) -> Launch:
 
 
 def shown(cluster: KubeCluster, view: SshCluster, submission: Submission) -> str:
-    """The PyTorchJob as it is applied, and what the ranks run. Exit 2 for what cannot work."""
+    """The job as it is applied, and what the ranks run. Exit 2 for what cannot work."""
     check(cluster, submission)
     launch = launch_of(view, submission)
     try:
         plan = plans.plan(KUBERNETES, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    manifest = yaml.safe_dump(pytorchjob.rendered(cluster, _job(launch)), sort_keys=False, width=110)
+    manifest = yaml.safe_dump_all(_objects(cluster, _job(launch)), sort_keys=False, width=110, default_flow_style=None)
     ranks = launchers.shown(plan, where="the environment of each rank")
     return f"{manifest}\n{ranks}\n{_VARIABLES}{over_ssh.job_file(launch, submission)}"
+
+
+def _objects(cluster: KubeCluster, job: PodJob) -> tuple[Object, ...]:
+    """What Kubernetes is to have of a job, in the order in which it is applied."""
+    if cluster.job_kind == "TrainJob":
+        return trainjob.rendered(cluster, job)
+    return (pytorchjob.rendered(cluster, job),)
 
 
 def refuse_busy(wanted: int, there: int, taken: dict[str, int]) -> None:
