@@ -61,7 +61,7 @@ def why_not() -> str:
     if programs.are_there():
         return ""
     return (
-        "Kubernetes is not built on this machine: `fab up` of a stack with scheduler kubernetes does it, in 10 minutes"
+        "Kubernetes is not built on this machine: `fab up` of a stack with scheduler kubernetes does it, in 12 minutes"
     )
 
 

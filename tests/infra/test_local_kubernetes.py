@@ -16,7 +16,7 @@ from program_recorder import Ran, run
 from infra import inventory, training_operator
 from infra.clouds.kube_client import path_of
 from infra.clouds.local import host, image_cache, paths
-from infra.clouds.local.kubernetes import configuration, folder, images, layer, objects, pki, programs
+from infra.clouds.local.kubernetes import configuration, folder, images, layer, objects, pki, programs, published
 from infra.clouds.local.layer import Recipe
 from infra.clusters import local
 from infra.config.settings import load
@@ -106,6 +106,7 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(
     (there / "go").write_text("#!/bin/sh\necho 'no such module' >&2; exit 1\n")
     (there / "go").chmod(0o755)
     monkeypatch.setenv("PATH", f"{there}:/usr/bin:/bin")
+    monkeypatch.setattr(published, "URL", "http://127.0.0.1:9")  # nobody answers there
     paths.kubernetes().mkdir(parents=True)
     with pytest.raises(OperationError, match=f"Kubernetes {programs.VERSION} cannot be built: .*no such module"):
         programs.build([], lambda line: None, lambda: None)

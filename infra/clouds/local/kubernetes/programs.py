@@ -1,18 +1,19 @@
-"""Kubernetes' programs for the local nodes, built once from their Go modules and kept by version.
+"""Kubernetes' programs for the local nodes, fetched or built once, and kept by version.
 
 /var/lib/trainyard/kubernetes/<key>/
-    kubernetes               all of Kubernetes' programs in one, 132 MB
-    kubelet, kubectl, ...    their names, by which a node calls it: links to it
+    kubelet, kubectl, ...    Kubernetes' programs, as a node calls them
+    kubernetes               where they could not be fetched: all in one, 132 MB, which those names are links to
     coredns                  the cluster's name service, 52 MB
     pause                    a pod's first process
     training-operator.v1     Kubeflow's training operator, 55 MB
     pytorchjobs.yaml         the definition of PyTorchJob, from the operator's module
     programs.json            written last: without it the folder is not used
 
-Built and not fetched: the training operator is published only as an image, in a registry that the nodes, which have no
-route to the outside, could not ask; and Go's modules are to be had wherever packages are. go.sum pins every module by
+Kubernetes publishes its programs (`published.py`). Where they are out of reach, they are built from their Go modules,
+which are to be had wherever packages are. So are always CoreDNS, and the training operator, which is published only as
+an image, in a registry that the nodes, which have no route to the outside, could not ask. go.sum pins every module by
 its hash, and Go holds the operator's against its public list of hashes (https://sum.golang.org).
-Measured on 2 idle cores: some 12 minutes, 2.2 GB of memory, 3 GB of disk, of which 240 MB stay.
+Measured on 2 idle cores, all built: some 12 minutes, 2.2 GB of memory, 3 GB of disk, of which 240 MB stay.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pathlib import Path
 
 from infra import training_operator
 from infra.clouds.local import paths, system_command
+from infra.clouds.local.kubernetes import published
 from infra.errors import OperationError, UsageError
 
 VERSION = "1.34.4"
@@ -80,7 +82,7 @@ def check() -> None:
     if are_there():
         return
     found = _go_version()
-    what = f"scheduler = 'kubernetes' builds Kubernetes {VERSION} once, with Go {GO[0]}.{GO[1]} or newer"
+    what = f"scheduler = 'kubernetes' builds programs of Kubernetes {VERSION} once, with Go {GO[0]}.{GO[1]} or newer"
     if found is None:
         raise UsageError(f"{what}, and there is no `go` on PATH; install it: pip install -e '.[local-kubernetes]'")
     if found < GO:
@@ -112,13 +114,16 @@ def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Calla
     target, began = folder(), time.monotonic()
     if are_there():
         return
+    checked = _reporting(say, check_wanted, began)
     scratch = paths.kubernetes() / f"{key()}.new"
     _remove(scratch)  # a killed build may have left one
     try:
         (scratch / "work").mkdir(parents=True)
-        say(f"kubernetes {VERSION}: building from Go modules, once on this machine; some 12 minutes of two cores")
-        _compile(scratch, joins, _reporting(say, check_wanted, began))
-        for name in NAMES:
+        is_fetched = _fetch(scratch, say, check_wanted)
+        what, minutes = ("CoreDNS and the training operator", 4) if is_fetched else (f"kubernetes {VERSION}", 12)
+        say(f"{what}: building from Go modules, once on this machine; some {minutes} minutes of two cores")
+        _compile(scratch, ["./pause"] if is_fetched else ["./kubernetes", "./pause"], joins, checked)
+        for name in () if is_fetched else NAMES:
             (scratch / name).symlink_to("kubernetes")
         _keep_definition(scratch)
         _remove(scratch / "work")
@@ -129,7 +134,7 @@ def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Calla
         scratch.rename(target)
     finally:
         _remove(scratch)
-    say(f"kubernetes {VERSION}: built in {time.monotonic() - began:.0f} s")
+    say(f"kubernetes {VERSION}: ready after {time.monotonic() - began:.0f} s")
 
 
 def _reporting(say: Callable[[str], None], check: Callable[[], None], began: float) -> Callable[[], None]:
@@ -145,7 +150,18 @@ def _reporting(say: Callable[[str], None], check: Callable[[], None], began: flo
     return checked
 
 
-def _compile(scratch: Path, joins: Sequence[Path], check: Callable[[], None]) -> None:
+def _fetch(scratch: Path, say: Callable[[str], None], check: Callable[[], None]) -> bool:
+    """Put Kubernetes' programs there as they are published; false: they are out of reach, which is said."""
+    say(f"kubernetes {VERSION}: asking {published.URL} for its programs")
+    try:
+        published.fetch(VERSION, NAMES, scratch, say, check)
+    except published.OutOfReach as error:
+        say(f"kubernetes {VERSION}: {error}; so it is built here")
+        return False
+    return True
+
+
+def _compile(scratch: Path, packages: Sequence[str], joins: Sequence[Path], check: Callable[[], None]) -> None:
     work = scratch / "work"
     sources = work / "go"
     shutil.copytree(SOURCES, sources)
@@ -156,7 +172,7 @@ def _compile(scratch: Path, joins: Sequence[Path], check: Callable[[], None]) ->
     }
     build, smaller = ["build", "-mod=readonly", "-o", f"{scratch}/"], "-ldflags=-s -w"
     for argv in (
-        ["go", "-C", str(sources), *build, f"{smaller} {_SETTINGS}", "./kubernetes", "./pause"],
+        ["go", "-C", str(sources), *build, f"{smaller} {_SETTINGS}", *packages],
         ["go", "-C", str(sources / "coredns"), *build, smaller, "."],
         ["go", "install", smaller, OPERATOR],
     ):
