@@ -32,27 +32,30 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, training: bool
     ) -> Tensor:
-        rows = max(16, SLICE_BYTES // (4 * weight.size(0)))
+        rows = min(max(16, SLICE_BYTES // (4 * weight.size(0))), hidden.size(0))
+        # One set of buffers for all slices: fresh ones of this size are fresh pages each time, a fifth of the time.
+        products = hidden.new_empty((rows, weight.size(0)))
+        softmaxes = torch.empty_like(products, dtype=torch.float32)
         loss = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden) if training else None
         grad_weight = torch.empty_like(weight, dtype=torch.float32) if training else None
         grad_bias = torch.zeros_like(bias) if training and bias is not None else None
         for start in range(0, hidden.size(0), rows):
             part, wanted = hidden[start : start + rows], targets[start : start + rows, None]
-            logits = (part @ weight.t()).float()
+            product = products[: part.size(0)]
+            logits = torch.mm(part, weight.t(), out=product).float()
             if bias is not None:
                 logits += bias
-            top, at = logits.max(dim=1, keepdim=True)
-            chosen = logits.gather(1, wanted)
-            softmax = torch.softmax(logits, dim=1)
+            softmax = torch.softmax(logits, dim=1, out=softmaxes[: part.size(0)])
             # logsumexp = top - log(largest softmax), which is at least 1 / vocabulary, so its log is finite
-            loss += (top - softmax.gather(1, at).log() - chosen).sum()
+            top, largest = logits.amax(dim=1, keepdim=True), softmax.amax(dim=1, keepdim=True)
+            loss += (top - largest.log() - logits.gather(1, wanted)).sum()
             if grad_hidden is None or grad_weight is None:
                 continue
             softmax.scatter_add_(1, wanted, softmax.new_full((1, 1), -1.0).expand_as(wanted))
             if grad_bias is not None:
                 grad_bias += softmax.sum(0)
-            gradient = softmax.to(weight.dtype)
+            gradient = softmax if weight.dtype == torch.float32 else product.copy_(softmax)
             torch.mm(gradient, weight, out=grad_hidden[start : start + rows])
             if weight.dtype == torch.float32:
                 grad_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)  # 0: ignore the old value
