@@ -1,9 +1,9 @@
 """A job as Kubeflow Trainer v2's TrainJob (trainer.kubeflow.org/v1alpha1): pure functions, for a dry run alone.
 
 Trainer makes a JobSet of a TrainJob and the TrainingRuntime that it names, and JobSet makes an Indexed Job of
-Kubernetes' own. No TrainJob of ours was ever run: Trainer's definitions (2.0.0 and 2.2.0) take both objects, and
-Kubernetes' controller of Jobs did with such a Job what is said below, but with neither JobSet nor Trainer over it.
-Where that differs from a PyTorchJob:
+Kubernetes' own. No TrainJob of ours was ever run. Trainer's definitions (2.0.0 and 2.2.0) take both objects, and the
+Indexed Job alone was run, on Kubernetes 1.34 on `local`: with the node program as it is a job of two pods trained to
+its end, and went on after either pod was deleted. Where it differs from a PyTorchJob:
 
 - The first pod is the one with index 0 of a single kind of pods, so all of them get the job's secrets. Its end with
   code 0 ends the Job (successPolicy); the others are then ended, too.
@@ -11,9 +11,10 @@ Where that differs from a PyTorchJob:
   the pods of a job, but node/kubernetes/api.py reads the operator's labels for their numbers.
 - A code up to 127 is for good, and ends the Job; after a higher one, or a disruption, there is a new pod with the same
   number and another name (podFailurePolicy). The Job's limit of 6 such failures is lifted.
-- A lost pod: with a podFailurePolicy the Job makes a new one only when the old one has the phase Failed, and holds the
-  old one by a finalizer. One that is deleted by force, as node/kubernetes/dead_machines.py does it, stays, so that a
-  dead machine's pod is only replaced once Kubernetes has given the machine up.
+- A dead machine's pod is not replaced, which is why nothing submits a TrainJob: with a podFailurePolicy the Job wants
+  the old one's phase to be Failed, and keeps it by a finalizer when it is deleted by force, as
+  node/kubernetes/dead_machines.py does it. It stayed Running for the 100 s that were waited for, and was replaced 57 s
+  after `kubectl delete node`.
 - After KEPT_DAYS JobSet deletes the JobSet. The TrainJob stays, with what it owns, until somebody deletes it; so does
   the TrainingRuntime. The secrets are the TrainJob's (pod_template.secret).
 - Ends: JobSet's Completed and Failed are conditions of the TrainJob, Complete and Failed; none says that it runs.
