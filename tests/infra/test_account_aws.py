@@ -28,8 +28,7 @@ pytest_plugins = ["account_fixtures"]
 def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with moto_cloud.aws(monkeypatch) as endpoint:
-        base = boto3.client("ec2").describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
-        yield base
+        yield moto_cloud.image()
     assert endpoint
 
 

@@ -30,7 +30,7 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def image(tags: dict[str, str]) -> str:
     """An image of the account's with these tags."""
     ec2 = boto3.client("ec2")
-    base = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    base = moto_cloud.image()
     machine = ec2.run_instances(ImageId=base, MinCount=1, MaxCount=1, InstanceType="t3.micro")["Instances"][0]
     made = str(ec2.create_image(InstanceId=machine["InstanceId"], Name=f"image-{len(tags)}")["ImageId"])
     ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])

@@ -168,7 +168,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An Auto Scaling group of two machines."""
     with moto_cloud.aws(monkeypatch):
         ec2, scaling = boto3.client("ec2"), boto3.client("autoscaling")
-        image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+        image = moto_cloud.image()
         data = {"ImageId": image, "InstanceType": "t3.micro"}
         ec2.create_launch_template(LaunchTemplateName="gpus", LaunchTemplateData=data)
         scaling.create_auto_scaling_group(

@@ -78,7 +78,7 @@ def _cluster(made: dict[str, str], subnets: list[str]) -> None:
     client.create_nodegroup(clusterName=NAME, nodegroupName="gpus", subnets=subnets, nodeRole=role, tags=tags)
     # A node as our launch template has it made: it carries the stack's tags and the cluster's name.
     own = [*YARD.tags("gpus"), {"Key": "trainyard-cluster", "Value": NAME}]
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    image = moto_cloud.image()
     made["node"] = ec2.run_instances(
         **{"ImageId": image, "InstanceType": "m7i.large", "MinCount": 1, "MaxCount": 1, "SubnetId": subnets[0]},
         TagSpecifications=[{"ResourceType": kind, "Tags": own} for kind in ("instance", "volume")],

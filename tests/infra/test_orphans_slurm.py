@@ -59,7 +59,7 @@ def make(*, cluster: bool = True) -> dict[str, str]:
         PolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": [allowed]}),
         Tags=YARD.tags(),
     )["Policy"]["Arn"]
-    image = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    image = moto_cloud.image()
     made["node"] = ec2.run_instances(
         **{"ImageId": image, "InstanceType": "c5n.2xlarge", "MinCount": 1, "MaxCount": 1, "SubnetId": subnet},
         TagSpecifications=[{"ResourceType": "instance", "Tags": [*YARD.tags("Compute"), *own]}],

@@ -7,10 +7,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from threading import Thread
 from typing import Any
 
 import aws_judge
 import boto3
+import botocore.session
 import pytest
 from moto.server import ThreadedMotoServer
 
@@ -20,6 +23,20 @@ from infra.config.settings import Settings, load
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
+
+
+@cache
+def _service_models() -> Any:
+    """What reads botocore's descriptions of the services and keeps them: each is megabytes of JSON, which every session
+    would read again."""
+    return botocore.session.Session().get_component("data_loader")
+
+
+@cache
+def image(region: str = REGION) -> str:
+    """An image of Amazon's that every account has: moto needs more than a second to list its 1,301."""
+    found: str = boto3.client("ec2", region_name=region).describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    return found
 
 
 @contextmanager
@@ -36,13 +53,14 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "HTTP_PROXY", "http_proxy"):
             monkeypatch.delenv(name, raising=False)
         boto3.setup_default_session()  # an earlier one remembers its credentials
+        boto3.DEFAULT_SESSION._session.register_component("data_loader", _service_models())
         aws_judge.watch(boto3.DEFAULT_SESSION)
         api.client.cache_clear()
         # One server process has one memory: what an earlier test made is still in it.
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/moto-api/reset", method="POST")).close()
         yield endpoint
     finally:
-        server.stop()
+        Thread(target=server.stop, daemon=True).start()  # it takes half a second, which the next test need not wait for
 
 
 @contextmanager
@@ -156,7 +174,7 @@ def _gateways(ec2: Any, made: dict[str, str], stack: Stack) -> None:
 def _machines(ec2: Any, made: dict[str, str], stack: Stack) -> None:
     made["key"] = f"trainyard-{stack.unique}-key"
     ec2.create_key_pair(KeyName=made["key"], TagSpecifications=stack.tagged("key-pair"))
-    base = ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"]
+    base = image(stack.region)
     for name in ("builder", "node1", "node2"):
         made[name] = ec2.run_instances(
             ImageId=base,
