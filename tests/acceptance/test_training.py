@@ -203,7 +203,7 @@ def test_the_published_job_in_its_shape(published: Project) -> None:
     with_end = published.start(*train)
     assert with_end.stdout
     for line in with_end.stdout:
-        if "step 7/10" in line:
+        if "step 6/10" in line:
             published.fab("stop", second, "--now")
     assert with_end.wait(60) == 1
     assert [path.name for path in checkpoints(published, second)] == ["step-000005"]
