@@ -16,8 +16,9 @@ from fabfile.command_line import meant
 from fabfile.launchers.program import PER
 
 NAME = "launch.toml"
-JOB_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
-JOB_NAME_FORM = "1 to 40 of a-z, 0-9 and -, a letter first"
+LONGEST_NAME = 40
+JOB_NAME = re.compile(rf"[a-z][a-z0-9-]{{0,{LONGEST_NAME - 1}}}")
+JOB_NAME_FORM = f"1 to {LONGEST_NAME} of a-z, 0-9 and -, a letter first"
 MOST_GRACE = 86400
 """Seconds."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -20,7 +20,6 @@ from fabfile.workdir import requirements
 OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Variables that every process gets from us, beside those that begin as _OUR_BEGINNINGS say."""
 _OUR_BEGINNINGS = ("TRAINYARD_", "PMI_", "SLURM_")
-_LONGEST_NAME = 40
 _NO_PROGRAM = "which program? fab launch [options] -- COMMAND ..., or command = [...] in launch.toml"
 _SCRIPTS = (".py", ".sh")
 
@@ -85,7 +84,7 @@ def name_of(argv: Sequence[str]) -> str:
     script = next((word for word in argv if word.endswith(_SCRIPTS) and not re.search(r"\s", word)), "")
     module = argv[argv.index("-m") + 1] if "-m" in argv[:-1] else ""
     word = PurePosixPath(script).stem or module.rpartition(".")[2] or PurePosixPath(argv[0]).name
-    name = re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[:_LONGEST_NAME].strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")[: launch_file.LONGEST_NAME].strip("-")
     return name if re.match("[a-z]", name) else f"job-{name}".strip("-")
 
 

@@ -26,6 +26,7 @@ from infra.inventory import KubeCluster
 
 Object = dict[str, Any]
 
+DNS = "dns"
 _TORCH_SECONDS = 120.0
 _STARTS = f"{SYSTEM_PYTHON} -I -c 1 && {VENV}/python -c 'import torch; print(torch.__version__)'"
 _API_NAME = "kubernetes.default.svc"
@@ -206,7 +207,6 @@ def dns(cluster: KubeCluster, api: Api) -> Verdict:
     return Verdict(DNS, "pass", f"{_API_NAME} is {result.stdout.strip()}, looked up in a pod in {took:.1f} s")
 
 
-DNS = "dns"
 CHECKS: dict[str, Callable[[KubeCluster, Api], Verdict]] = {
     **{"nodes": nodes, "volume": claim, "operator": operator, "image": image},
 }
