@@ -132,6 +132,8 @@ def bill(settings: Settings) -> list[table.PriceLine]:
         line("nat-gateway", 1, "NAT gateway, its traffic apart"),
         line("public-ipv4", 2, "public addresses"),
         line("s3-gb-month", DATA_GB, f"bucket, {DATA_GB} GB reckoned"),
+        # ParallelCluster makes it for the names of the queue's nodes, unless Dns/DisableManagedDns is set.
+        line("route53-hosted-zone-month", 1, "hosted zone in Route 53, billed by whole months"),
     ]
     if cloud.monitoring:
         lines.append(line("cloudwatch-metric-month", METRICS, "metrics of the head"))

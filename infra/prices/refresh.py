@@ -58,11 +58,12 @@ def refresh(path: Path = table.TABLE, clouds: Sequence[str] = tuple(CLOUDS), tod
 def _refresh_cloud(cloud: str, rows: list[dict[str, Any]], today: str, done: Refreshed) -> None:
     for region in dict.fromkeys(row["region"] for row in rows):
         here = [row for row in rows if row["region"] == region]
+        place = "all regions" if region == table.EVERYWHERE else region
         try:
             found = CLOUDS[cloud](region, [row["sku"] for row in here])
         except (OSError, EOFError) as error:  # a truncated gzip is an EOFError
             raise OperationError(
-                f"cannot get the prices of {cloud} in {region}, the table is unchanged: {error}"
+                f"cannot get the prices of {cloud} in {place}, the table is unchanged: {error}"
             ) from None
         done.asked += len(here)
         for row in here:
@@ -74,4 +75,4 @@ def _refresh_cloud(cloud: str, rows: list[dict[str, Any]], today: str, done: Ref
                 row.pop("estimate", None)
             else:
                 why = f"{len(values)} different prices" if values else "no price"
-                done.unchanged.append(f"{row['sku']} in {region}: {cloud} has {why} for it")
+                done.unchanged.append(f"{row['sku']} in {place}: {cloud} has {why} for it")

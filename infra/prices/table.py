@@ -19,6 +19,8 @@ TABLE = Path(__file__).with_name("prices.toml")
 HOURS_A_MONTH = 730.0
 """Hours per month, as in both clouds' own calculators."""
 SPOT = "/spot"
+EVERYWHERE = "*"
+"""The region of what costs the same in all of a cloud's regions."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
     Raises UsageError for what has no price in this region.
     """
     known = _table()
-    found = known.get((cloud, region, sku)) or known.get((cloud, "*", sku))
+    found = known.get((cloud, region, sku)) or known.get((cloud, EVERYWHERE, sku))
     share: dict[str, Any] = {}
     if found is None and sku.endswith(SPOT):
         share = _read()["spot"].get(cloud, {})

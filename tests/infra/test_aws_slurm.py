@@ -201,8 +201,9 @@ def test_the_bill_tells_idle_from_full(slurm_keys: dict[str, str], slurm_program
     assert [line.what.partition(":")[0] for line in lines if line.on_demand] == ["p3dn.24xlarge", "gp3-gb-month"]
     assert {line.what.partition(":")[0] for line in lines if not line.on_demand} == {
         *("c5n.2xlarge", "gp3-gb-month", "fsx-lustre-persistent2-125-gb-month", "nat-gateway", "public-ipv4"),
-        "s3-gb-month",
+        *("s3-gb-month", "route53-hosted-zone-month"),
     }
+    assert [line.count for line in lines if "hosted zone" in line.what] == [1]
     cluster = slurm_program().cluster
     assert cluster.hourly_usd == pytest.approx(table.idle(lines)) and cluster.queue is not None
     assert cluster.queue.hourly_usd * 2 == pytest.approx(table.total(lines) - table.idle(lines))

@@ -115,6 +115,8 @@ def test_the_policy_rules_hold_for_what_parallelcluster_makes(program: Path, slu
     assert unexplained(answer["findings"]) == []
     tags = {tag["Key"]: tag["Value"] for tag in asked["configuration"]["Tags"]}
     resources = synthesised.resources(answer["templates"], tags)
+    every = [one["Type"] for template in answer["templates"].values() for one in template["Resources"].values()]
+    assert every.count("AWS::Route53::HostedZone") == 1, "the bill has one"
     assert {one.name for one in resources} >= {"HeadNode", "HeadNodeLaunchTemplate", "RoleHeadNode"}
     broken: dict[str, list[str]] = {}
     for one in resources:

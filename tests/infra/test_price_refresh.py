@@ -71,6 +71,7 @@ def test_a_refresh_puts_in_what_the_providers_say_and_leaves_all_else(providers:
         assert values["aws", region, "ecr-gb-month"]["usd_per_month"] == 0.11
         assert values["aws", region, "cloudwatch-request"]["usd_per_hour"] == 0.00002
         assert values["aws", region, lustre.SKU]["usd_per_month"] == 0.146
+    assert values["aws", "*", "route53-hosted-zone-month"]["usd_per_month"] == 0.55
     assert values["azure", "eastus", "Standard_D32s_v6"]["usd_per_hour"] == 1.7
     assert values["azure", "westeurope", "Standard_D32s_v6"]["usd_per_hour"] == 1.7
     assert "estimate" not in values["azure", "westeurope", "Standard_D32s_v6"]
@@ -149,6 +150,7 @@ def test_an_amount_is_written_without_digits_that_mean_nothing(copy: Path, monke
 
 def test_every_thing_of_aws_that_has_a_price_can_be_asked_for() -> None:
     skus = {row["sku"] for row in tomllib.loads(table.TABLE.read_text())["list"]["price"] if row["cloud"] == "aws"}
-    known = {sku for usage in aws_list.USAGE.values() for sku in usage.values()} | set(aws_list.LUSTRE)
+    offers = aws_list.USAGE | aws_list.GLOBAL
+    known = {sku for usage in offers.values() for sku in usage.values()} | set(aws_list.LUSTRE)
     types = {sku for sku in skus if re.fullmatch(r"[a-z0-9]+\.[a-z0-9]+(/spot)?", sku)}
     assert skus - types <= known

@@ -23,7 +23,7 @@ OTHERS = {
     "aws": [
         *("gp3-gb-month", "ebs-snapshot-gb-month", "public-ipv4", "nat-gateway", "s3-gb-month"),
         *("cloudwatch-metric-month", "cloudwatch-request", "c5n.2xlarge", "fsx-lustre-persistent2-125-gb-month"),
-        *("eks-cluster", "kms-key-month", "ecr-gb-month"),
+        *("eks-cluster", "kms-key-month", "ecr-gb-month", "route53-hosted-zone-month"),
     ],
     "azure": [
         *("managed-disk-P15", "managed-disk-E15", "public-ip-standard", "nat-gateway"),
@@ -91,6 +91,14 @@ def test_a_month_is_730_hours_and_many_cost_more_than_one() -> None:
         and not node.estimate
     )
     assert table.total([disk, node]) == pytest.approx(disk.usd_per_hour + node.usd_per_hour)
+
+
+def test_what_costs_the_same_everywhere_has_one_row() -> None:
+    rows = [entry for entry in entries() if entry["sku"] == "route53-hosted-zone-month"]
+    assert [row["region"] for row in rows] == [table.EVERYWHERE]
+    for region in REGIONS["aws"]:
+        zone = table.line("aws", region, "route53-hosted-zone-month")
+        assert zone.unit == "zone" and zone.usd_per_hour * 730 == pytest.approx(rows[0]["usd_per_month"])
 
 
 def test_spot_is_a_share_of_the_price_on_demand_and_says_that_it_is_an_estimate() -> None:

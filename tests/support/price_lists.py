@@ -38,6 +38,12 @@ LUSTRE = {
     "Storage Type": "SSD",
     "ThroughputCapacity": "125",
 }
+ROUTE_53 = [
+    {"usageType": "HostedZone", "PricePerUnit": "0.55", "EndingRange": "25"},
+    {"usageType": "HostedZone", "PricePerUnit": "0.11", "StartingRange": "25"},
+    {"usageType": "DNS-Queries", "PricePerUnit": "0.0000004"},
+]
+"""The file of all regions: a hosted zone is in no region's."""
 
 
 def offer(code: str, *rows: dict[str, str]) -> bytes:
@@ -51,6 +57,8 @@ def offer(code: str, *rows: dict[str, str]) -> bytes:
 
 
 def aws_offers(asked: Asked) -> Answer:
+    if asked.path == "/offers/AmazonRoute53/current/index.csv":
+        return Answer(body=offer("AmazonRoute53", *ROUTE_53))
     _, _, code, _, region, _ = asked.path.split("/")
     prefix = {"us-east-1": "", "us-west-2": "USW2-", "eu-west-1": "EU-"}[region]
     rows = {

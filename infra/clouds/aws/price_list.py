@@ -35,6 +35,10 @@ USAGE = {
     "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
 """Offer -> usage type without its region's prefix -> our name for it."""
+EVERYWHERE = "*"
+"""The region, in the table of prices, of what costs the same in all."""
+GLOBAL = {"AmazonRoute53": {"HostedZone": "route53-hosted-zone-month"}}
+"""As USAGE, of the offers whose file for a region lacks what costs the same in all."""
 LUSTRE = {
     "fsx-lustre-persistent2-125-gb-month": {
         "productfamily": "Storage",
@@ -60,10 +64,14 @@ _INSTANCE = {
 def prices(region: str, skus: Sequence[str], base: str = BASE) -> dict[str, set[float]]:
     """The prices found for each sku, in USD an hour or a month; several: the file is ambiguous. OSError: see `rows`."""
     found: dict[str, set[float]] = {}
-    ours: dict[str, set[str]] = {offer: set(usage.values()) for offer, usage in USAGE.items()} | {_FSX: set(LUSTRE)}
+    everywhere = region == EVERYWHERE
+    ours = {offer: set(usage.values()) for offer, usage in (GLOBAL if everywhere else USAGE).items()}
+    if not everywhere:
+        ours[_FSX] = set(LUSTRE)
+    folder = "current" if everywhere else f"current/{region}"
     for offer, names in ours.items():
         if offer == "AmazonEC2" or names & set(skus):
-            for row in rows(f"{base}/{offer}/current/{region}/index.csv"):
+            for row in rows(f"{base}/{offer}/{folder}/index.csv"):
                 sku = sku_of(offer, row)
                 if sku in skus:
                     found.setdefault(sku, set()).add(float(row["PricePerUnit"]))
@@ -82,7 +90,7 @@ def sku_of(offer: str, row: dict[str, str]) -> str:
     # Most services abbreviate the region in front, KMS spells it out.
     usage = re.fullmatch(r"(?:[a-z]{2}-[a-z]+-[0-9]-|[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
     # Take the first tier: storage is cheaper only beyond many terabytes.
-    return USAGE[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
+    return (USAGE | GLOBAL)[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
 
 
 def rows(url: str) -> Iterator[dict[str, str]]:
