@@ -102,11 +102,11 @@ class OwnMachines:
         while self._spec.queue and not asked():
             with job_table.locked(runs):
                 taken = places.taken(runs, self._spec, self._spec.id)
-                home = files.read(self._run_dir / "state.json").get("files_on", "")
+                home = places.home(self._spec, files.read(self._run_dir / "state.json"))
                 if chosen := places.choose(self._spec, taken, home):
                     job_table.set_state(self._run_dir, **places.given(self._spec, chosen))
                     break
-            others = list(dict.fromkeys(taken.values()))
+            others = [taken[home]] if home in taken else list(dict.fromkeys(taken.values()))
             before = " or ".join(others) if self._spec.count else others[0]
             if waits_for != before:
                 waits_for = before

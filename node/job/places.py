@@ -26,6 +26,14 @@ def taken(runs: Path, spec: JobSpec, job: str = "") -> dict[str, str]:
     return found
 
 
+def home(spec: JobSpec, record: Record) -> str:
+    """The node with the files of the job to resume; empty: it has none yet, or those in a bucket or the shared folder.
+    `record`: the job's."""
+    if not spec.resume or spec.mirrored or spec.cluster.shared_dir or record.get("started", 0.0) is None:
+        return ""
+    return str(record.get("files_on", "")) or spec.cluster.head.name
+
+
 def choose(spec: JobSpec, taken: Collection[str], home: str) -> list[str]:
     """The names of the job's nodes: the first that are free, with `home` before all others if the job has files there.
     Empty: not enough are free now."""

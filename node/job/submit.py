@@ -119,9 +119,11 @@ def _refused(runs: Path, spec: JobSpec) -> str:
         return submission.refused(spec)
     if spec.queue or spec.is_in_pods:  # Kubernetes holds a job's pods back until there is room for them
         return ""
-    taken = _taken(runs, spec)
-    if places.choose(spec, taken, _home(runs, spec)):
+    taken, home = _taken(runs, spec), _home(runs, spec)
+    if places.choose(spec, taken, home):
         return ""
+    if home in taken:
+        return f"{home}: busy with {taken[home]}, and {spec.resume} has its files there"
     return f"{', '.join(taken)}: busy with {', '.join(dict.fromkeys(taken.values()))}"
 
 
@@ -133,8 +135,7 @@ def _taken(runs: Path, spec: JobSpec) -> dict[str, str]:
 
 
 def _home(runs: Path, spec: JobSpec) -> str:
-    """The node beside the head that has the files of the job to resume; empty: there is none."""
-    return str(files.read(runs / spec.resume / "state.json").get("files_on", "")) if spec.resume else ""
+    return places.home(spec, files.read(runs / spec.resume / "state.json"))
 
 
 def _pending(runs: Path, spec: JobSpec, job: str, before: Record) -> Record:
@@ -153,7 +154,7 @@ def _pending(runs: Path, spec: JobSpec, job: str, before: Record) -> Record:
     if not (spec.is_slurms or spec.is_in_pods):
         asked |= places.waiting(spec)
         if not spec.queue:
-            asked |= places.given(spec, places.choose(spec, _taken(runs, spec), asked["files_on"]))
+            asked |= places.given(spec, places.choose(spec, _taken(runs, spec), places.home(spec, before)))
     return {"id": job, **new, **times, **asked, "attempt": before.get("attempt", 0)}
 
 

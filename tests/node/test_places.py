@@ -11,7 +11,7 @@ import pytest
 
 from fabfile.launchers import KEEPERS
 from infra.inventory import Node, SshCluster
-from node.job import files, job_table, places
+from node.job import cleanup, files, job_table, places, submit
 from node.job.log import Log
 from node.job.machines import OwnMachines
 from node.job.spec import JobSpec
@@ -66,6 +66,33 @@ def test_what_others_have_and_wait_for_is_taken(tmp_path: Path, record: Callable
     record("a-3", state="PENDING", queued=True, among=list(NAMES))
     assert places.taken(tmp_path, wanting(1)) == {"node2": "a-1", "node1": "a-3", "node3": "a-3"}
     assert places.taken(tmp_path, wanting(1), "a-3") == {"node2": "a-1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "before", "node"),
+    [
+        ({}, {"started": 1.0, "files_on": "node2"}, "node2"),
+        ({}, {"started": 1.0, "files_on": ""}, "node1"),
+        ({}, {}, "node1"),  # its record is damaged
+        ({}, {"started": None, "files_on": ""}, ""),
+        ({"resume": ""}, {"started": 1.0, "files_on": ""}, ""),
+        ({"mirrored": True}, {}, ""),
+        ({"cluster": replace(CLUSTER, shared_dir="/fsx")}, {"started": 1.0, "files_on": ""}, ""),
+    ],
+)
+def test_a_job_goes_on_where_its_files_are(changes: dict[str, Any], before: dict[str, Any], node: str) -> None:
+    assert places.home(replace(wanting(1, resume="a-1"), **changes), before) == node
+
+
+def test_a_job_does_not_go_on_beside_a_busy_node_with_its_files(
+    tmp_path: Path, record: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleanup, "busy_with", lambda _job: [])
+    record("a-1", state="FAILED", started=1.0, nodes=["node1"])
+    record("a-2", nodes=["node1"])
+    assert submit._refused(tmp_path, wanting(1)) == ""
+    refused = submit._refused(tmp_path, wanting(1, resume="a-1"))
+    assert refused == "node1: busy with a-2, and a-1 has its files there"
 
 
 def test_a_job_without_the_head_has_its_files_and_its_ranks_elsewhere() -> None:
