@@ -1,9 +1,10 @@
 """Gives a job its number, its directory, and its service or its place in Slurm's queue; refuses if other jobs have its
 nodes. Runs on the head. For a job on Kubernetes it only makes the record: whoever asks then applies its PyTorchJob.
 
-stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ..., "nodes": ...} or
-{"refused": why}. `log` is the size in bytes of a resumed job's log until now, from where the operator shows it; `slurm`
-is Slurm's number of the job, empty without Slurm; `nodes` are the job's, empty while it waits for some.
+stdin: a line of JSON, a JobSpec with the job's secrets; stdout: {"id": ..., "log": ..., "slurm": ..., "nodes": ...},
+{"refused": why}, or {"wrong": why} for what no job can have here. `log` is the size in bytes of a resumed job's log
+until now, from where the operator shows it; `slurm` is Slurm's number of the job, empty without Slurm; `nodes` are the
+job's, empty while it waits for some.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ def main(argv: list[str]) -> int:
     spec = _where_it_may(from_record(asked))
     runs = files.absolute(spec.runs)
     with job_table.locked(runs):
+        if wrong := submission.too_long(spec) if spec.is_slurms else "":
+            print(json.dumps({"wrong": wrong}), flush=True)
+            return 0
         if refused := _refused(runs, spec):
             print(json.dumps({"refused": refused}), flush=True)
             return 0

@@ -12,6 +12,7 @@ class TimeLimit:
     def __init__(self, seconds: float, now: float) -> None:
         """`seconds`: the limit; 0: none."""
         self._stop_at = now + seconds - min(_WARNING, seconds / 4) if seconds else float("inf")
+        self._whose = "its time limit"
         self.reason = ""
         """Set when the job was stopped because of the limit."""
 
@@ -19,9 +20,10 @@ class TimeLimit:
         """`stop` if the limit is near, else empty."""
         if now < self._stop_at:
             return ""
-        self.reason = "its time limit"
+        self.reason = self._whose
         return "stop"
 
     def end_now(self) -> None:
-        """The limit is near, whatever was said at the start."""
+        """Slurm's own limit is near, as of its partition, whatever was said at the start."""
+        self._whose = "Slurm's time limit"
         self._stop_at = float("-inf")

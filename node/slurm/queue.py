@@ -6,6 +6,7 @@ a plugin that not every installation has.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -119,6 +120,24 @@ def nodes(partition: str = "") -> dict[str, str]:
     rows = [line.split("|") for line in lines if line.count("|") == 2]
     default = [row for row in rows if row[2].endswith("*")] or rows
     return {name: state for name, state, _ in (rows if partition else default)}
+
+
+def longest(partition: str = "") -> tuple[str, float]:
+    """(the default partition's name, how many seconds a job may run there; `inf`: as long as it wants). SlurmError."""
+    which = [f"--partition={partition}"] if partition else []
+    lines = ask(["sinfo", "--noheader", *which, "--format=%P|%l"]).splitlines()
+    rows = [line.split("|") for line in lines if line.count("|") == 1]
+    name, limit = next((row for row in rows if row[0].endswith("*")), rows[0] if rows else (partition, ""))
+    return name.removesuffix("*"), _seconds(limit)
+
+
+def _seconds(limit: str) -> float:
+    """`1-02:00:00`, `1:30:00`, `4:00` in seconds; `inf` for infinite, and for what Slurm itself is to judge."""
+    match = re.fullmatch(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)", limit)
+    if not match:
+        return math.inf
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def slurmd_port() -> int:

@@ -70,6 +70,26 @@ def refused(spec: JobSpec) -> str:
     return too_few(spec.node_count, states, queued, waits=spec.queue)
 
 
+def too_long(spec: JobSpec) -> str:
+    """Why the partition runs no job with this time limit, whichever nodes are free; empty if it does. Slurm refuses
+    such a job without saying what the limit is, or leaves it pending for ever, as its EnforcePartLimits says."""
+    if not spec.time_limit:
+        return ""
+    try:
+        name, most = queue.longest(partition(spec))
+    except SlurmError:  # `refused` asks Slurm next, and says it
+        return ""
+    if spec.time_limit <= most:
+        return ""
+    return f"--time-limit {_words(spec.time_limit)}: Slurm's partition {name} lets a job run for {_words(most)} at most"
+
+
+def _words(seconds: float) -> str:
+    """600 -> 10m, 90 -> 90s: exact, in the form that --time-limit takes."""
+    sizes = (("d", 86400), ("h", 3600), ("m", 60))
+    return next((f"{seconds / size:.0f}{unit}" for unit, size in sizes if seconds % size == 0), f"{seconds:.0f}s")
+
+
 def too_few(wanted: int, states: Mapping[str, str], queued: Sequence[QueuedJob], *, waits: bool) -> str:
     """Which nodes are not free, and why, if fewer are than wanted; else empty."""
     broken = {name: state for name, state in states.items() if state.lower().startswith(("down", "drain", "fail"))}

@@ -47,6 +47,17 @@ def test_bad_input_starts_nothing(cluster: Project) -> None:
     assert listed(cluster) == before
 
 
+def test_a_limit_above_the_partitions_is_refused_with_both(cluster: Project) -> None:
+    before = listed(cluster)
+    on_head(cluster, "sudo scontrol update PartitionName=nodes MaxTime=1")
+    try:
+        done = cluster.fab("train", "job.toml", "--time-limit", "90s", code=2)
+    finally:
+        on_head(cluster, "sudo scontrol update PartitionName=nodes MaxTime=INFINITE")
+    assert done.stderr == "--time-limit 90s: Slurm's partition nodes lets a job run for 1m at most\n"
+    assert listed(cluster) == before
+
+
 def test_a_job_from_its_file_to_its_text(cluster: Project, start: Start, tmp_path: Path) -> None:
     job = start(step=0)
     assert job.ends(120) == 0, job.text()

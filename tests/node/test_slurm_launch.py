@@ -176,3 +176,4 @@ def test_a_job_is_stopped_so_long_before_its_limit_that_a_checkpoint_fits_in() -
     assert never.asked(1e9) == ""
     never.end_now()
     assert never.asked(0.0) == "stop", "Slurm has warned of a limit of its own"
+    assert never.reason == "Slurm's time limit"

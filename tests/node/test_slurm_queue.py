@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_cluster import cluster
 
+from node.job.spec import JobSpec
 from node.slurm import queue, submission
 from node.slurm.queue import Fate, QueuedJob, SlurmError
 
@@ -54,6 +58,28 @@ def test_nothing_that_squeue_prints_is_an_error(text: str) -> None:
 )
 def test_which_nodes_can_take_a_job(state: str, free: bool) -> None:
     assert queue.is_free(state) is free
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [("1-02:00:00", 93600), ("1:30:00", 5400), ("4:00", 240), ("0:30", 30), ("infinite", math.inf), ("n/a", math.inf)],
+)
+def test_how_long_a_partition_lets_a_job_run(limit: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    answers = iter((f"debug|1:00\nnodes*|{limit}\n", f"gpu|{limit}\n"))
+    monkeypatch.setattr(queue, "ask", lambda argv: asked.append(argv) or next(answers))
+    assert queue.longest() == ("nodes", seconds) and queue.longest("gpu") == ("gpu", seconds)
+    assert [[word for word in argv if "partition" in word] for argv in asked] == [[], ["--partition=gpu"]]
+
+
+def test_a_limit_above_the_partitions_is_told_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "longest", lambda _partition: ("nodes", 14400.0))
+    spec = JobSpec(name="a", job="", launcher="slurm", cluster=cluster(), timeout=60.0, runs="runs", code="/code")
+    spec = replace(spec, time_limit=14400.0)
+    assert submission.too_long(spec) == "" == submission.too_long(replace(spec, time_limit=0.0))
+    assert submission.too_long(replace(spec, time_limit=14460.0)) == (
+        "--time-limit 241m: Slurm's partition nodes lets a job run for 4h at most"
+    )
 
 
 def shown(**words: str) -> Fate | None:

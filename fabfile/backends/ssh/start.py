@@ -168,8 +168,10 @@ def secrets(submission: Submission) -> dict[str, str]:
 
 
 def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict[str, Any]:
-    """Create the job on the head, with its secrets; returns its answer. Raises CannotStart."""
+    """Create the job on the head, with its secrets; returns its answer. CannotStart; exit 2 for what none can have."""
     answer: dict[str, Any] = head.ask("create", stdin={**spec.to_record(), "secrets": dict(secrets)})
+    if "wrong" in answer:
+        raise Exit(answer["wrong"], code=2)
     if "refused" in answer:
         raise CannotStart(answer["refused"])
     return answer
