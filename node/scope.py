@@ -18,6 +18,8 @@ CONNECT_S = 8
 _OPTIONS = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ControlPath=none", "LogLevel=ERROR")
 STRICT = [word for option in (*_OPTIONS, f"ConnectTimeout={CONNECT_S}") for word in ("-o", option)]
 """Options of every ssh between nodes. ControlPath=none: if a shared connection broke, all its users would lose it."""
+ALIVE = ["-o", "ServerAliveInterval=5"]
+"""More of them: end within 20 s if the other node says nothing any more, as nothing else notices that it is gone."""
 PORTS = range(20000, 32768)
 """Below Linux's range for outgoing connections, so that none of these takes a chosen port before mpirun does."""
 

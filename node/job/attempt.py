@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ class Attempt:
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
         self.worlds = None
         if launch.elastic:
-            self.worlds = Worlds(self._address, self._watch, self._links, restarts, log.say, self._reach)
+            keep = partial(job_table.set_state, files.absolute(launch.run_dir))
+            self.worlds = Worlds(self._address, self._watch, self._links, restarts, log.say, self._reach, keep)
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._pmi: pmi.Server | None = None
         self._beat = 0.0
@@ -199,8 +201,6 @@ class Attempt:
                 return verdict
             if self.worlds:
                 self.worlds.look()
-                if verdict is not None:
-                    job_table.set_state(files.absolute(self._launch.run_dir), restarts_left=self.worlds.restarts)
 
     def _ask_to_stop(self, now: float) -> None:
         program = self._launch.program

@@ -168,11 +168,15 @@ class Diagnosis:
         """These ranks are not in the world any more, and the nodes that are gone are not watched."""
         self.away |= set(numbers)
         for number in numbers:
-            self.ranks[number] = RankStatus(self.ranks[number].node)
+            self.again(number)
         for node in self.gone:
             self.heard.pop(node, None)
         self.gone.clear()
         self._first_sign = 0.0
+
+    def again(self, number: int) -> None:
+        """This rank, which is away, is started once more."""
+        self.ranks[number] = RankStatus(self.ranks[number].node)
 
     def let_in(self, number: int) -> None:
         """This rank is in the world again."""

@@ -1,8 +1,8 @@
 """The worlds of an elastic job: which of its ranks train together, decided from what the keepers report.
 
 When ranks are lost, those that are left get a new world at once (training/parallel/world.py says what they do then).
-Lost ones are started again where their node answers, and get into the world when they are ready to join it. A rank that
-ends with an exit code of its own has failed, as in any job.
+Lost ones are started again where their node answers, also on a new machine at its address, and get into the world when
+they are ready to join it. A rank of the world that ends with an exit code of its own has failed, as in any job.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import Any
 from node import scope
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.keeper_connection import Event, Link
+from node.job.new_machine import COPIES
 
 AGAIN = 5.0
 """Seconds between two attempts to reach a node that was lost."""
+LONGEST = 600.0
+"""The most seconds before a rank that ends before it has joined is started once more."""
 JOIN = "join"
 """The phase of a rank that waits for a new world."""
 
@@ -34,10 +37,12 @@ class Worlds:
         restarts: int,
         say: Callable[[str], None],
         reach: Callable[[str], Link | None],
+        keep: Callable[..., object],
     ) -> None:
         """`address`: of a node, as it is now; a pod that is made again has another. `restarts`: how often ranks may be
-        lost. `reach` starts a keeper on a node that was lost; None: not possible now."""
-        self._address = address
+        lost. `reach` starts a keeper on a node that was lost; None: not possible now. `keep` changes the job's
+        record."""
+        self._address, self._keep = address, keep
         self._watch, self._links, self._say, self._reach = watch, links, say, reach
         self.restarts = restarts
         self._generation = 0
@@ -47,6 +52,11 @@ class Worlds:
         self._tried = 0.0
         self._invited: set[int] = set()
         """Places that the newest world has, and whose ranks have not joined it yet."""
+        self._said: set[tuple[str, str]] = set()
+        """Why lost nodes could not be reached, each said once."""
+        self._ended: dict[int, int] = {}
+        """How often a rank has ended before it joined."""
+        self._kept: dict[str, Any] = {}
 
     def start(self, order: Mapping[str, Any]) -> None:
         """Start all ranks: what they run and in which environment, as node/job/own_ranks.py takes it."""
@@ -58,19 +68,24 @@ class Worlds:
         """Whether the job goes on after this verdict, without the ranks that are lost."""
         watch = self._watch
         lost, failed = watch.lost_ranks(), watch.failed_ranks()
+        gone = [node for node in watch.gone if node in self._links]
         left = [place for place in watch.present() if place not in lost]
-        if not lost or failed or not left or self.restarts <= 0:
+        if not (lost or gone) or failed or not left or self.restarts <= 0:
             return False
         self.restarts -= 1
         self._say(f"{verdict.reason}; {_ranks(left)} of {len(watch.ranks)} go on; {self.restarts} more may be lost")
         for place in lost:
             if watch.ranks[place].node in self._links:
                 self._links[watch.ranks[place].node].say(f"kill {place}")  # it may be stopped, or hang
-        for node in [node for node in watch.gone if node in self._links]:
+        for node in gone:
             self._links.pop(node).cut()
             self._lost_nodes[node] = None
-        watch.let_go(lost)
-        self._publish([*left, *(self._invited - set(lost))], lost)
+        waiting = [place for place in watch.away if watch.ranks[place].node in gone]  # they had yet to join
+        unmet = self._invited.intersection(waiting)
+        self._invited -= unmet
+        watch.let_go([*lost, *waiting])
+        if lost or unmet:
+            self._publish([*left, *self._invited], [*lost, *unmet])
         self._start_again([place for place in lost if watch.ranks[place].node in self._links])
         return True
 
@@ -82,23 +97,28 @@ class Worlds:
         if link is None:
             return True  # a last word of the lost keeper
         if event is None or event["event"] == "refused":
+            self._say_why_not(node, event["reason"] if event else link.complaint)
             link.cut()
             self._lost_nodes[node] = None
+        elif event["event"] == COPIES:
+            self._say(f"{node} is a new machine: {event['folder']} is copied to it")
         elif event["event"] == "ready":
             del self._lost_nodes[node]
             self._links[node] = link
             self._watch.heard[node] = time.monotonic()
+            self._said = {each for each in self._said if each[0] != node}
             self._say(f"{node} is there again")
             self._start_again([place for place in self._watch.away if self._watch.ranks[place].node == node])
         return True
 
     def look(self) -> None:
-        """Let ranks into the world that wait for it, and try to reach nodes that were lost."""
+        """Let ranks into the world that wait for it, try to reach nodes that were lost, and record who is away."""
         watch = self._watch
         for place in sorted(self._invited):
             if watch.ranks[place].phase not in ("", JOIN):
                 self._invited.discard(place)
                 watch.let_in(place)
+                self._ended.pop(place, None)
                 self._say(f"{watch.name(place)} has joined: {len(watch.present())} ranks")
         broken = [place for place in self._invited if watch.ranks[place].code is not None]
         if broken:
@@ -112,6 +132,30 @@ class Worlds:
             self._tried = time.monotonic()
             for node in [node for node, link in self._lost_nodes.items() if link is None]:
                 self._lost_nodes[node] = self._reach(node)
+        self._start_ended()
+        away = sorted({watch.ranks[place].node for place in watch.away})
+        if self._kept != (kept := {"restarts_left": self.restarts, "away": away}):
+            self._kept = kept
+            self._keep(**kept)
+
+    def _start_ended(self) -> None:
+        """Start ranks again that have ended before they joined: at first after AGAIN seconds, then later and later, as
+        each that is let in and ends makes the others meet anew."""
+        watch = self._watch
+        for place in sorted(watch.away - self._invited):
+            rank, times = watch.ranks[place], self._ended.get(place, 0)
+            wait = min(LONGEST, AGAIN * 2**times)
+            if rank.code is None or rank.node not in self._links or time.monotonic() - rank.ended < wait:
+                continue
+            self._ended[place] = times + 1
+            self._say(f"{watch.name(place)} has ended before it joined: {rank.last or 'it was killed'}; started again")
+            watch.again(place)
+            self._start_again([place])
+
+    def _say_why_not(self, node: str, why: str) -> None:
+        if why and (node, why) not in self._said:
+            self._said.add((node, why))
+            self._say(f"{node} cannot join yet: {why}")
 
     def unknown(self) -> list[str]:
         """Nodes that were lost, so that it is not known what still runs there."""

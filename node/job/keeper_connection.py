@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from fabfile.launchers import SYSTEM_PYTHON
 from node.job import files
 from node.job.spec import KeeperSpec
-from node.scope import STRICT
+from node.scope import ALIVE, STRICT
 
 Event = dict[str, Any]
 NodeEvent = tuple[str, Event | None]
@@ -104,7 +104,7 @@ class PipeLink:
 
 def over_ssh(node: str, job: str, code: str) -> list[str]:
     """The command that runs the keeper of a job on a node reached over SSH."""
-    return ["ssh", "-x", *STRICT, node, _service(job, code)]
+    return ["ssh", "-x", *STRICT, *ALIVE, node, _service(job, code)]
 
 
 def _service(job: str, code: str) -> str:

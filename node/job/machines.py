@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from infra.inventory import Node
-from node.job import files, job_table, places
+from node.job import files, job_table, new_machine, places
 from node.job.aftermath import sweep
 from node.job.files import Record
 from node.job.keeper_connection import Link, NodeEvent, PipeLink, over_ssh
@@ -50,7 +50,7 @@ class Machines(Protocol):
         """Start a keeper on the node of `spec`, with the node program at this path there."""
 
     def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
-        """`link` to a node that was lost in this attempt; None: it is not there."""
+        """`link` to a node that was lost in this attempt, or to a machine in its place; None: it is not there."""
 
     def address(self, node: Node) -> str:
         """The address at which the other nodes of the job reach this one now."""
@@ -122,7 +122,11 @@ class OwnMachines:
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
         return PipeLink(spec, over_ssh(spec.node, spec.id, program), events)
 
-    link_again = link
+    def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link:
+        """The machine may be a new one, without the job's programs and data: it gets them from this one first."""
+        keeper = over_ssh(spec.node, spec.id, program)
+        folders = new_machine.folders(self._spec.code, spec.job, self._spec.cluster.shared_dir)
+        return PipeLink(spec, new_machine.brought(spec.node, folders, keeper), events)
 
     def address(self, node: Node) -> str:
         return node.private_ip

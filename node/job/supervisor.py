@@ -179,6 +179,7 @@ class Supervisor:
             paused=state["paused"] + (now - before if before else 0.0),
             ended_before=None,
             restarts_left=restarts,
+            away=[],
             queued=False,
             reason="",
         )

@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,7 +48,9 @@ class Story:
         self.reached: list[SaidTo] = []
         self.log: list[str] = []
         addresses = {node.name: node.private_ip for node in NODES}
-        self.worlds = Worlds(addresses.__getitem__, self.watch, self.links, restarts, self.log.append, self.reach)
+        self.kept: dict[str, Any] = {}
+        keep = self.kept.update
+        self.worlds = Worlds(addresses.__getitem__, self.watch, self.links, restarts, self.log.append, self.reach, keep)
         self.worlds.start(ORDER)
         for number in range(3):
             self.runs(number)
@@ -136,6 +139,71 @@ def test_a_node_that_was_cut_off_is_reached_again() -> None:
     story.worlds.look()
     assert story.worlds.heard("node3", {"event": "ready"}) and story.worlds.unknown() == []
     assert story.reached[-1].last("start")["places"] == [2]
+
+
+def lost_node3(story: Story) -> None:
+    story.now += 0.1
+    story.watch.cut_off("node3", "no word", story.now)
+    verdict = story.watch.verdict(story.now + GRACE + 0.1)
+    assert verdict and story.worlds.go_on(verdict)
+    story.worlds._tried = 0.0
+    story.worlds.look()
+
+
+def test_a_new_machine_gets_what_it_lacks_and_why_it_is_not_there_yet_is_said_once() -> None:
+    story = Story()
+    lost_node3(story)
+    assert story.kept == {"restarts_left": 1, "away": ["node3"]}
+    for _ in range(2):
+        story.reached[-1].complaint = "Host key verification failed."
+        story.worlds.heard("node3", None)
+        story.worlds._tried = 0.0
+        story.worlds.look()
+    story.worlds.heard("node3", {"event": "copies", "folder": "/data/smoke"})
+    story.worlds.heard("node3", {"event": "ready"})
+    assert story.log[1:] == [
+        "node3 cannot join yet: Host key verification failed.",
+        "node3 is a new machine: /data/smoke is copied to it",
+        "node3 is there again",
+    ]
+    for phase in ("join", "load"):
+        story.runs(2, phase)
+        story.worlds.look()
+    assert story.kept["away"] == []
+
+
+@pytest.mark.parametrize("is_invited", [False, True])
+def test_a_node_that_is_lost_again_before_its_rank_has_joined_ends_nothing(is_invited: bool) -> None:
+    story = Story()
+    lost_node3(story)
+    story.worlds.heard("node3", {"event": "ready"})
+    story.runs(2, "join")
+    if is_invited:
+        story.worlds.look()
+        assert story.world()["places"] == [0, 1, 2]
+    lost_node3(story)
+    story.worlds.look()
+    assert story.world()["places"] == [0, 1] and story.world()["lost"] == [2]
+    assert story.worlds.unknown() == ["node3"] and story.watch.present() == [0, 1] and story.worlds.restarts == 0
+
+
+def test_a_rank_that_ends_before_it_has_joined_is_started_again_later_and_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    story = Story()
+    monkeypatch.setattr("node.job.elastic.time.monotonic", lambda: story.now)
+    assert story.ends(2, -signal.SIGKILL)
+    keeper, starts = story.keepers["node3"], []
+    for wait in (5.0, 10.0, 20.0):
+        story.tell(2, event="rank", state="running")
+        story.tell(2, event="rank", state="exited", code=1, last="error: no data")
+        for seconds in (wait - 0.1, 0.2):
+            story.now += seconds
+            story.worlds.look()
+            starts.append(sum(word.startswith("start") for word in keeper.words))
+    assert starts == [2, 3, 3, 4, 4, 5], "the first two are the job's start, and the one after its loss"
+    assert story.log[-1] == "rank 2 on node3 has ended before it joined: error: no data; started again"
+    assert story.worlds.restarts == 1, "that is no loss of the job's"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["kill", "join", "load", "look"])), max_size=30))
