@@ -21,6 +21,7 @@ from infra.config.keys import KEYS
 from infra.config.settings import Settings, load
 from infra.config.values import KEY_TYPES, SettingsError
 from infra.errors import UsageError, prints_json
+from infra.prices.table import NoPrice
 
 _PLAIN = re.compile(r"[A-Za-z0-9/~][A-Za-z0-9 ./~_@+-]*")
 """Text that the YAML base loader reads correctly without quotes."""
@@ -48,7 +49,8 @@ def check_value(stack: str, key: str, value: str) -> None:
 
 
 def _check_in_cloud(settings: Settings, key: str) -> None:
-    """Raise SettingsError if this kind of cluster cannot take the key's value, as `fab up` would.
+    """Raise SettingsError if this kind of cluster cannot take the key's value, as `fab up` would; NoPrice for a region
+    without prices.
 
     An error about another key must not block this one: of a region and its zone, one has to be set first. Nor must a
     cloud's SDK that is not installed, which `fab up` asks for."""
@@ -58,7 +60,21 @@ def _check_in_cloud(settings: Settings, key: str) -> None:
         if error.key == key:
             raise
     except UsageError:
-        return
+        pass
+    if key == "region":
+        _check_prices(settings)
+
+
+def _check_prices(settings: Settings) -> None:
+    """Raise NoPrice if the table has none in the settings' region. One that has no price only for the machine type is
+    no error here: of a region and its type, one has to be set first."""
+    try:
+        clusters.of(settings).bill(settings)
+    except NoPrice as error:
+        if not error.in_region:
+            raise
+    except UsageError:
+        pass
 
 
 def set_value(stack: str, key: str, value: str) -> None:

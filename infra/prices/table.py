@@ -52,10 +52,22 @@ class Sums:
     """Whether `up` starts all of it."""
 
 
+class NoPrice(UsageError):
+    """The table has no price for something in a region."""
+
+    def __init__(self, cloud: str, region: str, sku: str) -> None:
+        rows = [key for key in _table() if key[0] == cloud]
+        regions = sorted({where for _, where, name in rows if name == sku.removesuffix(SPOT)})
+        there = f"priced are: {', '.join(regions)}" if regions else "it is in no region of the table"
+        super().__init__(f"no price for {sku} in {region}: {there}; add it to infra/prices/prices.toml")
+        self.in_region = any(where == region for _, where, _ in rows)
+        """Whether the table has a price for anything in that region."""
+
+
 def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "") -> PriceLine:
     """The cost of `count` items for an hour. A spot instance without a price of its own costs a share of on-demand.
 
-    Raises UsageError for what has no price in this region.
+    Raises NoPrice for what has none in this region.
     """
     known = _table()
     found = known.get((cloud, region, sku)) or known.get((cloud, EVERYWHERE, sku))
@@ -64,9 +76,7 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
         share = _read()["spot"].get(cloud, {})
         found = known.get((cloud, region, sku.removesuffix(SPOT))) if share else None
     if found is None:
-        regions = sorted({where for of, where, name in known if of == cloud and name == sku.removesuffix(SPOT)})
-        there = f"priced are: {', '.join(regions)}" if regions else "it is in no region of the table"
-        raise UsageError(f"no price for {sku} in {region}: {there}; add it to infra/prices/prices.toml")
+        raise NoPrice(cloud, region, sku)
     hourly = found["usd_per_month"] / HOURS_A_MONTH if "usd_per_month" in found else found["usd_per_hour"]
     as_of = min(found["as_of"], share.get("as_of", found["as_of"]))
     estimate = bool(share) or found.get("estimate", False)

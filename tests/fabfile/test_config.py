@@ -107,6 +107,24 @@ def test_a_region_is_set_before_its_zone(file: Path, tmp_path: Path) -> None:
     assert stack_file.read("yard")["zone"] == "euw1-az1"
 
 
+@pytest.mark.parametrize(
+    ("cluster", "machine", "region"),
+    [("azure-xeon", "Standard_D32s_v6", "swedencentral"), ("aws-xeon", "m7i.8xlarge", "eu-north-1")],
+)
+def test_a_region_without_a_price_is_not_written(file: Path, cluster: str, machine: str, region: str) -> None:
+    """`cost`, `preview` and `up` end with the same line."""
+    before = in_cloud(file, cluster=cluster)
+    with pytest.raises(UsageError, match=rf"^no price for {machine} in {region}: priced are: "):
+        configure.set_value("yard", "region", region)
+    assert file.read_text() == before
+
+
+def test_a_region_without_this_type_is_set_before_another_type(file: Path) -> None:
+    in_cloud(file, cluster="aws-gpu", profile="cuda", instanceType="p5.48xlarge")
+    configure.set_value("yard", "region", "eu-west-1")
+    configure.set_value("yard", "instanceType", "p4d.24xlarge")
+
+
 def test_without_the_clouds_sdk_a_key_is_set_all_the_same(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_cloud(file, cluster="aws-xeon")
 
