@@ -4,6 +4,7 @@ status, trust, top                   for `fab status`, `fab wait` and `fab top`
 install                              the training package, for every verb of a job
 workdir, requirements                a program's working directory and its packages, before its job is created
 workdir-changes                      what a program has written into it, for `fab fetch`
+workdir-give                         the same as an archive, for the other nodes of its job
 create, job, jobs, logs, run-data    a job's verbs and `fab report`, on the head
 manage                               what a managed job's manager asks, on the head
 slurm-stop, slurm-jobs               a job's verbs where Slurm runs the jobs, on the head
@@ -34,6 +35,7 @@ COMMANDS = {
     "nccl": "node.probes.nccl",
     "workdir": "node.workdir.receive",
     "workdir-changes": "node.workdir.changes",
+    "workdir-give": "node.job.program_files:give",
     "requirements": "node.requirements",
     "create": "node.job.submit",
     "job": "node.job.job_table:show",

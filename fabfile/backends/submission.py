@@ -19,6 +19,7 @@ class Begun:
     mirrored: bool = False  # only its mirror in a bucket has it: another cluster began it
     succeeded: bool = False
     files_on: str = ""  # as in JobRecord
+    on: tuple[str, ...] = ()  # over SSH: the names of the nodes of its last attempt; empty: not known
     program: Program | None = None  # the user's program that it ran; None: the trainer
 
 

@@ -128,9 +128,9 @@ class Attempt:
         return None
 
     def _bring_written(self) -> Outcome | None:
-        """Before a user's program goes on, bring what it has written on this node to the others, unless they share it;
-        None if that is so."""
-        copies = program_files.copies(self._launch, self._log.say)
+        """Before a user's program goes on, bring what it has written on the first node to the others, unless they share
+        it; None if that is so."""
+        copies = program_files.copies(self._launch)
         try:
             while not all(each.is_over() for each in copies):
                 self._tick()
@@ -140,7 +140,7 @@ class Attempt:
                     return self._stopped()
                 if (verdict := self._watch.verdict(time.monotonic())) is not None:
                     return verdict
-            wrong = {each.node: why for each in copies if (why := each.problem())}
+            wrong = {each.node: why for each in copies if (why := each.problem(self._log.say))}
         finally:
             for each in copies:
                 each.end()
@@ -166,7 +166,7 @@ class Attempt:
             plan = plans.plan(self._launcher, launch, found)
             environment = plan.environment
             if launch.program is not None and launch.program.may_be_mpis:
-                self._pmi = pmi.Server(launch.nodes[0].private_ip, launch.ranks)
+                self._pmi = pmi.Server(self._machines.own_address, launch.ranks)
                 environment = {**environment, pmi.VARIABLE: self._pmi.where}
             order = {"argv": plan.argv, "environment": environment}
             if self.worlds:

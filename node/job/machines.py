@@ -33,6 +33,10 @@ class Machines(Protocol):
     def nodes(self) -> tuple[Node, ...]:
         """Those of the next attempt, the supervisor's own first; before `wait` perhaps none but that one."""
 
+    @property
+    def own_address(self) -> str:
+        """The address at which the job's nodes reach this process."""
+
     def __enter__(self) -> object: ...
 
     def __exit__(self, *error: object) -> None: ...
@@ -86,6 +90,7 @@ class OwnMachines:
     def __init__(self, spec: JobSpec, run_dir: Path) -> None:
         self._spec, self._run_dir = spec, run_dir
         self.nodes = self._all = spec.cluster.nodes
+        self.own_address = spec.cluster.head.private_ip
 
     def __enter__(self) -> OwnMachines:
         return self

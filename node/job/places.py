@@ -18,7 +18,7 @@ from node.job.spec import JobSpec
 
 def taken(runs: Path, spec: JobSpec, job: str = "") -> dict[str, str]:
     """The nodes that the job cannot have now, each with the job that has it, or waits for it ahead of `job`."""
-    names = spec.node_names
+    names = spec.candidates
     found: dict[str, str] = {}
     for other in job_table.in_the_way(runs, set(names), job):
         for name in job_table.wants(other) & set(names):
@@ -37,7 +37,7 @@ def home(spec: JobSpec, record: Record) -> str:
 def choose(spec: JobSpec, taken: Collection[str], home: str) -> list[str]:
     """The names of the job's nodes: the first that are free, with `home` before all others if the job has files there.
     Empty: not enough are free now."""
-    names = [home, *(name for name in spec.node_names if name != home)] if home else spec.node_names
+    names = [home, *(name for name in spec.candidates if name != home)] if home else spec.candidates
     free = [name for name in names if name not in taken]
     if len(free) < spec.node_count or home not in (*free[:1], ""):
         return []
@@ -47,7 +47,7 @@ def choose(spec: JobSpec, taken: Collection[str], home: str) -> list[str]:
 def waiting(spec: JobSpec) -> Record:
     """The record's part about the nodes, of a job that has none yet."""
     if spec.count:
-        return {"nodes": [], "among": spec.node_names}
+        return {"nodes": [], "among": spec.candidates}
     return {"nodes": spec.node_names, "among": []}
 
 

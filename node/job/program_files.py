@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
-from fabfile.launchers import VENV, Launch
+from fabfile.launchers import SYSTEM_PYTHON, VENV, Launch
 from fabfile.launchers.program import WORK, Program
 from node import requirements
 from node.job import files
@@ -48,67 +50,69 @@ def make_shared_work(launch: Launch) -> None:
         make_work(launch.program, files.absolute(launch.run_dir), launch.shared_dir)
 
 
-def written(run_dir: Path) -> tuple[list[str], int]:
-    """The files in its directory on this node that it has written, and their size in bytes."""
-    found = [(name, size) for name, size, _ in changed(run_dir / WORK, [])]
-    return [name for name, _ in found], sum(size for _, size in found)
+def give(argv: list[str]) -> int:
+    """`workdir-give WORK`: write what a program has written into this directory to stdout, as a tar archive, and to
+    stderr how much that is. Returns tar's exit code."""
+    work = Path(argv[0])
+    found = [(name, size) for name, size, _ in changed(work, [])]
+    if found:
+        size = sum(size for _, size in found) / 1e6
+        print(f"{len(found)} file{'s' * (len(found) > 1)}, {size:.1f} MB", file=sys.stderr)
+    tar = ["tar", "--create", f"--directory={work}", "--no-recursion", "--null", "--files-from=-"]
+    names = b"".join(os.fsencode(name) + b"\0" for name, _ in found)
+    return subprocess.run(tar, input=names, stderr=subprocess.DEVNULL, check=False).returncode
 
 
-def copies(launch: Launch, say: Callable[[str], None]) -> list[Copying]:
-    """Begin to bring what a program has written on this node to its others, before it goes on there. None where there
-    is nothing to bring, or the nodes share it."""
+def copies(launch: Launch) -> list[Copying]:
+    """Begin to bring what a program has written on its first node, which need not be this one, to its others, before it
+    goes on there. None where the nodes share it."""
     others = [node.name for node in launch.places[1:] if node.slots]
     if not (launch.program and others and launch.is_again) or launch.shared_dir:
         return []
-    run_dir = files.absolute(launch.run_dir)
-    names, size = written(run_dir)
-    if not names:
-        return []
-    what = f"{len(names)} file{'s' * (len(names) > 1)}, {size / 1e6:.1f} MB"
-    say(f"to {', '.join(others)}: what the program has written: {what}")
-    return [Copying(run_dir, names, node) for node in others]
+    return [Copying(launch, node) for node in others]
 
 
 class Copying:
-    """What this node's program has written, on its way to another node. There a file that is newer stays."""
+    """What a program has written on its first node, on its way to another node. There a file that is newer stays."""
 
-    def __init__(self, run_dir: Path, names: Sequence[str], node: str) -> None:
-        self.node = node
-        work = str(run_dir / WORK)
-        take = f"exec tar --extract --keep-newer-files --warning=no-ignore-newer --directory={shlex.quote(work)}"
-        pipe = subprocess.PIPE
-        # A list in a file that is gone when both have it: a pipe would have to be written to while the other is read.
-        listed = os.memfd_create("names")
-        os.write(listed, b"".join(os.fsencode(name) + b"\0" for name in names))
-        os.lseek(listed, 0, os.SEEK_SET)
-        give = ["tar", "--create", f"--directory={work}", "--no-recursion", "--null", "--files-from=-"]
-        with os.fdopen(listed, "rb") as names_file:
-            self._tar = subprocess.Popen(give, stdin=names_file, stdout=pipe, stderr=subprocess.DEVNULL)
-        assert self._tar.stdout
-        self._ssh = subprocess.Popen(
-            ["ssh", "-x", *STRICT, node, take],
-            stdin=self._tar.stdout,
-            stdout=subprocess.DEVNULL,
-            stderr=pipe,
-            text=True,
-        )
-        self._tar.stdout.close()
+    def __init__(self, launch: Launch, node: str) -> None:
+        self.node, self._first = node, launch.nodes[0].name
+        work = shlex.quote(str(files.absolute(launch.run_dir) / WORK))
+        give = f"exec {SYSTEM_PYTHON} -I {shlex.quote(f'{launch.code}/launch')} workdir-give {work}"
+        take = f"exec tar --extract --keep-newer-files --warning=no-ignore-newer --directory={work}"
+        self._giver = _over_ssh(self._first, give, subprocess.DEVNULL, subprocess.PIPE)
+        self._taker = _over_ssh(node, take, self._giver.stdout, subprocess.DEVNULL)
+        assert self._giver.stdout
+        self._giver.stdout.close()
 
     def is_over(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._ssh.poll() is not None
+        return self._taker.poll() is not None
 
-    def problem(self) -> str:
-        """Why it failed; empty if it did not. Once it is over."""
-        code, tar = self._ssh.wait(), self._tar.wait()
-        assert self._ssh.stderr
-        said = self._ssh.stderr.read().strip().splitlines()
-        if code == 0 and tar == 0:
-            return ""
-        return f"{WORK}: not all that the program has written could be copied: {said[-1] if said else 'tar failed'}"
+    def problem(self, say: Callable[[str], None]) -> str:
+        """Why it failed; empty if it did not, and then `say` is told how much it was. Once it is over."""
+        said = {each: _first_line(each) for each in (self._giver, self._taker)}
+        if any(each.wait() for each in said):
+            why = "; ".join(line for each, line in said.items() if line and each.returncode) or "tar failed"
+            return f"{WORK}: not all that the program has written on {self._first} could be copied: {why}"
+        if much := said[self._giver]:
+            say(f"to {self.node}: what the program has written on {self._first}: {much}")
+        return ""
 
     def end(self) -> None:
         """End it now."""
-        for process in (self._tar, self._ssh):
+        for process in (self._giver, self._taker):
             process.kill()
             process.wait()
+
+
+def _over_ssh(node: str, command: str, source: int | IO[bytes] | None, output: int) -> subprocess.Popen[bytes]:
+    argv = ["ssh", "-x", *STRICT, node, command]
+    return subprocess.Popen(argv, stdin=source, stdout=output, stderr=subprocess.PIPE)
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """The first line that a process has written to stderr, until its end."""
+    assert process.stderr
+    lines = process.stderr.read().decode(errors="replace").strip().splitlines()
+    return lines[0] if lines else ""

@@ -39,6 +39,8 @@ class JobSpec:
     threads: int = 0
     count: int = 0
     """How many nodes, with Slurm, with Kubernetes, and where the head chooses them; 0: those of `cluster`."""
+    among: tuple[str, ...] = ()
+    """The names of the nodes among which the head chooses: of a program those with its directory; empty: all."""
     time_limit: float = 0.0
     """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
@@ -66,6 +68,11 @@ class JobSpec:
     def node_names(self) -> list[str]:
         """In the inventory's order, the head first."""
         return [node.name for node in self.cluster.nodes]
+
+    @property
+    def candidates(self) -> list[str]:
+        """The names of the nodes of which it gets some, or all, in the same order."""
+        return [name for name in self.node_names if name in self.among] if self.among else self.node_names
 
     @property
     def node_count(self) -> int:
@@ -97,7 +104,8 @@ def from_record(record: Mapping[str, Any]) -> JobSpec:
     cluster = from_object(record["cluster"])
     assert isinstance(cluster, SshCluster)
     program = program_of(record["program"]) if record.get("program") else None
-    return JobSpec(**{**record, "cluster": cluster, "taken": tuple(record["taken"]), "program": program})
+    names = {"taken": tuple(record["taken"]), "among": tuple(record.get("among", ()))}
+    return JobSpec(**{**record, "cluster": cluster, "program": program, **names})
 
 
 def of_job(run_dir: Path) -> JobSpec:

@@ -106,7 +106,7 @@ def _where_it_may(spec: JobSpec) -> JobSpec:
     """The job, on the first nodes if the head must not choose others: oneCCL's ranks need mpirun, which runs there."""
     if spec.is_slurms or spec.is_in_pods or not spec.count or files.read(READY).get("collectives") != "ccl":
         return spec
-    return replace(spec, cluster=replace(spec.cluster, nodes=spec.cluster.nodes[: spec.count]), count=0)
+    return replace(spec, cluster=replace(spec.cluster, nodes=spec.cluster.nodes[: spec.count]), count=0, among=())
 
 
 def _refused(runs: Path, spec: JobSpec) -> str:
@@ -135,7 +135,8 @@ def _taken(runs: Path, spec: JobSpec) -> dict[str, str]:
     """The nodes that other jobs have, each with its job. A job of another `runs` folder, as of another cluster's
     inventory with the same head, is seen only by its units."""
     others = cleanup.busy_with("")
-    return ({spec.node_names[0]: others[0]} if others else {}) | places.taken(runs, spec)
+    head = spec.cluster.head.name
+    return ({head: others[0]} if others and head in spec.candidates else {}) | places.taken(runs, spec)
 
 
 def _home(runs: Path, spec: JobSpec) -> str:
@@ -150,6 +151,7 @@ def _pending(runs: Path, spec: JobSpec, job: str, before: Record) -> Record:
         "price_per_hour": spec.price_per_hour,
         "queued": spec.queue,
         "files_on": before.get("files_on", ""),
+        "ran_on": before.get("ran_on", []),
     }
     if spec.is_slurms:  # which chooses the nodes
         asked |= {"nodes": [], "queued": False, "slurm": "", "restarts_left": spec.restarts}

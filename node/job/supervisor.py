@@ -168,12 +168,13 @@ class Supervisor:
 
     def _running(self, launch: Launch, restarts: int) -> Record:
         state, now = files.read(self.run_dir / "state.json"), time.time()
-        before = state["ended_before"] if state["started"] else None
+        before, names = state["ended_before"] if state["started"] else None, [node.name for node in launch.nodes]
         return job_table.set_state(
             self.run_dir,
             state="RUNNING",
             attempt=launch.attempt,
-            nodes=[node.name for node in launch.nodes],
+            nodes=names,
+            ran_on=names,  # stays when it is resumed and waits: these have a program's directory
             started=state["started"] or now,
             # The time between a job's end and its resumption costs nothing.
             paused=state["paused"] + (now - before if before else 0.0),

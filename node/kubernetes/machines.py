@@ -56,6 +56,10 @@ class PodMachines:
         self._hurry = files.read(run_dir / "state.json").get("state") == "RUNNING"
         """Whether an attempt was made before: it then goes on with the pods that are there after REJOIN."""
 
+    @property
+    def own_address(self) -> str:
+        return self.nodes[0].private_ip
+
     def __enter__(self) -> PodMachines:
         return self
 

@@ -30,6 +30,10 @@ class SlurmMachines:
         self.nodes = self._slurm.nodes
         self._dead: set[str] = set()  # nodes of the last attempt that cannot be reached
 
+    @property
+    def own_address(self) -> str:
+        return self.nodes[0].private_ip
+
     def __enter__(self) -> SlurmMachines:
         step.signalled_with_slurmstepd(signal.SIGTERM)
         submit.write_secrets(self._spec.id, self._slurm.secrets)

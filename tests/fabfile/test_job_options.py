@@ -16,9 +16,10 @@ from fabfile import backends
 from fabfile.backends.base import Backend, CannotStart, JobNode, JobRecord, JobState, LogRequest
 from fabfile.backends.kubernetes.backend import KubernetesBackend
 from fabfile.backends.ssh.backend import SshBackend
-from fabfile.backends.ssh.start import candidates, may_choose, refuse, shown
+from fabfile.backends.ssh.start import candidates, choice, may_choose, refuse, shown
 from fabfile.backends.submission import Begun, Submission
 from fabfile.job_file import resolve
+from fabfile.launchers.program import Program
 from fabfile.log_display import show
 from fabfile.output import OutputClosed
 from fabfile.remote.deploy import Deployed
@@ -111,9 +112,14 @@ def test_busy_nodes_are_refused_where_too_few_are_left() -> None:
         refuse(there, free=2, prepare="")
 
 
-def test_the_head_chooses_nodes_for_training_on_some_of_several_that_are_alike() -> None:
+PROGRAM = Program(argv=("python", "train.py"), name="train")
+ANSWERS = {name: Deployed("/code", busy, "") for name, busy in zip(NODES, ("demo-1", "", ""), strict=True)}
+
+
+def test_the_head_chooses_nodes_for_a_job_on_some_of_several_that_are_alike() -> None:
     job = Submission(job=resolve("smoke", [], 1), nodes=1)
-    assert may_choose(CLUSTER, job) and candidates(CLUSTER, job) == CLUSTER.nodes
+    for each in (job, Submission(program=PROGRAM, nodes=1)):
+        assert may_choose(CLUSTER, each) and candidates(CLUSTER, each) == CLUSTER.nodes
     begun = Begun("smoke-1", "", 1, files_on="node2")
     bound: list[dict[str, Any]] = [{"nodes": 3}, {"on_first": True}, {"launcher": "mpirun"}, {"elastic": True}]
     for changes in bound:
@@ -126,6 +132,34 @@ def test_the_head_chooses_nodes_for_training_on_some_of_several_that_are_alike()
     assert not may_choose(other, job)
     assert "the first that are free" in shown(CLUSTER, job)
     assert "the first that are free" not in shown(CLUSTER, replace(job, nodes=3))
+    goes_on = Submission(program=PROGRAM, nodes=1, begun=Begun("train-1", "", 1, files_on="node2", on=("node2",)))
+    assert "it runs on node2, which has its files. Where" in shown(CLUSTER, goes_on)
+
+
+@pytest.mark.parametrize(
+    ("changes", "among"),
+    [
+        ({"nodes": 1}, ("node2", "node3")),
+        ({"nodes": 1, "queue": True}, NODES),
+        ({"nodes": 2, "begun": Begun("train-1", "", 2, on=("node1", "node3"))}, ("node1", "node3")),
+        ({"nodes": 2, "begun": Begun("train-1", "", 2, on=("node3",))}, NODES),
+        ({"nodes": 1, "job": resolve("smoke", [], 1), "program": None}, NODES),
+    ],
+)
+def test_a_program_runs_on_nodes_to_which_its_directory_is_brought_or_has_been(
+    changes: dict[str, Any], among: tuple[str, ...]
+) -> None:
+    chosen = choice(CLUSTER, Submission(**{"program": PROGRAM, **changes}), ANSWERS)
+    assert chosen.there == CLUSTER.nodes and chosen.among == among
+    assert tuple(node.name for node in chosen.nodes) == among
+
+
+def test_a_program_is_not_moved_away_from_a_node_that_does_not_answer() -> None:
+    there = {name: ANSWERS[name] for name in NODES if name != "node2"}
+    with pytest.raises(CannotStart, match=r"^node2: no answer; 2 nodes wanted, 1 there$"):
+        choice(CLUSTER, Submission(program=PROGRAM, nodes=2, begun=Begun("a-1", "", 2, on=("node2", "node3"))), there)
+    with pytest.raises(CannotStart, match=r"^node2, node3: no answer; 2 nodes wanted, 1 there$"):
+        choice(CLUSTER, Submission(program=PROGRAM, nodes=2), {"node1": ANSWERS["node1"]})
 
 
 def test_a_rank_that_the_job_does_not_have_is_refused() -> None:

@@ -122,7 +122,9 @@ def test_a_service_that_does_not_start_leaves_none(kept: Path, tmp_path: Path, m
 
 def test_what_is_asked_for_comes_back_as_the_same_object(tmp_path: Path) -> None:
     """Over a line of JSON to the head, and from spec.json in the supervisor and after it."""
-    spec = replace(asked(tmp_path), taken=("demo-1",), threads=3, restarts=2, queue=True, price_per_hour=1.5)
+    spec = replace(
+        asked(tmp_path), taken=("demo-1",), among=("node1",), threads=3, restarts=2, queue=True, price_per_hour=1.5
+    )
     assert from_record(json.loads(json.dumps(spec.to_record()))) == spec
 
 

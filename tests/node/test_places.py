@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,17 @@ def test_the_first_free_nodes_and_before_them_the_one_with_the_files(
     assert places.choose(wanting(count), taken, home) == chosen
 
 
+def test_a_program_gets_only_nodes_that_have_its_directory() -> None:
+    spec = wanting(1, among=("node2", "node3"))
+    assert [places.choose(spec, taken, "") for taken in ((), ("node2",), ("node2", "node3"))] == [
+        ["node2"],
+        ["node3"],
+        [],
+    ]
+    assert places.choose(replace(spec, count=2), (), "node3") == ["node3", "node2"]
+    assert places.waiting(spec)["among"] == ["node2", "node3"]
+
+
 def test_what_others_have_and_wait_for_is_taken(tmp_path: Path, record: Callable[..., Path]) -> None:
     record("a-1", nodes=["node2"])
     record("a-2", state="SUCCEEDED", nodes=["node1"])
@@ -66,6 +78,7 @@ def test_what_others_have_and_wait_for_is_taken(tmp_path: Path, record: Callable
     record("a-3", state="PENDING", queued=True, among=list(NAMES))
     assert places.taken(tmp_path, wanting(1)) == {"node2": "a-1", "node1": "a-3", "node3": "a-3"}
     assert places.taken(tmp_path, wanting(1), "a-3") == {"node2": "a-1"}
+    assert places.taken(tmp_path, wanting(1, among=("node1", "node2")), "a-3") == {"node2": "a-1"}
 
 
 @pytest.mark.parametrize(
@@ -93,6 +106,18 @@ def test_a_job_does_not_go_on_beside_a_busy_node_with_its_files(
     assert submit._refused(tmp_path, wanting(1)) == ""
     refused = submit._refused(tmp_path, wanting(1, resume="a-1"))
     assert refused == "node1: busy with a-2, and a-1 has its files there"
+    assert submit._refused(tmp_path, wanting(2, among=("node1", "node3"))) == "node1: busy with a-2"
+
+
+def test_what_resuming_needs_is_known_of_a_job_that_was_resumed_and_only_waited(
+    tmp_path: Path, record: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {"started": 1.0, "files_on": "node2", "ran_on": ["node2", "node3"]}
+    waits = submit._pending(tmp_path, wanting(2, queue=True, resume="a-1"), "a-1", before)
+    files.write(record("a-1") / "state.json", waits)
+    job_table.show([str(tmp_path), "a-1"])
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["files_on"], shown["on"], waits["nodes"]) == ("node2", ["node2", "node3"], [])
 
 
 def test_a_job_without_the_head_has_its_files_and_its_ranks_elsewhere() -> None:
@@ -117,7 +142,7 @@ def test_a_job_waits_until_one_of_the_others_is_over(
     machines = OwnMachines(wanting(1, queue=True, id="a-4"), run_dir)
     machines.wait(lambda: "", Log(run_dir / "log", "node1"))
     assert said == ["waiting for a-1 or a-2 or a-3"]
-    assert [node.name for node in machines.nodes] == ["node3"]
+    assert [node.name for node in machines.nodes] == ["node3"] and machines.own_address == "10.0.0.1"
     state = files.read(run_dir / "state.json")
     assert (state["nodes"], state["files_on"], state["queued"]) == (["node3"], "node3", False)
     assert places.taken(tmp_path, wanting(1)) == {"node1": "a-1", "node2": "a-2", "node3": "a-4"}

@@ -14,7 +14,6 @@ from invoke.exceptions import Exit
 from fabfile.backends.base import (
     NO_MIRROR,
     WEIGHTS,
-    CannotStart,
     Ended,
     File,
     JobFiles,
@@ -59,7 +58,7 @@ class SshBackend:
         self._opened: Connections | None = None
         self._reached: Head | None = None
         self._folder = ""  # with this checkout's programs, on the nodes; empty: not copied yet
-        self._free: tuple[Node, ...] = ()  # among which the head chooses a new job's; none: the first ones
+        self._choice = start.Choice()  # the nodes among which the head chooses a new job's
         self._with_files_of: dict[str, list[Head]] = {}  # by job, the node beside the head that has its files
         self._taken: list[str] = []  # ids of other clusters' jobs in the bucket, which a new job must not get
 
@@ -92,20 +91,17 @@ class SshBackend:
         return start.shown(self.cluster, submission)
 
     def prepare(self, submission: Submission) -> None:
-        launch = start.launch_of(self.cluster, submission)
         nodes = start.candidates(self.cluster, submission)
-        self._free = nodes if start.may_choose(self.cluster, submission) else ()
-        sent = (submission.text, launch.ranks)
-        answers = deploy(self._fleet, nodes[:1] if self._free else nodes, *sent)
-        if self._free:
+        may_choose = start.may_choose(self.cluster, submission)
+        sent = (submission.text, start.launch_of(self.cluster, submission).ranks)
+        answers = deploy(self._fleet, nodes[:1] if may_choose else nodes, *sent)
+        if may_choose:
             answers |= deploy(self._fleet, nodes[1:], *sent, needed=False)
-            self._free = tuple(node for node in nodes if node.name in answers)
-            if len(answers) < submission.nodes:
-                silent = ", ".join(node.name for node in nodes if node.name not in answers)
-                raise CannotStart(f"{silent}: no answer; {submission.nodes} nodes wanted, {len(answers)} there")
+            self._choice = start.choice(self.cluster, submission, answers)
+            nodes = self._choice.nodes
         start.refuse(answers, free=0 if submission.queue else submission.nodes, prepare=submission.prepare)
         self._folder = answers[self.host].folder
-        self._bring(submission, launch.nodes)
+        self._bring(submission, nodes)
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def _bring(self, submission: Submission, nodes: Sequence[Node]) -> None:
@@ -118,7 +114,7 @@ class SshBackend:
             requirements.ensure(self._fleet, chosen, submission.program.requirements, folder)
 
     def submit(self, submission: Submission) -> Submitted:
-        return start.create(self._head, submission, self._taken, self._free)
+        return start.create(self._head, submission, self._taken, self._choice)
 
     def jobs(self) -> list[JobRecord]:
         try:
@@ -132,7 +128,8 @@ class SshBackend:
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
         program = program_of(own["program"]) if own.get("program") else None
-        return Begun(job, own["job"], int(own["nodes"]), program=program, files_on=own["files_on"])
+        on = tuple(own["on"])
+        return Begun(job, own["job"], int(own["nodes"]), program=program, files_on=own["files_on"], on=on)
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:
@@ -181,6 +178,8 @@ class SshBackend:
             say(f"warning: {job}: its metrics are not known now: {error.message}", file=sys.stderr)
             return run
         there = (json.loads(result.stdout).get("runs") or [{}])[0]
+        if there.get("said"):  # a program's last lines are on the head, its heartbeats where its files are
+            run["said"] |= {"step": there["said"]["step"]}
         return run | {key: there[key] for key in _WITH_FILES if key in there}
 
     def ready_records(self) -> dict[str, Any]:

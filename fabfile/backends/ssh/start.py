@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from invoke.exceptions import Exit
@@ -28,9 +28,22 @@ _VARIABLES = """
 # added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
 """
-_CHOSEN = """# this is for the first nodes; it runs on the first that are free. Without the head among them
-# the keeper on each node starts the ranks, and not mpirun.
+_CHOSEN = """# this is for the first nodes; it runs on {}. Where the head is not
+# the first of them the keeper on each node starts the ranks, and not mpirun.
 """
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes among which the head chooses those of a job."""
+
+    there: tuple[Node, ...] = ()  # that answer, the head first; none: it does not choose, and takes the first ones
+    among: tuple[str, ...] = ()  # the names of those that may be the job's
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """Those that may be the job's."""
+        return tuple(node for node in self.there if node.name in self.among)
 
 
 def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
@@ -53,12 +66,10 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def may_choose(cluster: SshCluster, submission: Submission) -> bool:
-    """Whether the head chooses the nodes, as the trainer is to have some of several that are alike. Not for a program,
-    whose working directory is on the head, nor an elastic job, nor with a launcher that was asked for: these run on the
-    first nodes."""
-    is_bound = submission.job is None or bound_by(submission)
+    """Whether the head chooses the nodes, as a job is to have some of several that are alike. Not for an elastic job,
+    nor with a launcher that was asked for: these run on the first nodes."""
     alike = {(node.slots, node.cores_per_slot, node.gpus) for node in cluster.nodes}
-    return not is_bound and submission.nodes < len(cluster.nodes) and len(alike) == 1
+    return not bound_by(submission) and submission.nodes < len(cluster.nodes) and len(alike) == 1
 
 
 def bound_by(submission: Submission) -> str:
@@ -73,6 +84,22 @@ def bound_by(submission: Submission) -> str:
 def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
     """The nodes that may be the job's."""
     return cluster.nodes if may_choose(cluster, submission) else cluster.nodes[: submission.nodes]
+
+
+def choice(cluster: SshCluster, submission: Submission, answers: Mapping[str, Deployed]) -> Choice:
+    """Among which of the nodes that answer the head chooses: a program that goes on stays on those with its directory.
+    A new one gets the free ones, as its directory is brought to all of these. CannotStart if too few answer."""
+    begun, program = submission.begun, submission.program
+    wanted = [node.name for node in cluster.nodes]
+    if begun and program and not cluster.shared_dir and len(begun.on) >= submission.nodes:
+        wanted = list(begun.on)
+    among = [name for name in wanted if name in answers]
+    if len(among) < submission.nodes:
+        silent = ", ".join(name for name in wanted if name not in answers)
+        raise CannotStart(f"{silent}: no answer; {submission.nodes} nodes wanted, {len(among)} there")
+    if program and not (begun or submission.queue):
+        among = [name for name in among if not answers[name].busy]
+    return Choice(tuple(node for node in cluster.nodes if node.name in answers), tuple(among))
 
 
 def launcher_of(cluster: SshCluster, submission: Submission) -> str:
@@ -96,8 +123,14 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    free = _CHOSEN if may_choose(cluster, submission) else ""
-    return f"{launchers.shown(plan)}\n{_VARIABLES}{free}{job_file(launch, submission)}"
+    chosen = ""
+    if may_choose(cluster, submission):
+        where, before = "the first that are free", submission.begun.on if submission.begun else ()
+        if before:
+            others = f", and {where} of the others" if submission.nodes > 1 else ""
+            where = f"{before[0]}, which has its files{others}"
+        chosen = _CHOSEN.format(where)
+    return f"{launchers.shown(plan)}\n{_VARIABLES}{chosen}{job_file(launch, submission)}"
 
 
 def job_file(launch: Launch, submission: Submission) -> str:
@@ -130,8 +163,8 @@ def refuse(answers: Mapping[str, Deployed], *, free: int, prepare: str) -> None:
         raise CannotStart(f"{', '.join(busy)}: busy with {', '.join(sorted(set(busy.values())))}")
 
 
-def spec_of(head: Head, submission: Submission, taken: Sequence[str], nodes: Sequence[Node] = ()) -> JobSpec:
-    """What the head is asked to create; the job's id must not be in `taken`. `nodes`: among which the head chooses."""
+def spec_of(head: Head, submission: Submission, taken: Sequence[str], choice: Choice = Choice()) -> JobSpec:
+    """What the head is asked to create; the job's id must not be in `taken`. `choice`: among which the head chooses."""
     begun, cluster = submission.begun, head.cluster
     launch = launch_of(cluster, submission)
     return JobSpec(
@@ -142,8 +175,9 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str], nodes: Seq
         code=head.folder,
         launcher=KEEPERS if submission.elastic else submission.launcher or cluster.launcher,
         elastic=submission.elastic,
-        cluster=replace(cluster, nodes=tuple(nodes) or launch.nodes),
-        count=submission.nodes if nodes else 0,
+        cluster=replace(cluster, nodes=choice.there or launch.nodes),
+        count=submission.nodes if choice.there else 0,
+        among=choice.among,
         timeout=submission.timeout,
         threads=submission.threads,
         time_limit=submission.time_limit,
@@ -177,10 +211,10 @@ def ask_to_create(head: Head, spec: JobSpec, secrets: Mapping[str, str]) -> dict
     return answer
 
 
-def create(head: Head, submission: Submission, taken: Sequence[str], nodes: Sequence[Node]) -> Submitted:
-    """Create the job's number, directory and service on the head; its id must not be in `taken`. `nodes`: among which
-    the head chooses; none: the first ones. Raises CannotStart."""
-    spec = spec_of(head, submission, taken, nodes)
+def create(head: Head, submission: Submission, taken: Sequence[str], choice: Choice) -> Submitted:
+    """Create the job's number, directory and service on the head; its id must not be in `taken`. `choice`: among which
+    nodes the head chooses, if it does. Raises CannotStart."""
+    spec = spec_of(head, submission, taken, choice)
     answer = ask_to_create(head, spec, secrets(submission))
     where = ", ".join(answer["nodes"]) or f"the first {plural(submission.nodes, 'node')} to be free"
     return Submitted(answer["id"], answer["log"], where)
