@@ -229,11 +229,19 @@ def checkpoints(project: Project, job: str) -> list[Path]:
     return sorted((folder(project, job, "node1") / "checkpoints").glob("step-*"))
 
 
-def test_programs_that_know_nothing_of_us_run_unchanged(cluster: Project, tmp_path: Path) -> None:
+def test_programs_that_know_nothing_of_us_run_unchanged_also_beside_the_head(cluster: Project, tmp_path: Path) -> None:
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_failure(cluster, work)
-    user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
+    with user_programs.holding(cluster, work) as held:
+        assert held["nodes"] == ["node1"]
+        user_programs.check_mpi(cluster, work, "node2", "node3")
+        trained = user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
+        assert user_programs.state(cluster, trained)["nodes"] == ["node2", "node3"]
+        with user_programs.holding(cluster, work) as other:
+            assert other["nodes"] == ["node2"]
+            refused = cluster.fab("launch", "--resume", trained, "--nodes", "1", code=1)
+            assert refused.stderr.startswith(f"node2: busy with {other['id']}, and {trained} has its files there\n")
 
 
 def test_a_programs_secret_is_in_every_process_and_on_no_disk(

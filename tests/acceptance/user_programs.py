@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from jobs_on_nodes import GONE_SECONDS
 from polling import until
@@ -146,14 +149,37 @@ def check_secret(cluster: Project, folder: Path, nodes: tuple[str, ...]) -> None
     assert ".json" not in (left := cluster.fab("run", look).stdout), left
 
 
-def check_mpi(cluster: Project, folder: Path) -> None:
-    """An MPI hello: every process knows its number, and they add up theirs."""
-    shown = cluster.fab("launch", "--workdir", str(folder), "--", "python", "mpi_hello.py").stdout
-    assert sorted(re.findall(r"hello from (\d) of 3: sum 6$", shown, re.MULTILINE)) == ["0", "1", "2"], shown
+def check_mpi(cluster: Project, folder: Path, *nodes: str) -> None:
+    """An MPI hello: every process knows its number, and they add up theirs. `nodes`: the free ones, if not all are."""
+    count = len(nodes) or 3
+    words = ["--nodes", str(count)] if nodes else []
+    shown = cluster.fab("launch", "--workdir", str(folder), *words, "--", "python", "mpi_hello.py").stdout
+    said = rf"\[(\S+) rank=(\d)\] hello from \2 of {count}: sum {sum(range(1, count + 1))}$"
+    names = {int(rank): name for name, rank in re.findall(said, shown, re.MULTILINE)}
+    assert sorted(names) == list(range(count)), shown
+    assert not nodes or [names[rank] for rank in range(count)] == list(nodes), shown
 
 
-def check_train(cluster: Project, folder: Path, parts: Parts, into: Path) -> None:
-    """nanoGPT's way: launched, followed, stopped, gone on with as it knows how, fetched; nothing is left."""
+def state(cluster: Project, job: str) -> dict[str, Any]:
+    """A job's record."""
+    found: dict[str, Any] = next(one for one in json.loads(cluster.fab("jobs", "--json").stdout) if one["id"] == job)
+    return found
+
+
+@contextmanager
+def holding(cluster: Project, folder: Path) -> Iterator[dict[str, Any]]:
+    """Something that has the first node that is free, until the end of the `with` block; its record."""
+    words = ["--name", "hold", "--nodes", "1", "--grace", "0", "--detach", "--", "sleep", "600"]
+    started = cluster.fab("launch", "--workdir", str(folder), *words).stdout
+    named = re.search(r"^(hold-\d+): 1 process of sleep 600 on node\d$", started, re.MULTILINE)
+    assert named, started
+    yield state(cluster, named[1])
+    cluster.fab("stop", named[1], "--now")
+
+
+def check_train(cluster: Project, folder: Path, parts: Parts, into: Path) -> str:
+    """nanoGPT's way: launched, followed, stopped, gone on with as it knows how, fetched; nothing is left. Returns the
+    job's id."""
     command = ["--", "python", "train.py", "--backend=gloo"]
     where = ["--workdir", str(folder), "--nodes", "2", "--detach"]
     started = cluster.fab("launch", *where, *command, "--max_iters=99999").stdout
@@ -171,6 +197,7 @@ def check_train(cluster: Project, folder: Path, parts: Parts, into: Path) -> Non
     until(lambda: parts(job) == [], GONE_SECONDS, "nothing of the job is left")
     cluster.fab("fetch", job, "--to", str(into))
     assert (into / "work/out/ckpt.pt").exists() and not (into / "work/train.py").exists()
+    return job
 
 
 def check_failure(cluster: Project, folder: Path) -> None:
