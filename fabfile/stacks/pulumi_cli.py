@@ -13,16 +13,20 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 from invoke.exceptions import Exit
 
 from fabfile import output
+from fabfile.stacks.lock_text import LockText
 
 ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
 INTERRUPTED = 130
+LOCKED = 75
+"""What `follow` returns when another command holds the stack's lock, and it has said so."""
 YES = ("--yes", "--skip-preview")  # options of Pulumi's that answer its question
 _LAST_OUTPUT_S = 5.0
 """Seconds to wait for output after a command's end: a background process that it left may hold the pipe open."""
@@ -84,6 +88,7 @@ def follow(argv: Sequence[str], **more: str) -> int:
     # pass it on. Never both: a second interrupt makes Pulumi quit at once, with work under way.
     foreground = sys.stdin is not None and sys.stdin.isatty()
     process: subprocess.Popen[bytes] | None = None
+    lock = LockText() if argv[0] == "pulumi" else None
     got: list[int] = []
 
     def hand_on(signum: int) -> None:
@@ -104,26 +109,34 @@ def follow(argv: Sequence[str], **more: str) -> int:
             env=environment() | more,
             start_new_session=not foreground,
             stdout=None if sys.stdout.isatty() else subprocess.PIPE,
-            stderr=None if sys.stderr.isatty() else subprocess.PIPE,
+            stderr=subprocess.PIPE if lock or not sys.stderr.isatty() else None,
         )
         early, process = list(got), started
         for signum in early:
             hand_on(signum)
         relays = [
-            threading.Thread(target=_relay, args=pair, daemon=True)
-            for pair in ((started.stdout, sys.stdout), (started.stderr, sys.stderr))
-            if pair[0]
+            threading.Thread(target=_relay, args=ends, daemon=True)
+            for ends in ((started.stdout, sys.stdout, None), (started.stderr, sys.stderr, lock))
+            if ends[0]
         ]
         for relay in relays:
             relay.start()
         code = process.wait()
         for relay in relays:
             relay.join(_LAST_OUTPUT_S)
+        if lock and lock.holders:
+            code = _say_who_holds(lock)
         return INTERRUPTED if got and code != 0 else code
     finally:
         read_state_again()
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def _say_who_holds(lock: LockText) -> int:
+    for holder in lock.holders:
+        output.say(holder.said(datetime.now(UTC)), file=sys.stderr)
+    return LOCKED
 
 
 def run(verb: str, stack: str, *options: str, **more: str) -> None:
@@ -135,23 +148,30 @@ def run(verb: str, stack: str, *options: str, **more: str) -> None:
 
 def end(code: int, stack: str) -> None:
     """Exit with the code of a command that failed and has printed why."""
-    if code in (USAGE, INTERRUPTED):
-        raise Exit(code=code)
+    if code in (USAGE, INTERRUPTED, LOCKED):
+        raise Exit(code=1 if code == LOCKED else code)
     if code != 0:
-        others = "another command at work on it goes first; after a killed one run: fab recover"
-        raise Exit(f"stack {stack}: it did not finish; {others}", code=1)
+        raise Exit(
+            f"stack {stack}: it did not finish; {output.hint('after a killed command run: fab recover')}", code=1
+        )
 
 
-def _relay(source: IO[bytes], target: TextIO) -> None:
-    """Pass on a command's output to its end, even if nobody reads it: `pulumi` is killed by SIGPIPE when it writes to
-    a closed pipe, and leaves its lock, and resources that are not in its state."""
+def _relay(source: IO[bytes], target: TextIO, lock: LockText | None) -> None:
+    """Pass on a command's output to its end, without what it says of a lock, even if nobody reads it: `pulumi` is
+    killed by SIGPIPE when it writes to a closed pipe, and leaves its lock, and resources that are not in its state."""
+
+    def write(data: bytes) -> None:
+        try:
+            target.buffer.write(data)
+            target.flush()
+        except BrokenPipeError:
+            output.to_nowhere(target)
+
     with source:
         while data := os.read(source.fileno(), 1 << 16):
-            try:
-                target.buffer.write(data)
-                target.flush()
-            except BrokenPipeError:
-                output.to_nowhere(target)
+            write(lock.passed(data) if lock else data)
+        if lock:
+            write(lock.rest())
 
 
 @dataclass(frozen=True)

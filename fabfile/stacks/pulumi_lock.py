@@ -21,6 +21,7 @@ from invoke.exceptions import Exit
 
 from fabfile.output import say
 from fabfile.stacks import pulumi_cli
+from fabfile.stacks.lock_text import is_alive
 
 
 def repair_files(stack: str, root: Path) -> None:
@@ -31,7 +32,7 @@ def repair_files(stack: str, root: Path) -> None:
     Changes nothing while a process holds a lock of the stack. `root` as from `backend_folder`.
     """
     held, here = _locks(stack, root), socket.gethostname()
-    if any(holder["hostname"] != here or _is_alive(holder["pid"]) for holder in held):
+    if any(holder["hostname"] != here or is_alive(holder["pid"]) for holder in held):
         return
     for file in (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs")):
         if _parsed(file) is None:
@@ -53,7 +54,7 @@ def free(stack: str, root: Path | None) -> None:
         pid, host = holder["pid"], holder["hostname"]
         if host != socket.gethostname():
             raise Exit(f"stack {stack}: locked by process {pid} on {host}; recover it there", code=1)
-        if _is_alive(pid):
+        if is_alive(pid):
             raise Exit(f"stack {stack}: process {pid} is at work on it; wait for it, or stop it", code=1)
         say(f"freed the lock of process {pid}, which has ended")
     if held or root is None:
@@ -62,7 +63,7 @@ def free(stack: str, root: Path | None) -> None:
 
 def end_language_hosts() -> None:
     """End the language hosts whose pulumi is dead; left alone, they notice it only after five minutes."""
-    import psutil  # imported here, and below: it would cost every verb 15 ms at its start
+    import psutil  # here, as it would cost every verb 15 ms at its start
 
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it ended while we looked, or is another user's
@@ -77,16 +78,6 @@ def _locks(stack: str, root: Path) -> list[dict[str, Any]]:
     """The holders of the stack's locks. A lock whose writing was cut off has no process: its `pid` is -1."""
     unknown = {"pid": -1, "hostname": socket.gethostname()}
     return [_parsed(file) or unknown for file in sorted(root.glob(f"locks/**/{escape(stack)}/*.json"))]
-
-
-def _is_alive(pid: int) -> bool:
-    """A zombie is not: a killed process whose parent has not yet asked for its exit code still has its id."""
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except (psutil.NoSuchProcess, ValueError):  # ValueError: the -1 of a lock whose writing was cut off
-        return False
 
 
 def backend_folder() -> Path | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import socket
 import subprocess
@@ -41,6 +43,27 @@ def _read_anew() -> None:
 
 def state_of(backend: Path, stack: str, ending: str = "") -> Path:
     return backend / f"stacks/trainyard/{stack}.json{ending}"
+
+
+def test_of_a_lock_only_our_line_is_shown(backend: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    here = socket.gethostname()
+    held = {"pid": os.getpid(), "username": "ada", "hostname": here, "timestamp": "2026-11-23T17:50:00.25Z"}
+    lock(backend, json.dumps(held))
+    for argv in (["refresh", "--yes"], ["destroy", "--yes", "--color", "always"]):
+        with pytest.raises(Exit) as ended:
+            pulumi_cli.end(pulumi_cli.follow(["pulumi", *argv, "--stack", "mine", "--non-interactive"]), "mine")
+        assert (ended.value.code, ended.value.message) == (1, None)
+        (line,) = capfd.readouterr().err.splitlines()
+        assert re.fullmatch(
+            rf"stack mine: process {os.getpid()} of ada on {here} is at work on it since 2026-11-23 17:50:00 UTC "
+            r"\(\d+[a-z]\S* ago\); wait for it, or stop it",
+            line,
+        )
+    with subprocess.Popen(["true"]) as ended_holder:
+        pass
+    lock(backend, json.dumps({**held, "pid": ended_holder.pid}))
+    assert pulumi_cli.follow(["pulumi", "refresh", "--yes", "--stack", "mine"]) == pulumi_cli.LOCKED
+    assert capfd.readouterr().err.endswith(" has ended and left its lock: fab recover\n")
 
 
 def lock(backend: Path, text: str) -> None:
