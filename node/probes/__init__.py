@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from typing import Any
+import sys
 
 
-def say(fact: str, value: dict[str, Any]) -> None:
-    """Print one fact as a line of JSON."""
-    print(json.dumps({"fact": fact, "value": value}), flush=True)
+def say(**what: object) -> None:
+    """Print a line of JSON in one write, as the lines of many ranks share one pipe."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
 
 
 def wait_for_operator() -> None:

@@ -14,24 +14,17 @@ for it until gloo's timeout, so only its missing lines show which rank it is.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from node.job.rank_wrapper import RankPlacement
+from node.probes import say
 
 BEAT_S = 1.5
 _END = "end"
-
-
-def say(**what: object) -> None:
-    """Print a line of JSON in one write, as the lines of many ranks share one pipe."""
-    sys.stdout.write(json.dumps(what) + "\n")
-    sys.stdout.flush()
 
 
 class Beat:

@@ -33,12 +33,12 @@ def main(_argv: list[str]) -> None:
     """Print every fact of this node."""
     spec = json.loads(sys.stdin.readline())
     threading.Thread(target=end_with_stdin, daemon=True).start()
-    say("record", record())
-    say("cpu", cpu())
-    say("disk", {path: disk(path) for path in dict.fromkeys(["/", spec["shared_dir"]]) if path})
-    say("memory", memory(spec["memory_gb"]))
-    say("tcmalloc", tcmalloc())
-    say("launch", launch())
+    say(fact="record", value=record())
+    say(fact="cpu", value=cpu())
+    say(fact="disk", value={path: disk(path) for path in dict.fromkeys(["/", spec["shared_dir"]]) if path})
+    say(fact="memory", value=memory(spec["memory_gb"]))
+    say(fact="tcmalloc", value=tcmalloc())
+    say(fact="launch", value=launch())
 
 
 def record() -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from infra.inventory import Node
 from node.job.rank_wrapper import RankPlacement
-from node.probes import allreduce, nccl, nccl_output
+from node.probes import nccl, nccl_output, say
 
 MIB = 2**20
 TIMES = 10
@@ -66,7 +66,7 @@ class Groups:
         begins = len(self._logged())
         found = self._all_reduce(group, ranks.index(self.place.rank), len(ranks))
         if self.place.rank == ranks[0]:
-            allreduce.say(rank=self.place.rank, event="nccl", nodes=names, **found, **self._nccl(begins))
+            say(rank=self.place.rank, event="nccl", nodes=names, **found, **self._nccl(begins))
         dist.destroy_process_group(group)
 
     def _all_reduce(self, group: dist.ProcessGroup, index: int, ranks: int) -> dict[str, Any]:

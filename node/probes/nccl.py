@@ -29,7 +29,7 @@ from fabfile.launchers import Launch
 from infra.inventory import Node, SshCluster, from_object
 from node import launcher
 from node.job import cleanup
-from node.probes import nccl_output, wait_for_operator
+from node.probes import nccl_output, say, wait_for_operator
 
 TESTS = Path("/opt/trainyard/nccl-tests")
 PROGRAM = TESTS / "all_reduce_perf"
@@ -106,11 +106,6 @@ def measure(launch: Launch, unit: str, seconds: float) -> dict[str, Any]:
         why = found["warning"] or (said[-1] if said else f"exit code {started.returncode}")
         found["failed"] = f"no result in {seconds:.0f} s" if late else why[:300]
     return found
-
-
-def say(**what: object) -> None:
-    """Print one line of JSON."""
-    print(json.dumps(what), flush=True)
 
 
 def end_with_stdin(unit: str) -> None:

@@ -46,9 +46,11 @@ def main(_argv: list[str]) -> None:
         own = {"port": port, "error": ""}
     except OSError as error:
         own = {"port": 0, "error": f"no port can be opened at {me['ip']}: {error.strerror}"}
-    say("names", {"hostname": socket.gethostname(), "wrong": each(spec["peers"], resolve, len(spec["peers"]), NAMES_S)})
-    say("ports", {**own, "wrong": each(others, lambda peer: reach(peer, spec["ports"], spec["token"]), len(others))})
-    say("ssh", {"wrong": each(others, ssh, AT_A_TIME)})
+    unknown = each(spec["peers"], resolve, len(spec["peers"]), NAMES_S)
+    say(fact="names", value={"hostname": socket.gethostname(), "wrong": unknown})
+    closed = each(others, lambda peer: reach(peer, spec["ports"], spec["token"]), len(others))
+    say(fact="ports", value={**own, "wrong": closed})
+    say(fact="ssh", value={"wrong": each(others, ssh, AT_A_TIME)})
     operator.join()  # the port stays open until the operator has heard from every node
 
 

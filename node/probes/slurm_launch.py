@@ -27,7 +27,7 @@ from fabfile.launchers.program import SLOT, placed
 from infra.inventory import Node, SshCluster, from_object
 from node import launcher, scope
 from node.job.spec import job_nodes
-from node.probes import wait_for_operator
+from node.probes import say, wait_for_operator
 from node.slurm import queue
 from node.slurm.allocation import hosts, nodes_of
 from node.slurm.queue import SlurmError
@@ -117,8 +117,3 @@ def end_with_stdin(name: str) -> None:
     """Wait for the end of stdin (the operator is gone or needs no more), then end the job."""
     wait_for_operator()
     cancel(name)
-
-
-def say(**what: object) -> None:
-    """Print one line of JSON."""
-    print(json.dumps(what), flush=True)
