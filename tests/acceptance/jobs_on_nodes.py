@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +62,7 @@ class Job:
 
     project: Project
     id: str
-    fab: subprocess.Popen[bytes]
+    fab: subprocess.Popen[str]
     log: Path
 
     def text(self) -> str:
@@ -138,18 +137,7 @@ def starting(cluster: Project, logs: Path) -> Iterator[Start]:
 
     def one(*argv: str, step: int = 3, file: str = "job.toml") -> Job:
         log = logs / f"{len(started)}.log"
-        with log.open("w") as output:
-            fab = subprocess.Popen(
-                ["fab", "train", file, *argv],
-                cwd=cluster.root,
-                env=cluster.env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                # Tests that run in the background of a shell have it ignored, and so would their children.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-            )
+        fab = cluster.start("train", file, *argv, log=log)
         until(lambda: re.match(r"\S+-\d+:", log.read_text()) or fab.poll() is not None, 30, "the job has a number")
         job = Job(cluster, log.read_text().partition(":")[0], fab, log)
         started.append(job)

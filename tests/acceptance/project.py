@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,18 +82,21 @@ class Project:
         assert code is None or done.returncode == code, f"{argv}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        """Start a verb as the leader of a process group of its own."""
-        return subprocess.Popen(
-            ["fab", *args],
-            cwd=self.root,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, *args: str, log: Path | None = None) -> subprocess.Popen[str]:
+        """Start a verb as the leader of a process group of its own; its output goes into `log`, else into a pipe."""
+        with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
+            return subprocess.Popen(
+                ["fab", *args],
+                cwd=self.root,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+                # Tests that run in the background of a shell have it ignored, and so would their children.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
 
     def inventory(self) -> dict[str, Any]:
         command = (

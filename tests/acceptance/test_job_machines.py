@@ -68,17 +68,7 @@ def metrics(project: Project, job: str) -> list[dict[str, float]]:
 
 def manage(project: Project, log: Path, *argv: str) -> subprocess.Popen[str]:
     """A `fab train --managed` of its own, that writes into `log`."""
-    with log.open("w") as output:
-        return subprocess.Popen(
-            ["fab", "train", *argv, "--managed", "--yes"],
-            cwd=project.root,
-            env=project.env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    return project.start("train", *argv, "--managed", "--yes", log=log)
 
 
 @pytest.mark.long
