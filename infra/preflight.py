@@ -1,7 +1,8 @@
 """Check a stack before anything is touched: `python -m infra.preflight STACK [--state JSON]`.
 
 Exit code 2 and one line if the user's input is wrong or the machine lacks something. Otherwise JSON for the verbs:
-{"facts": from infra.config.summary, "bill": from infra.prices.cost}.
+{"facts": from infra.config.summary, "bill": from infra.prices.cost, "plugins": [name, version] of
+Pulumi's for its cloud}.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 from typing import Any
 
 from infra import clusters
-from infra.clouds import account, audit
+from infra.clouds import account, audit, sdk
 from infra.clouds.local import owner
 from infra.config import stack_file, summary
 from infra.errors import UsageError, prints_json
@@ -37,7 +38,7 @@ def main() -> dict[str, Any]:
     clusters.of(settings).check(settings)
     account.cheap(settings)
     bill = cost.bill(settings, datetime.datetime.now(datetime.UTC).date())
-    return {"facts": summary.of(settings), "bill": bill}
+    return {"facts": summary.of(settings), "bill": bill, "plugins": sdk.plugins(settings.facts)}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from fabfile import targets
 from fabfile.command_line import AtLeast
 from fabfile.output import next_command, say
 from fabfile.question import ask, must_be_answerable
-from fabfile.stacks import capacity, pulumi_cli, work_lost
+from fabfile.stacks import capacity, plugins, pulumi_cli, work_lost
 from fabfile.verbs.config import Change, key_set
 from fabfile.verbs.cost import announce
 
@@ -80,6 +80,8 @@ def checked(stack: str) -> dict[str, Any]:
     announce(answer["bill"])
     if not pulumi_cli.has_pulumi():
         say("no `pulumi` command here: the embedded engine runs the same program (local stacks only)")
+    else:
+        plugins.fetch(answer["plugins"])
     facts: dict[str, Any] = answer["facts"]
     return facts
 

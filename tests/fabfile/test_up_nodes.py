@@ -17,7 +17,7 @@ from fabfile.stacks import capacity, pulumi_cli, work_lost
 from fabfile.verbs import up as verbs
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
-PREFLIGHT: dict[str, Any] = {"facts": {"cloud": "", "kubernetes": False}, "bill": {}}
+PREFLIGHT: dict[str, Any] = {"facts": {"cloud": "", "kubernetes": False}, "bill": {}, "plugins": []}
 
 
 class Played:
