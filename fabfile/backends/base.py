@@ -72,13 +72,15 @@ class JobRecord:
     slurm: str = ""  # its number in Slurm's queue; empty: Slurm does not run it
     program: str = ""  # the command of the user's program that it runs; empty: the trainer
     files_on: str = ""  # over SSH: the node that has its checkpoints and metrics; empty: the head
+    away: tuple[str, ...] = ()  # of an elastic job: those of its nodes without which it goes on now
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> JobRecord:
         """A job from a mapping with these keys; others are ignored. ValueError for one that is missing or wrong."""
         known = {field.name: record[field.name] for field in fields(cls) if field.name in record}
         try:
-            return cls(**{**known, "state": JobState(record["state"]), "nodes": tuple(record["nodes"])})
+            lists = {"nodes": tuple(record["nodes"]), "away": tuple(record.get("away", ()))}
+            return cls(**{**known, **lists, "state": JobState(record["state"])})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a job's record: {error}") from None
 

@@ -21,6 +21,7 @@ class Begun:
     files_on: str = ""  # as in JobRecord
     on: tuple[str, ...] = ()  # over SSH: the names of the nodes of its last attempt; empty: not known
     program: Program | None = None  # the user's program that it ran; None: the trainer
+    elastic: bool = False  # it was begun as in Submission
 
 
 @dataclass(frozen=True, kw_only=True)

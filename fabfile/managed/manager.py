@@ -1,6 +1,7 @@
 """The loop that holds a job to its end: look at its nodes, replace what is lost, move the job back to full size.
 
 The job itself never waits for it: the supervisor restarts it on the nodes that are left, and moves it when it is asked.
+An elastic job is not moved: its ranks that are left go on, and those on new machines join them (node/job/elastic.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ GIVE_UP = 600.0
 """Seconds without an answer after which a job is left that ought to be stopped, at a bound."""
 HEADLESS = 120.0
 """Seconds without an answer of the head after which it may be replaced, if it is not known to have ended."""
+TO_JOIN = 45.0
+"""Seconds that a node of an elastic job which is there has to join it, before the manager looks after that."""
 
 
 @dataclass
@@ -47,6 +50,8 @@ class Manager:
     _said: set[str] = field(default_factory=set)
     _lost: set[str] = field(default_factory=set)
     """The nodes that were lost since the job was last on all of its nodes."""
+    _away_since: float = 0.0
+    """When the elastic job was first seen without some of its nodes; 0: it has all."""
 
     def run(self) -> JobRecord:
         """Manage the job until it is over; returns its record then. Exit 1 if it cannot go on."""
@@ -76,23 +81,33 @@ class Manager:
             session.stop(why)
             return
         seen = session.nodes()
-        lost = self._replaceable(session.watch.lost(seen, job.nodes, time.monotonic()))
-        is_full = len(job.nodes) >= record.nodes
+        present = [name for name in job.nodes if name not in job.away]
+        lost = self._replaceable(session.watch.lost(seen, present, time.monotonic()))
         self._lost |= {*lost}
+        self._away_since = (self._away_since or time.monotonic()) if job.away else 0.0
         if lost and session.replacing.is_over:
             if session.may_try(job) and replace(session, job, lost, seen):
                 self._from_bucket()
-        elif is_full:
-            self._moving.done()
-            self._lost.clear()
-            self._said.discard("waits")
+        elif len(present) >= record.nodes and not lost:
+            self._full_again(job)
         elif job.state == JobState.RUNNING and job.reason:
             self._say_once("waits", f"{job.id} goes on with {len(job.nodes)} of {record.nodes} nodes: {job.reason}")
         elif job.state == JobState.RUNNING and self._are_there(seen) and self._moving.is_over:
-            self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
+            if job.away:
+                self._let_join(job)
+            else:
+                self._move_back(job, [node.name for node in seen if node.name not in job.nodes])
         if record.sent < len(record.decisions) or time.monotonic() - self._renewed > RENEW:
             session.head.order()
             self._renewed = time.monotonic()
+
+    def _full_again(self, job: JobRecord) -> None:
+        """The job has all of its nodes, perhaps after some were lost."""
+        if self._lost and self.session.elastic:
+            self.session.decide(f"{job.id} trains on all {self.session.record.nodes} nodes again")
+        self._moving.done()
+        self._lost.clear()
+        self._said.discard("waits")
 
     def _are_there(self, seen: Collection[Seen]) -> bool:
         """Whether all nodes for the job are there and well, and it was not asked already to go on on them."""
@@ -129,6 +144,20 @@ class Manager:
         record.resized += 1
         session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
         session.head.order(without=())
+
+    def _let_join(self, job: JobRecord) -> None:
+        """Nodes are there again, by whomever, and the elastic job takes them in by itself, without another attempt: if
+        that lasts, its head may not know them yet, as after an `up` by hand, or by a manager that was killed."""
+        session, away = self.session, ", ".join(job.away)
+        if time.monotonic() - self._away_since < TO_JOIN:
+            return
+        self._moving.begin()
+        try:
+            equip(session.record.stack, session.facts, (), session.text, session.head.code)
+        except NotReplaced as error:
+            session.decide(f"{away} cannot join yet, tried again: {error}")
+            return
+        self._say_once(f"{away} {job.attempt}", f"{away}: there, but not in {job.id}; all nodes know each other again")
 
     def _say_once(self, key: str, text: str) -> None:
         if key not in self._said:

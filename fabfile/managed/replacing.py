@@ -32,11 +32,13 @@ def replace(
     is_silent: bool = False,
 ) -> bool:
     """Replace these nodes, with the reason for each, and bring them code and data. `job`: that of the head, if it runs;
-    it goes on meanwhile with the other nodes. `is_silent`: the head does not answer, and is not asked to. Returns
-    whether the cluster is a new one elsewhere."""
+    it goes on meanwhile with the other nodes; an elastic one then takes the new ones in. `is_silent`: the head does not
+    answer, and is not asked to. Returns whether the cluster is a new one elsewhere."""
     record, names = session.record, ", ".join(lost)
     session.decide(f"to be replaced: {'; '.join(f'{name}: {why}' for name, why in lost.items())}")
-    if job is not None and job.state == JobState.RUNNING:
+    is_running = job is not None and job.state == JobState.RUNNING
+    joins = is_running and session.elastic
+    if job is not None and is_running and not joins:
         # What has ended, or is cut off, the job's supervisor leaves by itself.
         _leave(session, {node.name for node in seen if node.state in ("ready", "down")} & set(lost) & set(job.nodes))
     record.replaced += 1
@@ -47,7 +49,9 @@ def replace(
     try:
         make_again(record.stack, session.facts, lost, [node.name for node in seen if node.state == "gone"])
         troubled = {node.name for node in seen if not node.is_well} - set(lost) - {session.head_name}
-        equip(record.stack, session.facts, lost, session.text, session.head.code, troubled)
+        # To what joins a running job its head brings code and data; two who do that would be in each other's way.
+        to_bring = () if joins else lost
+        equip(record.stack, session.facts, to_bring, session.text, session.head.code, troubled)
     except NoRoom as error:
         record.replaced -= 1  # to wait for room is no try: money and time bound it
         moved = _no_room(session, job, str(error))
@@ -57,7 +61,9 @@ def replace(
     else:
         session.replacing.done()
         session.places.room()
-        session.decide(f"{names} replaced, with code and data, in {time.monotonic() - began:.0f} s")
+        what = "" if joins else ", with code and data,"
+        then = f"; {record.job} takes its ranks in" if joins else ""
+        session.decide(f"{names} replaced{what} in {time.monotonic() - began:.0f} s{then}")
     session.connect_anew()
     return moved
 

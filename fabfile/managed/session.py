@@ -54,6 +54,8 @@ class Session:
     record: Record
     facts: Mapping[str, Any]
     """Of the stack, as in infra.config.summary."""
+    elastic: bool = False
+    """Whether the job goes on by itself when it loses nodes, and takes the machines in that are made in their place."""
     head: Head = field(init=False)
     look: Look = field(init=False)
     watch: Watch = field(default_factory=Watch)

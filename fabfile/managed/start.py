@@ -24,7 +24,9 @@ from fabfile.managed.session import Session
 from fabfile.output import hint, plural, say
 from fabfile.question import ask, must_be_answerable
 from fabfile.stacks import pulumi_cli
+from fabfile.targets import load_any
 from fabfile.verbs.up import checked
+from infra.inventory import SshCluster
 
 _TAIL = 10
 """Lines of the log that are shown of a job that runs already."""
@@ -45,6 +47,7 @@ class Options:
     zones: str
     types: str
     yes: bool
+    elastic: bool = False
 
     def check(self, managed: bool) -> None:
         """Exit 2 for what cannot be. Without --managed none of its own options is allowed."""
@@ -126,7 +129,15 @@ def known(chosen: Options, backend: Backend, wanted: str) -> JobRecord | None:
     if job.files_on or (not job.state.is_final and not job.slurm and {*job.nodes} & {*others}):
         where = f"{job.id} is on {', '.join(job.nodes)}"
         raise Exit(f"--managed: for jobs on the first nodes of a cluster, as the head is one; {where}", code=2)
+    if chosen.elastic and not job.state.is_final and not backend.begun(job.id).elastic:
+        raise Exit(f"--elastic: {job.id} runs and was begun without it: leave it out, or stop it first", code=2)
     return job
+
+
+def check_elastic(stack: str) -> None:
+    """Exit 2 for a cluster on which no elastic job is managed: on Kubernetes that was never tried."""
+    if not isinstance(load_any(stack, ""), SshCluster):
+        raise Exit("--elastic: with --managed only over SSH; on Kubernetes one of the two", code=2)
 
 
 def record_of(chosen: Options, backend: Backend, job: str, nodes: int) -> Record:
@@ -158,11 +169,11 @@ def manage(
     chosen: Options, facts: Mapping[str, Any], record: Record, resubmit: Resubmit, cursor: int | None, *, resume: bool
 ) -> JobRecord:
     """Manage a job to its end; returns its record. `cursor`: where its log is shown from; None: its last lines.
-    `resume`: start it again, once its nodes are well, if it is over. Ctrl-C and SIGTERM leave the job running. Exit 1
-    if a bound was reached, or if somebody else manages the job."""
+    `resume`: start it again, once its nodes are well, if it is over. `chosen.elastic`: as the job is. Ctrl-C and
+    SIGTERM leave the job running. Exit 1 if a bound was reached, or if somebody else manages the job."""
     with records.held(chosen.stack, record.job), _interruptible():
         record.save()
-        session, job = Session(record, facts), None
+        session, job = Session(record, facts, chosen.elastic), None
         try:
             session.tell_head()
             session.decide(f"{record.job} is managed: {chosen.bounds.shown()}")

@@ -85,7 +85,7 @@ def train(
     """Train on the cluster: JOB section.key=value ..., or --resume ID; follows the job, which goes on without you."""
     manager = managing.Options(
         stack=stack, inventory=inventory, detach=detach, every=every, max_usd=max_usd, max_hours=max_hours,
-        tries=tries, zones=zones, types=types, yes=yes,
+        tries=tries, zones=zones, types=types, yes=yes, elastic=elastic,
     )  # fmt: skip
     manager.check(managed)
     _check(job, resume, managed=managed, each=each, with_=bool(with_ or exchange), elastic=elastic)
@@ -118,9 +118,8 @@ def _check(job: str, resume: str, *, managed: bool, each: bool, with_: bool, ela
         raise Exit("--managed: holds one job on one cluster: not with --with or --each", code=2)
     if each and (resume or with_):
         raise Exit("--each: makes new jobs on one cluster: not with --resume or --with", code=2)
-    if elastic and (managed or with_):
-        other = "--managed" if managed else "--with"
-        raise Exit(f"--elastic: not with {other}, which starts the job again instead", code=2)
+    if elastic and with_:
+        raise Exit("--elastic: not with --with, which starts the job again instead", code=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +181,8 @@ def _train_managed(
             started.append(Submitted(there.id))
             end(_managed(manager, backend, there.id, None, resume=there.state.is_final))
             return
+        if asked.elastic:
+            managing.check_elastic(manager.stack)
         submission = asked.submission(backend, resume, overrides)
         plan = backend.plan(submission)
         if dry_run:
@@ -207,13 +208,18 @@ def _managed(
     begun = backend.begun(job)
     if not begun.text:
         raise Exit(f"--managed: {job} has no job.toml: only the trainer's jobs are managed", code=2)
+    manager = replace(manager, elastic=manager.elastic or begun.elastic)
+    if manager.elastic:
+        managing.check_elastic(manager.stack)
     if facts is None:
         facts = managing.agree(manager, backend, tomllib.loads(begun.text)["checkpoint"]["mirror"], begun.nodes)
     record = managing.record_of(manager, backend, job, begun.nodes)
 
     def resubmit(there: Backend, id_: str, count: int) -> Submission:
         return replace(
-            _submission(there, id_, "", (), count, elastic=False), restarts=manager.bounds.tries, on_first=True
+            _submission(there, id_, "", (), count, elastic=manager.elastic),
+            restarts=manager.bounds.tries,
+            on_first=True,
         )
 
     return managing.manage(manager, facts, record, resubmit, cursor, resume=resume)

@@ -139,13 +139,15 @@ def is_active(job: str) -> bool:
 
 def show(argv: list[str]) -> int:
     """`job RUNS ID`: print what resuming the job needs, as JSON: its job.toml as text, its program, if it ran one of
-    the user's, how many nodes it was to have, which it had, and the one that has its files, if that is not the head."""
+    the user's, how many nodes it was to have, which it had, the one that has its files, if that is not the head, and
+    whether it is elastic."""
     run_dir = files.absolute(argv[0]) / argv[1]
     spec = files.read(run_dir / "spec.json")
     nodes = spec.get("count") or len(spec.get("cluster", {}).get("nodes", []))
     asked = {"job": files.text(run_dir / "job.toml"), "program": spec.get("program"), "nodes": nodes}
     state = files.read(run_dir / "state.json")
     asked |= {"files_on": state.get("files_on", ""), "on": state.get("ran_on", [])}
+    asked["elastic"] = spec.get("elastic", False)
     print(json.dumps(asked), flush=True)
     return 0
 

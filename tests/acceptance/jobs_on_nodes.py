@@ -43,6 +43,8 @@ DATA = (
     "for name, count in (('train', 20000), ('val', 2000)):\n"
     "    open(f'data/{name}.bin', 'wb').write(array.array('H', [r.randrange(50) for _ in range(count)]).tobytes())"
 )
+GO_ON = 60.0
+"""Seconds from the loss of a rank to the next step; without load it is 3 to 6 (tests/bench/bench_elastic.py)."""
 GONE_SECONDS = 10.0
 """After any fault: how long until no process of the job is left on a node that can be reached."""
 

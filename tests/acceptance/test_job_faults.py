@@ -13,15 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, folder, listed, parts, process
+from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, RANK, Job, folder, listed, parts, process
 from on_host import members
 from polling import until
 from project import Project
 
 pytestmark = pytest.mark.faults
 LONG = ["model.dropout=0", "train.decay_steps=5000", "checkpoint.every=500"]
-GO_ON = 60.0
-"""Seconds from the loss of a rank to the next step; without load it is 3 to 6 (tests/bench/bench_elastic.py)."""
 
 
 def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., Job], tmp_path: Path) -> None:

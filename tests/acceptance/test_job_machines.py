@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import user_programs
-from jobs_on_nodes import ENDLESS, GONE_SECONDS, Job, folder, parts
+from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, Job, folder, parts, starting
 from on_host import boots, members
 from polling import until
 from project import Project
@@ -61,7 +63,7 @@ STEPS = 1000
 LONG = [f"train.steps={STEPS}", "checkpoint.every=50", "train.eval_every=0", "train.precision=fp32"]
 
 
-def metrics(project: Project, job: str) -> list[dict[str, float]]:
+def metrics(project: Project, job: str) -> list[dict[str, Any]]:
     text = (folder(project, job, "node1") / "metrics.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -71,16 +73,21 @@ def manage(project: Project, log: Path, *argv: str) -> subprocess.Popen[str]:
     return project.start("train", *argv, "--managed", "--yes", log=log)
 
 
+@pytest.fixture(scope="module")
+def expected(cluster: Project, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The last metrics of the same job, undisturbed."""
+    cluster.fab("prepare", "smoke", timeout=300)
+    with starting(cluster, tmp_path_factory.mktemp("undisturbed")) as start:
+        job = start(*LONG, PATIENT, step=0, file="smoke")
+        assert job.ends(600) == 0, job.text()
+        return metrics(cluster, job.id)[-1]
+
+
 @pytest.mark.long
 def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
-    cluster: Project, start: Callable[..., Job], tmp_path: Path
+    expected: dict[str, Any], cluster: Project, tmp_path: Path
 ) -> None:
     """Its manager is killed as well, in between, and another one takes its place."""
-    cluster.fab("prepare", "smoke", timeout=300)
-    undisturbed = start(*LONG, PATIENT, step=0, file="smoke")
-    assert undisturbed.ends(600) == 0, undisturbed.text()
-    expected = metrics(cluster, undisturbed.id)[-1]
-
     first, second = tmp_path / "first", tmp_path / "second"
     manager = manage(cluster, first, "smoke", *LONG, PATIENT)
     until(lambda: "step 100/" in first.read_text(), 300, lambda: f"step 100:\n{first.read_text()}")
@@ -110,6 +117,39 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     # Two ranks sum in another order than three, and a thousand steps of fp32 make something of that.
     assert done[STEPS]["val_loss"] == pytest.approx(expected["val_loss"], rel=5e-3)
     assert not (cluster.home / ".trainyard" / cluster.stack / "managed").exists(), "nothing stays of a job that is done"
+
+
+@pytest.mark.long
+def test_a_managed_elastic_job_goes_on_from_memory_and_takes_the_new_machine_in(
+    expected: dict[str, Any], cluster: Project, tmp_path: Path
+) -> None:
+    """Its machine is killed, and its manager once the next one is there: no attempt is started again."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    manager = manage(cluster, first, "smoke", *LONG, PATIENT, "--elastic")
+    until(lambda: "step 100/" in first.read_text(), 300, lambda: f"step 100:\n{first.read_text()}")
+    (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
+    for pid in members(cluster.stack, "node3", "payload"):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: "node3 replaced" in first.read_text(), 120, lambda: f"a new machine:\n{first.read_text()}")
+    os.killpg(manager.pid, signal.SIGKILL)
+
+    manager = manage(cluster, second, "--resume", job)
+    assert manager.wait(600) == 0, second.read_text()
+    said, log = second.read_text(), cluster.fab("logs", job).stdout
+    assert f"managed: {job} SUCCEEDED after 1 replacement" in said
+    assert len(re.findall(r"attempt \d+: ", log)) == 1 and "from a checkpoint" not in log, log
+    assert "node3 is a new machine: /data/smoke is copied to it" in log, log
+    assert "rank 2 on node3 has joined: 3 ranks" in log and "managed: to be replaced: node3" in log
+    lines = metrics(cluster, job)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "every step, once"
+    gaps = [after["time"] - line["time"] for line, after in pairwise(lines)]
+    ranks = [len(line["rank_seconds"]) for line in lines]
+    assert max(gaps) < GO_ON and set(ranks) == {2, 3} and ranks[-1] == 3
+    assert lines[-1]["tokens"] == expected["tokens"]
+    assert lines[-1]["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-4)
+    page = tmp_path / "report.html"
+    cluster.fab("report", job, "--out", str(page))
+    assert "to be replaced: node3" in page.read_text(), "the decisions are in the report"
 
 
 @pytest.mark.long

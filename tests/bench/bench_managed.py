@@ -2,7 +2,8 @@
 
     python tests/bench/bench_managed.py --minutes 20 --every 120
 
---minutes: about how long the undisturbed job lasts; --every: how often a node is taken, in seconds.
+--minutes: about how long the undisturbed job lasts; --every: how often a node is taken, in seconds; --elastic: the job
+goes on from memory, and takes the new machines in.
 
 Three local nodes; the killer, seeded, takes node2 or node3: SIGKILL of the whole machine, a Spot notice with the
 machine's end after two minutes, a full disk, a link that is down, in turn. Half-way the manager itself is killed and
@@ -44,14 +45,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--every", type=float, default=120.0)
+    parser.add_argument("--elastic", action="store_true")
     options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     with local_nodes.ready(3, "10.91.7.0/24") as (project, folder):
         project.fab("prepare", "smoke", timeout=300)
-        return compared(project, folder, options.minutes * 60, options.every)
+        return compared(project, folder, options.minutes * 60, options.every, ["--elastic"] * options.elastic)
 
 
-def compared(project: Project, folder: Path, seconds: float, every: float) -> int:
+def compared(project: Project, folder: Path, seconds: float, every: float, more: list[str]) -> int:
     """Both jobs; prints their figures. Returns 1 if a bound does not hold."""
     calibration = Run(project, folder / "calibration", 60)
     calibration.end()
@@ -60,7 +62,7 @@ def compared(project: Project, folder: Path, seconds: float, every: float) -> in
     plain = Run(project, folder / "plain", steps)
     plain.end()
     print(plain.row("undisturbed"), flush=True)
-    disturbed = Run(project, folder / "managed", steps, "--managed", "--yes", "--tries", "200")
+    disturbed = Run(project, folder / "managed", steps, "--managed", "--yes", "--tries", "200", *more)
     killer = Killer(project, disturbed, every)
     threading.Thread(target=killer.run, daemon=True).start()
     time.sleep(seconds / 2)

@@ -12,12 +12,14 @@ from fab_command import fab
 from invoke.exceptions import Exit
 from memory_backend import MemoryBackend
 
+from fabfile.backends.base import JobState
 from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
 from fabfile.managed import replacement, start
 from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
 from fabfile.managed.start import Options
 from fabfile.stacks import capacity, pulumi_cli, work_lost
+from infra.inventory import KubeCluster, Node, SshCluster
 
 MINE = ("train", "smoke", "--managed", "--yes")
 
@@ -102,6 +104,51 @@ def test_a_job_under_way_is_managed_unless_the_head_has_chosen_its_nodes(
             return
         with pytest.raises(Exit, match=r"--managed: for jobs on the first nodes .* smoke-1 is on node"):
             start.known(chosen, backend, "smoke-1")
+
+
+OVER_SSH = SshCluster(name="local", nodes=(Node(name="node1", private_ip="127.0.0.1"),))
+ON_KUBERNETES = KubeCluster(name="local", namespace="default", image="x", workers=3, gpus_per_worker=0)
+
+
+@pytest.mark.parametrize("words", [("train", "smoke"), ("train", "--resume", "smoke-1")])
+def test_an_elastic_job_is_managed_over_ssh_alone(
+    words: tuple[str, ...], backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with backend:
+        if "--resume" in words:
+            backend.submit(Submission(job=resolve("smoke", (), 3), nodes=3, elastic=True))
+    before = list(backend.table)
+    monkeypatch.setattr(start, "load_any", lambda _stack, _inventory: ON_KUBERNETES)
+    assert fab(*words, *([] if before else ["--elastic"]), "--managed", "--yes") == 2
+    assert capsys.readouterr().err == "--elastic: with --managed only over SSH; on Kubernetes one of the two\n"
+    assert backend.table == before
+
+
+@pytest.mark.parametrize(
+    ("asked", "begun", "is_elastic"), [(True, True, True), (False, True, True), (False, False, False)]
+)
+def test_a_job_under_way_is_managed_as_it_was_begun(
+    asked: bool, begun: bool, is_elastic: bool, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    managed: list[tuple[Options, Submission]] = []
+
+    def manage(chosen: Options, _facts: object, record: Any, resubmit: start.Resubmit, *_: Any, resume: bool) -> Any:
+        managed.append((chosen, resubmit(backend, record.job, 3)))
+        return replace(backend.table[0], state=JobState.SUCCEEDED)
+
+    monkeypatch.setattr(start, "load_any", lambda _stack, _inventory: OVER_SSH)
+    monkeypatch.setattr(start, "manage", manage)
+    with backend:
+        backend.submit(Submission(job=resolve("smoke", (), 3), nodes=3, elastic=begun))
+    assert fab("train", "--resume", "smoke-1", "--managed", "--yes", *(["--elastic"] if asked else [])) == 0
+    assert [(chosen.elastic, again.elastic) for chosen, again in managed] == [(is_elastic, is_elastic)]
+
+
+def test_a_job_under_way_does_not_become_elastic(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    with backend:
+        backend.submit(Submission(job=resolve("smoke", (), 3), nodes=3))
+    assert fab("train", "--resume", "smoke-1", "--managed", "--yes", "--elastic") == 2
+    assert "--elastic: smoke-1 runs and was begun without it: leave it out" in capsys.readouterr().err
 
 
 def test_a_dry_run_asks_nothing(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:

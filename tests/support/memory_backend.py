@@ -59,6 +59,8 @@ class MemoryBackend:
     holder: str = ""
     """Who else manages the jobs."""
     is_open: bool = False
+    elastic: bool = False
+    """Whether the job that was submitted last is so."""
 
     def __enter__(self) -> MemoryBackend:
         self.is_open = True
@@ -90,6 +92,7 @@ class MemoryBackend:
             JobRecord(id=id_, state=JobState.RUNNING, nodes=nodes, created=CREATED, started=CREATED, price_per_hour=3.0)
         )
         self.texts[id_] = submission.text
+        self.elastic = submission.elastic
         if submission.program:
             self.programs[id_] = submission.program
             self.table[-1] = replace(self.table[-1], program=submission.program.shell)
@@ -103,7 +106,8 @@ class MemoryBackend:
         return list(self.others)
 
     def begun(self, job: str) -> Begun:
-        return Begun(job, self.texts[job], len(self._job(job).nodes), program=self.programs.get(job))
+        nodes, program = len(self._job(job).nodes), self.programs.get(job)
+        return Begun(job, self.texts[job], nodes, program=program, elastic=self.elastic)
 
     def run_data(self, jobs: Sequence[str]) -> list[dict[str, Any]]:
         return [self.data[job] for job in jobs]

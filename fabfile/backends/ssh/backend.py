@@ -128,8 +128,8 @@ class SshBackend:
     def begun(self, job: str) -> Begun:
         own = self._head.ask("job", runs(self.cluster), job)
         program = program_of(own["program"]) if own.get("program") else None
-        on = tuple(own["on"])
-        return Begun(job, own["job"], int(own["nodes"]), program=program, files_on=own["files_on"], on=on)
+        known = {"program": program, "files_on": own["files_on"], "on": tuple(own["on"]), "elastic": own["elastic"]}
+        return Begun(job, own["job"], int(own["nodes"]), **known)
 
     def mirrored(self, url: str) -> list[str]:
         if url in NO_MIRROR:
