@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fabfile.launchers import SLURM, HeadValues, Launch, nodes_to_text, plans
 from node import route, scope
+
+USELESS = "cluster configuration lacks support for cpu binding"
+"""What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
 
 def start(
@@ -31,6 +34,15 @@ def start(
     scope.ssh_in_scope(folder, unit, properties)
     line = f"exec {scope.in_scope(unit, properties)} sh -c {shlex.quote(plan.shell)}"
     return _popen(["sh", "-c", line], output)
+
+
+def lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """The launcher's own lines as they come, but for the empty ones and one that srun repeats to no use."""
+    assert process.stdout
+    for raw in process.stdout:
+        line = raw.decode(errors="replace").strip()
+        if line and not line.endswith(USELESS):
+            yield line
 
 
 def values(launch: Launch, folder: Path, began: float, port: int = 0) -> HeadValues:

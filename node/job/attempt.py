@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from fabfile.launchers import KEEPERS, KUBERNETES, SLURM, Launch, plans
-from infra.inventory import Node
 from node import launcher
 from node.job import files, job_table, pmi, program_files, usage
 from node.job.diagnosis import Diagnosis, Outcome
 from node.job.elastic import Worlds
 from node.job.expiry import Expiry
 from node.job.files import LEASE
-from node.job.keeper_connection import USELESS, Link, NodeEvent
+from node.job.keeper_connection import Link, NodeEvent
 from node.job.log import Log
 from node.job.machines import Asked, Machines
 from node.job.spec import keeper_spec
@@ -60,6 +59,7 @@ class Attempt:
         self._unit, self._code = files.unit_of(launch.id), f"{launch.code}/launch"
         self._events: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self._links: dict[str, Link] = {}
+        self._nodes = {node.name: node for node in launch.nodes}
         self._ports: dict[str, int] = {}  # one that is free on each node
         placement = [node.name for node in launch.places for _ in range(node.slots)]
         program, began_now = _PROGRAMS.get(name, name), time.monotonic()
@@ -128,8 +128,7 @@ class Attempt:
         return None
 
     def _bring_written(self) -> Outcome | None:
-        """Before a user's program goes on, bring what it has written on the first node to the others, unless they share
-        it; None if that is so."""
+        """Before a user's program goes on, bring what it has written on the first node to the others; None: done."""
         copies = program_files.copies(self._launch)
         try:
             while not all(each.is_over() for each in copies):
@@ -146,15 +145,12 @@ class Attempt:
                 each.end()
         return Outcome(1, "; ".join(f"{node}: {why}" for node, why in wrong.items())) if wrong else None
 
-    def _node(self, name: str) -> Node:
-        return next(node for node in self._launch.nodes if node.name == name)
-
     def _address(self, name: str) -> str:
-        return self._machines.address(self._node(name))
+        return self._machines.address(self._nodes[name])
 
     def _reach(self, name: str) -> Link | None:
         """A keeper on a node that was lost; None: it cannot be reached now."""
-        spec = keeper_spec(self._launch, self._node(name))
+        spec = keeper_spec(self._launch, self._nodes[name])
         return self._machines.link_again(spec, self._code, self._events)
 
     def _start(self, folder: Path) -> None:
@@ -197,10 +193,17 @@ class Attempt:
                 self.stopping = asked
                 self._ask_to_stop(now)
             verdict = self._watch.verdict(now)
-            if verdict is not None and not (self.worlds and not asked and self.worlds.go_on(verdict)):
+            if verdict is not None and (asked or not self._goes_on(verdict)):
                 return verdict
             if self.worlds:
                 self.worlds.look()
+
+    def _goes_on(self, verdict: Outcome) -> bool:
+        """Whether an elastic job goes on without what is lost: not without the files of a first node beside us."""
+        first, here = self._launch.nodes[0], self._machines.own_address
+        has_files = first.private_ip != here and not self._launch.shared_dir
+        is_lost = has_files and first.name in self._watch.gone
+        return not is_lost and self.worlds is not None and self.worlds.go_on(verdict)
 
     def _ask_to_stop(self, now: float) -> None:
         program = self._launch.program
@@ -292,9 +295,6 @@ class Attempt:
 
     def _hear_mpirun(self, mpirun: subprocess.Popen[bytes]) -> None:
         """Log mpirun's own lines. The ranks' lines come from the keepers."""
-        assert mpirun.stdout
-        for raw in mpirun.stdout:
-            line = raw.decode(errors="replace").strip()
-            if line and not line.endswith(USELESS):
-                self._watch.noise = line
-                self._log.say(line)
+        for line in launcher.lines(mpirun):
+            self._watch.noise = line
+            self._log.say(line)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fabfile.launchers import SYSTEM_PYTHON
 from node.job import files
 from node.job.spec import KeeperSpec
+from node.launcher import USELESS
 from node.scope import ALIVE, STRICT
 
 Event = dict[str, Any]
@@ -23,8 +24,6 @@ NodeEvent = tuple[str, Event | None]
 
 WAITING = 10_000
 """Events that may wait for the supervisor. While there are more, a keeper waits, and its ranks' lines on its disk."""
-USELESS = "cluster configuration lacks support for cpu binding"
-"""What srun says where it could not bind ranks to cores; it is asked not to, as on other clusters it could."""
 
 
 class Link(Protocol):

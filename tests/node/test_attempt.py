@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from fabfile.launchers import Launch
+from fabfile.launchers import KEEPERS, Launch
 from infra.inventory import Node
 from node.job import attempt as attempts
 from node.job.attempt import Attempt
+from node.job.diagnosis import Outcome
 from node.job.keeper_connection import NodeEvent
 from node.job.log import Log
 from node.job.spec import KeeperSpec
@@ -47,6 +48,8 @@ class Keeper:
 class Machines:
     """Two nodes, of which one does not answer."""
 
+    own_address = "10.0.0.1"
+
     def link(self, spec: KeeperSpec, _program: str, events: queue.SimpleQueue[NodeEvent]) -> Keeper:
         return Keeper(spec.node, events, silent=spec.node == "node2")
 
@@ -61,3 +64,28 @@ def test_a_node_that_does_not_answer_is_named_while_others_do(tmp_path: Path, mo
     outcome = Attempt("mpirun", anything, launch, 10.0, log, lambda: "", 0.0).run()
     assert (outcome.code, outcome.reason) == (1, "node2 does not answer: no word for 0 s")
     assert time.monotonic() - began < 5
+
+
+class Worlds:
+    """Of an elastic job that could lose any rank."""
+
+    def go_on(self, _verdict: Outcome) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("first", "shared", "gone", "goes_on"),
+    [(0, "", 0, True), (0, "", 1, True), (1, "", 0, True), (1, "", 1, False), (1, "/fsx", 1, True)],
+)
+def test_an_elastic_job_does_not_go_on_without_the_files_on_its_first_node(
+    tmp_path: Path, first: int, shared: str, gone: int, goes_on: bool
+) -> None:
+    nodes = (NODES[first], NODES[1 - first])
+    launch = Launch(id="job-1", nodes=nodes, run_dir=str(tmp_path), code="/code", shared_dir=shared)
+    log, machines, worlds = Log(tmp_path / "log", "node1"), Machines(), Worlds()
+    anything: Any = machines
+    attempt = Attempt(KEEPERS, anything, launch, 10.0, log, lambda: "", 0.0)
+    anything = worlds
+    attempt.worlds = anything
+    attempt._watch.cut_off(NODES[gone].name, "its keeper ended", 1.0)
+    assert attempt._goes_on(Outcome(1)) is goes_on

@@ -28,8 +28,8 @@ _VARIABLES = """
 # added on every node: what /etc/trainyard/runtime.env says (tcmalloc), TRAINYARD_COLLECTIVES, the
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
 """
-_CHOSEN = """# this is for the first nodes; it runs on {}. Where the head is not
-# the first of them the keeper on each node starts the ranks, and not mpirun.
+_CHOSEN = """# this is for the first nodes; it runs on {}.
+# Where the head is not the first of them the keeper on each node starts the ranks, and not mpirun.
 """
 
 
@@ -66,7 +66,7 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def may_choose(cluster: SshCluster, submission: Submission) -> bool:
-    """Whether the head chooses the nodes, as a job is to have some of several that are alike. Not for an elastic job,
+    """Whether the head chooses the nodes, as a job is to have some of several that are alike. Not for a managed job,
     nor with a launcher that was asked for: these run on the first nodes."""
     alike = {(node.slots, node.cores_per_slot, node.gpus) for node in cluster.nodes}
     return not bound_by(submission) and submission.nodes < len(cluster.nodes) and len(alike) == 1
@@ -74,8 +74,6 @@ def may_choose(cluster: SshCluster, submission: Submission) -> bool:
 
 def bound_by(submission: Submission) -> str:
     """The option with which a job runs on the first nodes, whichever are free; empty: without one."""
-    if submission.elastic:
-        return "--elastic"
     if submission.launcher:
         return f"--launcher {submission.launcher}"
     return "--managed" if submission.on_first else ""
@@ -126,8 +124,8 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
     chosen = ""
     if may_choose(cluster, submission):
         where, before = "the first that are free", submission.begun.on if submission.begun else ()
-        if before:
-            others = f", and {where} of the others" if submission.nodes > 1 else ""
+        if before and not cluster.shared_dir:
+            others = ", and the first others that are free" if submission.nodes > 1 else ""
             where = f"{before[0]}, which has its files{others}"
         chosen = _CHOSEN.format(where)
     return f"{launchers.shown(plan)}\n{_VARIABLES}{chosen}{job_file(launch, submission)}"
