@@ -121,6 +121,14 @@ class Lines:
         temporary.replace(self._path)
 
 
+def last_step(path: Path) -> int:
+    """The last step with a whole line in such a file; 0 if there is none."""
+    if not path.exists():
+        return 0
+    with path.open(errors="replace") as file:
+        return int(max((step for line in file if (step := _step_of(line)) < float("inf")), default=0))
+
+
 def _is_kept(stride: int, line: str) -> bool:
     return _step_of(line) % stride == 0 or '"val_loss"' in line
 

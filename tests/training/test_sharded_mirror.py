@@ -83,11 +83,26 @@ def test_a_lost_disk_is_gone_on_after_on_any_number_of_ranks(first: Path, again:
     whole = again / "whole" / "run"
     shutil.copytree(first / "a" / "run", whole)
     start(job, whole, 2, [*FSDP, "train.steps=10", "train.decay_steps=8"]).done()
-    found = {line["step"]: line["loss"] for line in lines(again / "b" / "run")}
-    expected = {number: loss for number, loss in losses(whole).items() if number > 8}
-    assert found == (expected if size == 2 else pytest.approx(expected, rel=2e-5))
+    found = losses(again / "b" / "run")
+    assert found == (losses(whole) if size == 2 else pytest.approx(losses(whole), rel=2e-5)), "from step 1 on"
     checkpoint.verify(step(there / "run", 10))
     assert (again / "b" / "run" / "best" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("fault", ["missing", "torn"])
+def test_without_its_lines_of_metrics_a_mirror_is_gone_on_from_all_the_same(again: Path, fault: str) -> None:
+    """One that an older Trainyard has filled has none."""
+    shutil.rmtree(again / "a")
+    sent = again / "there" / "run" / mirror_process.METRICS_SENT
+    if fault == "torn":
+        sent.write_bytes(sent.read_bytes()[:-20])
+    else:
+        sent.unlink()
+    group = train(again / "job.toml", again / "b" / "run", again / "there", 1, "--resume", "train.steps=9")
+    group.done()
+    assert [line["step"] for line in lines(again / "b" / "run")] == [9]
+    assert ("metrics.jsonl.gz cannot be read, the curve begins after step 8: " in group.output()) == (fault == "torn")
+    assert sent.exists(), "this run has sent its own"
 
 
 @pytest.mark.parametrize("disk", ["older", "altered", "same"])
@@ -190,7 +205,7 @@ def test_what_a_failed_upload_left_gives_way_before_the_next_one(
 
     monkeypatch.setattr(transfer, "push", watched)
     place = bucket.open_folder(f"file://{again}/there/run")
-    mirror_process.send(place, "checkpoints", again / "step-000009", 2)
+    mirror_process.send(place, "checkpoints", again / "step-000009", 2, again)
     assert seen == [{"step-000006", "step-000008"}]
     assert {path.name for path in steps.iterdir()} == {"step-000008", "step-000009"}
 

@@ -4,6 +4,7 @@
 
     URL/run.json                     which run owns the folder: another run of the same name does not use it
     URL/job.toml                     the job as it was last started, for `--resume` on another cluster
+    URL/metrics.jsonl.gz             the lines of the steps until the newest checkpoint, or some more
     URL/checkpoints/step-000050/     as on disk, the manifest last; at least two complete ones stay
     URL/best/step-000040/            the best model; the one before is removed when it is complete
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import queue
@@ -22,21 +24,26 @@ import secrets
 import shutil
 import sys
 import threading
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training import manifest
+from training import manifest, metrics
 from training.progress import Progress
 from training.store import bucket, transfer
 from training.store.bucket import BucketFolder, StoreError
 
 CLAIM = "run.json"  # in the bucket
 JOB = "job.toml"  # in the bucket and in the run directory
+METRICS = "metrics.jsonl"  # in the run directory
+METRICS_SENT = f"{METRICS}.gz"  # in the bucket: up to 64 MiB, sent with each checkpoint
 LOCAL_CLAIM = "mirror.json"  # in the run directory: the claim as this run made it
 STAGING = ".mirror"  # in the run directory: files on the way to the bucket or from it
 BEST_KEPT = 1
 _NICENESS = 15
+_LEVEL = 3
+"""Of gzip: 64 MiB in less than a second."""
 
 
 class OthersError(StoreError):
@@ -67,7 +74,7 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> NoReturn:
         order = orders.get()
         try:
             place = place or claim(bucket.open_folder(url), run, resume)
-            send(place, order["kind"], Path(order["folder"]), keep)
+            send(place, order["kind"], Path(order["folder"]), keep, run)
             problem = ""
         except StoreError as error:
             problem = str(error)
@@ -81,14 +88,17 @@ def _read_orders(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-def send(place: BucketFolder, kind: str, folder: Path, keep: int) -> None:
-    """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first."""
+def send(place: BucketFolder, kind: str, folder: Path, keep: int, run: Path) -> None:
+    """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first. The run's
+    lines of metrics go before it: for a whole checkpoint they are there."""
     steps, keep = place.at(kind), BEST_KEPT if kind == "best" else keep
     there = steps.at(folder.name)
     with bucket.plain_errors(place.url):
         _remove_old(steps, folder.name, keep)  # those of uploads that failed may have the room that this one needs
         # A run that went back may do a step again that is there, perhaps as what is there is altered.
         again = transfer.complete_manifest(there) is not None
+        if kind == "checkpoints" and (lines := transfer.read_if_exists(run / METRICS)):
+            place.write(METRICS_SENT, gzip.compress(lines, _LEVEL))
     transfer.push(folder, there, overwrite=again, trusted=True, progress=_ReportBytes())
     with bucket.plain_errors(place.url):
         _remove_old(steps, folder.name, keep)
@@ -155,7 +165,26 @@ def fetch(place: BucketFolder, run: Path, newest: int) -> list[str]:
         return []
     print(f"{step} fetched from {place.url}, checksums verified", flush=True)
     _fetch_newest(place.at("best"), run, run / "best")
+    _fetch_metrics(place, run, _step(step))
     return [step]
+
+
+def _fetch_metrics(place: BucketFolder, run: Path, step: int) -> None:
+    """Take the mirror's lines of metrics, if those of the run directory do not reach the fetched step. What is after
+    that step is dropped where the lines are opened; a mirror of an older Trainyard's run has none."""
+    if metrics.last_step(run / METRICS) >= step:
+        return
+    with bucket.plain_errors(place.url):
+        packed = place.read(METRICS_SENT)
+    if packed is None:
+        return
+    try:
+        manifest.publish(run / METRICS, gzip.decompress(packed).decode())
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        print(
+            f"warning: {place.url}/{METRICS_SENT} cannot be read, the curve begins after step {step}: {error}",
+            flush=True,
+        )
 
 
 def _fetch_newest(place: BucketFolder, run: Path, target: Path | None, newest: int = -1) -> str:
