@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -43,6 +44,13 @@ def _read_anew() -> None:
 
 def state_of(backend: Path, stack: str, ending: str = "") -> Path:
     return backend / f"stacks/trainyard/{stack}.json{ending}"
+
+
+def test_the_folder_in_the_home_directory_is_the_password_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Pulumi's own is, which the README says."""
+    monkeypatch.setattr(pulumi_cli, "ask", lambda _argv: '{"url": "file://~"}')
+    monkeypatch.setenv("HOME", "/elsewhere")
+    assert pulumi_lock.backend_folder() == Path(pwd.getpwuid(os.getuid()).pw_dir) / ".pulumi"
 
 
 def test_of_a_lock_only_our_line_is_shown(backend: Path, capfd: pytest.CaptureFixture[str]) -> None:
