@@ -233,15 +233,15 @@ def test_programs_that_know_nothing_of_us_run_unchanged_also_beside_the_head(clu
     work = user_programs.written(tmp_path / "work")
     user_programs.check_mpi(cluster, work)
     user_programs.check_failure(cluster, work)
-    with user_programs.holding(cluster, work) as held:
-        assert held["nodes"] == ["node1"]
+    with user_programs.holding(cluster, work) as (_, first):
+        assert first == "node1"
         user_programs.check_mpi(cluster, work, "node2", "node3")
         trained = user_programs.check_train(cluster, work, lambda job: parts(cluster, job), tmp_path / "fetched")
-        assert user_programs.state(cluster, trained)["nodes"] == ["node2", "node3"]
-        with user_programs.holding(cluster, work) as other:
-            assert other["nodes"] == ["node2"]
+        assert json.loads((tmp_path / "fetched/state.json").read_text())["nodes"] == ["node2", "node3"]
+        with user_programs.holding(cluster, work) as (other, second):
+            assert second == "node2"
             refused = cluster.fab("launch", "--resume", trained, "--nodes", "1", code=1)
-            assert refused.stderr.startswith(f"node2: busy with {other['id']}, and {trained} has its files there\n")
+            assert refused.stderr.startswith(f"node2: busy with {other}, and {trained} has its files there\n")
 
 
 def test_a_programs_secret_is_in_every_process_and_on_no_disk(

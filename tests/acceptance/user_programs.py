@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from jobs_on_nodes import GONE_SECONDS
 from polling import until
@@ -160,20 +158,14 @@ def check_mpi(cluster: Project, folder: Path, *nodes: str) -> None:
     assert not nodes or [names[rank] for rank in range(count)] == list(nodes), shown
 
 
-def state(cluster: Project, job: str) -> dict[str, Any]:
-    """A job's record."""
-    found: dict[str, Any] = next(one for one in json.loads(cluster.fab("jobs", "--json").stdout) if one["id"] == job)
-    return found
-
-
 @contextmanager
-def holding(cluster: Project, folder: Path) -> Iterator[dict[str, Any]]:
-    """Something that has the first node that is free, until the end of the `with` block; its record."""
+def holding(cluster: Project, folder: Path) -> Iterator[tuple[str, str]]:
+    """A job that has the first node that is free, until the end of the `with` block: its id, and that node."""
     words = ["--name", "hold", "--nodes", "1", "--grace", "0", "--detach", "--", "sleep", "600"]
     started = cluster.fab("launch", "--workdir", str(folder), *words).stdout
-    named = re.search(r"^(hold-\d+): 1 process of sleep 600 on node\d$", started, re.MULTILINE)
+    named = re.search(r"^(hold-\d+): 1 process of sleep 600 on (node\d)$", started, re.MULTILINE)
     assert named, started
-    yield state(cluster, named[1])
+    yield named[1], named[2]
     cluster.fab("stop", named[1], "--now")
 
 
