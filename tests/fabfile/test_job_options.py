@@ -134,6 +134,10 @@ def test_the_head_chooses_nodes_for_a_job_on_some_of_several_that_are_alike() ->
     assert "the first that are free" not in shown(CLUSTER, replace(job, nodes=3))
     goes_on = Submission(program=PROGRAM, nodes=1, begun=Begun("train-1", "", 1, files_on="node2", on=("node2",)))
     assert "it runs on node2, which has its files.\n" in shown(CLUSTER, goes_on)
+    two = replace(goes_on, nodes=2, begun=Begun("train-1", "", 2, on=("node2", "node3")))
+    assert "node2, which has its files, and the first others of node2, node3 that are free.\n" in shown(CLUSTER, two)
+    trains = replace(job, nodes=2, begun=Begun("smoke-1", "", 2, on=("node2", "node3")))
+    assert "node2, which has its files, and the first others that are free.\n" in shown(CLUSTER, trains)
 
 
 @pytest.mark.parametrize(

@@ -87,17 +87,21 @@ def candidates(cluster: SshCluster, submission: Submission) -> tuple[Node, ...]:
 def choice(cluster: SshCluster, submission: Submission, answers: Mapping[str, Deployed]) -> Choice:
     """Among which of the nodes that answer the head chooses: a program that goes on stays on those with its directory.
     A new one gets the free ones, as its directory is brought to all of these. CannotStart if too few answer."""
-    begun, program = submission.begun, submission.program
-    wanted = [node.name for node in cluster.nodes]
-    if begun and program and not cluster.shared_dir and len(begun.on) >= submission.nodes:
-        wanted = list(begun.on)
+    wanted = _with_its_directory(cluster, submission) or [node.name for node in cluster.nodes]
     among = [name for name in wanted if name in answers]
     if len(among) < submission.nodes:
         silent = ", ".join(name for name in wanted if name not in answers)
         raise CannotStart(f"{silent}: no answer; {submission.nodes} nodes wanted, {len(among)} there")
-    if program and not (begun or submission.queue):
+    if submission.program and not (submission.begun or submission.queue):
         among = [name for name in among if not answers[name].busy]
     return Choice(tuple(node for node in cluster.nodes if node.name in answers), tuple(among))
+
+
+def _with_its_directory(cluster: SshCluster, submission: Submission) -> tuple[str, ...]:
+    """The names of the nodes on which a program that goes on stays; empty: it may have any."""
+    begun = submission.begun
+    stays = begun and submission.program and not cluster.shared_dir and len(begun.on) >= submission.nodes
+    return begun.on if begun and stays else ()
 
 
 def launcher_of(cluster: SshCluster, submission: Submission) -> str:
@@ -121,14 +125,18 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         plan = plans.plan(launcher, launch, HeadValues())
     except LaunchError as error:
         raise Exit(str(error), code=2) from None
-    chosen = ""
-    if may_choose(cluster, submission):
-        where, before = "the first that are free", submission.begun.on if submission.begun else ()
-        if before and not cluster.shared_dir:
-            others = ", and the first others that are free" if submission.nodes > 1 else ""
-            where = f"{before[0]}, which has its files{others}"
-        chosen = _CHOSEN.format(where)
+    chosen = _CHOSEN.format(_where(cluster, submission)) if may_choose(cluster, submission) else ""
     return f"{launchers.shown(plan)}\n{_VARIABLES}{chosen}{job_file(launch, submission)}"
+
+
+def _where(cluster: SshCluster, submission: Submission) -> str:
+    """On which nodes a job runs for which the head chooses them, for a dry run."""
+    before = submission.begun.on if submission.begun and not cluster.shared_dir else ()
+    if not before:
+        return "the first that are free"
+    stays = _with_its_directory(cluster, submission)
+    others = f", and the first others{' of ' * bool(stays)}{', '.join(stays)} that are free"
+    return f"{before[0]}, which has its files{others if submission.nodes > 1 else ''}"
 
 
 def job_file(launch: Launch, submission: Submission) -> str:
