@@ -1,4 +1,5 @@
-"""Lets the processes of an MPI program find each other where no launcher's program does: in pods of Kubernetes.
+"""Lets the processes of an MPI program find each other where no launcher's program does: in pods of Kubernetes,
+and over SSH on nodes without the head.
 
 This is the server's side of PMI-1, the protocol in which an MPI process asks for its number and for what the others
 have put up: lines such as `cmd=get kvsname=job key=bc-0`. Intel MPI and MPICH speak it over the connection whose file
