@@ -215,10 +215,21 @@ class Manager:
         except (CannotStart, Unreachable, Exit) as error:
             why = " ".join(str(getattr(error, "message", None) or error).split())
             session.decide(f"{record.job} cannot be resumed, tried again: {why}")
+            if isinstance(error, Exit):
+                self._equip_all()
             return
         self.resume = False
         session.decide(f"{started.id} resumed from its last checkpoint")
         session.tell_head()
+
+    def _equip_all(self) -> None:
+        """Bring the nodes the head's code and data: one whose boot took longer than was waited for has none."""
+        session = self.session
+        others = [node.name for node in session.nodes() if node.name != session.head_name]
+        try:
+            equip(session.record.stack, session.facts, others, session.text, session.head.code)
+        except NotReplaced as error:
+            session.decide(f"{', '.join(others)} cannot be used yet, tried again: {error}")
 
     def _headless(self, why: str) -> None:
         """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""

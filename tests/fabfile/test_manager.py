@@ -257,6 +257,35 @@ def test_a_job_that_failed_with_its_machine_is_resumed_when_that_is_there_again(
     assert played.made == [("node2",)] and "smoke-1 resumed from its last checkpoint" in decisions(manager)
 
 
+def test_a_node_without_the_jobs_data_gets_them_before_it_is_resumed(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its boot took longer than was waited for, so that it was not equipped, and now it is well."""
+    manager = managed(played)
+
+    def dies() -> None:
+        played.lose("node2")
+        played.ends(JobState.FAILED, 1, "node2 (rank 1) is cut off: no word for 6 s")
+
+    def prepare(_backend: MemoryBackend, _submission: Submission) -> None:
+        if not played.equipped:
+            raise Exit("node2: data.path = /data/smoke: no such folder", code=2)
+
+    def comes() -> None:
+        played.troubles.clear()
+
+    monkeypatch.setattr(MemoryBackend, "prepare", prepare)
+    monkeypatch.setattr(session.Pause, "is_over", True)
+    played.outcomes = [NotReplaced("2 of 3 nodes not ready after 90 s")]
+    played.script = {2: dies, 3: comes, 12: lambda: played.ends()}
+    assert manager.run().state == JobState.SUCCEEDED
+    assert played.made == [("node2",)] and played.equipped == [("node2", "node3")]
+    assert "smoke-1 cannot be resumed, tried again: node2: data.path = /data/smoke: no such folder" in decisions(
+        manager
+    )
+    assert decisions(manager)[-1] == "smoke-1 resumed from its last checkpoint"
+
+
 def test_a_job_that_its_user_stops_stays_stopped(played: Played) -> None:
     manager = managed(played)
     played.script = {3: lambda: played.ends(JobState.CANCELLED, 1, "stopped: step 4 is in the checkpoint")}
