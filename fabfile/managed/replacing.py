@@ -62,7 +62,7 @@ def replace(
         session.replacing.done()
         session.places.room()
         what = "" if joins else ", with code and data,"
-        then = f"; {record.job} takes its ranks in" if joins else ""
+        then = f", to join {record.job}" if joins else ""
         session.decide(f"{names} replaced{what} in {time.monotonic() - began:.0f} s{then}")
     session.connect_anew()
     return moved

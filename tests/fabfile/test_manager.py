@@ -384,7 +384,7 @@ def test_an_elastic_job_is_neither_moved_nor_given_what_its_head_brings(
     assert [one for one in played.backend.orders if one["without"] is not None] == [] and played.job.attempt == 1
     said = decisions(manager)
     assert said[0] == f"to be replaced: node3: {GONE}"
-    assert said[1] == "node3 replaced in 0 s; smoke-1 takes its ranks in"
+    assert said[1] == "node3 replaced in 0 s, to join smoke-1"
     assert said[2] == said[5] == "smoke-1 trains on all 3 nodes again" and len(said) == 6
     assert manager.session.record.tries(1) == 2, "each is a try"
 
