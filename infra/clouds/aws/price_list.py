@@ -16,6 +16,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
+from infra.prices.table import EVERYWHERE
+
 SOURCE = "aws-offer"
 """Its name in the table of prices."""
 BASE = "https://pricing.us-east-1.amazonaws.com/offers/v1.0/aws"
@@ -35,8 +37,6 @@ USAGE = {
     "AmazonCloudWatch": {"CW:MetricMonitorUsage": "cloudwatch-metric-month", "CW:Requests": "cloudwatch-request"},
 }
 """Offer -> usage type without its region's prefix -> our name for it."""
-EVERYWHERE = "*"
-"""The region, in the table of prices, of what costs the same in all."""
 GLOBAL = {"AmazonRoute53": {"HostedZone": "route53-hosted-zone-month"}}
 """As USAGE, of the offers whose file for a region lacks what costs the same in all."""
 LUSTRE = {
