@@ -173,7 +173,8 @@ class Killer:
         at = time.time() + 120
         why = f"EC2 takes this Spot node at {time.strftime('%H:%M:%SZ', time.gmtime(at))}"
         record = json.dumps({"time": time.time(), "at": at, "why": why})
-        self._on(node, f"echo '{record}' | sudo tee /run/trainyard/notice.json >/dev/null")
+        there = "sudo mkdir -p /run/trainyard"  # which is missing on a node without limits
+        self._on(node, f"{there} && echo '{record}' | sudo tee /run/trainyard/notice.json >/dev/null")
         before = members(self._project.stack, node, "payload")
         threading.Timer(120, self._end, (node, before)).start()
 
@@ -191,7 +192,10 @@ class Killer:
         self._on(node, "sudo systemd-run --quiet --on-active=1 ip link set host0 down")
 
     def _on(self, node: str, command: str) -> None:
-        self._project.fab("run", command, "--nodes", node, code=None)
+        """Run a command there; a node that is not there just now is said, as nothing was taken then."""
+        done = self._project.fab("run", command, "--nodes", node, code=None)
+        if done.returncode != 0:
+            print(f"         {node}: {(done.stderr or done.stdout).strip()}", flush=True)
 
 
 if __name__ == "__main__":
