@@ -39,6 +39,7 @@ USAGE = {
 """Offer -> usage type without its region's prefix -> our name for it."""
 GLOBAL = {"AmazonRoute53": {"HostedZone": "route53-hosted-zone-month"}}
 """As USAGE, of the offers whose file for a region lacks what costs the same in all."""
+_NAMES = USAGE | GLOBAL
 LUSTRE = {
     "fsx-lustre-persistent2-125-gb-month": {
         "productfamily": "Storage",
@@ -90,7 +91,7 @@ def sku_of(offer: str, row: dict[str, str]) -> str:
     # Most services abbreviate the region in front, KMS spells it out.
     usage = re.fullmatch(r"(?:[a-z]{2}-[a-z]+-[0-9]-|[A-Z]{2,4}[0-9]?-)?(.+)", row.get("usageType", ""))
     # Take the first tier: storage is cheaper only beyond many terabytes.
-    return (USAGE | GLOBAL)[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
+    return _NAMES[offer].get(usage[1], "") if usage and row.get("StartingRange") in ("0", "", None) else ""
 
 
 def rows(url: str) -> Iterator[dict[str, str]]:
