@@ -3,119 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from invoke.exceptions import Exit
 from memory_backend import NODES, MemoryBackend
+from played_manager import CLUSTER, GONE, Played, decisions, managed
 
-from fabfile.backends.base import Backend, JobRecord, JobState, Unreachable
+from fabfile.backends.base import JobState, Unreachable
 from fabfile.backends.submission import Submission
 from fabfile.job_file import resolve
 from fabfile.managed import manager as managers
-from fabfile.managed import places, relocation, replacing, session
+from fabfile.managed import relocation, session
 from fabfile.managed.bounds import Bounds
-from fabfile.managed.manager import Manager
-from fabfile.managed.record import Record
 from fabfile.managed.replacement import NoRoom, NotReplaced
-from fabfile.managed.session import Session
 from fabfile.managed.watch import Seen
-from infra.inventory import Node, SshCluster
 
-CLUSTER = SshCluster(
-    name="yard", nodes=tuple(Node(name=name, private_ip=f"127.0.0.{n}") for n, name in enumerate(NODES, 1))
-)
-GONE = "its machine has ended"
-
-
-@dataclass
-class Played:
-    """A job on three nodes, and the engine that makes its nodes again."""
-
-    backend: MemoryBackend
-    troubles: dict[str, Seen] = field(default_factory=dict)
-    outcomes: list[Exception] = field(default_factory=list)
-    """What the next calls of the engine raise."""
-    made: list[tuple[str, ...]] = field(default_factory=list)
-    equipped: list[tuple[str, ...]] = field(default_factory=list)
-    """The nodes that got code and data before the job went back to them."""
-    looks: int = 0
-    script: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """What happens at which look at the nodes."""
-
-    def nodes(self) -> list[Seen]:
-        self.looks += 1
-        assert self.looks < 200, "the manager does not come to an end"
-        self.script.pop(self.looks, lambda: None)()
-        return [self.troubles.get(name, Seen(name, "ready")) for name in NODES]
-
-    def make_again(self, _stack: str, _facts: object, names: Collection[str], _gone: Collection[str]) -> None:
-        self.made.append(tuple(names))
-        if self.outcomes:
-            raise self.outcomes.pop(0)
-        for name in names:
-            self.troubles.pop(name, None)
-
-    def lose(self, name: str, state: str = "gone", **more: str) -> None:
-        """The machine ends, and the job's supervisor goes on without it."""
-        self.troubles[name] = Seen(name, state, GONE, **more)
-        self.change(nodes=tuple(node for node in self.job.nodes if node != name), attempt=self.job.attempt + 1)
-
-    @property
-    def job(self) -> JobRecord:
-        return self.backend.table[0]
-
-    def change(self, **changes: Any) -> None:
-        self.backend.table = [replace(self.job, **changes)]
-
-    def ends(self, state: JobState = JobState.SUCCEEDED, code: int = 0, reason: str = "") -> None:
-        self.backend.end(self.job.id, state, code, reason)
-
-
-@pytest.fixture
-def played(home: object, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch) -> Played:
-    made = Played(backend)
-    text = resolve("smoke", (), 3)
-    with backend:
-        backend.submit(Submission(job=text, nodes=3))
-    backend.table = [replace(backend.table[0], attempt=1)]
-    backend.is_open = True
-
-    class Look:
-        def __init__(self, cluster: SshCluster) -> None:
-            self.cluster, self.nodes = cluster, made.nodes
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(session, "Look", Look)
-    monkeypatch.setattr(session, "load_any", lambda _stack, _inventory: CLUSTER)
-    monkeypatch.setattr(MemoryBackend, "__exit__", lambda *_: None)
-    monkeypatch.setattr(replacing, "make_again", made.make_again)
-    monkeypatch.setattr(replacing, "equip", lambda *_: CLUSTER)
-    monkeypatch.setattr(managers, "equip", lambda *args: made.equipped.append(tuple(args[2])))
-    monkeypatch.setattr(managers, "POLL", 0.0)
-    monkeypatch.setattr(replacing, "_POLL", 0.0)
-    monkeypatch.setattr(replacing, "_LEAVING", 0.1)
-    monkeypatch.setattr(places, "FIRST", 0.01)
-    monkeypatch.setattr(session.Pause, "first", 0.01)
-    monkeypatch.setattr(session.Pause, "begin", lambda self, seconds=0.0: setattr(self, "seconds", seconds or 20.0))
-    return made
-
-
-def managed(played: Played, *, elastic: bool = False, **more: Any) -> Manager:
-    record = Record("smoke-1", "yard", 3, time.time(), prices=[(time.time(), 3.0)], **more)
-
-    def again(there: Backend, job: str, nodes: int) -> Submission:
-        return Submission(job=resolve("smoke", (), 3), nodes=nodes, begun=there.begun(job))
-
-    return Manager(Session(record, {"cloud": ""}, elastic), again)
-
-
-def decisions(manager: Manager) -> list[str]:
-    return [one["text"] for one in manager.session.record.decisions]
+pytest_plugins = ("played_manager",)
 
 
 def test_a_lost_node_is_replaced_and_the_job_is_moved_back(played: Played) -> None:
@@ -356,68 +261,3 @@ def test_a_node_that_somebody_else_brought_back_gets_code_and_data_first(
     manager.run()
     assert played.equipped == [("node3",)] * 2 and played.made == [] and played.job.nodes == NODES
     assert decisions(manager)[0] == "node3 cannot be used yet, tried again: node3: data.path = data: no such folder"
-
-
-def test_an_elastic_job_is_neither_moved_nor_given_what_its_head_brings(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its record says who is away; the attempt stays the same. So it is for a node with a full disk: there is no
-    checkpoint to wait for."""
-    manager = managed(played, elastic=True)
-    brought: list[tuple[str, ...]] = []
-    monkeypatch.setattr(replacing, "equip", lambda *args: brought.append(tuple(args[2])))
-    monkeypatch.setattr("fabfile.managed.watch.PATIENCE", {"gone": 0.0, "disk": 0.0})
-
-    def lost(name: str, state: str, disk: str = "") -> None:
-        played.troubles[name] = Seen(name, state, GONE, disk=disk)
-        played.change(away=(name,))
-
-    played.script = {
-        2: lambda: lost("node3", "gone"),
-        6: lambda: played.change(away=()),
-        8: lambda: lost("node2", "ready", "No space left on device"),
-        12: lambda: played.change(away=()),
-        15: played.ends,
-    }
-    assert manager.run().state == JobState.SUCCEEDED
-    assert played.made == [("node3",), ("node2",)] and brought == [(), ()] and played.equipped == []
-    assert [one for one in played.backend.orders if one["without"] is not None] == [] and played.job.attempt == 1
-    said = decisions(manager)
-    assert said[0] == f"to be replaced: node3: {GONE}"
-    assert said[1] == "node3 replaced in 0 s, to join smoke-1"
-    assert said[2] == said[5] == "smoke-1 trains on all 3 nodes again" and len(said) == 6
-    assert manager.session.record.tries(1) == 2, "each is a try"
-
-
-def test_an_elastic_job_that_went_on_from_its_checkpoint_without_a_node_is_moved_back(played: Played) -> None:
-    """As after a cloud's notice, or when all ranks were lost: that attempt knows nothing of the missing node."""
-    manager = managed(played, elastic=True)
-    played.script = {2: lambda: played.lose("node3"), 8: played.ends}
-    manager.run()
-    assert played.made == played.equipped == [("node3",)] and played.job.nodes == NODES
-    assert decisions(manager)[2] == "smoke-1 goes on on all 3 nodes again, from a checkpoint"
-
-
-def test_the_head_learns_to_know_a_node_that_somebody_else_brought_back_under_an_elastic_job(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As by `fab up` without `fab wait`, or by a manager that was killed; but not while its ranks are about to join."""
-    manager = managed(played, elastic=True)
-    monkeypatch.setattr(managers, "TO_JOIN", 0.0)
-    fails: list[Exception] = [NotReplaced("node3: cannot be joined to the others: timed out")]
-
-    def equip(*args: Any) -> None:
-        played.equipped.append(tuple(args[2]))
-        if fails:
-            raise fails.pop()
-        monkeypatch.setattr(managers, "TO_JOIN", 3600.0)
-
-    monkeypatch.setattr(managers, "equip", equip)
-    monkeypatch.setattr(session.Pause, "is_over", True)
-    played.script = {2: lambda: played.change(away=("node3",)), 12: played.ends}
-    manager.run()
-    assert played.equipped == [(), ()] and played.made == [] and played.job.attempt == 1
-    assert decisions(manager) == [
-        "node3 cannot join yet, tried again: node3: cannot be joined to the others: timed out",
-        "node3: there, but not in smoke-1; all nodes know each other again",
-    ]
