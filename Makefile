@@ -23,6 +23,8 @@ VENV := .venv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=PATH,HOME,http_proxy,https_proxy,no_proxy,PIP_INDEX_URL,PIP_CERT)
 # pulumi's own installer puts it there; and root's tools, which are not on the PATH of a user of Debian
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH):$(HOME)/.pulumi/bin:/usr/local/sbin:/usr/sbin:/sbin
+# A machine may have it set: each of the tests' thousand Pythons would then compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Debian package: the command that it is for
 DEBIAN := systemd-container:systemd-nspawn mmdebstrap:mmdebstrap iproute2:ip openssh-client:ssh-keygen curl:curl git:git

@@ -4,7 +4,7 @@ import sys
 
 try:
     from fabfile.program import take_over
-except KeyboardInterrupt:  # loading all of it takes half a second, in which nothing has begun yet
+except KeyboardInterrupt:  # loading it takes a fifth of a second, in which nothing has begun yet
     print("interrupted", file=sys.stderr)
     sys.exit(130)
 

@@ -23,7 +23,8 @@ _COMMAND = re.compile(r"\bfab ([a-z][a-z-]*)(?![^\n,;()]*--(?:stack|inventory)\b
 """A `fab` command in a hint, unless it already names its cluster."""
 _PROGRESS_S = 5.0
 _lock = threading.Lock()
-_target = [""]  # the flag that names this command's cluster, then the verbs that take it
+_target: list[Callable[[re.Match[str]], str]] = []
+"""Names this command's cluster in a command of a hint, if the command line has named it."""
 
 
 class OutputClosed(Exit):
@@ -130,17 +131,14 @@ def one_line(text: str) -> str:
     return visible(text.replace("\n", "\\n"))
 
 
-def remember_target(flag: str, verbs: Sequence[str]) -> None:
-    """Store this command's stack or inventory flag (` --stack lab`, or nothing), and the verbs that take it."""
-    _target[:] = [flag, *verbs]
+def remember_target(flag: str, takes: Callable[[str], bool]) -> None:
+    """Store this command's stack or inventory flag (` --stack lab`, or nothing), and whether a verb takes it."""
+    _target[:] = [lambda found: found[0] + (flag if takes(found[1]) else "")] if flag else []
 
 
 def hint(text: str) -> str:
     """The text with this command's stack or inventory flag added to each `fab VERB` in it."""
-    flag, *verbs = _target
-    if not flag:
-        return text
-    return _COMMAND.sub(lambda found: found[0] + (flag if found[1] in verbs else ""), text)
+    return _COMMAND.sub(_target[0], text) if _target else text
 
 
 def next_command(command: str) -> str:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import re
 import shlex
 import sys
 import textwrap
 import tomllib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import fabric.main  # type: ignore[import-untyped]
 from invoke.config import Config
@@ -26,11 +24,11 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task
 
 from fabfile import output
-from fabfile import verbs as package
 from fabfile.command_line import CommandLineError, Verb, meant
 from fabfile.output import say
 from fabfile.remote.known_hosts import SshError
 from fabfile.stacks.pulumi_cli import ROOT, default_stack
+from fabfile.verbs import FILES
 
 FAILED, INTERRUPTED = 1, 130
 _HELP = ("-h", "--help")
@@ -102,17 +100,29 @@ def _here() -> Path:
         sys.exit(_ended(CommandLineError("the folder that you are in has been removed: go to another one")))
 
 
-def tasks() -> list[Task[Any]]:
-    """The verbs' tasks, from the modules in fabfile/verbs."""
-    names = [each.name for each in pkgutil.iter_modules(package.__path__)]
-    modules = [importlib.import_module(f"fabfile.verbs.{name}") for name in names]
-    found = [each for module in modules for each in vars(module).values() if isinstance(each, Task)]
-    return sorted(found, key=lambda task: task.name)
+class Verbs(Mapping[str, Verb]):
+    """Every verb by its name. A verb's file is loaded when the verb is asked for."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Verb] = {}
+
+    def __getitem__(self, name: str) -> Verb:
+        if name not in self._loaded:
+            module = importlib.import_module(f"fabfile.verbs.{FILES[name]}")
+            tasks = [each for each in vars(module).values() if isinstance(each, Task)]
+            self._loaded[name] = Verb(name, next(task for task in tasks if task.name == name))
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(FILES)
+
+    def __len__(self) -> int:
+        return len(FILES)
 
 
-def verbs() -> dict[str, Verb]:
+def verbs() -> Mapping[str, Verb]:
     """Every verb by its name."""
-    return {task.name: Verb(task.name, task) for task in tasks()}
+    return Verbs()
 
 
 def run(words: Sequence[str]) -> int:
@@ -183,7 +193,7 @@ def _remember_target(given: Mapping[str, object], known: Mapping[str, Verb]) -> 
     """Store the command's cluster, for the hints that it prints."""
     name = next((name for name in ("inventory", "stack") if given.get(name)), "")
     flag = f" --{name} {shlex.quote(str(given[name]))}" if name else ""
-    output.remember_target(flag, [verb.name for verb in known.values() if verb.takes(name)])
+    output.remember_target(flag, lambda verb: verb in known and known[verb].takes(name))
 
 
 def listing(known: Mapping[str, Verb]) -> str:

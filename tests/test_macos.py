@@ -84,7 +84,7 @@ def mac(tmp_path_factory: pytest.TempPathFactory) -> Mac:
 
 def start(mac: Mac, *argv: str, **more: str) -> subprocess.Popen[str]:
     """`more` are variables of its environment."""
-    environment = {**os.environ, **mac.environment, "PYTHONDONTWRITEBYTECODE": "1", **more}
+    environment = {**os.environ, **mac.environment, **more}
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen([*mac.before, *argv], cwd=ROOT, env=environment, text=True, **pipes)
 

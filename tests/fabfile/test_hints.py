@@ -28,11 +28,11 @@ VERBS = program.verbs()
     ],
 )
 def test_a_hint_stays_with_the_stack_of_the_command(text: str, expected: str) -> None:
-    output.remember_target(" --stack lab", [verb.name for verb in VERBS.values() if verb.takes("stack")])
+    output.remember_target(" --stack lab", lambda verb: VERBS[verb].takes("stack"))
     try:
         assert output.hint(text) == output.hint(output.hint(text)) == expected
     finally:
-        output.remember_target("", [])
+        output.remember_target("", bool)
     assert output.hint(text) == text
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import Task
 from sample_inputs import public_key
 
-from fabfile import output, program
+from fabfile import output, program, verbs
 from fabfile.command_line import Verb
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +43,24 @@ def command(
     return subprocess.run(
         [*start, *words], cwd=cwd, env=bare, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
     )
+
+
+def test_every_task_is_a_verb_with_the_file_that_has_it() -> None:
+    """FILES is written by hand, so that a command need not load every file to find its verb."""
+    found = {
+        each.name: module.name
+        for module in pkgutil.iter_modules(verbs.__path__)
+        for each in vars(importlib.import_module(f"fabfile.verbs.{module.name}")).values()
+        if isinstance(each, Task) and each.body.__module__ == f"fabfile.verbs.{module.name}"
+    }
+    assert found == verbs.FILES and list(verbs.FILES) == sorted(found)
+
+
+def test_a_verb_loads_its_own_file_alone() -> None:
+    code = "import sys; from fabfile import program; program.run(['config', 'x', 'y', 'z']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    loaded = {name for name in done.stdout.split() if name.startswith("fabfile.verbs.")}
+    assert loaded == {"fabfile.verbs.config"}, done.stderr
 
 
 @pytest.mark.parametrize("name", VERBS)

@@ -64,7 +64,7 @@ def pretend() -> None:
 
 
 class VerbRecorder:
-    """As soon as the operator's verbs are imported: has each write how it ended, `train done`, to $DARWIN_VERBS."""
+    """Before the operator's verbs are imported: has each write how it ended, `train done`, to $DARWIN_VERBS."""
 
     def find_spec(self, name: str, _path: object, _target: object = None) -> Any:
         if name != "fabfile":
@@ -75,11 +75,17 @@ class VerbRecorder:
         load = spec.loader.exec_module
 
         def load_recorded(module: ModuleType) -> None:
-            load(module)
-            from fabfile import program
+            from invoke.tasks import Task
 
-            for task in program.tasks():
-                task.body = recorded(task.name, task.body)
+            make = Task.__init__
+
+            def make_recorded(task: Any, body: Callable[..., None], *args: Any, **options: Any) -> None:
+                make(task, body, *args, **options)
+                if body.__module__.startswith("fabfile.verbs."):
+                    task.body = recorded(task.name, body)
+
+            Task.__init__ = make_recorded  # type: ignore[method-assign, assignment]
+            load(module)
 
         spec.loader.exec_module = load_recorded  # type: ignore[method-assign]
         return spec
