@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import functools
 import gzip
 import hashlib
 import io
@@ -62,12 +63,10 @@ def for_bake(
     `last_resort`: a bash script that limits the builder's life; cloud-init runs it first, at each boot. `machine`:
     facts of the nodes' type for the steps, by their names after TRAINYARD_.
     """
-    text = _compose(settings, image, "bake", ("builder", "builder"), bootstrap, last_resort, machine)
-    if alone:
-        return text
-    config = yaml.safe_load(text)
-    config["write_files"] = [file for file in config["write_files"] if not file["path"].startswith(ON_NODE)]
-    del config["runcmd"]  # it starts the bootstrap
+    config = _composed(settings, image, "bake", ("builder", "builder"), bootstrap, last_resort, machine)
+    if not alone:
+        config["write_files"] = [file for file in config["write_files"] if not file["path"].startswith(ON_NODE)]
+        del config["runcmd"]  # it starts the bootstrap
     return _text(config)
 
 
@@ -93,7 +92,7 @@ def for_node(
     bootstrap: Path = BOOTSTRAP,
 ) -> str:
     """User data of a node. `baked`: its image already has the scripts and the software. `machine`: as in for_bake."""
-    return _compose(settings, image, "node" if baked else "both", (name, role), bootstrap, machine=machine)
+    return _text(_composed(settings, image, "node" if baked else "both", (name, role), bootstrap, machine=machine))
 
 
 def files_for_node(
@@ -101,8 +100,8 @@ def files_for_node(
 ) -> list[dict[str, Any]]:
     """The files that cloud-init writes on a node with a bare image: {"path", "content", "permissions"}, the last one
     where it is not 0644. `machine`: as in for_bake."""
-    text = for_node(settings, image, name, role, baked=False, machine=machine)
-    found: list[dict[str, Any]] = yaml.safe_load(text)["write_files"]
+    config = _composed(settings, image, "both", (name, role), BOOTSTRAP, machine=machine)
+    found: list[dict[str, Any]] = config["write_files"]
     return found
 
 
@@ -111,7 +110,7 @@ def packed(text: str) -> str:
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _compose(
+def _composed(
     settings: Settings,
     image: str,
     mode: str,
@@ -119,8 +118,8 @@ def _compose(
     bootstrap: Path,
     last_resort: str = "",
     machine: Mapping[str, object] = MappingProxyType({}),
-) -> str:
-    """`mode`: that of bootstrap.sh; `node`: its name and role."""
+) -> dict[str, Any]:
+    """What the user data says, by cloud-init's keys. `mode`: that of bootstrap.sh; `node`: its name and role."""
     config = cloud_config.read(bootstrap)
     if last_resort:
         config["bootcmd"] = [["bash", "-c", last_resort], *config.get("bootcmd", [])]
@@ -144,7 +143,7 @@ def _compose(
     if mode != "node":
         files += [_file(*script) for script in _scripts(bootstrap, settings.facts.node_files, settings.profile)]
     config["write_files"] = [*config.get("write_files", []), *files]
-    return _text(config)
+    return config
 
 
 def _text(config: dict[str, Any]) -> str:
@@ -209,7 +208,9 @@ def _allowing(profile: str, runner: bytes) -> bytes:
     return re.sub(rf"(?m)^(\tTRAINYARD_PROFILE .*?) ({absent})\b".encode(), rb"\1", runner) if absent else runner
 
 
+@functools.cache
 def _without_docstrings(name: str, program: bytes) -> bytes:
+    """Kept for the next machine: a stack asks for the same programs for each node, and for its image's key."""
     try:
         tree = ast.parse(program)
     except (SyntaxError, ValueError) as error:

@@ -1,4 +1,8 @@
-"""Pulumi's text about a lock on a stack, caught, and our line in its place: who holds it, since when, what to do."""
+"""Pulumi's text about a lock on a stack, caught, and our line in its place: who holds it, since when, what to do.
+
+A file backend names each holder's process. Pulumi Cloud says only that there is one; who has asked for that update, and
+when, is then in `pulumi stack`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,9 @@ _HOLDER = re.compile(
     rb" +\S+/(?P<stack>[^/\s]+)/[^/\s]+: created by (?P<user>.*)@(?P<host>\S+) \(pid (?P<pid>[0-9]+)\) "
     rb"at (?P<since>\S+)\s*"
 )
+_CONFLICT = b"[409] Conflict: Another update is currently in progress"
+_MORE = b"To learn more about possible reasons and resolution"
+_OF_UPDATE = re.compile(r"^\s*(Started|Requested By): (.+?)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,25 @@ class Holder:
         return line if here else line + elsewhere
 
 
+def in_cloud(stack: str, shown: str) -> str:
+    """Our line for a stack on which another update runs by Pulumi Cloud. `shown`: what `pulumi stack` prints of it;
+    empty, or without such an update: not known."""
+    facts = dict(_OF_UPDATE.findall(shown.partition("Update in progress")[2]))
+    who = facts.get("Requested By") or "somebody"
+    since = f", begun {facts['Started']}" if facts.get("Started") else ""
+    wait = "wait for it, or stop it; if it was killed: fab recover"
+    return hint(
+        f"stack {stack}: {who} is at work on it{since} (by Pulumi Cloud, which keeps one update at a time); {wait}"
+    )
+
+
 class LockText:
     """A filter of Pulumi's stderr, line by line: it keeps back what that says of a lock, and has its holders."""
 
     def __init__(self) -> None:
         self.holders: list[Holder] = []
+        self.is_in_cloud = False
+        """Whether Pulumi Cloud has refused the command, as another one is under way."""
         self._begun = self._kept = b""
         self._inside = False
 
@@ -61,6 +82,9 @@ class LockText:
 
     def _is_of_lock(self, line: bytes) -> bool:
         plain = _COLOUR.sub(b"", line)
+        if _CONFLICT in plain or (self.is_in_cloud and plain.startswith(_MORE)):
+            self.is_in_cloud = True
+            return True
         if _BEGINS in plain:
             self._inside = True
         elif self._inside and (found := _HOLDER.fullmatch(plain)):

@@ -20,7 +20,8 @@ from typing import IO, Any, TextIO
 from invoke.exceptions import Exit
 
 from fabfile import output
-from fabfile.stacks.lock_text import LockText
+from fabfile.stacks import no_home
+from fabfile.stacks.lock_text import LockText, in_cloud
 
 ROOT = Path(__file__).absolute().parents[2]
 USAGE = 2
@@ -72,7 +73,10 @@ def ask(argv: Sequence[str], *, stdin: str = "", **more: str) -> str:
     env = environment() | more
     done = subprocess.run(argv, cwd=ROOT, env=env, input=stdin, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Exit(done.stderr.strip() or done.stdout.strip(), code=USAGE if done.returncode == USAGE else 1)
+        said = done.stderr.strip() or done.stdout.strip()
+        if argv[0] == "pulumi" and (line := no_home.line_for(said)):
+            raise Exit(line, code=USAGE)
+        raise Exit(said, code=USAGE if done.returncode == USAGE else 1)
     return done.stdout
 
 
@@ -124,8 +128,8 @@ def follow(argv: Sequence[str], **more: str) -> int:
         code = process.wait()
         for relay in relays:
             relay.join(_LAST_OUTPUT_S)
-        if lock and lock.holders:
-            code = _say_who_holds(lock)
+        if lock and (lock.holders or lock.is_in_cloud):
+            code = _say_who_holds(lock, argv)
         return INTERRUPTED if got and code != 0 else code
     finally:
         read_state_again()
@@ -133,9 +137,15 @@ def follow(argv: Sequence[str], **more: str) -> int:
             signal.signal(signum, handler)
 
 
-def _say_who_holds(lock: LockText) -> int:
+def _say_who_holds(lock: LockText, argv: Sequence[str]) -> int:
     for holder in lock.holders:
         output.say(holder.said(datetime.now(UTC)), file=sys.stderr)
+    if lock.is_in_cloud:
+        stack = argv[argv.index("--stack") + 1]
+        shown = ""
+        with suppress(Exit):  # then it is not known who it is
+            shown = ask(["pulumi", "stack", "--stack", stack, "--non-interactive"])
+        output.say(in_cloud(stack, shown), file=sys.stderr)
     return LOCKED
 
 

@@ -51,8 +51,7 @@ SUMS = table.Sums("once its nodes with GPUs have ended", "with all of them", ful
 def check(settings: Settings) -> None:
     """Raise UsageError for settings that EKS cannot fulfil. Makes no request, changes nothing."""
     cloud = settings.cloud
-    zones.zone(settings)
-    machine_types.of(settings)
+    zones.check(settings, machine_types.of(settings).name)
     eks_network.check(settings)
     fixed = {
         "image": (settings.image, "bake", "bake, which here means EKS's own image of the nodes"),

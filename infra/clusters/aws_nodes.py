@@ -25,8 +25,7 @@ METRICS = 4
 def check(settings: Settings) -> None:
     """Raise UsageError for settings that AWS cannot fulfil. Makes no request, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
-    zones.zone(settings)
-    machine_types.of(settings)
+    zones.check(settings, machine_types.of(settings).name)
     network.plan(settings)
     check_key_type(settings.public_key, "AWS")
     image.check(settings)

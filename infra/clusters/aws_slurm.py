@@ -43,8 +43,7 @@ METRICS = 7
 def check(settings: Settings) -> None:
     """Raise UsageError for settings that ParallelCluster cannot fulfil. Makes no request, changes nothing."""
     cloud_config.read(user_data.BOOTSTRAP)
-    zones.zone(settings)
-    machine_types.of(settings)
+    zones.check(settings, machine_types.of(settings).name)
     if settings.nodes < 2:
         raise SettingsError("nodes", settings.nodes, "at least 2 with Slurm: the head, and a node of the queue")
     if settings.cloud.public_nodes != "head":

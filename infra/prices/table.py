@@ -60,7 +60,7 @@ class NoPrice(UsageError):
         regions = sorted({where for _, where, name in rows if name == sku.removesuffix(SPOT)})
         there = f"priced are: {', '.join(regions)}" if regions else "it is in no region of the table"
         super().__init__(f"no price for {sku} in {region}: {there}; add it to infra/prices/prices.toml")
-        self.in_region = any(where == region for _, where, _ in rows)
+        self.in_region = is_priced(cloud, region)
         """Whether the table has a price for anything in that region."""
 
 
@@ -83,6 +83,11 @@ def line(cloud: str, region: str, sku: str, count: float = 1, *, what: str = "")
     hourly *= count * share.get("share", 1.0)
     verified = {found["source"], share.get("source", found["source"])} <= set(_read()["asked"])
     return PriceLine(what or sku, count, found["unit"], hourly, as_of, estimate, verified=verified)
+
+
+def is_priced(cloud: str, region: str) -> bool:
+    """Whether the table has a price for anything in this region."""
+    return any((provider, where) == (cloud, region) for provider, where, _ in _table())
 
 
 def total(lines: list[PriceLine]) -> float:

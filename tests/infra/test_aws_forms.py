@@ -11,6 +11,7 @@ import aws_judge
 import boto3
 import pytest
 from aws_mocks import ACCOUNT, OURS, Amazon
+from aws_xeon_program import cent
 from bad_settings import as_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,10 +59,6 @@ REFUSED = {
 Program = Callable[..., Ran]
 
 
-def cent(_cloud: str, _region: str, sku: str, count: float = 1, *, what: str = "") -> table.PriceLine:
-    return table.PriceLine(f"{sku}: {what}", count, "thing", 0.01 * count, "2026-11-21")
-
-
 @pytest.fixture(scope="module")
 def program(key_file: Path) -> Program:
     """Run the program of a stack with these keys, in a region where everything has a price and is offered."""
@@ -71,6 +68,7 @@ def program(key_file: Path) -> Program:
         raw |= {key: as_text(value) for key, value in changed.items()}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(table, "line", cent)
+            patch.setattr(table, "is_priced", lambda *_: True)
             patch.setattr(zones, "check_offer", lambda *_: None)
             return run(raw, Amazon(), stack=name or stack)
 
@@ -201,7 +199,7 @@ def test_a_type_that_nobody_has_entered_is_found(program: Program) -> None:
     ran = program("aws-xeon")
     ran.declared["network"] = replace(ran["network"], type="aws:lambda/function:Function")
     assert aws_judge.declared(ran) == [
-        "network: nothing is known of aws:lambda/function:Function; enter it in aws_requests.py"
+        "network: nothing is known of aws:lambda/function:Function; enter it in aws_calls.py"
     ]
 
 

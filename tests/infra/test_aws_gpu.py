@@ -268,6 +268,7 @@ def test_the_inventory_has_what_launch_and_check_need(program: Program) -> None:
             {"region": "eu-west-1", "zone": "euw1-az1", "instanceType": "p5.48xlarge"},
             "no price for p5.48xlarge in eu-west-1",
         ),
+        ({"region": "eu-west-3"}, "no price for p3dn.24xlarge in eu-west-3"),
     ],
     ids=str,
 )

@@ -70,6 +70,8 @@ def test_zones_are_those_of_their_region_everywhere(keys: dict[str, str]) -> Non
         ({"zone": "us-east-1a"}, "zone = 'us-east-1a': must be the id of a zone of us-east-1"),
         ({"zone": "use1-az3"}, f"does not offer m7i.8xlarge; set zone to one that does: {', '.join(ZONES)}"),
         ({"region": "eu-west-1", "zone": ""}, "zone = '': must be the id of a zone of eu-west-1, such as euw1-az1"),
+        ({"region": "eu-west-3"}, "no price for m7i.8xlarge in eu-west-3: priced are: eu-west-1"),  # and not its zone
+        ({"region": "eu-west-3", "zone": "euw3-az1"}, "no price for m7i.8xlarge in eu-west-3: priced are: eu-west-1"),
         ({"region": "virginia"}, "region = 'virginia': must be an AWS region such as us-east-1"),
         ({"baseImage": "Canonical:ubuntu-24_04-lts:server:latest"}, "must be ami-... on AWS"),
         ({"stack": "a" * 33}, "stack = "),

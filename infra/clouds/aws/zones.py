@@ -10,6 +10,7 @@ from infra.clouds.aws.names import DEFAULT_REGION, asking, region
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
 from infra.errors import UsageError
+from infra.prices import table
 
 DEFAULT_ZONE = "use1-az6"
 _REGION = re.compile(
@@ -37,6 +38,15 @@ def zone(settings: Settings) -> str:
     if not re.fullmatch(rf"{prefix}-az[0-9]{{1,2}}", given):
         raise SettingsError("zone", given, f"the id of a zone of {region(settings)}, such as {prefix}-az1")
     return given
+
+
+def check(settings: Settings, instance_type: str) -> None:
+    """Raise UsageError for a region that is none or has no prices, and then for a zone that is not in it: with another
+    region its zone will be another one, too."""
+    short(settings)
+    if not table.is_priced("aws", region(settings)):
+        raise table.NoPrice("aws", region(settings), instance_type)
+    zone(settings)
 
 
 def check_offer(settings: Settings, instance_type: str, provider: aws.Provider) -> None:
