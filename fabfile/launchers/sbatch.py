@@ -16,8 +16,10 @@ SCRIPT = "job.sbatch"
 OUTPUT = "slurm.out"
 """What the supervisor itself prints, most often nothing; in the run directory, too."""
 WARNING = 120
-"""Seconds before a time limit of Slurm's own (a partition's) at which the supervisor is told, for a checkpoint. Slurm
-may tell it up to 60 s earlier."""
+"""Seconds before a time limit of Slurm's own (a partition's) at which the supervisor is told, for a checkpoint; of a
+limit under 8 minutes a quarter, as of ours (node/job/time_limit.py)."""
+EARLY = 60
+"""Slurm may tell it up to so many seconds earlier."""
 _COMMENT = "trainyard"
 
 
@@ -44,6 +46,8 @@ class Batch:
     """Seconds; 0: the partition's limit."""
     exclude: tuple[str, ...] = ()
     """Names of nodes that Slurm must not choose."""
+    warning: int = WARNING
+    """Seconds before a limit of Slurm's own at which the supervisor is told."""
 
 
 def comment(job: str) -> str:
@@ -74,7 +78,9 @@ def script(batch: Batch) -> str:
         *([f"--gpus-per-node={batch.gpus}"] if batch.gpus else []),
         *([f"--exclude={','.join(batch.exclude)}"] if batch.exclude else []),
         # With a limit of ours the supervisor counts the time itself, exactly; Slurm knows whole minutes.
-        *([f"--time={math.ceil(batch.time_limit / 60)}"] if batch.time_limit else [f"--signal=B:USR1@{WARNING}"]),
+        *([f"--time={math.ceil(batch.time_limit / 60)}"] if batch.time_limit else [f"--signal=B:USR1@{batch.warning}"]),
     ]
     program = shlex.join([SYSTEM_PYTHON, "-I", batch.program, "supervise", batch.run_dir])
-    return "\n".join(["#!/bin/sh", *(f"#SBATCH {option}" for option in options), f"exec {program}", ""])
+    # Ignored until the supervisor hears it: a warning in its first moments would kill it, with the job.
+    lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in options), "trap '' USR1", f"exec {program}", ""]
+    return "\n".join(lines)

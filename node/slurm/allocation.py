@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from infra.inventory import Node, SshCluster
-from node.job import files
+from node.job import endings, files
+from node.job.endings import Ending
 from node.job.spec import JobSpec, job_nodes
 from node.slurm import queue, records, submission
 from node.slurm.queue import SlurmError
@@ -55,23 +56,23 @@ class Allocation:
             answers = list(pool.map(lambda node: _answers(node.private_ip, port), asked))
         return {node.name for node, answered in zip(asked, answers, strict=True) if not answered}
 
-    def ended_by(self) -> tuple[str, str]:
-        """(state, reason) after Slurm has asked this process or the ranks to end: PENDING if the job is requeued."""
+    def ended_by(self) -> Ending:
+        """How the job ends when Slurm has asked this process or the ranks to end: PENDING if it is requeued."""
         if os.getppid() != self._parent:
-            return "FAILED", f"slurmstepd, which watched the supervisor on {self.nodes[0].name}, is gone"
+            return Ending("FAILED", f"slurmstepd, which watched the supervisor on {self.nodes[0].name}, is gone")
         try:
             fate = queue.fate(self.number, self._spec.id)
         except SlurmError as error:
-            return "CANCELLED", f"ended by Slurm, which does not say why: {error}"
+            return Ending("CANCELLED", f"ended by Slurm, which does not say why: {error}")
         if fate is not None and fate.requeued > self.requeued:
-            return "PENDING", "requeued by Slurm"
+            return Ending("PENDING", "requeued by Slurm")
         if fate is not None and fate.reason == "TimeLimit":
-            return "FAILED", "Slurm's time limit ended it"
+            return Ending("FAILED", "Slurm's time limit ended it", endings.SOMEBODY)
         if fate is not None and (why := self._why_down(fate)):
-            return "FAILED", why
+            return Ending("FAILED", why)
         if fate is not None and fate.state == "RUNNING":
-            return "CANCELLED", "its processes were sent SIGTERM, and not by Slurm"
-        return "CANCELLED", "cancelled in Slurm (scancel)"
+            return Ending("CANCELLED", "its processes were sent SIGTERM, and not by Slurm")
+        return Ending("CANCELLED", "cancelled in Slurm (scancel)", endings.SOMEBODY)
 
     def taken_for_dead(self) -> str:
         """Which of our nodes Slurm takes for dead, so that it ends the job; empty if that is not so."""

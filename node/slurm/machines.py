@@ -12,6 +12,7 @@ from pathlib import Path
 from infra.inventory import Node
 from node.job import files, submit
 from node.job.aftermath import sweep
+from node.job.endings import Ending
 from node.job.files import Record
 from node.job.keeper_connection import Link, PipeLink
 from node.job.log import Log
@@ -80,7 +81,7 @@ class SlurmMachines:
     def why(self, node: str, *, has_gone: bool) -> str:
         return ""
 
-    def asked_to_end(self) -> tuple[str, str]:
+    def asked_to_end(self) -> Ending:
         return self._slurm.ended_by()
 
     def why_failed(self) -> str:

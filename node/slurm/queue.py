@@ -131,6 +131,17 @@ def longest(partition: str = "") -> tuple[str, float]:
     return name.removesuffix("*"), _seconds(limit)
 
 
+def given(partition: str = "") -> tuple[str, float]:
+    """As `longest`, of a job that asks for no time: what the partition gives it then, if that is less. SlurmError."""
+    which = [f"--partition={partition}"] if partition else []
+    rows = [line.split("|") for line in ask(["sinfo", "--noheader", *which, "--format=%P|%L|%l"]).splitlines()]
+    known = [row for row in rows if len(row) == 3]
+    name, default, most = next(
+        (row for row in known if row[0].endswith("*")), known[0] if known else [partition, "", ""]
+    )
+    return name.removesuffix("*"), min(_seconds(default), _seconds(most))
+
+
 def _seconds(limit: str) -> float:
     """`1-02:00:00`, `1:30:00`, `4:00` in seconds; `inf` for infinite, and for what Slurm itself is to judge."""
     match = re.fullmatch(r"(?:([0-9]+)-)?(?:([0-9]+):)?([0-9]+):([0-9]+)", limit)

@@ -16,8 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fabfile.launchers import sbatch
-from node.job import files
+from node.job import endings, files
 from node.job.diagnosis import signal_name
+from node.job.endings import Ending
 from node.job.files import Record
 from node.job.log import Log
 from node.slurm import queue
@@ -84,14 +85,15 @@ def settle(run_dir: Path) -> Record:
         fate = queue.fate(record["slurm"], record["id"]) if record["slurm"] else None
         if fate is not None and not fate.is_over:
             return record  # it was submitted after the queue was read
-        state, reason = why(fate) if record["slurm"] else ("FAILED", "it was never submitted to Slurm")
+        never = Ending("FAILED", "it was never submitted to Slurm")
+        state, reason, by = why(fate) if record["slurm"] else never
         full = shutil.disk_usage(run_dir).free < _ROOM
         if full:  # which may well be why, and why nobody has recorded it
             reason += f"; the disk with {run_dir} is full"
         log = Log(run_dir / "log", fate.host if fate and fate.host else os.uname().nodename)
         log.say(f"error: {reason}")
         log.say(f"{record['id']} {state}: {reason}")
-        ended = {**record, "state": state, "reason": reason, "exit_code": 1, "ended": time.time()}
+        ended = {**record, "state": state, "reason": reason, "exit_code": 1, "ended": time.time(), "ended_by": by}
         try:
             files.write(run_dir / "state.json", ended)
         except OSError:
@@ -100,21 +102,22 @@ def settle(run_dir: Path) -> Record:
     return ended
 
 
-def why(fate: Fate | None) -> tuple[str, str]:
-    """(state, reason) of a job whose supervisor did not record its end."""
+def why(fate: Fate | None) -> Ending:
+    """How a job ended whose supervisor did not record it."""
     if fate is None:
-        return "FAILED", "Slurm does not know it any more, and its supervisor has not recorded how it ended"
+        return Ending("FAILED", "Slurm does not know it any more, and its supervisor has not recorded how it ended")
     where = f" on {fate.host}" if fate.host else ""
     match fate.state:
         case "CANCELLED":
-            return "CANCELLED", "cancelled in Slurm (scancel)"
+            return Ending("CANCELLED", "cancelled in Slurm (scancel)", endings.SOMEBODY)
         case "TIMEOUT":
-            return "FAILED", "Slurm's time limit ended it"
+            return Ending("FAILED", "Slurm's time limit ended it", endings.SOMEBODY)
         case "NODE_FAIL":
-            return "FAILED", f"its first node, {fate.host}, failed" if fate.host else "one of its nodes failed"
+            return Ending("FAILED", f"its first node, {fate.host}, failed" if fate.host else "one of its nodes failed")
     if fate.signal:
-        return "FAILED", f"its supervisor{where} was killed by {signal_name(fate.signal)}"
-    return "FAILED", f"its supervisor{where} ended with exit code {fate.code} (Slurm: {fate.state}): {sbatch.OUTPUT}"
+        return Ending("FAILED", f"its supervisor{where} was killed by {signal_name(fate.signal)}")
+    how = f"ended with exit code {fate.code} (Slurm: {fate.state}): {sbatch.OUTPUT}"
+    return Ending("FAILED", f"its supervisor{where} {how}")
 
 
 def others(queued: Sequence[QueuedJob], records: Sequence[Record]) -> list[QueuedJob]:

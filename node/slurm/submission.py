@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pwd
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from fabfile.launchers import sbatch
 from fabfile.launchers.sbatch import Batch
-from node.job import files, job_table
+from node.job import endings, files, job_table
 from node.job.spec import JobSpec, job_nodes
 from node.slurm import queue, records
 from node.slurm.queue import QueuedJob, SlurmError
@@ -20,10 +21,13 @@ _NOW_SECONDS = 5.0
 """How long a supervisor has to end its job at once, before Slurm is asked to kill it."""
 _SECRETS = "WANDB_"
 _POLL = 0.1
+SHORTEST = 2.0 * sbatch.EARLY
+"""Seconds that a job without a limit of its own must have: at a quarter before the end, and Slurm's moment earlier, it
+is told; half a minute is left to begin in."""
 
 
 def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> Batch:
-    """The job as Slurm is asked for it; `nodes`: another number of them than the user asked for."""
+    """The job as Slurm is asked for it; `nodes`: another number of them than the user asked for. SlurmError."""
     node = job_nodes(spec.cluster)[0]
     return Batch(
         id=spec.id,
@@ -36,6 +40,7 @@ def batch_of(spec: JobSpec, *, nodes: int = 0, exclude: Sequence[str] = ()) -> B
         restarts=spec.restarts,
         time_limit=spec.time_limit,
         exclude=tuple(exclude),
+        warning=_warning(spec),
     )
 
 
@@ -70,18 +75,28 @@ def refused(spec: JobSpec) -> str:
     return too_few(spec.node_count, states, queued, waits=spec.queue)
 
 
-def too_long(spec: JobSpec) -> str:
+def wrong_limit(spec: JobSpec) -> str:
     """Why the partition runs no job with this time limit, whichever nodes are free; empty if it does. Slurm refuses
-    such a job without saying what the limit is, or leaves it pending for ever, as its EnforcePartLimits says."""
-    if not spec.time_limit:
-        return ""
+    such a job without saying what the limit is, or leaves it pending for ever, as its EnforcePartLimits says. A job
+    without one is refused if it would be warned of the end before it trains."""
     try:
-        name, most = queue.longest(partition(spec))
+        name, most = queue.longest(partition(spec)) if spec.time_limit else queue.given(partition(spec))
     except SlurmError:  # `refused` asks Slurm next, and says it
         return ""
-    if spec.time_limit <= most:
-        return ""
-    return f"--time-limit {_words(spec.time_limit)}: Slurm's partition {name} lets a job run for {_words(most)} at most"
+    if spec.time_limit > most:
+        asked = f"--time-limit {_words(spec.time_limit)}"
+        return f"{asked}: Slurm's partition {name} lets a job run for {_words(most)} at most"
+    if not spec.time_limit and most < SHORTEST:
+        only = f"Slurm's partition {name} lets a job run for {_words(most)} if it asks for no time"
+        least = f"at least {_words(SHORTEST)}, as it is stopped with a checkpoint before the end"
+        return f"{only}; needed: {least} (or --time-limit, which is kept to the second)"
+    return ""
+
+
+def _warning(spec: JobSpec) -> int:
+    """How many seconds before the partition's limit a job without one of its own is told. SlurmError."""
+    most = math.inf if spec.time_limit else queue.given(partition(spec))[1]
+    return int(min(sbatch.WARNING, most / 4))
 
 
 def _words(seconds: float) -> str:
@@ -139,6 +154,6 @@ def _cancelled(run_dir: Path, before: files.Record) -> None:
     while any(job.id == before["slurm"] for job in queue.jobs()) and time.monotonic() < deadline:
         time.sleep(_POLL)
     if before["started"] is None:
-        job_table.over(run_dir, "CANCELLED", "stopped before it started", 1)
+        job_table.over(run_dir, "CANCELLED", "stopped before it started", 1, endings.SOMEBODY)
     else:
         records.settle(run_dir)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from invoke.exceptions import Exit
@@ -51,6 +53,19 @@ def test_a_limit_of_ours_is_told_to_slurm_in_whole_minutes_and_else_slurm_warns(
 def test_partition_gpus_and_dead_nodes() -> None:
     found = options(replace(BATCH, partition="p3dn", gpus=8, exclude=("node2", "node3")))
     assert {"--partition=p3dn", "--gpus-per-node=8", "--exclude=node2,node3"} <= set(found)
+
+
+def test_a_warning_in_the_supervisors_first_moments_does_not_kill_it(tmp_path: Path) -> None:
+    """A Python that has not got to the supervisor's handler."""
+    program = tmp_path / "launch"
+    program.write_text("import time\nprint('began', flush=True)\ntime.sleep(0.3)\nprint('supervised')\n")
+    path = tmp_path / "job.sbatch"
+    path.write_text(sbatch.script(replace(BATCH, program=str(program))))
+    with subprocess.Popen(["sh", str(path)], stdout=subprocess.PIPE, text=True) as batch:
+        assert batch.stdout is not None and batch.stdout.readline() == "began\n"
+        batch.send_signal(signal.SIGUSR1)
+        said = batch.communicate(timeout=30)[0]
+    assert (batch.returncode, said) == (0, "supervised\n")
 
 
 def test_a_comment_says_which_of_our_jobs_it_is() -> None:

@@ -76,10 +76,34 @@ def test_a_limit_above_the_partitions_is_told_with_both(monkeypatch: pytest.Monk
     monkeypatch.setattr(queue, "longest", lambda _partition: ("nodes", 14400.0))
     spec = JobSpec(name="a", job="", launcher="slurm", cluster=cluster(), timeout=60.0, runs="runs", code="/code")
     spec = replace(spec, time_limit=14400.0)
-    assert submission.too_long(spec) == "" == submission.too_long(replace(spec, time_limit=0.0))
-    assert submission.too_long(replace(spec, time_limit=14460.0)) == (
+    assert submission.wrong_limit(spec) == ""
+    assert submission.wrong_limit(replace(spec, time_limit=14460.0)) == (
         "--time-limit 241m: Slurm's partition nodes lets a job run for 4h at most"
     )
+
+
+@pytest.mark.parametrize(
+    ("default", "most", "wrong", "warning"),
+    [
+        ("n/a", "1:00", True, 15),
+        ("1:00", "infinite", True, 15),
+        ("n/a", "2:00", False, 30),
+        ("n/a", "3:00", False, 45),
+        ("10:00", "1-00:00:00", False, 120),
+        ("n/a", "infinite", False, 120),
+    ],
+)
+def test_a_job_without_a_limit_is_warned_late_enough_to_train_or_refused(
+    default: str, most: str, wrong: bool, warning: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm warns up to a minute early: of a partition's three minutes the first was as late as it could be."""
+    monkeypatch.setattr(queue, "ask", lambda _argv: f"debug|1:00|1:00\nnodes*|{default}|{most}\n")
+    spec = JobSpec(name="a", job="", launcher="slurm", cluster=cluster(), timeout=60.0, runs="runs", code="/code")
+    expected = "Slurm's partition nodes lets a job run for 1m if it asks for no time; needed: at least 2m"
+    said = submission.wrong_limit(spec)
+    assert said.startswith(expected) if wrong else said == ""
+    assert submission.batch_of(spec).warning == warning
+    assert submission.batch_of(replace(spec, time_limit=60.0)).warning == 120, "the supervisor counts that itself"
 
 
 def shown(**words: str) -> Fate | None:

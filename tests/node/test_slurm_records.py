@@ -18,8 +18,9 @@ import pytest
 from small_cluster import cluster
 
 from node import status
-from node.job import files, job_table, log
+from node.job import endings, files, job_table, log
 from node.job.diagnosis import Outcome
+from node.job.endings import Ending
 from node.job.supervisor import Supervisor
 from node.slurm import others, records
 from node.slurm.allocation import Allocation
@@ -182,22 +183,28 @@ def test_the_queue_is_asked_once_for_all_jobs(tmp_path: Path, slurm: Slurm) -> N
 
 
 @pytest.mark.parametrize(
-    ("fate", "state", "reason"),
+    ("fate", "state", "reason", "by"),
     [
-        (None, "FAILED", "Slurm does not know it any more"),
-        (Fate("CANCELLED", "node1", 0, 15, 0, "None"), "CANCELLED", r"cancelled in Slurm \(scancel\)"),
-        (Fate("TIMEOUT", "node1", 0, 15, 0, "TimeLimit"), "FAILED", "Slurm's time limit"),
-        (Fate("NODE_FAIL", "node2", 0, 0, 0, "NodeDown"), "FAILED", "its first node, node2, failed"),
+        (None, "FAILED", "Slurm does not know it any more", endings.MACHINES),
+        (
+            Fate("CANCELLED", "node1", 0, 15, 0, "None"),
+            "CANCELLED",
+            r"cancelled in Slurm \(scancel\)",
+            endings.SOMEBODY,
+        ),
+        (Fate("TIMEOUT", "node1", 0, 15, 0, "TimeLimit"), "FAILED", "Slurm's time limit", endings.SOMEBODY),
+        (Fate("NODE_FAIL", "node2", 0, 0, 0, "NodeDown"), "FAILED", "its first node, node2, failed", endings.MACHINES),
         (
             Fate("FAILED", "node2", 3, 0, 0, "NonZeroExitCode"),
             "FAILED",
             "its supervisor on node2 ended with exit code 3",
+            endings.MACHINES,
         ),
     ],
 )
-def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason: str) -> None:
+def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason: str, by: str) -> None:
     found = records.why(fate)
-    assert found[0] == state and re.match(reason, found[1])
+    assert (found.state, found.by) == (state, by) and re.match(reason, found.reason)
 
 
 @pytest.mark.parametrize(
@@ -220,30 +227,31 @@ def test_why_slurm_ends_a_job(slurm: Slurm, text: str, state: str, reason: str) 
     ours = object.__new__(Allocation)  # without Slurm's environment
     spec: Any = SimpleNamespace(id="a-1", cluster=cluster(2))
     ours.__dict__ = {"_spec": spec, "_parent": os.getppid(), "number": "7", "requeued": 0, "nodes": spec.cluster.nodes}
-    assert ours.ended_by() == (state, reason)
+    by = endings.SOMEBODY if "limit" in reason or "scancel" in reason else endings.MACHINES
+    assert ours.ended_by() == Ending(state, reason, by)
     assert ours.taken_for_dead() == (reason if "NodeDown" in text else "")
 
 
 @pytest.mark.parametrize("slurms", [False, True])
 def test_ranks_that_somebody_else_has_stopped_are_no_success(slurms: bool) -> None:
     """As Slurm does when it takes a node for dead, and cannot reach the supervisor there."""
-    told: list[tuple[str, str, int]] = []
-    down = ("FAILED", "Slurm takes node2 for dead")
+    told: list[tuple[Ending, int]] = []
+    down = Ending("FAILED", "Slurm takes node2 for dead")
     machines = SimpleNamespace(asked_to_end=lambda: down if slurms else None)
     who: Any = SimpleNamespace(machines=machines, _over=lambda *args: told.append(args))
     stopped = "stopped: step 8 is in the checkpoint"
     Supervisor._ended(who, Outcome(0, stopped), cast("Any", SimpleNamespace(stopping="")))
-    state, reason = down if slurms else ("CANCELLED", "its ranks were sent SIGTERM")
-    assert told == [(state, f"{reason}; {stopped}", 1)]
+    said = down if slurms else Ending("CANCELLED", "its ranks were sent SIGTERM")
+    assert told == [(Ending(said.state, f"{said.reason}; {stopped}"), 1)], "nobody has wished it: a manager resumes it"
 
 
 @pytest.mark.parametrize("down", ["", "Slurm takes node2 for dead"])
 def test_a_node_that_slurm_takes_for_dead_is_named_before_what_follows_from_it(down: str) -> None:
-    told: list[tuple[str, str, int]] = []
+    told: list[tuple[Ending, int]] = []
     who: Any = SimpleNamespace(machines=SimpleNamespace(why_failed=lambda: down), _over=lambda *args: told.append(args))
     cut_off = "node1 (rank 0) is cut off: its keeper ended"
     Supervisor._ended(who, Outcome(1, cut_off), cast("Any", SimpleNamespace(stopping="")))
-    assert told == [("FAILED", down or cut_off, 1)]
+    assert told == [(Ending("FAILED", down or cut_off), 1)]
 
 
 def test_what_others_have_submitted_is_listed_with_them(
