@@ -25,7 +25,12 @@ from training.store import mirror as mirrors
 
 
 class Failed(RuntimeError):
-    """An error that all ranks raise together, with the same one-line text."""
+    """An error that all ranks raise together, with the same one-line text. What has failed is a disk, the network or a
+    store, unless it is a FailsAgain."""
+
+
+class FailsAgain(Failed):
+    """The same of training itself, such as a loss that is not finite: another attempt would end so again."""
 
 
 @dataclass(frozen=True)

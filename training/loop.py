@@ -14,7 +14,7 @@ from training import beginning, compilation, metrics
 from training import job as jobs
 from training import optimizer as optimizers
 from training.batches import Batches
-from training.beginning import Failed
+from training.beginning import Failed, FailsAgain
 from training.checkpoint import carried as carrying
 from training.checkpoint import state as states
 from training.checkpoint.carried import Carried
@@ -51,7 +51,8 @@ class Loop:
         elastic job. `carried`: what this rank has in memory from the world before this one."""
         self.job, self.run_directory, self.ranks, self.stop, self.world = job, run, ranks, stop, world
         run.mkdir(parents=True, exist_ok=True)
-        self.heart = Heartbeat(run, world.place if world else ranks.rank, ranks.node)
+        place, generation = (world.place, world.generation) if world else (ranks.rank, 0)
+        self.heart = Heartbeat(run, place, ranks.node, generation)
         self.clock = metrics.Clock()
         self._beat(0, "load")
         data = jobs.open_data(job)
@@ -124,7 +125,7 @@ class Loop:
         facts = self._exchange(loss)
         if not math.isfinite(facts["loss"]):
             help_ = "a lower train.lr or train.precision = fp32 may help"
-            raise Failed(f"step {step}: the loss is {facts['loss']}; {help_}")
+            raise FailsAgain(f"step {step}: the loss is {facts['loss']}; {help_}")
         with self.clock.time("compute"):
             norm = self.stepper.update()
         self.state.step = step

@@ -87,11 +87,12 @@ def duration(seconds: float) -> str:
 class Heartbeat:
     """Writes a rank's heartbeat file in the run directory; see the module."""
 
-    def __init__(self, run: Path, rank: int, node: str) -> None:
+    def __init__(self, run: Path, rank: int, node: str, world: int = 0) -> None:
+        """`world`: of an elastic job's rank, the generation of the world that it is in."""
         self.path = run / "heartbeat" / f"rank-{rank}.json"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = self.path.with_suffix(".tmp")
-        self._rest = {"rank": rank, "node": node, "pid": os.getpid()}
+        self._rest = {"rank": rank, "node": node, "pid": os.getpid(), "world": world}
 
     def beat(self, step: int, phase: Phase) -> None:
         """Write step, phase and time, atomically; not synced, as nobody reads a heartbeat after a machine's crash."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -123,3 +124,29 @@ def test_another_vocabulary_and_a_lost_shard_are_refused(first: Path, tokens: To
     checkpoint.write(tmp_path / "other", {"model.safetensors": checkpoint.read_part(first / "whole", "model")}, other)
     with pytest.raises(WeightsError, match="another vocabulary than the token set's: name cl100k_base"):
         weights.load(Llama(SHAPE), tmp_path / "other", tokens)
+
+
+def weights_of_no_model(rank: int) -> None:
+    """Plants what one node alone may have: weights that are cut off."""
+
+    def load(model: Model, source: Path, data: TokenSet) -> None:
+        raise WeightsError(f"{source}/model.safetensors: incomplete metadata, file not fully covered")
+
+    if rank == int(os.environ["BAD"]):
+        weights.load = load
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_weights_that_one_rank_alone_cannot_use_end_all_ranks_with_its_line_and_2(
+    bad: int, first: Path, tmp_path: Path
+) -> None:
+    keys = [*LLAMA, f"model.init_from={first / 'whole'}"]
+    group = start(
+        first / "job.toml", tmp_path / "run", 3, keys, before=weights_of_no_model, environment={"BAD": str(bad)}
+    )
+    assert group.wait() == [2, 2, 2], group.output()
+    line = f"model.init_from = {first / 'whole'}: {first / 'whole'}/model.safetensors: incomplete metadata"
+    for rank in range(3):
+        said = [text for text in group.output(rank).splitlines() if text.startswith("error: ")]
+        assert len(said) == 1 and line in said[0] and "Traceback" not in group.output(rank), group.output(rank)
+        assert rank == bad or said[0].startswith(f"error: rank {bad} (node{bad}): ")

@@ -21,6 +21,7 @@ from polling import until
 from training import manifest
 from training.checkpoint import files as checkpoint
 from training.store import bucket, mirror_process, transfer
+from training.store.packed_lines import PackedLines
 
 pytestmark = pytest.mark.faults
 pytest_plugins = ["training_fixtures"]
@@ -205,7 +206,7 @@ def test_what_a_failed_upload_left_gives_way_before_the_next_one(
 
     monkeypatch.setattr(transfer, "push", watched)
     place = bucket.open_folder(f"file://{again}/there/run")
-    mirror_process.send(place, "checkpoints", again / "step-000009", 2, again)
+    mirror_process.send(place, "checkpoints", again / "step-000009", 2, again, PackedLines())
     assert seen == [{"step-000006", "step-000008"}]
     assert {path.name for path in steps.iterdir()} == {"step-000008", "step-000009"}
 

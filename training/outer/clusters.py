@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from training import manifest
-from training.beginning import Failed
+from training.beginning import Failed, FailsAgain
 from training.checkpoint.state import TrainingState
 from training.job import Job
 from training.keys import JobError
@@ -116,7 +116,7 @@ class Clusters:
         """On rank 0, start to exchange the next round's differences. Failed, on every rank, if they are not finite."""
         assert self.state.sent is not None
         if not bool(torch.isfinite(self.state.sent).all()):
-            raise Failed(f"step {self._state.step}: a parameter is not finite; a lower train.lr may help")
+            raise FailsAgain(f"step {self._state.step}: a parameter is not finite; a lower train.lr may help")
         if self._rounds is None:
             return
         raw = self.state.difference(self.outer.bits)
@@ -232,7 +232,7 @@ class Clusters:
         """Go on from the outer state after a round, as `_packed_state` of another cluster made it."""
         values = torch.from_numpy(np.frombuffer(bytearray(raw), dtype=np.float32))
         if len(values) != 2 * len(self.state.momentum):
-            raise Failed(f"{self.outer.exchange}: the state after round {number} is of another model")
+            raise FailsAgain(f"{self.outer.exchange}: the state after round {number} is of another model")
         self.state.parameters, self.state.momentum = (each.clone() for each in values.chunk(2))
         self.state.rounds, self.state.sent = number, None
 

@@ -18,10 +18,15 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
+from training.keys import JobError
+
 POLL = 0.5
 """Seconds between two reads of the store."""
 ROLL_CALL = 2.0
 """Seconds that ranks have to answer. The whole search takes at most 5."""
+
+REFUSED = "refused: "
+"""Begins a verdict on a job that is invalid, of which perhaps one rank alone knows: its node's data, say."""
 
 _COLLECTIVE = re.compile(r"gloo|nccl|ccl|process group|connection|socket|timed out|broken pipe", re.IGNORECASE)
 
@@ -50,7 +55,8 @@ class Peers:
         self._thread.join(2 * POLL)
 
     def explain(self, error: BaseException) -> str:
-        """One line for the exception that ended this rank, agreed with the other ranks that can be reached."""
+        """One line for the exception that ended this rank, agreed with the other ranks that can be reached. JobError if
+        another rank has found that the job is invalid: this one's exception follows from its end."""
         self._stopped.set()
         found: list[str] = []
         asking = threading.Thread(target=lambda: found.append(self._verdict(error)), daemon=True)
@@ -58,14 +64,18 @@ class Peers:
         asking.join(ROLL_CALL + 1.5)
         if self.rank == 0:
             time.sleep(3 * POLL)  # the store ends with this process: let the others read it
+        if found and found[0].startswith(REFUSED) and not isinstance(error, JobError):
+            raise JobError(found[0].removeprefix(REFUSED))
         if found:
-            return found[0]
+            return found[0].removeprefix(REFUSED)
         if is_collective(error) and self.rank:
             return f"{self.names[0]} does not answer ({plain(error)})"
         return f"{self.names[self.rank]} failed: {plain(error)}"
 
     def _verdict(self, error: BaseException) -> str:
         store = _own_connection()
+        if isinstance(error, JobError):
+            return self._publish(store, f"{REFUSED}{self.names[self.rank]}: {' '.join(str(error).split())}")
         if not is_collective(error):
             return self._publish(store, f"{self.names[self.rank]} failed: {plain(error)}")
         store.set("roll", "1")
@@ -107,11 +117,11 @@ class Peers:
         with self._ending:
             if self._stopped.is_set():
                 return
-            print(f"error: {verdict}", file=sys.stderr, flush=True)
+            print(f"error: {verdict.removeprefix(REFUSED)}", file=sys.stderr, flush=True)
             sys.stdout.flush()
             if self.rank == 0:
                 time.sleep(3 * POLL)
-            os._exit(1)
+            os._exit(2 if verdict.startswith(REFUSED) else 1)
 
 
 def is_collective(error: BaseException) -> bool:

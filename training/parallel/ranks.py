@@ -124,7 +124,8 @@ class Ranks:
         return "; ".join(f"{self.name(rank)}: {text}" for rank, text in enumerate(reasons) if text)
 
     def explain(self, error: BaseException) -> str:
-        """One line for the exception that ended this rank; it names the rank that caused it. Tells the other ranks."""
+        """One line for the exception that ended this rank; it names the rank that caused it. Tells the other ranks.
+        JobError if another one has refused the job."""
         return self.peers.explain(error) if self.peers is not None else plain(error)
 
     def leave(self) -> None:

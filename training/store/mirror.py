@@ -26,6 +26,11 @@ Kind = Literal["checkpoints", "best"]
 
 STALL_TIMEOUT = 90.0  # after this many seconds without progress the end of a job no longer waits for the mirror
 _POLL = 0.5
+SAY = 3.0
+"""Seconds after which a run that begins says that it waits for its bucket's first answer."""
+ANSWER = 30.0
+"""Seconds that it waits for that, if the nodes have a checkpoint; else twice as long, as it needs one from there. The
+cloud's library alone may try for minutes, at first for the machine's identity."""
 
 
 class Mirror:
@@ -141,10 +146,38 @@ def fetch(url: str, run: Path, newest: int, fetched: list[str]) -> str:
     """Fetch a run's newest checkpoint, if it is of a later step than `newest` (-1: the nodes have none), and the best
     model with it; adds to `fetched` what was. Returns why it failed, or empty."""
     try:
-        fetched += mirror_process.fetch(bucket.open_folder(url), run, newest)
+        fetched += mirror_process.fetch(_answering(url, newest), run, newest)
     except bucket.StoreError as error:
         return str(error)
     return ""
+
+
+def _answering(url: str, newest: int) -> bucket.BucketFolder:
+    """The run's folder, once its bucket has answered; `newest` as in `fetch`. StoreError if that takes too long."""
+    seconds = ANSWER if newest >= 0 else 2 * ANSWER
+    found: list[bucket.BucketFolder | bucket.StoreError] = []
+
+    def ask() -> None:
+        try:
+            place = bucket.open_folder(url)
+            with bucket.plain_errors(url):
+                place.read(mirror_process.CLAIM)
+            found.append(place)
+        except bucket.StoreError as error:
+            found.append(error)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(SAY)
+    if not found:
+        have = f"; without an answer it goes on from step {newest}" if newest >= 0 else ""
+        print(f"waiting for {url} to say which checkpoints it has, for {seconds:.0f} s at most{have}", flush=True)
+        asking.join(max(0.0, seconds - SAY))
+    if not found:
+        raise bucket.StoreError(f"{url}: no answer in {seconds:.0f} s")
+    if isinstance(found[0], bucket.StoreError):
+        raise found[0]
+    return found[0]
 
 
 def _link(folder: Path, link: Path) -> None:

@@ -33,6 +33,7 @@ from training import manifest, metrics
 from training.progress import Progress
 from training.store import bucket, transfer
 from training.store.bucket import BucketFolder, StoreError
+from training.store.packed_lines import PackedLines
 
 CLAIM = "run.json"  # in the bucket
 JOB = "job.toml"  # in the bucket and in the run directory
@@ -42,8 +43,6 @@ LOCAL_CLAIM = "mirror.json"  # in the run directory: the claim as this run made 
 STAGING = ".mirror"  # in the run directory: files on the way to the bucket or from it
 BEST_KEPT = 1
 _NICENESS = 15
-_LEVEL = 3
-"""Of gzip: 64 MiB in less than a second."""
 
 
 class OthersError(StoreError):
@@ -69,12 +68,12 @@ def serve(url: str, run: Path, keep: int, resume: bool) -> NoReturn:
         os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     orders = queue.SimpleQueue[dict[str, Any]]()
     threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
-    place = None
+    place, lines = None, PackedLines()
     while True:
         order = orders.get()
         try:
             place = place or claim(bucket.open_folder(url), run, resume)
-            send(place, order["kind"], Path(order["folder"]), keep, run)
+            send(place, order["kind"], Path(order["folder"]), keep, run, lines)
             problem = ""
         except StoreError as error:
             problem = str(error)
@@ -88,9 +87,9 @@ def _read_orders(orders: queue.SimpleQueue[dict[str, Any]]) -> None:
     os._exit(0)
 
 
-def send(place: BucketFolder, kind: str, folder: Path, keep: int, run: Path) -> None:
+def send(place: BucketFolder, kind: str, folder: Path, keep: int, run: Path, packed: PackedLines) -> None:
     """Upload one checkpoint, then remove all but the `keep` newest complete ones, of each its manifest first. The run's
-    lines of metrics go before it: for a whole checkpoint they are there."""
+    lines of metrics, `packed` until the last one, go before it: for a whole checkpoint they are there."""
     steps, keep = place.at(kind), BEST_KEPT if kind == "best" else keep
     there = steps.at(folder.name)
     with bucket.plain_errors(place.url):
@@ -98,7 +97,7 @@ def send(place: BucketFolder, kind: str, folder: Path, keep: int, run: Path) -> 
         # A run that went back may do a step again that is there, perhaps as what is there is altered.
         again = transfer.complete_manifest(there) is not None
         if kind == "checkpoints" and (lines := transfer.read_if_exists(run / METRICS)):
-            place.write(METRICS_SENT, gzip.compress(lines, _LEVEL))
+            place.write(METRICS_SENT, packed.of(lines))
     transfer.push(folder, there, overwrite=again, trusted=True, progress=_ReportBytes())
     with bucket.plain_errors(place.url):
         _remove_old(steps, folder.name, keep)
