@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_cluster import Kube, Streams, deployed, served
+from kube_cluster import Kube, deployed, served
+from kube_streams import Streams
 
 from fabfile.backends.kubernetes import channel as channels
 from fabfile.backends.kubernetes import view

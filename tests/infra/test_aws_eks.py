@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import base64
 import email
-import json
-from typing import Any
 
 import pytest
 import yaml
-from aws_mocks import EKS, FILE_SYSTEM, KEY, RESERVATION
+from aws_eks_declared import FULL_NAME, NAME, objects
+from aws_mocks import EKS, KEY, RESERVATION
 from aws_xeon_program import OWN, Program, refusal, settings
-from program_recorder import STACK_ID, Ran
+from program_recorder import STACK_ID
 
-from infra import training_operator
-from infra.clouds.aws import capacity, eks, eks_network, machine_types, zones
-from infra.clouds.kube_client import path_of
+from infra.clouds.aws import capacity, eks_network, machine_types, zones
 from infra.clusters import aws_eks
 from infra.config.settings import load
 from infra.prices import table
 
 pytest_plugins = ["aws_eks_program"]
-STACK = f"trainyard-aws-eks-{STACK_ID}"
-NAME = f"{STACK}-eks"
 GROUPS = [EKS["vpcConfig"]["clusterSecurityGroupId"], "nodes-group-id"]  # type: ignore[index]
-
-
-def statements(ran: Ran, name: str, key: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(ran[name].inputs[key])["Statement"]
-    return found
-
-
-def objects(ran: Ran) -> dict[str, Any]:
-    """What is put into the cluster, by kind and name."""
-    listed = json.loads(ran["objects"].inputs["objects"])
-    found = {f"{one['kind']}/{one['metadata']['name']}": one for one in listed}
-    assert len(found) == len(listed)
-    return found
 
 
 # --- the cluster ---
@@ -66,6 +48,7 @@ def test_who_runs_up_administers_it_by_an_access_entry(eks_program: Program, mon
     assert ran["operator"].inputs["principalArn"] == ran["operator-rights"].inputs["principalArn"] == who
     assert ran["operator-rights"].inputs["policyArn"].endswith("cluster-access-policy/AmazonEKSClusterAdminPolicy")
     monkeypatch.setattr(zones, "check_offer", lambda *_: None)
+    monkeypatch.setattr(table, "is_priced", lambda *_: True)
     china = eks_program(region="cn-northwest-1", zone="cnnw1-az1")["operator-rights"].inputs["policyArn"]
     assert china.startswith("arn:aws-cn:eks::aws:")
 
@@ -135,7 +118,7 @@ def test_the_nodes_own_disks_are_one_place_for_images(eks_program: Program) -> N
 def test_the_workers_are_together_and_reserved_at_once(eks_program: Program) -> None:
     ran = eks_program(nodes=3)
     gpus = ran["gpus"]
-    assert ran["gpus-template"].inputs["placement"] == {"groupName": STACK}
+    assert ran["gpus-template"].inputs["placement"] == {"groupName": FULL_NAME}
     assert gpus.inputs["scalingConfig"] == {"minSize": 0, "maxSize": 3, "desiredSize": 3}
     assert gpus.inputs["amiType"] == "AL2023_x86_64_NVIDIA" and gpus.inputs["capacityType"] == "ON_DEMAND"
     assert "reserved" in gpus.needs and ran["reserved"].inputs["count"] == 3 and "gpus" in ran["released"].needs
@@ -167,93 +150,6 @@ def test_running_nodes_keep_their_template_unless_they_may_be_replaced(eks_progr
 def test_the_nodes_end_at_max_hours_without_us(eks_program: Program) -> None:
     ends = eks_program(maxHours=7)["ends"]
     assert ends.inputs["hours"] == 7 and ends.inputs["group"] == "eks-gpus-0123"
-
-
-# --- add-ons, rights, objects ---
-
-
-def test_addons_are_pinned_and_come_when_they_can_run(eks_program: Program) -> None:
-    ran = eks_program()
-    found = {one.inputs["addonName"]: one for one in ran.of("eks/addon:Addon")}
-    assert {name: one.inputs["addonVersion"] for name, one in found.items()} == eks.ADDONS
-    for name, one in found.items():
-        before = name in eks.BEFORE_NODES
-        assert (one.name in ran["gpus"].needs and one.name in ran["system"].needs) == before, name
-        assert ("system" in one.needs) == (not before), name
-
-
-def test_pods_have_rights_by_identity_and_those_alone(eks_program: Program) -> None:
-    ran = eks_program()
-    given = {
-        one.inputs["addonName"]: one.inputs["podIdentityAssociations"]
-        for one in ran.of("eks/addon:Addon")
-        if one.inputs.get("podIdentityAssociations")
-    }
-    assert {name: entry[0]["serviceAccount"] for name, entry in given.items()} == {
-        **{"vpc-cni": "aws-node", "aws-fsx-csi-driver": "fsx-csi-controller-sa"},
-    }
-    assert ran["trainer-identity"].inputs["serviceAccount"] == ran.kubernetes.service_account
-    for name in ("cni-role", "fsx-role", "trainer-role"):
-        (trust,) = statements(ran, name, "assumeRolePolicy")
-        assert trust["Principal"] == {"Service": "pods.eks.amazonaws.com"} and "sts:TagSession" in trust["Action"]
-        cluster = f"arn:aws:eks:us-east-1:123456789012:cluster/{NAME}"
-        assert trust["Condition"]["ArnEquals"] == {"aws:SourceArn": cluster}
-    (mounts,) = statements(ran, "fsx-may-describe", "policy")
-    assert mounts["Action"] == "fsx:DescribeFileSystems", "a driver that makes file systems would leave some"
-    on_node = [one.inputs["policyArn"] for one in ran.of("iam/rolePolicyAttachment:RolePolicyAttachment")]
-    assert not [arn for arn in on_node if arn.endswith("FullAccess")]
-
-
-def test_the_file_system_is_a_volume_that_kubernetes_never_deletes(eks_program: Program) -> None:
-    found = objects(eks_program())
-    volume, claim = found["PersistentVolume/trainyard-fsx"]["spec"], found["PersistentVolumeClaim/fsx"]
-    assert volume["csi"]["volumeHandle"] == FILE_SYSTEM and volume["persistentVolumeReclaimPolicy"] == "Retain"
-    assert volume["csi"]["volumeAttributes"] == {"dnsname": f"{FILE_SYSTEM}.fsx.amazonaws.com", "mountname": "abcd"}
-    assert claim["spec"]["volumeName"] == "trainyard-fsx" and claim["metadata"]["namespace"] == "trainyard"
-    for one in (volume, claim["spec"]):
-        assert one["storageClassName"] == "" and one["accessModes"] == ["ReadWriteMany"]
-
-
-def test_plugins_run_on_the_workers_and_images_have_versions(eks_program: Program) -> None:
-    found = objects(eks_program())
-    for name in ("nvidia-device-plugin", "efa-device-plugin"):
-        pod = found[f"DaemonSet/{name}"]["spec"]["template"]["spec"]
-        assert pod["nodeSelector"] == eks_program()["gpus"].inputs["labels"]
-        assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
-    images = [
-        container["image"]
-        for one in found.values()
-        if one["kind"] in ("DaemonSet", "Deployment")
-        for container in one["spec"]["template"]["spec"]["containers"]
-    ]
-    assert len(images) == 3 and all(":v" in image for image in images)
-
-
-def test_a_jobs_pods_may_end_pods_of_their_namespace_and_nothing_else(eks_program: Program) -> None:
-    found = objects(eks_program())
-    account, role, binding = (found[f"{kind}/trainer"] for kind in ("ServiceAccount", "Role", "RoleBinding"))
-    assert {one["metadata"]["namespace"] for one in (account, role, binding)} == {"trainyard"}
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "delete"]}]
-    assert binding["roleRef"]["name"] == role["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "trainer", "namespace": "trainyard"}]
-    assert path_of(role) == "/apis/rbac.authorization.k8s.io/v1/namespaces/trainyard/roles/trainer"
-    assert path_of(binding).endswith("/namespaces/trainyard/rolebindings/trainer")
-
-
-def test_the_operator_is_for_pytorchjob_alone(eks_program: Program) -> None:
-    found = {f"{one['kind']}/{one['metadata']['name']}": one for one in training_operator.objects()}
-    assert found.items() <= objects(eks_program()).items()
-    (container,) = found["Deployment/training-operator"]["spec"]["template"]["spec"]["containers"]
-    assert "--enable-scheme=pytorchjob" in container["args"]
-    (hook,) = found["ValidatingWebhookConfiguration/validator.training-operator.kubeflow.org"]["webhooks"]
-    assert hook["rules"][0]["resources"] == ["pytorchjobs"] and hook["failurePolicy"] == "Fail"
-    rules = found["ClusterRole/training-operator"]["rules"]
-    assert not [rule for rule in rules if "*" in (*rule["verbs"], *rule["resources"])]
-
-
-def test_objects_come_last_and_with_all_that_they_need(eks_program: Program) -> None:
-    needed = eks_program().closure("objects")
-    assert {"gpus", "system", "addon-coredns", "addon-aws-fsx-csi-driver", "operator-rights", "lustre-bucket"} <= needed
 
 
 # --- how it goes ---
@@ -288,8 +184,8 @@ def test_the_inventory_says_how_to_reach_it_and_what_it_has(eks_program: Program
     assert (found.endpoint, found.certificate_authority) == (EKS["endpoint"], "LS0tLS1CRUdJTg==")
     assert (found.authentication, found.workers, found.gpus_per_worker, found.efa_per_worker) == ("eks", 3, 8, 4)
     assert (found.gpu_architecture, found.efa_gbps, found.cores_per_worker) == ("sm_80", 400, 48)
-    assert found.image == f"123456789012.dkr.ecr.us-east-1.amazonaws.com/{STACK}-images"
-    assert (found.shared_dir, found.shared_claim, found.data_url) == ("/fsx", "fsx", f"s3://{STACK}-use1")
+    assert found.image == f"123456789012.dkr.ecr.us-east-1.amazonaws.com/{FULL_NAME}-images"
+    assert (found.shared_dir, found.shared_claim, found.data_url) == ("/fsx", "fsx", f"s3://{FULL_NAME}-use1")
 
 
 def test_the_bill_tells_idle_from_full(eks_keys: dict[str, str], eks_program: Program) -> None:

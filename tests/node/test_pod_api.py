@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import socket
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -21,12 +20,6 @@ from node.kubernetes.identity import Pod
 
 NOBODY = "255.255.255.255"
 """An address to which the kernel itself refuses to connect: nothing is sent."""
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[PodApi]:
-    with served(tmp_path) as api:
-        yield api
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ from typing import Any
 
 import botocore.session
 import regex
-from aws_requests import REQUESTS, requests
+from aws_calls import REQUESTS
+from aws_requests import requests
 from program_recorder import Ran
 
 EC2 = "https://docs.aws.amazon.com/AWSEC2/latest/APIReference/"
@@ -251,7 +252,7 @@ def declared(ran: Ran) -> list[str]:
         if not one.type.startswith("aws:"):
             continue
         if one.type not in REQUESTS:
-            found.append(f"{one.name}: nothing is known of {one.type}; enter it in aws_requests.py")
+            found.append(f"{one.name}: nothing is known of {one.type}; enter it in aws_calls.py")
             continue
         for asked in requests(one.type, one.inputs):
             found += [f"{one.name}: {what}" for what in asked.unknown]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,19 +34,31 @@ class Server:
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler], port: int = 0) -> Iterator[str]:
-    """The address of a server whose requests the handler answers; port 0: any that is free."""
+def listening(handler: type[BaseHTTPRequestHandler], port: int = 0, *, identity: bytes = b"") -> Iterator[str]:
+    """The address of a server whose requests the handler answers; port 0: any that is free. With `identity`, a
+    certificate and its key as PEM, it speaks TLS."""
     httpd = ThreadingHTTPServer(("127.0.0.1", port), handler)
     httpd.daemon_threads = True
     httpd.block_on_close = False  # a handler may hang on purpose
+    if identity:
+        httpd.socket = _tls(identity).wrap_socket(httpd.socket, server_side=True)
     thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{httpd.server_port}"
+        yield f"{'https' if identity else 'http'}://127.0.0.1:{httpd.server_port}"
     finally:
         httpd.shutdown()
         httpd.server_close()
         thread.join()
+
+
+def _tls(identity: bytes) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:  # it reads from files alone
+        file.write(identity)
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
 
 
 @contextmanager

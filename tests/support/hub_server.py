@@ -61,74 +61,77 @@ class Hub:
         return [*folders, *({"type": "file", "oid": "0" * 40, "size": n, "path": p} for p, n in found.items())]
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the server `hub`, which a class derived from this one has."""
+
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_POST(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        path = unquote(urlsplit(self.path).path)
+        if found := re.fullmatch(rf"/datasets/{self.hub.name}/resolve/[^/]+/(.+)", path):
+            self._file(found[1])
+        elif re.fullmatch(rf"/api/datasets/{self.hub.name}(/revision/.+)?", path):
+            siblings = [{"rfilename": each["path"]} for each in self.hub.entries() if each["type"] == "file"]
+            self._json({"id": self.hub.name, "sha": REVISION, "siblings": siblings, "private": False, "tags": []})
+        elif found := re.fullmatch(rf"/api/datasets/{self.hub.name}/tree/[^/]+/?(.*)", path):
+            below = [each for each in self.hub.entries() if not found[1] or each["path"].startswith(f"{found[1]}/")]
+            deep = "recursive=true" in self.path.lower()
+            self._json([each for each in below if deep or "/" not in each["path"].removeprefix(f"{found[1]}/")])
+        elif re.fullmatch(rf"/api/datasets/{self.hub.name}/paths-info/.+", path):
+            wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
+            self._json([each for each in self.hub.entries() if each["path"] in wanted])
+        else:
+            self._json({"error": "not found"}, 404)
+
+    def _json(self, value: object, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _file(self, name: str) -> None:
+        data = self.hub.file(name)
+        if data is None:
+            return self._json({"error": "no such file"}, 404)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        first, last = (int(asked[1]), int(asked[2])) if asked else (0, len(data) - 1)
+        if self.command == "GET" and name != "README.md":
+            self.hub.reads.append((name, first))
+            if self.hub.mischief(self, name, first):
+                return None
+        part = data[first : last + 1]
+        self.send_response(206 if asked else 200)
+        self.send_header("ETag", '"0"')
+        self.send_header("X-Repo-Commit", REVISION)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part)
+        return None
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
 @contextmanager
 def serving(root: Path, name: str = "allenai/c4", port: int = 0) -> Iterator[Hub]:
     """A hub whose one data set has the files of `root`; port 0: any that is free."""
     hub = Hub(name, root)
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self._answer()
-
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            self._answer()
-
-        def _answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
-            path = unquote(urlsplit(self.path).path)
-            if found := re.fullmatch(rf"/datasets/{hub.name}/resolve/[^/]+/(.+)", path):
-                self._file(found[1])
-            elif re.fullmatch(rf"/api/datasets/{hub.name}(/revision/.+)?", path):
-                siblings = [{"rfilename": each["path"]} for each in hub.entries() if each["type"] == "file"]
-                self._json({"id": hub.name, "sha": REVISION, "siblings": siblings, "private": False, "tags": []})
-            elif found := re.fullmatch(rf"/api/datasets/{hub.name}/tree/[^/]+/?(.*)", path):
-                below = [each for each in hub.entries() if not found[1] or each["path"].startswith(f"{found[1]}/")]
-                deep = "recursive=true" in self.path.lower()
-                self._json([each for each in below if deep or "/" not in each["path"].removeprefix(f"{found[1]}/")])
-            elif re.fullmatch(rf"/api/datasets/{hub.name}/paths-info/.+", path):
-                wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
-                self._json([each for each in hub.entries() if each["path"] in wanted])
-            else:
-                self._json({"error": "not found"}, 404)
-
-        def _json(self, value: object, status: int = 200) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-        def _file(self, name: str) -> None:
-            data = hub.file(name)
-            if data is None:
-                return self._json({"error": "no such file"}, 404)
-            asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            first, last = (int(asked[1]), int(asked[2])) if asked else (0, len(data) - 1)
-            if self.command == "GET" and name != "README.md":
-                hub.reads.append((name, first))
-                if hub.mischief(self, name, first):
-                    return None
-            part = data[first : last + 1]
-            self.send_response(206 if asked else 200)
-            self.send_header("ETag", '"0"')
-            self.send_header("X-Repo-Commit", REVISION)
-            self.send_header("Content-Length", str(len(part)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(part)
-            return None
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with listening(Handler, port) as hub.url:
+    with listening(type("Handler", (Handler,), {"hub": hub}), port) as hub.url:
         try:
             yield hub
         finally:

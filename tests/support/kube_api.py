@@ -12,19 +12,16 @@ import datetime
 import http.server
 import ipaddress
 import json
-import ssl
-import tempfile
-import threading
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from http_server import listening
 
 
 @dataclass
@@ -85,22 +82,10 @@ def served() -> Iterator[KubeApi]:
         def log_message(self, *_: object) -> None:
             """Nothing: pytest shows what a test needs."""
 
-    with tempfile.TemporaryDirectory() as folder:
-        httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pem, key = certificate()
-        (Path(folder) / "pem").write_bytes(pem + key)
-        context.load_cert_chain(Path(folder) / "pem")
-        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        api.url, api.authority = f"https://127.0.0.1:{httpd.server_port}", base64.b64encode(pem).decode()
-        try:
-            yield api
-        finally:
-            httpd.shutdown()
-            httpd.server_close()
-            thread.join()
+    pem, key = certificate()
+    api.authority = base64.b64encode(pem).decode()
+    with listening(Handler, identity=pem + key) as api.url:
+        yield api
 
 
 def certificate() -> tuple[bytes, bytes]:

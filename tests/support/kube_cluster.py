@@ -14,14 +14,8 @@ import base64
 import hashlib
 import http.server
 import json
-import os
 import re
 import shutil
-import socket
-import ssl
-import subprocess
-import tempfile
-import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,15 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from http_server import listening
 from kube_api import certificate
-from wsproto.connection import Connection, ConnectionType
-from wsproto.events import BytesMessage, CloseConnection, Message, Ping
-from wsproto.utilities import LocalProtocolError
+from kube_streams import Object, Streams, run
 
 from fabfile.backends.kubernetes import pods
 from infra.inventory import KubeCluster
 
-Object = dict[str, Any]
 KINDS = {
     **{"pods": "Pod", "secrets": "Secret", "events": "Event", "nodes": "Node", "deployments": "Deployment"},
     **{"persistentvolumeclaims": "PersistentVolumeClaim", "pytorchjobs": "PyTorchJob"},
@@ -49,7 +41,6 @@ _PATH = re.compile(
 )
 _MAGIC = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 TOKEN = "a-token"
-_PATH_IN_PODS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass
@@ -105,159 +96,66 @@ class Kube:
         self.refusals.append((lambda verb, path: part in path and method in ("", verb), code, status))
 
 
-class Streams:
-    """A program's side of its streams."""
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers for the server `kube`, which a class derived from this one has."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock, self.frames, self._lock = sock, Connection(ConnectionType.SERVER), threading.Lock()
+    kube: Kube
+    protocol_version = "HTTP/1.1"
 
-    def send(self, stream: int, data: bytes, *, finished: bool = True) -> None:
-        """Send a message, or, with `finished` false, the beginning of one."""
-        self.raw(self.frames.send(BytesMessage(data=bytes([stream]) + data, message_finished=finished)))
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urllib.parse.urlsplit(self.path)
+        query = urllib.parse.parse_qs(url.query)
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            return self._answer(401, {"kind": "Status", "status": "Failure", "code": 401, "message": "Unauthorized"})
+        for is_meant, code, status in self.kube.refusals:
+            if is_meant(self.command, url.path):
+                return self._answer(code, status)
+        if url.path.endswith("/exec"):
+            return self._exec(query)
+        if url.path.endswith("/log"):
+            return self._log(url.path.split("/")[-2], int(query["tailLines"][0]))
+        found = _PATH.fullmatch(url.path)
+        if found is None or KINDS.get(found["plural"], "") in self.kube.unknown:
+            return self._answer(404, _missing("", "the server could not find the requested resource"))
+        return self._answer(*_done(self.kube, self.command, KINDS[found["plural"]], found["name"], query, body))
 
-    def raw(self, data: bytes) -> None:
-        """Send bytes as they are."""
-        with self._lock:
-            self.sock.sendall(data)
+    do_GET = do_PATCH = do_DELETE = _serve
 
-    def end(self, code: int) -> None:
-        """Tell how the program ended, and close."""
-        status: Object = {"metadata": {}, "status": "Success"}
-        if code:
-            causes = [{"reason": "ExitCode", "message": str(code)}]
-            message = f"command terminated with non-zero exit code: exit status {code}"
-            status = {
-                "status": "Failure",
-                "reason": "NonZeroExitCode",
-                "message": message,
-                "details": {"causes": causes},
-            }
-        self.send(3, json.dumps(status).encode())
-        self.raw(self.frames.send(CloseConnection(code=1000)))
-
-    def received(self) -> Iterator[bytes]:
-        """The messages, until the other side closes."""
-        whole = b""
-        while data := self.sock.recv(1 << 16):
-            self.frames.receive_data(data)
-            for event in self.frames.events():
-                if isinstance(event, Message):
-                    whole += bytes(event.data)
-                    if event.message_finished:
-                        yield whole
-                        whole = b""
-                elif isinstance(event, Ping):
-                    self.raw(self.frames.send(event.response()))
-                elif isinstance(event, CloseConnection):
-                    return
-
-
-def run(argv: list[str], home: Path, streams: Streams) -> None:
-    """Run a program; when the other side is gone its stdin ends, as a kubelet does it."""
-    # Not the PATH of the test, which is the operator's side: a pod is Linux, where a test plays a mac, too.
-    environment = {"HOME": str(home), "PATH": _PATH_IN_PODS, "LANG": "C.UTF-8", "KUBERNETES_SERVICE_HOST": "x"}
-    environment |= {name: value for name, value in os.environ.items() if name.startswith("TRAINYARD_")}
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(argv, cwd="/", env=environment, **pipes) as program:  # type: ignore[call-overload]
-        assert program.stdin and program.stdout and program.stderr
-        readers = [
-            threading.Thread(target=_forward, args=(streams, number, pipe))
-            for number, pipe in ((1, program.stdout), (2, program.stderr))
-        ]
-
-        def ended() -> None:
-            for reader in readers[:2]:
-                reader.join()
-            with suppress(OSError):  # as containerd does it: before the program itself has ended
-                program.stdin.close()
-            with suppress(OSError, LocalProtocolError):  # the other side has closed
-                streams.end(program.wait() if program.wait() >= 0 else 128 - program.wait())
-                streams.sock.shutdown(socket.SHUT_RD)
-
-        readers.append(threading.Thread(target=ended))
-        for thread in readers:
-            thread.start()
+    def _exec(self, query: dict[str, list[str]]) -> None:
+        self.kube.execs.append(query["command"])
+        key = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + _MAGIC).encode()).digest()
+        self.send_response(101)
+        for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade")):
+            self.send_header(name, value)
+        self.send_header("Sec-WebSocket-Accept", base64.b64encode(key).decode())
+        self.send_header("Sec-WebSocket-Protocol", self.kube.protocol or self.headers["Sec-WebSocket-Protocol"])
+        self.end_headers()
+        self.wfile.flush()
+        self.close_connection = True
+        streams = Streams(self.connection)
         with suppress(OSError):
-            for message in streams.received():
-                if message == b"\xff\x00":
-                    program.stdin.close()
-                elif message[0] == 0 and not program.stdin.closed:
-                    program.stdin.write(message[1:])
-                    program.stdin.flush()
-        with suppress(OSError):
-            program.stdin.close()
-        for thread in readers:
-            thread.join()
+            if self.kube.play is None:
+                run(query["command"], self.kube.home, streams)
+            else:
+                self.kube.play(streams)
 
+    def _log(self, name: str, lines: int) -> None:
+        last = self.kube.logs.get(name, "").splitlines(keepends=True)[-lines:]
+        self._send(200, "text/plain", "".join(last).encode())
 
-def _forward(streams: Streams, number: int, pipe: Any) -> None:
-    while data := pipe.read1(1 << 15):
-        with suppress(OSError, LocalProtocolError):
-            streams.send(number, data)
+    def _answer(self, code: int, answer: Object) -> None:
+        self._send(code, "application/json", json.dumps(answer).encode())
 
+    def _send(self, code: int, form: str, text: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", form)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
 
-def _handler(kube: Kube) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _serve(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            url = urllib.parse.urlsplit(self.path)
-            query = urllib.parse.parse_qs(url.query)
-            if self.headers["Authorization"] != f"Bearer {TOKEN}":
-                return self._answer(
-                    401, {"kind": "Status", "status": "Failure", "code": 401, "message": "Unauthorized"}
-                )
-            for is_meant, code, status in kube.refusals:
-                if is_meant(self.command, url.path):
-                    return self._answer(code, status)
-            if url.path.endswith("/exec"):
-                return self._exec(query)
-            if url.path.endswith("/log"):
-                return self._log(url.path.split("/")[-2], int(query["tailLines"][0]))
-            found = _PATH.fullmatch(url.path)
-            if found is None or KINDS.get(found["plural"], "") in kube.unknown:
-                return self._answer(404, _missing("", "the server could not find the requested resource"))
-            return self._answer(*_done(kube, self.command, KINDS[found["plural"]], found["name"], query, body))
-
-        do_GET = do_PATCH = do_DELETE = _serve
-
-        def _exec(self, query: dict[str, list[str]]) -> None:
-            kube.execs.append(query["command"])
-            key = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + _MAGIC).encode()).digest()
-            self.send_response(101)
-            for name, value in (("Upgrade", "websocket"), ("Connection", "Upgrade")):
-                self.send_header(name, value)
-            self.send_header("Sec-WebSocket-Accept", base64.b64encode(key).decode())
-            self.send_header("Sec-WebSocket-Protocol", kube.protocol or self.headers["Sec-WebSocket-Protocol"])
-            self.end_headers()
-            self.wfile.flush()
-            self.close_connection = True
-            streams = Streams(self.connection)
-            with suppress(OSError):
-                if kube.play is None:
-                    run(query["command"], kube.home, streams)
-                else:
-                    kube.play(streams)
-
-        def _log(self, name: str, lines: int) -> None:
-            last = kube.logs.get(name, "").splitlines(keepends=True)[-lines:]
-            self._send(200, "text/plain", "".join(last).encode())
-
-        def _answer(self, code: int, answer: Object) -> None:
-            self._send(code, "application/json", json.dumps(answer).encode())
-
-        def _send(self, code: int, form: str, text: bytes) -> None:
-            self.send_response(code)
-            self.send_header("Content-Type", form)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: pytest shows what a test needs."""
-
-    return Handler
+    def log_message(self, *_: object) -> None:
+        """Nothing: pytest shows what a test needs."""
 
 
 def _missing(name: str, message: str) -> Object:
@@ -336,24 +234,10 @@ def pod(name: str, job: str = "", *, phase: str = "Pending", machine: str = "", 
 def served(folder: Path) -> Iterator[Kube]:
     """The server, with a kubeconfig in `folder`, which is also what the pods share."""
     kube = Kube(folder / "shared/.trainyard/home", on_apply=deployed)
-    with tempfile.TemporaryDirectory() as keys:
-        httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(kube))
-        httpd.daemon_threads = True
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pem, key = certificate()
-        (Path(keys) / "pem").write_bytes(pem + key)
-        context.load_cert_chain(Path(keys) / "pem")
-        httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
-        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        kube.url = f"https://127.0.0.1:{httpd.server_port}"
+    pem, key = certificate()
+    with listening(type("Handler", (Handler,), {"kube": kube}), identity=pem + key) as kube.url:
         kube.cluster = _inventory(folder, kube.url, pem)
-        try:
-            yield kube
-        finally:
-            httpd.shutdown()
-            httpd.server_close()
-            thread.join()
+        yield kube
 
 
 def _inventory(folder: Path, url: str, pem: bytes) -> KubeCluster:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -19,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from http_server import listening
 from kube_api import certificate
 
 JOB = "demo-1"
@@ -68,93 +67,88 @@ class PodApi:
         (self.account / "token").write_text(f"{token}\n")
 
 
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers for the server `api`, which a class derived from this one has."""
+
+    api: PodApi
+
+    def do_GET(self) -> None:
+        parts = urllib.parse.urlsplit(self.path)
+        if self._refused(parts.path):
+            return
+        query = {key: values[0] for key, values in urllib.parse.parse_qs(parts.query).items()}
+        assert query["labelSelector"] == f"trainyard.dev/job={JOB}"
+        if "watch" in query:
+            self._tell(query.get("resourceVersion", ""))
+            return
+        self._answer(200, {"kind": "PodList", "items": list(self.api.pods.values())})
+
+    def do_DELETE(self) -> None:
+        path, _, name = self.path.rpartition("/")
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._refused(path):
+            return
+        pod = self.api.pods.get(name)
+        if pod is None:
+            self._status(404, f'pods "{name}" not found')
+        elif body["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            self._status(409, "the UID in the precondition does not match")
+        else:
+            assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
+            self.api.deleted.append(f"{name} {pod['metadata']['uid']}")
+            self._answer(200, self.api.pods.pop(name))
+
+    def _tell(self, version: str) -> None:
+        """What has happened since that version; the watch then ends."""
+        self.api.asked.append(version)
+        self.send_response(200)
+        self.end_headers()
+        if not version or "allowWatchBookmarks" in self.path:  # as Kubernetes 1.34 answers over etcd 3.4
+            status = {"kind": "Status", "code": 500, "message": "the required storage feature is disabled"}
+            self.wfile.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+            return
+        if version == "old":
+            gone = {"kind": "Status", "code": 410, "reason": "Expired"}
+            self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
+            return
+        for kind, pod in self.api.history[int(version) :]:
+            self.wfile.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
+        time.sleep(0.05)
+
+    def _refused(self, path: str) -> bool:
+        if self.headers["Authorization"] != f"Bearer {self.api.token}":
+            self._status(401, "Unauthorized")
+        elif path != "/api/v1/namespaces/training/pods":
+            self._status(403, 'pods is forbidden: User "jobs" cannot list resource "pods"')
+        else:
+            return False
+        return True
+
+    def _status(self, code: int, message: str) -> None:
+        self._answer(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
+
+    def _answer(self, code: int, answer: object) -> None:
+        text = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: pytest shows what a test needs."""
+
+
 @contextmanager
 def served(folder: Path) -> Iterator[PodApi]:
+    """The server, and in `folder` what a pod's service account has of it."""
     account = folder / "account"
     account.mkdir()
     api = PodApi(account)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            parts = urllib.parse.urlsplit(self.path)
-            if self._refused(parts.path):
-                return
-            query = {key: values[0] for key, values in urllib.parse.parse_qs(parts.query).items()}
-            assert query["labelSelector"] == f"trainyard.dev/job={JOB}"
-            if "watch" in query:
-                self._tell(query.get("resourceVersion", ""))
-                return
-            self._answer(200, {"kind": "PodList", "items": list(api.pods.values())})
-
-        def do_DELETE(self) -> None:
-            path, _, name = self.path.rpartition("/")
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self._refused(path):
-                return
-            pod = api.pods.get(name)
-            if pod is None:
-                self._status(404, f'pods "{name}" not found')
-            elif body["preconditions"]["uid"] != pod["metadata"]["uid"]:
-                self._status(409, "the UID in the precondition does not match")
-            else:
-                assert body["gracePeriodSeconds"] == 0, "else it stays for ever"
-                api.deleted.append(f"{name} {pod['metadata']['uid']}")
-                self._answer(200, api.pods.pop(name))
-
-        def _tell(self, version: str) -> None:
-            """What has happened since that version; the watch then ends."""
-            api.asked.append(version)
-            self.send_response(200)
-            self.end_headers()
-            if not version or "allowWatchBookmarks" in self.path:  # as Kubernetes 1.34 answers over etcd 3.4
-                status = {"kind": "Status", "code": 500, "message": "the required storage feature is disabled"}
-                self.wfile.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
-                return
-            if version == "old":
-                gone = {"kind": "Status", "code": 410, "reason": "Expired"}
-                self.wfile.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
-                return
-            for kind, pod in api.history[int(version) :]:
-                self.wfile.write(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
-            time.sleep(0.05)
-
-        def _refused(self, path: str) -> bool:
-            if self.headers["Authorization"] != f"Bearer {api.token}":
-                self._status(401, "Unauthorized")
-            elif path != "/api/v1/namespaces/training/pods":
-                self._status(403, 'pods is forbidden: User "jobs" cannot list resource "pods"')
-            else:
-                return False
-            return True
-
-        def _status(self, code: int, message: str) -> None:
-            self._answer(code, {"kind": "Status", "status": "Failure", "message": message, "code": code})
-
-        def _answer(self, code: int, answer: object) -> None:
-            text = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing: pytest shows what a test needs."""
-
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     pem, key = certificate()
-    (folder / "server.pem").write_bytes(pem + key)
-    context.load_cert_chain(folder / "server.pem")
-    httpd.socket = context.wrap_socket(httpd.socket, server_side=True)
     (account / "ca.crt").write_bytes(pem)
     (account / "namespace").write_text("training")
     api.renew("first")
-    api.environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(httpd.server_port)}
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    with listening(type("Handler", (Handler,), {"api": api}), identity=pem + key) as url:
+        port = str(urllib.parse.urlsplit(url).port)
+        api.environment = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port}
         yield api
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join()
