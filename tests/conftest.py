@@ -31,7 +31,7 @@ def a_new_command() -> None:
     """A verb reads a stack's state once in its process, and its hints name the cluster of the command line; each test
     stands for processes of its own."""
     pulumi_cli.read_state_again()
-    output.remember_target("", [])
+    output.remember_target("", bool)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 When a rank is lost the collectives of all others fail. They then leave the process group, wait for the world that the
 job's supervisor makes of those that are left, and go on from the last step that any of them has done. A rank that is
 started in the lost one's place waits until the supervisor makes a world with it, and gets the state from another rank.
+A rank whose node is about to be taken ends after a step, and the others go on from that one.
 The windows of a step and their order do not depend on the number of ranks, so losses differ in the last digits only.
 """
 
@@ -22,7 +23,7 @@ from training.keys import JobError
 from training.loop import Loop, Stop
 from training.parallel import ranks as joining
 from training.parallel.peers import is_collective, plain
-from training.parallel.world import World, WorldChanged
+from training.parallel.world import Leaves, World, WorldChanged
 from training.progress import Heartbeat, Phase
 
 WAIT = 120.0
@@ -32,7 +33,7 @@ JOIN: Phase = "join"
 
 def run(job: Job, folder: Path, stop: Stop, *, resume: bool) -> bool:
     """Train in one world after another until all steps are done (True) or a stop is requested (False). Raises Failed,
-    JobError, and ConnectionError if no new world comes."""
+    JobError, Leaves if this rank is to end alone, and ConnectionError if no new world comes."""
     jobs.check_elastic(job)
     world = World.of_environment(os.environ)
     carried: Carried | None = None
@@ -74,7 +75,11 @@ def _leave() -> None:
 
 
 def _wait(world: World, folder: Path, step: int, timeout: int) -> None:
-    """Wait for the next world, if the environment does not have it; `step` is this rank's last one. ConnectionError."""
-    heart = Heartbeat(folder, world.place, "")
+    """Wait for the next world, if the environment does not have it; `step` is this rank's last one. ConnectionError,
+    or Leaves."""
+    heart = Heartbeat(folder, world.place, "", world.generation)
     if world.waits or world.newest() is not None:
-        world.enter(lambda: heart.beat(step, JOIN), max(WAIT, float(timeout)))
+        try:
+            world.enter(lambda: heart.beat(step, JOIN), max(WAIT, float(timeout)))
+        except Leaves:
+            raise Leaves(f"this rank has left after step {step}: its node is about to be taken") from None

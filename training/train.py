@@ -6,7 +6,8 @@
 
 A run resumes from the newest checkpoint in its run directory; with --resume, from its mirror's if that is newer.
 SIGTERM or SIGUSR1 to any rank ends the job on all of them after the step, with a checkpoint. Exit codes: 0 done or
-stopped, 1 failed, 2 invalid job.
+stopped, 1 failed because of another rank, the network or a disk, 2 invalid job, 3 failed by itself, so that another
+attempt would end so, too: a loss that is not finite, a bug, want of memory.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def run_directory(job: Job) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train as one rank; returns the exit code. After a lost rank or an unexpected error the process ends at once with
-    1, as its other threads may hang."""
+    """Train as one rank; returns the exit code. After a lost rank or an unexpected error the process ends at once, as
+    its other threads may hang."""
     parser = argparse.ArgumentParser(prog="python -m training.train", description="One rank of a training job.")
     parser.add_argument("job", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
@@ -78,7 +79,7 @@ def _run(job: Job, resume: bool) -> int:
     except (Failed, StreamError) as error:  # raised on all ranks with the same text
         print(f"error: {error}", file=sys.stderr, flush=True)
         ranks.leave()
-        return 1
+        return _exit_code(error)
     except Exception as error:  # noqa: BLE001 (the other ranks must get any error)
         _report(error, ranks.explain(error))
         return 1
@@ -92,14 +93,18 @@ def _run_elastic(job: Job, stop: StopRequest, resume: bool) -> int:
     from training import elastic
     from training.beginning import Failed
     from training.parallel.peers import plain
+    from training.parallel.world import Leaves
 
     try:
         done = elastic.run(job, run_directory(job), stop, resume=resume)
     except JobError:
         raise
+    except Leaves as why:
+        print(why, flush=True)
+        return 0
     except Failed as error:  # raised on all ranks with the same text
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return 1
+        return _exit_code(error)
     except Exception as error:  # noqa: BLE001 (one line, as in _run)
         _report(error, plain(error))
         return 1
@@ -134,7 +139,19 @@ def _report(error: Exception, line: str) -> None:
         traceback.print_exc()
     print(f"error: {line}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os._exit(1)  # a normal exit would wait for the broken process group's threads until their timeout
+    # A normal exit would wait for the broken process group's threads until their timeout.
+    os._exit(_exit_code(error))
+
+
+def _exit_code(error: Exception) -> int:
+    """3 for what this program has done itself, and would do again; 1 if it was another rank, the network or a disk."""
+    from training.beginning import Failed, FailsAgain
+    from training.checkpoint.files import CheckpointError
+    from training.data.stream.client import StreamError
+    from training.parallel.peers import is_collective
+
+    of_others = isinstance(error, Failed | StreamError | CheckpointError | OSError) or is_collective(error)
+    return 1 if of_others and not isinstance(error, FailsAgain) else 3
 
 
 class StopRequest:

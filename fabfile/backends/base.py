@@ -72,6 +72,7 @@ class JobRecord:
     slurm: str = ""  # its number in Slurm's queue; empty: Slurm does not run it
     program: str = ""  # the command of the user's program that it runs; empty: the trainer
     files_on: str = ""  # over SSH: the node that has its checkpoints and metrics; empty: the head
+    ended_by: str = ""  # who has ended it: see node/job/endings.py; empty: nobody has recorded it
     away: tuple[str, ...] = ()  # of an elastic job: those of its nodes without which it goes on now
 
     @classmethod

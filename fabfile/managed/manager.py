@@ -6,7 +6,6 @@ An elastic job is not moved: its ranks that are left go on, and those on new mac
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from fabfile.managed.replacement import NotReplaced, equip
 from fabfile.managed.replacing import replace
 from fabfile.managed.session import Pause, Session
 from fabfile.managed.watch import Seen
+from node.job import endings
 
 POLL = 4.0
 RENEW = 30.0
@@ -30,6 +30,8 @@ GIVE_UP = 600.0
 """Seconds without an answer after which a job is left that ought to be stopped, at a bound."""
 HEADLESS = 120.0
 """Seconds without an answer of the head after which it may be replaced, if it is not known to have ended."""
+STEADY = 600.0
+"""Seconds that a resumed job has to run until one that ends anew is resumed as soon as the first time."""
 TO_JOIN = 45.0
 """Seconds that a node of an elastic job which is there has to join it, before the manager looks after that."""
 
@@ -80,6 +82,8 @@ class Manager:
         if why := session.bound():
             session.stop(why)
             return
+        if job.state == JobState.RUNNING and time.monotonic() > self._resuming.until + STEADY:
+            self._resuming.done()
         seen = session.nodes()
         present = [name for name in job.nodes if name not in job.away]
         lost = self._replaceable(session.watch.lost(seen, present, time.monotonic()))
@@ -136,10 +140,7 @@ class Manager:
         nobody can see: that is tried seldom, as each try costs a restart."""
         session, record = self.session, self.session.record
         self._moving.begin(QUEUE if session.has_queue else 0.0)
-        try:
-            equip(record.stack, session.facts, missing, session.text, session.head.code)
-        except NotReplaced as error:
-            session.decide(f"{', '.join(missing)} cannot be used yet, tried again: {error}")
+        if not self._equipped(missing, missing):
             return
         record.resized += 1
         session.decide(f"{job.id} goes on on all {record.nodes} nodes again, from a checkpoint")
@@ -148,16 +149,24 @@ class Manager:
     def _let_join(self, job: JobRecord) -> None:
         """Nodes are there again, by whomever, and the elastic job takes them in by itself, without another attempt: if
         that lasts, its head may not know them yet, as after an `up` by hand, or by a manager that was killed."""
-        session, away = self.session, ", ".join(job.away)
         if time.monotonic() - self._away_since < TO_JOIN:
             return
         self._moving.begin()
-        try:
-            equip(session.record.stack, session.facts, (), session.text, session.head.code)
-        except NotReplaced as error:
-            session.decide(f"{away} cannot join yet, tried again: {error}")
+        if not self._equipped(job.away, ()):  # code and data its head brings
             return
+        away = ", ".join(job.away)
         self._say_once(f"{away} {job.attempt}", f"{away}: there, but not in {job.id}; all nodes know each other again")
+
+    def _equipped(self, names: Collection[str], to_bring: Collection[str]) -> bool:
+        """Wait until the job can have these nodes, and bring those `to_bring` its code and data; False, with the reason
+        as a decision, if that cannot be done now."""
+        session = self.session
+        try:
+            equip(session.record.stack, session.facts, to_bring, session.text, session.head.code)
+        except NotReplaced as error:
+            session.decide(f"{', '.join(names)} cannot be used yet, tried again: {error}")
+            return False
+        return True
 
     def _say_once(self, key: str, text: str) -> None:
         if key not in self._said:
@@ -173,8 +182,13 @@ class Manager:
             return True
         seen = session.nodes()
         lost = dict(session.watch.lost(seen, (), time.monotonic()))
-        self.resume = self.resume or by_machines(job, seen, self._lost)
+        self.resume = self.resume or job.ended_by not in (endings.PROGRAM, endings.SOMEBODY)
         if not self.resume:
+            if job.ended_by == endings.PROGRAM:
+                session.decide(f"{job.id} is not resumed, as it would end so again: {job.reason}")
+            return True
+        if why := session.bound():
+            session.reached = why
             return True
         if cordoned := ", ".join(node.name for node in seen if node.state == "cordoned"):
             self._say_once("cordoned", f"{job.id} is resumed when {cordoned} takes pods again: kubectl uncordon")
@@ -215,21 +229,13 @@ class Manager:
         except (CannotStart, Unreachable, Exit) as error:
             why = " ".join(str(getattr(error, "message", None) or error).split())
             session.decide(f"{record.job} cannot be resumed, tried again: {why}")
-            if isinstance(error, Exit):
-                self._equip_all()
+            if isinstance(error, Exit):  # a node whose boot took longer than was waited for has neither code nor data
+                others = [node.name for node in session.nodes() if node.name != session.head_name]
+                self._equipped(others, others)
             return
         self.resume = False
         session.decide(f"{started.id} resumed from its last checkpoint")
         session.tell_head()
-
-    def _equip_all(self) -> None:
-        """Bring the nodes the head's code and data: one whose boot took longer than was waited for has none."""
-        session = self.session
-        others = [node.name for node in session.nodes() if node.name != session.head_name]
-        try:
-            equip(session.record.stack, session.facts, others, session.text, session.head.code)
-        except NotReplaced as error:
-            session.decide(f"{', '.join(others)} cannot be used yet, tried again: {error}")
 
     def _headless(self, why: str) -> None:
         """The head does not answer: look whether it is lost, or another node. Nothing is replaced in a hurry."""
@@ -266,12 +272,3 @@ class Manager:
 
 def _all_well(seen: Collection[Seen]) -> bool:
     return all(node.is_well for node in seen)
-
-
-def by_machines(job: JobRecord, seen: Collection[Seen], lost: Collection[str]) -> bool:
-    """Whether a job ended because of its machines, and not by itself or because somebody has stopped it. `lost`: the
-    nodes that were lost under it, which may be there again."""
-    if job.state == JobState.CANCELLED:
-        return any(node.notice and node.notice in job.reason for node in seen)
-    named = not _all_well(seen) or any(name in re.findall(r"[\w.-]+", job.reason) for name in lost)
-    return (named and job.exit_code == 1) or job.reason.startswith("its launcher on the head")

@@ -66,7 +66,7 @@ class Watch:
                 continue
             silent = CUT_OFF if name not in running_on else SILENT
             if kind == "notice" and name in running_on:
-                continue  # the job is about to leave it, with a checkpoint
+                continue  # the job is about to leave it, with a checkpoint or, an elastic one, without
             if now - self._since[name, kind] >= PATIENCE.get(kind, silent):
                 found[name] = why
         return found

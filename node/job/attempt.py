@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from node.job.diagnosis import Diagnosis, Outcome
 from node.job.elastic import Worlds
 from node.job.expiry import Expiry
 from node.job.files import LEASE
-from node.job.keeper_connection import Link, NodeEvent
+from node.job.keeper_connection import Link, NodeEvent, arrived
 from node.job.log import Log
 from node.job.machines import Asked, Machines
 from node.job.spec import keeper_spec
@@ -30,10 +29,6 @@ ANSWER = 25.0
 """Seconds without a word after which a node's keeper is not waited for."""
 END = 8.0
 """Seconds for all nodes to kill their ranks and report what still runs."""
-POLL = 0.1
-AT_ONCE = 1000
-"""Events that are taken before the head looks at all else: a program may write lines as fast as they are read, and
-the keepers end their ranks when the head does not beat."""
 _PROGRAMS = {SLURM: "srun", KUBERNETES: "", KEEPERS: ""}
 """What starts the ranks, for messages, where that is not named as the launcher is. Empty: the keepers do."""
 
@@ -64,14 +59,11 @@ class Attempt:
         placement = [node.name for node in launch.places for _ in range(node.slots)]
         program, began_now = _PROGRAMS.get(name, name), time.monotonic()
         self._watch = Diagnosis(placement, timeout, began_now, program, is_users=launch.program is not None)
-        self.worlds = None
-        if launch.elastic:
-            keep = partial(job_table.set_state, files.absolute(launch.run_dir))
-            self.worlds = Worlds(self._address, self._watch, self._links, restarts, log.say, self._reach, keep)
+        self.expiry, self._leaving = Expiry(), set[str]()
+        self.worlds = self._worlds(restarts) if launch.elastic else None
         self._mpirun: subprocess.Popen[bytes] | None = None
         self._pmi: pmi.Server | None = None
         self._beat = 0.0
-        self.expiry = Expiry()
         self.stopping = ""
         """What was asked for (see Asked), once the ranks have been asked to stop."""
         self._stop_by = float("inf")
@@ -184,7 +176,7 @@ class Attempt:
             code, now = self._mpirun.poll() if self._mpirun else None, time.monotonic()
             if code is not None and self._watch.mpirun is None:
                 self._watch.mpirun_ended(128 - code if code > 128 else code, now)
-            asked = self._asked() or self.expiry.asked(now, self._log.say)
+            asked = self._asked() or self._about_to_end(now)
             if asked == "now" or now > self._stop_by:
                 return self._stopped()
             if asked and not self._watch.can_stop():
@@ -197,6 +189,19 @@ class Attempt:
                 return verdict
             if self.worlds:
                 self.worlds.look()
+
+    def _worlds(self, restarts: int) -> Worlds:
+        keep, first = partial(job_table.set_state, files.absolute(self._launch.run_dir)), self._launch.nodes[0]
+        stays = first.private_ip == self._machines.own_address or not self._launch.shared_dir
+        of_job = (restarts, self._log.say, self._reach, keep, self.expiry, first.name if stays else "")
+        in_pods = self._launcher == KUBERNETES
+        return Worlds(self._address, self._watch, self._links, *of_job, in_pods=in_pods)
+
+    def _about_to_end(self, now: float) -> str:
+        """`stop` if a node is about to end, and its ranks cannot leave the job before, as an elastic one's can."""
+        if self.worlds and not self.stopping and self._watch.all_beat():
+            self._leaving = self.worlds.leave(now)
+        return self.expiry.asked(now, self._log.say, self._leaving)
 
     def _goes_on(self, verdict: Outcome) -> bool:
         """Whether an elastic job goes on without what is lost: not without the files of a first node beside us."""
@@ -282,13 +287,7 @@ class Attempt:
             link.say(word)
 
     def _heard(self) -> list[NodeEvent]:
-        """The events that have arrived, AT_ONCE at most; waits up to POLL for the first."""
-        events: list[NodeEvent] = []
-        with suppress(queue.Empty):
-            events.append(self._events.get(timeout=POLL))
-            while len(events) < AT_ONCE:
-                events.append(self._events.get_nowait())
-        return events
+        return arrived(self._events)
 
     def _why(self, node: str) -> str:
         return self._links[node].complaint or "its keeper ended"

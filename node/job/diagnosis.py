@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.job import endings
 from node.job.files import LEASE
 
 GRACE = 1.5
@@ -38,6 +39,8 @@ class Outcome:
     """The exit code of the user's program that failed, 128 and its number for a signal; 0: not known."""
     cut_off: str = ""
     """The node that is blamed as it was cut off."""
+    by_program: bool = False
+    """Whether the rank that is blamed has failed by itself, and would again (node/job/endings.py)."""
 
 
 @dataclass
@@ -55,6 +58,8 @@ class RankStatus:
     """-1: no heartbeat yet."""
     beat: float = 0.0
     phase: str = ""
+    world: int = 0
+    """The generation of the world of an elastic job that it is in."""
     stopped: bool = False
     lost: bool = False
     memory: str = ""
@@ -62,7 +67,7 @@ class RankStatus:
 
     def is_alive(self, phase: str) -> bool:
         """Whether it runs, and is in this phase."""
-        return self.code is None and self.phase == phase
+        return self.started > 0 and self.code is None and self.phase == phase
 
 
 @dataclass
@@ -106,6 +111,7 @@ class Diagnosis:
         elif kind == "step":
             rank = self.ranks[event["rank"]]
             rank.step, rank.phase, rank.beat = event["step"], event["phase"], now - event["age"]
+            rank.world = event.get("world", 0)
         elif kind == "stopped":
             self.ranks[event["rank"]].stopped = True
             self._sign_of(event["rank"], now)
@@ -156,6 +162,10 @@ class Diagnosis:
         """The ranks that train together now: all, but of an elastic job those in its world."""
         return [number for number in range(len(self.ranks)) if number not in self.away]
 
+    def places(self, node: str) -> list[int]:
+        """The ranks of a node."""
+        return [number for number, rank in enumerate(self.ranks) if rank.node == node]
+
     def lost_ranks(self) -> list[int]:
         """The ranks whose process or node something else has ended or stopped, of those that are not away already."""
         return [number for number in self.present() if self._is_lost(self.ranks[number])]
@@ -165,14 +175,18 @@ class Diagnosis:
         return [number for number in self.present() if (self.ranks[number].code or 0) > 0]
 
     def let_go(self, numbers: Collection[int]) -> None:
-        """These ranks are not in the world any more, and the nodes that are gone are not watched."""
-        self.away |= set(numbers)
-        for number in numbers:
-            self.again(number)
+        """These ranks are lost to the world, and the nodes that are gone are not watched."""
+        self.leave(numbers)
         for node in self.gone:
             self.heard.pop(node, None)
         self.gone.clear()
         self._first_sign = 0.0
+
+    def leave(self, numbers: Collection[int]) -> None:
+        """These ranks are not in the world any more."""
+        self.away |= set(numbers)
+        for number in numbers:
+            self.again(number)
 
     def again(self, number: int) -> None:
         """This rank, which is away, is started once more."""
@@ -200,7 +214,8 @@ class Diagnosis:
     def _rank(self, number: int, event: Mapping[str, Any], now: float) -> None:
         rank = self.ranks[number]
         if event["state"] == "running":
-            rank.started = rank.beat = now
+            # What was heard since `again` was the heartbeat of the process before this one.
+            rank.started, rank.beat, rank.step, rank.phase, rank.world = now, now, -1, "", 0
             return
         rank.lost = event["state"] == "lost"
         rank.memory = event.get("memory", "")
@@ -250,29 +265,30 @@ class Diagnosis:
             return Outcome(1, f"{self.program} was killed by {signal_name(-self.mpirun)}")
         if not failed:
             return Outcome(1, f"{self.program} ended with exit code {self.mpirun}: {self.noise or 'no output'}")
-        refused = [number for number, rank in failed if rank.code == 2 and not self.is_users]
+        own = [number for number, rank in failed if rank.code in (endings.REFUSED, endings.FAULT) and not self.is_users]
         known = [number for number, rank in failed if not rank.lost]
         if self.is_users:  # it may end itself so when another one has failed
             killed = [number for number in killed if -(self.ranks[number].code or 0) not in _CONSEQUENCES]
-        return self._blame_rank((starved or killed or refused or known or [number for number, _ in failed])[0])
+        return self._blame_rank((starved or killed or own or known or [number for number, _ in failed])[0])
 
     def _blame_rank(self, number: int) -> Outcome:
         rank, name = self.ranks[number], self.name(number)
         code = rank.code or 0
+        is_own = endings.is_own(code, starved=bool(rank.memory), is_users=self.is_users)
         if rank.memory:
             its = "memory" if rank.memory == "unknown" else f"its {rank.memory} of memory"
             killed = "was killed for it" if code < 0 else f"ended with exit code {code}"
-            return Outcome(1, f"{rank.node} ran out of {its}: rank {number} {killed}")
+            return Outcome(1, f"{rank.node} ran out of {its}: rank {number} {killed}", by_program=is_own)
         if rank.lost:
             return Outcome(1, f"{name} is gone, with the program that watched it")
-        own = (code if code > 0 else 128 - code) if self.is_users else 0
+        program_code = (code if code > 0 else 128 - code) if self.is_users else 0
         if code < 0:
-            return Outcome(1, f"{name} was killed by {signal_name(-code)}", own)
-        if self.is_users:
-            return Outcome(1, f"{name} ended with exit code {code}: {rank.last or 'no output'}", own)
-        if rank.last.startswith("rank "):
-            return Outcome(1, rank.last)  # all ranks agreed on this message; it names the rank that failed
-        return Outcome(2 if code == 2 else 1, f"{name} ended with exit code {code}: {rank.last or 'no output'}")
+            return Outcome(1, f"{name} was killed by {signal_name(-code)}", program_code, by_program=is_own)
+        ended = f"{name} ended with exit code {code}: {rank.last or 'no output'}"
+        if not self.is_users and rank.last.startswith("rank "):
+            ended = rank.last  # all ranks agreed on this message; it names the rank that failed
+        refused = code == endings.REFUSED and not self.is_users
+        return Outcome(2 if refused else 1, ended, program_code, by_program=is_own)
 
 
 def signal_name(number: int) -> str:

@@ -6,7 +6,7 @@ it, and announces that seconds to minutes before (see bootstrap/notice.py). The 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 WARN = 600.0
@@ -48,14 +48,21 @@ class Expiry:
         """`NODE: why` of the node for which the job was stopped; empty if it was not stopped for one."""
         return f"{self.cause.node}: {self.cause.why}" if self.cause else ""
 
+    def announced(self, seconds: float = float("inf"), now: float = 0.0) -> dict[str, str]:
+        """Why their cloud is about to take nodes, by node; only those that it takes in so many seconds."""
+        ends = [end for end in self._ends.values() if end.by_cloud and end.at - now < seconds]
+        return {end.node: end.why for end in ends}
+
     @property
     def taken(self) -> set[str]:
         """The nodes that their cloud is about to take; nothing more is started on them."""
-        return {end.node for end in self._ends.values() if end.by_cloud}
+        return set(self.announced())
 
-    def asked(self, now: float, say: Callable[[str], None]) -> str:
-        """`stop` if a node is about to end, else empty. Warns once through `say` before that."""
-        end = min(self._ends.values(), key=lambda end: end.at, default=None)
+    def asked(self, now: float, say: Callable[[str], None], leaving: Collection[str] = ()) -> str:
+        """`stop` if a node is about to end, else empty. Warns once through `say` before that. `leaving`: nodes whose
+        ranks leave an elastic job before their cloud takes them, so that it need not stop."""
+        ends = [end for end in self._ends.values() if not (end.by_cloud and end.node in leaving)]
+        end = min(ends, key=lambda end: end.at, default=None)
         if end is None or end.at - now >= WARN:
             return ""
         if end not in self._warned:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from node.job import files
+from node.job import endings, files
 from node.job.files import Record
 from node.slurm import queue, records
 from node.slurm.queue import QueuedJob, SlurmError
@@ -117,9 +117,9 @@ def set_state(run_dir: Path, **changes: object) -> Record:
     return state
 
 
-def over(run_dir: Path, state: str, reason: str, code: int) -> Record:
-    """Record a job's end."""
-    return set_state(run_dir, state=state, reason=reason, exit_code=code, ended=time.time())
+def over(run_dir: Path, state: str, reason: str, code: int, by: str = endings.MACHINES) -> Record:
+    """Record a job's end; `by`: who has ended it, as node/job/endings.py has it."""
+    return set_state(run_dir, state=state, reason=reason, exit_code=code, ended=time.time(), ended_by=by)
 
 
 def is_active(job: str) -> bool:

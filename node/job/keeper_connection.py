@@ -24,6 +24,11 @@ NodeEvent = tuple[str, Event | None]
 
 WAITING = 10_000
 """Events that may wait for the supervisor. While there are more, a keeper waits, and its ranks' lines on its disk."""
+POLL = 0.1
+"""Seconds that the supervisor waits for an event before it looks at all else."""
+AT_ONCE = 1000
+"""Events that it takes before that: a program may write lines as fast as they are read, and the keepers end their ranks
+when the head does not beat."""
 
 
 class Link(Protocol):
@@ -44,6 +49,16 @@ def wait_for_room(events: queue.SimpleQueue[NodeEvent], is_cut: Callable[[], boo
     """Wait until fewer than WAITING events wait, or nobody takes any more."""
     while events.qsize() > WAITING and not is_cut():
         time.sleep(0.01)
+
+
+def arrived(events: queue.SimpleQueue[NodeEvent]) -> list[NodeEvent]:
+    """The events that have arrived, AT_ONCE at most; waits up to POLL for the first."""
+    found: list[NodeEvent] = []
+    with suppress(queue.Empty):
+        found.append(events.get(timeout=POLL))
+        while len(found) < AT_ONCE:
+            found.append(events.get_nowait())
+    return found
 
 
 class PipeLink:

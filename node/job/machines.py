@@ -14,6 +14,7 @@ from typing import Protocol
 from infra.inventory import Node
 from node.job import files, job_table, new_machine, places
 from node.job.aftermath import sweep
+from node.job.endings import Ending
 from node.job.files import Record
 from node.job.keeper_connection import Link, NodeEvent, PipeLink, over_ssh
 from node.job.log import Log
@@ -72,9 +73,9 @@ class Machines(Protocol):
     def why(self, node: str, *, has_gone: bool) -> str:
         """Why this node of the attempt is about to go, or `has_gone`, as its owner says it; empty: it says nothing."""
 
-    def asked_to_end(self) -> tuple[str, str] | None:
-        """(state, reason) after this process or the ranks have been sent SIGTERM, and nobody has asked us for that;
-        PENDING if the job goes on in another process. None: nothing is known of it."""
+    def asked_to_end(self) -> Ending | None:
+        """How the job ends after this process or the ranks have been sent SIGTERM, and nobody has asked us for that;
+        PENDING if it goes on in another process. None: nothing is known of it."""
 
     def why_failed(self) -> str:
         """Why the machines' owner ended an attempt, if it did: that says more than what followed from it."""

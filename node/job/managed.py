@@ -72,6 +72,11 @@ def decisions(run_dir: Path) -> list[dict[str, Any]]:
     return [one for line in files.text(run_dir / _DECISIONS).splitlines() if (one := files.parsed(line))]
 
 
+def is_held(run_dir: Path) -> bool:
+    """Whether somebody manages the job now."""
+    return float(files.read(run_dir / _LEASE).get("until", 0.0)) > time.time()
+
+
 def wanted(run_dir: Path) -> frozenset[str] | None:
     """The nodes without which the job is to go on; None: nobody has asked for a change."""
     record = files.read(run_dir / _RESIZE)

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     spec = _where_it_may(from_record(asked))
     runs = files.absolute(spec.runs)
     with job_table.locked(runs):
-        if wrong := submission.too_long(spec) if spec.is_slurms else "":
+        if wrong := submission.wrong_limit(spec) if spec.is_slurms else "":
             print(json.dumps({"wrong": wrong}), flush=True)
             return 0
         if refused := _refused(runs, spec):

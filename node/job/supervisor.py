@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fabfile.launchers import KUBERNETES, SLURM, Launch
-from node.job import files, job_table, managed, places
+from node.job import endings, files, job_table, managed, places
 from node.job.aftermath import warn
 from node.job.attempt import Attempt
 from node.job.diagnosis import STOPPED, Outcome
+from node.job.endings import Ending
+from node.job.expiry import End
 from node.job.files import Record
 from node.job.log import Log
 from node.job.machines import Machines, OwnMachines
@@ -73,7 +75,7 @@ class Supervisor:
     def _run(self) -> None:
         self.machines.wait(self.asked, self.log)
         if self.asked():
-            self._over("CANCELLED", "stopped before it started", 1)
+            self._over(Ending("CANCELLED", "stopped before it started", self._stopped_by()), 1)
             return
         before = files.read(self.run_dir / "state.json")
         self.limit = TimeLimit(self.spec.time_limit, time.monotonic() - _since_start(before))
@@ -82,7 +84,7 @@ class Supervisor:
             self.log.say(f"error: {lost}")
         restarts = before.get("restarts_left", self.spec.restarts) - bool(lost)
         if restarts < 0:
-            self._over("FAILED", f"{lost}, with no restart left", 1)
+            self._over(Ending("FAILED", f"{lost}, with no restart left"), 1)
             return
         self._attempts(self.launch.on(self.machines.nodes, before["attempt"] + 1), restarts)
 
@@ -126,20 +128,31 @@ class Supervisor:
         """Record the end of the job with its last attempt."""
         if attempt.stopping and (verdict.code or verdict.reason.startswith(STOPPED)):
             why = "; ".join(filter(None, (attempt.expiry.reason, self.limit.reason, verdict.reason)))
-            state, reason = (self.machines.asked_to_end() if self._now else None) or ("CANCELLED", why)
-            self._over(state, reason, 1)
+            known = self.machines.asked_to_end() if self._now else None
+            self._over(known or Ending("CANCELLED", why, self._stopped_by(attempt.expiry.cause)), 1)
+        elif verdict.code and (why := self.machines.why_failed()):
+            self._over(Ending("FAILED", why), verdict.program_code or verdict.code)
         elif verdict.code:
-            self._over("FAILED", self.machines.why_failed() or verdict.reason, verdict.program_code or verdict.code)
+            by = endings.PROGRAM if verdict.by_program else endings.MACHINES
+            self._over(Ending("FAILED", verdict.reason, by), verdict.program_code or verdict.code)
         elif verdict.reason.startswith(STOPPED):  # as their SIGTERM says; nobody has asked us for it
-            state, reason = self.machines.asked_to_end() or ("CANCELLED", "its ranks were sent SIGTERM")
-            self._over(state, f"{reason}; {verdict.reason}", 1)
+            known = self.machines.asked_to_end() or Ending("CANCELLED", "its ranks were sent SIGTERM")
+            self._over(known._replace(reason=f"{known.reason}; {verdict.reason}"), 1)
         else:
-            self._over("SUCCEEDED", "", 0)
+            self._over(Ending("SUCCEEDED", ""), 0)
+
+    def _stopped_by(self, cause: End | None = None) -> str:
+        """Who has ended a job that was stopped: somebody, at once or by a limit of its time or of a node's, unless it
+        was because of a cloud that takes a node, or of a signal that no request of a user's comes with, as when the
+        head is shut down. `cause`: the end of the node for which it was stopped."""
+        wished = (self.run_dir / "stop.json").exists() or self.limit.reason or (cause and not cause.by_cloud)
+        return endings.SOMEBODY if wished else endings.MACHINES
 
     def _may_go_on(self, verdict: Outcome, attempt: Attempt) -> bool:
-        """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back."""
+        """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back. The
+        restarts of a managed job are for its machines' sake: not for what its program would do again."""
         if not attempt.stopping:
-            return verdict.code == 1
+            return verdict.code == 1 and not (verdict.by_program and managed.is_held(self.run_dir))
         unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
         cause = attempt.expiry.cause
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
@@ -196,13 +209,14 @@ class Supervisor:
         warn(self.log, {**attempt.remaining, **remaining})
         return set(remaining)
 
-    def _over(self, state: str, reason: str, code: int) -> None:
+    def _over(self, ending: Ending, code: int) -> None:
+        state, reason, by = ending
         if state == "PENDING":  # it is requeued: the next one goes on with the record
             self.log.say(f"{self.launch.id}: {reason}")
             return
         self.log.say(f"{self.launch.id} {state}{': ' + reason if reason else ''}")
         self.log.flush(5.0)
-        job_table.over(self.run_dir, state, reason, code)
+        job_table.over(self.run_dir, state, reason, code, by)
 
 
 def _since_start(record: Record) -> float:

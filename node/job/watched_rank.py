@@ -56,7 +56,8 @@ class Rank:
         if not beat or not {beat["pid"], beat.get("wrapper")} & {self._record.get("pid"), self._record.get("wrapper")}:
             return None
         age = round(time.time() - beat["time"], 2)
-        return {"event": "step", "rank": self.number, "step": beat["step"], "phase": beat["phase"], "age": age}
+        its = {"step": beat["step"], "phase": beat["phase"], "world": beat.get("world", 0)}
+        return {"event": "step", "rank": self.number, "age": age, **its}
 
     @property
     def is_behind(self) -> bool:

@@ -26,8 +26,8 @@ from node.job.spec import JobSpec, KeeperSpec, job_nodes
 from node.kubernetes.api import Api
 from node.kubernetes.connections import Connection, Listener
 from node.kubernetes.dead_machines import DeadMachines
-from node.kubernetes.endings import Endings
 from node.kubernetes.identity import Address, Pod
+from node.kubernetes.pod_endings import PodEndings
 from node.kubernetes.unplaced import Unplaced
 
 REJOIN = 25.0
@@ -50,7 +50,7 @@ class PodMachines:
         self._pods: dict[str, Connection] = {}
         """By the name of its node: the pods of the next attempt."""
         self._listener: Listener | None = None
-        self._endings: Endings | None = None
+        self._pod_endings: PodEndings | None = None
         self._before: Address | None = None
         """Where the supervisor before this one has listened."""
         self._hurry = files.read(run_dir / "state.json").get("state") == "RUNNING"
@@ -72,7 +72,7 @@ class PodMachines:
     def wait(self, asked: Asked, log: Log) -> None:
         """Listen, and wait for the job's pods: for all of them, however long, or, if the job goes on after its first
         pod was lost, for those that come in time."""
-        self._endings = Endings(Api(), self._run_dir, log.say)
+        self._pod_endings = PodEndings(Api(), self._run_dir, log.say)
         self._before = Address.read(self._run_dir)
         self._listener = Listener(self._own, self._spec.node_count, log.say)
         self._listener.address.write(self._run_dir)
@@ -91,7 +91,7 @@ class PodMachines:
         if record["state"] != "RUNNING":
             return ""
         before = self._before.pod if self._before else None
-        why = self._endings.why(before) if before and self._endings else ""
+        why = self._pod_endings.why(before) if before and self._pod_endings else ""
         return f"its first pod{f', on {before.machine} (rank 0),' if before else ''} was lost{': ' if why else ''}{why}"
 
     def link(self, spec: KeeperSpec, program: str, events: Events) -> Link:
@@ -130,9 +130,9 @@ class PodMachines:
 
     def why(self, node: str, *, has_gone: bool) -> str:
         connection = self._pods.get(node)
-        if connection is None or self._endings is None:
+        if connection is None or self._pod_endings is None:
             return ""
-        return self._endings.why(connection.pod, _SAID if has_gone and connection.was_closed else 0.0)
+        return self._pod_endings.why(connection.pod, _SAID if has_gone and connection.was_closed else 0.0)
 
     def asked_to_end(self) -> None:
         return None

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from node.job import files
+from node.job.endings import Ending
 from node.job.log import Log
 from node.job.own_ranks import end_with_parent
 from node.kubernetes import records
@@ -58,7 +59,7 @@ def _end_with(supervisor: subprocess.Popen[bytes], run_dir: Path, own: Pod) -> N
         os._exit(128 - code)  # somebody, or the lack of memory, has killed it: it is to begin again
     if code < 128 and files.read(run_dir / "state.json").get("state") not in files.OVER:
         reason = f"its supervisor on {own.machine} ended with exit code {code}: kubectl logs {own.name}"
-        records.end(run_dir, "FAILED", reason, 1, own.machine)
+        records.end(run_dir, Ending("FAILED", reason), 1, own.machine)
     os._exit(code if code >= 128 else _exit_code(run_dir))
 
 

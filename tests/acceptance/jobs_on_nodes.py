@@ -37,6 +37,8 @@ every = 5
 name = "job"
 """
 ENDLESS = "train.steps=1000000"
+LONG = ["model.dropout=0", "train.decay_steps=5000", "checkpoint.every=500"]
+"""For jobs of which as many steps are done again undisturbed as they did: equal but for the last digits."""
 # A folder as nanoGPT writes it: tokens and nothing else.
 DATA = (
     "import array, os, random; os.makedirs('data', exist_ok=True); r = random.Random(1)\n"
@@ -80,6 +82,19 @@ class Job:
             return f"step {step}/" in self.text()
 
         until(there, seconds, f"step {step} of {self.id}")
+
+    def says(self, what: str) -> bool:
+        return what in self.text()
+
+    def times(self) -> dict[int, tuple[float, int, float]]:
+        """By step its Unix time, the number of ranks and the loss; every step is there once."""
+        lines = (folder(self.project, self.id, "node1") / "metrics.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        assert [line["step"] for line in found] == list(range(1, len(found) + 1))
+        return {line["step"]: (line["time"], len(line["rank_seconds"]), line["loss"]) for line in found}
+
+    def has_steps(self, count: int) -> bool:
+        return len(self.times()) >= count
 
     def ends(self, seconds: float = 60) -> int:
         return self.fab.wait(seconds)

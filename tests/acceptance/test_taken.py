@@ -11,10 +11,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, Job
+from jobs_on_nodes import ENDLESS, GO_ON, LONG, Job, folder, parts
 from polling import until
 from project import ROOT, Project
 
@@ -137,3 +139,39 @@ def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
     assert "restart from the last checkpoint on 2 nodes; 0 more allowed" in job.text()
     notice("node2")
     until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "no restart is left")
+
+
+def test_an_elastic_job_leaves_the_node_that_is_taken_and_goes_on_from_memory(
+    spot: Project, start: Callable[..., Job], notice: Callable[[str], str]
+) -> None:
+    """Its ranks join again when the notice is withdrawn. For the head, which has the job's files, the job stops."""
+    job = start("--elastic", "--restarts", "1", ENDLESS, *LONG, PATIENT, step=20)
+    at, began = notice("node3"), time.time()
+    until(partial(job.says, "node3: rank 2 left before it is taken; 2 ranks go on"), GO_ON)
+    until(partial(job.has_steps, len(job.times()) + 6), GO_ON, "steps of two ranks")
+    assert parts(spot, job.id, "node3") and not ranks_of(spot, job.id, "node3"), "its keeper alone is left"
+    assert f"warning: node3: EC2 takes this Spot node at {at}; rank 2 to leave after this step, 2 go on" in job.text()
+    spot.ssh("node3", "sudo rm -f /run/instance-action")
+    until(partial(job.says, "rank 2 on node3 has joined: 3 ranks"), 60)
+    until(partial(job.has_steps, len(job.times()) + 6), GO_ON, "steps of three ranks")
+    record = json.loads((folder(spot, job.id, "node1") / "state.json").read_text())
+    assert (record["attempt"], record["restarts_left"], record["away"]) == (1, 1, [])
+    at = notice("node1")
+    until(lambda: job.state()["state"] == "CANCELLED", SECONDS, "the job is stopped")
+    assert job.state()["reason"].startswith(f"node1: EC2 takes this Spot node at {at}; stopped: step ")
+    seen = job.times()  # every step once
+    gaps = {after[0] - before[0] for before, after in pairwise(seen.values())}
+    first = next(when for when, ranks, _ in seen.values() if ranks == 2)
+    print(f"two ranks {first - began:.1f} s after the notice; the longest step {max(gaps):.1f} s")
+    assert max(gaps) < GO_ON and {ranks for _, ranks, _ in seen.values()} == {2, 3}
+    spot.fab("run", "sudo rm -f /run/instance-action")
+    until(lambda: not any(notices(spot).values()), 15, "every notice is withdrawn")
+    fixed = start(f"train.steps={len(seen)}", *LONG, PATIENT, step=0)
+    assert fixed.ends(240) == 0
+    assert [one[2] for one in seen.values()] == pytest.approx([one[2] for one in fixed.times().values()], rel=1e-4)
+
+
+def ranks_of(project: Project, job: str, node: str) -> list[int]:
+    """The ranks of a job on a node."""
+    found = parts(project, job, node)
+    return [pid for pid in found if b"training.train" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -20,8 +20,8 @@ from infra.clouds.local import orphans
 
 PUBLISHED = "gpt2-124m-openwebtext"
 AT_A_SIZE_THAT_FITS = (
-    *("data.path=/data/library", "data.source=stdlib", "data.encoding=gpt2", "data.train_vocab=2048"),
-    *("model.n_layer=2", "model.n_head=2", "model.n_embd=48", "model.vocab_size=0", "model.block_size=1024"),
+    *("data.path=/data/library", "data.source=stdlib", "data.encoding=gpt2", "data.train_vocab=512"),
+    *("model.n_layer=2", "model.n_head=2", "model.n_embd=16", "model.vocab_size=0", "model.block_size=1024"),
 )
 """All else is as published: 32 windows of 1,024 tokens a node by accumulation, 10 iterations, evaluation every 5."""
 

@@ -1,8 +1,10 @@
-"""How long the steps stop when a rank is lost: in an elastic job, and in one that starts again from its checkpoint.
+"""How long the steps stop when a rank is lost, and when a node is announced to be taken: in an elastic job, and in one
+that starts again from its checkpoint.
 
     python tests/bench/bench_elastic.py
 
-Three local nodes, the smoke job; in each job the rank of node2 is killed three times. Needs root.
+Three local nodes, the smoke job; in each job the rank of node2 is killed three times. In two others a Spot notice is
+written for node3, as bootstrap/notice.py does; the elastic one gets three, each withdrawn. Needs root.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import local_nodes  # first: it finds the modules of the tests
@@ -32,7 +35,9 @@ def main() -> int:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     with local_nodes.ready(3, "10.91.8.0/24") as (project, _):
         project.fab("prepare", "smoke", timeout=300)
-        return compared(project)
+        return (
+            compared(project) + announced(project, "--restarts", "8") + announced(project, "--elastic", notices=KILLS)
+        )
 
 
 def compared(project: Project) -> int:
@@ -48,10 +53,7 @@ def compared(project: Project) -> int:
 
 def measured(project: Project, *options: str) -> list[tuple[float, float, int]]:
     """For each kill the seconds to the next step that is new, to one with three ranks, and the steps done again."""
-    argv = ["fab", "train", "smoke", *SIZE, *options, "--detach"]
-    done = subprocess.run(argv, cwd=project.root, env=project.env, capture_output=True, text=True, check=True)
-    job, rows = done.stdout.partition(":")[0], []
-    until(lambda: last(project, job).get("step", 0) > 10, 120, f"steps of {job}")
+    job, rows = begun(project, *options), []
     for _ in range(KILLS):
         before, began = last(project, job)["step"], time.time()
         os.kill(process(project, "node2", RANK), signal.SIGKILL)
@@ -73,6 +75,45 @@ def measured(project: Project, *options: str) -> list[tuple[float, float, int]]:
     return rows
 
 
+def begun(project: Project, *options: str) -> str:
+    """A job that trains."""
+    argv = ["fab", "train", "smoke", *SIZE, *options, "--detach"]
+    done = subprocess.run(argv, cwd=project.root, env=project.env, capture_output=True, text=True, check=True)
+    job = done.stdout.partition(":")[0]
+    until(lambda: last(project, job).get("step", 0) > 10, 120, f"steps of {job}")
+    return job
+
+
+def announced(project: Project, *options: str, notices: int = 1) -> int:
+    """Print for each notice the seconds to the first step without that node, and the longest pause between two steps.
+    Returns 1 if a step was done twice."""
+    job = begun(project, *options)
+    for number in range(notices):
+        began = announce(project, "node3")
+        until(lambda: len(last(project, job).get("rank_seconds", "...")) == 2, 120, "steps of two ranks")
+        time.sleep(3)
+        lines = [line for line in metrics(project, job) if line["time"] > began - 1]
+        first = next(line["time"] for line in lines if len(line["rank_seconds"]) == 2) - began
+        pause = max(after["time"] - line["time"] for line, after in pairwise(lines))
+        print(
+            f"{' '.join(options)}: {first:.1f} s after the notice on two nodes, longest pause {pause:.1f} s", flush=True
+        )
+        project.ssh("node3", "sudo rm /run/trainyard/notice.json")
+        if number < notices - 1:
+            until(partial(is_whole, project, job, time.time()), 120, "steps of all ranks")
+    project.fab("stop", job, "--now")
+    steps = [line["step"] for line in metrics(project, job)]
+    return int(steps != list(range(1, len(steps) + 1)))
+
+
+def announce(project: Project, node: str) -> float:
+    """Write a notice of two minutes there; returns the Unix time."""
+    record = json.dumps({"time": time.time(), "at": time.time() + 120, "why": "EC2 takes this Spot node"})
+    there = "sudo mkdir -p /run/trainyard && date +%s.%N"
+    done = project.ssh(node, f"{there} && echo '{record}' | sudo tee /run/trainyard/notice.json >/dev/null")
+    return float(done.stdout.split()[-1])
+
+
 def is_whole(project: Project, job: str, began: float) -> bool:
     line = last(project, job)
     return bool(line) and line["time"] > began + 0.5 and len(line["rank_seconds"]) == 3
@@ -80,13 +121,14 @@ def is_whole(project: Project, job: str, began: float) -> bool:
 
 def last(project: Project, job: str) -> dict[str, Any]:
     """The last line of the job's metrics; empty: there is none yet."""
+    return next(reversed(metrics(project, job)), {})
+
+
+def metrics(project: Project, job: str) -> list[dict[str, Any]]:
+    """All lines of the job's metrics but one that is being written."""
     path = folder(project, job, "node1") / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        found: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        return {}
-    return found
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from fabfile.managed import relocation, session
 from fabfile.managed.bounds import Bounds
 from fabfile.managed.replacement import NoRoom, NotReplaced
 from fabfile.managed.watch import Seen
+from node.job import endings
 
 pytest_plugins = ("played_manager",)
 
@@ -144,12 +145,6 @@ def test_the_head_that_alone_has_the_job_is_not_replaced_under_it(played: Played
     ]
 
 
-def test_a_job_that_failed_by_itself_is_not_started_again(played: Played) -> None:
-    manager = managed(played)
-    played.script = {2: lambda: played.ends(JobState.FAILED, 1, "rank 1 on node2 ended with exit code 1: no room")}
-    assert manager.run().state == JobState.FAILED and decisions(manager) == []
-
-
 def test_a_job_that_failed_with_its_machine_is_resumed_when_that_is_there_again(played: Played) -> None:
     manager = managed(played)
 
@@ -193,7 +188,7 @@ def test_a_node_without_the_jobs_data_gets_them_before_it_is_resumed(
 
 def test_a_job_that_its_user_stops_stays_stopped(played: Played) -> None:
     manager = managed(played)
-    played.script = {3: lambda: played.ends(JobState.CANCELLED, 1, "stopped: step 4 is in the checkpoint")}
+    played.script = {3: lambda: played.ends(JobState.CANCELLED, 1, "stopped: step 4 is saved", by=endings.SOMEBODY)}
     assert manager.run().state == JobState.CANCELLED and played.made == []
 
 

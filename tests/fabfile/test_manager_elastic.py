@@ -48,8 +48,34 @@ def test_an_elastic_job_is_neither_moved_nor_given_what_its_head_brings(
     assert manager.session.record.tries(1) == 2, "each is a try"
 
 
+def test_a_node_whose_notice_runs_is_replaced_once_the_job_has_left_it(played: Played) -> None:
+    """Not before: its ranks are about to end by themselves, between two steps."""
+    manager = managed(played, elastic=True)
+    why = "EC2 takes this Spot node at 12:03:05Z"
+    made_before: list[int] = []
+
+    def left() -> None:
+        made_before.append(len(played.made))
+        played.change(away=("node3",))
+
+    played.script = {
+        2: lambda: played.troubles.update(node3=Seen("node3", "ready", notice=why)),
+        6: left,
+        8: lambda: played.change(away=()),
+        12: played.ends,
+    }
+    assert manager.run().state == JobState.SUCCEEDED
+    assert made_before == [0] and played.made == [("node3",)] and played.equipped == []
+    assert played.job.attempt == 1 and [one for one in played.backend.orders if one["without"] is not None] == []
+    assert decisions(manager) == [
+        f"to be replaced: node3: {why}",
+        "node3 replaced in 0 s, to join smoke-1",
+        "smoke-1 trains on all 3 nodes again",
+    ]
+
+
 def test_an_elastic_job_that_went_on_from_its_checkpoint_without_a_node_is_moved_back(played: Played) -> None:
-    """As after a cloud's notice, or when all ranks were lost: that attempt knows nothing of the missing node."""
+    """As after a rank failed by itself, or when all ranks were lost: that attempt knows nothing of the missing node."""
     manager = managed(played, elastic=True)
     played.script = {2: lambda: played.lose("node3"), 8: played.ends}
     manager.run()
@@ -77,6 +103,6 @@ def test_the_head_learns_to_know_a_node_that_somebody_else_brought_back_under_an
     manager.run()
     assert played.equipped == [(), ()] and played.made == [] and played.job.attempt == 1
     assert decisions(manager) == [
-        "node3 cannot join yet, tried again: node3: cannot be joined to the others: timed out",
+        "node3 cannot be used yet, tried again: node3: cannot be joined to the others: timed out",
         "node3: there, but not in smoke-1; all nodes know each other again",
     ]

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,7 +92,41 @@ def test_what_mpirun_kills_because_of_a_rank_is_not_to_blame() -> None:
     story = Story()
     story.tell("node1", event="rank", rank=0, state="lost")
     story.ended(2, -signal.SIGSEGV)
-    assert story.until_verdict(2) == Outcome(1, "rank 2 on node3 was killed by SIGSEGV")
+    assert story.until_verdict(2) == Outcome(1, "rank 2 on node3 was killed by SIGSEGV", by_program=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "own"),
+    [
+        (2, "data.path = /data: no such folder", True),
+        (3, "step 7: the loss is nan; a lower train.lr may help", True),
+        (3, "rank 1 (node2) failed: CUDA out of memory", True),
+        (-signal.SIGSEGV, "", True),
+        (1, "rank 0 (node1) does not answer (no message for 25 s)", False),
+        (1, "rank 1 (node2): checkpoints/step-000040: the disk is full", False),
+        (-signal.SIGKILL, "", False),
+        (-signal.SIGTERM, "", False),
+        (-signal.SIGABRT, "NCCL watchdog: a collective timed out", False),
+    ],
+)
+def test_which_ends_are_the_programs_own(code: int, last: str, own: bool) -> None:
+    """Those would come again. All others are resumed in a managed job."""
+    story = Story()
+    story.ended(1, code, last)
+    story.ended(0, 1, "rank 1 (node2) does not answer")
+    verdict = story.until_verdict(GRACE + 1)
+    assert verdict is not None and verdict.by_program is own
+
+
+def test_silence_of_a_node_or_of_a_rank_is_not_the_programs_own() -> None:
+    story = Story()
+    story.steps(5, 5, 5)
+    cut_off = story.until_verdict(60, lambda: None)
+    story = Story()
+    story.steps(5, 5, 5)
+    silent = story.until_verdict(60)
+    assert cut_off is not None and "is cut off: no word for" in cut_off.reason and not cut_off.by_program
+    assert silent is not None and "is silent for" in silent.reason and not silent.by_program
 
 
 def test_a_killed_mpirun_is_to_blame_also_if_its_end_is_heard_of_after_that_of_the_ranks() -> None:

@@ -2,97 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import signal
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from played_worlds import Story
 
-from infra.inventory import Node
-from node.job.diagnosis import GRACE, Diagnosis, Outcome
-from node.job.elastic import Worlds
-
-NODES = [Node(name=f"node{number}", private_ip=f"10.0.0.{number}", slots=1, cores_per_slot=1) for number in (1, 2, 3)]
-ORDER = {"argv": ["train"], "environment": {"A": "1"}}
-
-
-@dataclass
-class SaidTo:
-    """The words that a node's keeper was sent."""
-
-    node: str
-    complaint: str = ""
-    words: list[str] = field(default_factory=list)
-
-    def say(self, word: str) -> None:
-        self.words.append(word)
-
-    def cut(self) -> None:
-        self.words.append("cut")
-
-    def last(self, verb: str) -> Any:
-        return json.loads([word for word in self.words if word.startswith(verb)][-1].partition(" ")[2])
-
-
-class Story:
-    """An attempt of three ranks that train."""
-
-    def __init__(self, restarts: int = 2) -> None:
-        self.now = 100.0
-        self.watch = Diagnosis([node.name for node in NODES], 10.0, self.now, "")
-        self.keepers = {node.name: SaidTo(node.name) for node in NODES}
-        self.links: dict[str, Any] = dict(self.keepers)
-        self.reached: list[SaidTo] = []
-        self.log: list[str] = []
-        addresses = {node.name: node.private_ip for node in NODES}
-        self.kept: dict[str, Any] = {}
-        keep = self.kept.update
-        self.worlds = Worlds(addresses.__getitem__, self.watch, self.links, restarts, self.log.append, self.reach, keep)
-        self.worlds.start(ORDER)
-        for number in range(3):
-            self.runs(number)
-
-    def reach(self, node: str) -> SaidTo:
-        self.reached.append(SaidTo(node))
-        return self.reached[-1]
-
-    def tell(self, number: int, **event: Any) -> None:
-        self.watch.update(f"node{number + 1}", {"rank": number, **event}, self.now)
-
-    def runs(self, number: int, phase: str = "train") -> None:
-        self.tell(number, event="rank", state="running")
-        self.tell(number, event="step", step=5, phase=phase, age=0.0)
-
-    def ends(self, number: int, code: int) -> bool:
-        """A rank ends; whether the job goes on."""
-        self.tell(number, event="rank", state="exited", code=code, last="")
-        self.now += GRACE + 0.1
-        for node in self.links:
-            self.watch.heard[node] = self.now
-        verdict = self.watch.verdict(self.now)
-        assert verdict is not None
-        return self.worlds.go_on(verdict)
-
-    def world(self) -> Any:
-        """The newest world, the same on all nodes that are there."""
-        told = [link.last("world") for link in self.links.values()]
-        assert all(world == told[0] for world in told)
-        return told[0]
+from node.job.diagnosis import Outcome
 
 
 def test_a_killed_rank_is_left_out_started_again_and_let_in() -> None:
     story = Story()
     assert story.ends(0, -signal.SIGKILL)
     assert story.world() | {"port": 0} == {
-        **{"generation": 1, "places": [1, 2], "addresses": ["10.0.0.2", "10.0.0.3"], "port": 0, "lost": [0]}
+        **{"generation": 1, "places": [1, 2], "addresses": ["10.0.0.2", "10.0.0.3"], "port": 0, "lost": [0]},
+        "leaving": [],
     }
     again = story.keepers["node1"].last("start")
     assert (again["places"], again["environment"]) == ([0], {"A": "1", "TRAINYARD_JOINS": "1"})
     story.worlds.look()
     assert story.world()["generation"] == 1, "it is not ready yet"
+    story.settles()
     story.runs(0, "join")
     story.worlds.look()
     assert (story.world()["generation"], story.world()["places"], story.world()["lost"]) == (2, [0, 1, 2], [])
@@ -128,9 +59,7 @@ def test_one_that_ends_before_it_has_joined_is_left_out_again() -> None:
 
 def test_a_node_that_was_cut_off_is_reached_again() -> None:
     story = Story()
-    story.watch.cut_off("node3", "no word", story.now)
-    verdict = story.watch.verdict(story.now + GRACE + 0.1)
-    assert verdict and story.worlds.go_on(verdict)
+    story.gone("node3")
     assert story.keepers["node3"].words[-1] == "cut" and story.worlds.unknown() == ["node3"]
     story.worlds.look()
     assert [each.node for each in story.reached] == ["node3"]
@@ -142,10 +71,7 @@ def test_a_node_that_was_cut_off_is_reached_again() -> None:
 
 
 def lost_node3(story: Story) -> None:
-    story.now += 0.1
-    story.watch.cut_off("node3", "no word", story.now)
-    verdict = story.watch.verdict(story.now + GRACE + 0.1)
-    assert verdict and story.worlds.go_on(verdict)
+    story.gone("node3")
     story.worlds._tried = 0.0
     story.worlds.look()
 
@@ -206,20 +132,35 @@ def test_a_rank_that_ends_before_it_has_joined_is_started_again_later_and_later(
     assert story.worlds.restarts == 1, "that is no loss of the job's"
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["kill", "join", "load", "look"])), max_size=30))
-def test_a_world_never_has_a_rank_that_is_dead(events: list[tuple[int, str]]) -> None:
+WHAT = ["kill", "join", "load", "look", "settle", "announce", "withdraw", "exit"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(WHAT)), max_size=40))
+def test_a_world_never_has_a_rank_that_is_dead_or_leaves(events: list[tuple[int, str]]) -> None:
     story = Story(restarts=100)
     alive, generation = {0, 1, 2}, 0
     for number, what in events:
-        if what == "kill" and number in story.watch.present() and len(story.watch.present()) > 1:
+        present, leaving = story.watch.present(), set(story.worlds._leaving)
+        if what == "kill" and number in present and {*present} - leaving - {number}:
             assert story.ends(number, -signal.SIGKILL)
             alive.discard(number)
-        elif what in ("join", "load") and number in story.watch.away:
+        elif what in ("join", "load") and number in story.watch.away - story.worlds._left:
             story.runs(number, what)
             alive.add(number)
+        elif what == "settle":
+            story.settles()
+        elif what == "announce":
+            story.announced(f"node{number + 1}")
+        elif what == "withdraw":
+            story.expiry.withdraw(f"node{number + 1}")
+        elif what == "exit" and number in leaving:
+            story.exits(number)
+            alive.discard(number)
+        story.worlds.leave(story.now)
         story.worlds.look()
         if story.worlds._generation:
             world = story.world()
-            assert set(world["places"]) <= alive and world["generation"] >= generation
-            assert set(story.watch.present()) <= set(world["places"])
+            assert set(world["places"]) <= alive and world["generation"] >= generation and world["places"]
+            assert not set(world["places"]) & set(world["leaving"])
+            assert set(story.watch.present()) <= {*world["places"], *story.worlds._leaving}
             generation = world["generation"]

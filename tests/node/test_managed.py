@@ -168,3 +168,16 @@ def test_a_job_that_fails_on_the_node_that_it_is_to_leave_leaves_it_with_a_resta
     own._attempts(Launch(id="a-1", nodes=(head,)), restarts)
     assert asked == ([{"node2"}] if restarts else []) and seen[1] == left
     assert (managed.wanted(tmp_path) is None) == bool(restarts)
+
+
+@pytest.mark.parametrize(("until", "goes_on"), [(60.0, False), (-1.0, True)])
+def test_a_managed_jobs_restarts_are_not_for_what_its_program_would_do_again(
+    until: float, goes_on: bool, tmp_path: Path
+) -> None:
+    files.write(tmp_path / "manager.json", {"who": "ann@laptop", "until": time.time() + until})
+    own: Any = object.__new__(Supervisor)
+    own.run_dir = tmp_path
+    attempt: Any = SimpleNamespace(stopping="")
+    nan = Outcome(1, "rank 0 on node1 ended with exit code 3: step 2: the loss is nan", by_program=True)
+    assert own._may_go_on(nan, attempt) is goes_on
+    assert own._may_go_on(Outcome(1, "node2 (rank 1) is cut off: no word for 6 s"), attempt), "the machines' fault"

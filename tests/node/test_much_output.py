@@ -31,9 +31,9 @@ def test_the_head_beats_between_the_lines(tmp_path: Path) -> None:
     launch = Launch(id="job-1", nodes=(Node(name="node1", private_ip="10.0.0.1"),), run_dir=str(tmp_path), code="/code")
     nothing: Any = None
     attempt = attempts.Attempt("mpirun", nothing, launch, 10.0, Log(tmp_path / "log", "node1"), lambda: "", 0.0)
-    for number in range(2 * attempts.AT_ONCE + 5):
+    for number in range(2 * keeper_connection.AT_ONCE + 5):
         attempt._events.put(("node1", {"event": "log", "rank": 0, "time": 1.0, "text": str(number)}))
-    assert [len(attempt._heard()) for _ in range(3)] == [attempts.AT_ONCE, attempts.AT_ONCE, 5]
+    assert [len(attempt._heard()) for _ in range(3)] == [keeper_connection.AT_ONCE, keeper_connection.AT_ONCE, 5]
 
 
 def test_a_keeper_waits_while_the_head_has_much_to_take(monkeypatch: pytest.MonkeyPatch) -> None:

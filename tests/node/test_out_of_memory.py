@@ -107,4 +107,4 @@ def test_the_node_that_ran_out_is_named_whoever_else_complains(of: dict[str, obj
     )
     made.update("node2", {"event": "rank", "rank": 1, **of}, 101.5)
     made.mpirun_ended(-signal.SIGKILL, 101.6)
-    assert made.verdict(101.7) == Outcome(1, f"node2 ran out of {expected}")
+    assert made.verdict(101.7) == Outcome(1, f"node2 ran out of {expected}", by_program=True)

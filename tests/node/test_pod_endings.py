@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pod_api import JOB, PodApi, served
+from pod_api import JOB, PodApi
 from pods import job_of
 from polling import until
 
 from node.job import files
-from node.kubernetes import endings
+from node.kubernetes import pod_endings
 from node.kubernetes.api import Api, ChangedError, RefusedError
-from node.kubernetes.endings import Endings, why_ends
 from node.kubernetes.identity import Pod
+from node.kubernetes.pod_endings import PodEndings, why_ends
 
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "evicting"}
 STARVED = {"containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]}
@@ -26,19 +25,13 @@ SOON = "2026-01-01T00:00:00Z"
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[PodApi]:
-    with served(tmp_path) as api:
-        yield api
-
-
-@pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     (tmp_path / JOB).mkdir()
     return tmp_path / JOB
 
 
-def watched(server: PodApi, run_dir: Path, said: list[str] | None = None) -> Endings:
-    return Endings(Api(server.account, server.environment), run_dir, (said if said is not None else []).append)
+def watched(server: PodApi, run_dir: Path, said: list[str] | None = None) -> PodEndings:
+    return PodEndings(Api(server.account, server.environment), run_dir, (said if said is not None else []).append)
 
 
 def pod(name: str, ip: str) -> Pod:
@@ -105,7 +98,7 @@ def test_a_watch_needs_a_place_to_begin(server: PodApi) -> None:
 def test_an_api_that_refuses_is_complained_of_once_and_waited_for_by_nobody(
     server: PodApi, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endings, "_AGAIN", 0.1)
+    monkeypatch.setattr(pod_endings, "_AGAIN", 0.1)
     (server.account / "namespace").write_text("other")
     said: list[str] = []
     found = watched(server, run_dir, said)

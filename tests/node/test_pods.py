@@ -170,11 +170,15 @@ def kube_over(job: PodsOfJob, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_end_that_kubernetes_knows_of_is_recorded_once(tmp_path: Path) -> None:
     with job_of(tmp_path) as job:
-        done = kube_over(job, "FAILED", "its pod was OOMKilled", "1")
+        done = kube_over(job, "FAILED", "its pod was OOMKilled", "1", "program")
         assert json.loads(done.stdout) == job.state and job.state["state"] == "FAILED"
+        assert job.state["ended_by"] == "program"
         assert job.log.endswith("head - demo-1 FAILED: its pod was OOMKilled\n")
-        assert json.loads(kube_over(job, "CANCELLED", "later", "1").stdout)["reason"] == "its pod was OOMKilled"
-        for words in (["RUNNING", "x", "1"], ["FAILED", "x"], ["FAILED", "x", "one"], []):
+        assert (
+            json.loads(kube_over(job, "CANCELLED", "later", "1", "somebody").stdout)["reason"]
+            == "its pod was OOMKilled"
+        )
+        for words in (["RUNNING", "x", "1", ""], ["FAILED", "x", "1"], ["FAILED", "x", "one", ""], []):
             wrong = kube_over(job, *words)
             assert wrong.returncode == 2 and wrong.stderr.startswith("kube-over:") and wrong.stderr.count("\n") == 1
         job.start(0)

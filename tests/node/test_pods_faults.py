@@ -22,7 +22,8 @@ REJOIN = {"node/kubernetes/machines.py": ("REJOIN = 25.0", "REJOIN = 3.0")}
 def three(job: PodsOfJob, step: int) -> None:
     for index in range(3):
         job.start(index)
-    job.step(step)
+    if step:
+        job.step(step)
 
 
 def test_a_killed_rank_costs_a_restart_and_no_time(tmp_path: Path) -> None:
@@ -162,3 +163,30 @@ def test_the_real_trainer_goes_on_from_its_checkpoint_with_a_pod_that_comes_agai
         assert record["attempt"] == 2 and record["nodes"] == ["machine-0", "machine-5"]
         assert re.search(r"going on from step (50|100|150|200|250|300|350)\b", job.log), job.log
         assert "rank 1 on machine-1" in job.log or "machine-1 (rank 1) is cut off" in job.log
+
+
+def test_an_elastic_job_leaves_a_pod_that_kubernetes_ends_and_takes_the_next_one_in(tmp_path: Path) -> None:
+    """Between two steps of the real trainer: no attempt is started again, and no step is done twice."""
+    data = tmp_path / "tokens"
+    data.mkdir()
+    text = TINY.format(data=tiny_tokens(data)).replace("steps = 8", "steps = 100000").replace("every = 2", "every = 50")
+    with job_of(tmp_path, elastic=True, restarts=1, job_toml=text, trainer=ROOT / "training") as job:
+        lines = job.run_dir / "metrics.jsonl"
+        three(job, 0)
+        until(lambda: lines.exists() and len(lines.read_text().splitlines()) > 20, 120, job.everything)
+        began = time.time()
+        job.pods[2].send_signal(signal.SIGTERM)
+        assert job.exits(2) == 143
+        until(lambda: "machine-2, which the job has left, is gone" in job.log, 15, job.everything)
+        job.start(2, machine="machine-2")
+        until(lambda: "rank 2 on machine-2 has joined: 3 ranks" in job.log, 120, job.everything)
+        (job.run_dir / "stop.json").write_text('{"how": "stop"}')
+        record = job.ends("CANCELLED")
+        assert "is in the checkpoint" in record["reason"], record
+        assert (record["attempt"], record["restarts_left"], record["away"]) == (1, 1, []), job.log
+        assert "rank 2 to leave after this step, 2 go on" in job.log and "has lost the others" not in job.log
+        done = [json.loads(line) for line in lines.read_text().splitlines()]
+        assert [line["step"] for line in done] == list(range(1, len(done) + 1))
+        assert {len(line["rank_seconds"]) for line in done} == {2, 3} and len(done[-1]["rank_seconds"]) == 3
+        first = next(line["time"] for line in done if len(line["rank_seconds"]) == 2)
+        print(f"{first - began:.1f} s from the pod's end to the first step of two ranks")

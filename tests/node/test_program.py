@@ -227,7 +227,7 @@ def test_the_first_that_failed_is_named_with_the_programs_own_exit_code() -> Non
     job.now += 0.5
     job.ended(0, -signal.SIGABRT, "connection closed by peer")
     verdict = job.after(2)
-    assert verdict == Outcome(1, "rank 1 on node2 ended with exit code 3: no such column", 3)
+    assert verdict == Outcome(1, "rank 1 on node2 ended with exit code 3: no such column", 3, by_program=True)
     job = Watched()
     job.ended(0, 1, "connection closed by peer")
     job.ended(1, -signal.SIGKILL)
@@ -237,7 +237,8 @@ def test_the_first_that_failed_is_named_with_the_programs_own_exit_code() -> Non
 def test_exit_code_2_is_a_programs_own_and_no_reason_not_to_try_again() -> None:
     job = Watched()
     job.ended(0, 2, "usage: train.py")
-    assert job.after(2) == Outcome(1, "rank 0 on node1 ended with exit code 2: usage: train.py", 2)
+    expected = Outcome(1, "rank 0 on node1 ended with exit code 2: usage: train.py", 2, by_program=True)
+    assert job.after(2) == expected
 
 
 def test_processes_that_are_asked_to_end_have_the_time_that_they_were_given() -> None:

@@ -24,6 +24,7 @@ from fabfile.backends.base import (
 )
 from fabfile.backends.submission import Begun, Submission, Submitted
 from fabfile.launchers.program import Program
+from node.job import endings
 
 NODES = ("node1", "node2", "node3")
 CREATED = 1_000_000.0
@@ -137,7 +138,7 @@ class MemoryBackend:
         yield LogPart(job=self._job(request.job))
 
     def stop(self, job: str, *, now: bool) -> None:
-        self.end(job, JobState.CANCELLED, 1, "stopped at once" if now else "stopped")
+        self.end(job, JobState.CANCELLED, 1, "stopped at once" if now else "stopped", endings.SOMEBODY)
 
     def manage(self, job: str, order: Mapping[str, Any]) -> dict[str, Any]:
         self.orders.append(dict(order))
@@ -175,9 +176,9 @@ class MemoryBackend:
         yield from (f"{options.prompt}{number} ".encode() for number in range(options.tokens))
         yield Ended(0 if options.seed else 3, "" if options.seed else "no model\n")
 
-    def end(self, job: str, state: JobState, code: int, reason: str) -> None:
+    def end(self, job: str, state: JobState, code: int, reason: str, by: str = "") -> None:
         """Let a job end."""
-        ended = replace(self._job(job), state=state, exit_code=code, reason=reason, ended=CREATED + 3600)
+        ended = replace(self._job(job), state=state, exit_code=code, reason=reason, ended=CREATED + 3600, ended_by=by)
         self.table = [ended if each.id == job else each for each in self.table]
 
     def _job(self, job: str) -> JobRecord:

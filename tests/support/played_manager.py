@@ -67,8 +67,9 @@ class Played:
     def change(self, **changes: Any) -> None:
         self.backend.table = [replace(self.job, **changes)]
 
-    def ends(self, state: JobState = JobState.SUCCEEDED, code: int = 0, reason: str = "") -> None:
+    def ends(self, state: JobState = JobState.SUCCEEDED, code: int = 0, reason: str = "", by: str = "") -> None:
         self.backend.end(self.job.id, state, code, reason)
+        self.change(ended_by=by)
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ Each rank has a *place*, the number that it was started with, and keeps it. The 
 the world has. When a rank is lost, or when one that was started in a lost one's place waits to join, it makes a new
 generation of the world, which is written to a file on every node (node/job/keeper.py):
 
-    {"generation": 2, "places": [0, 2], "addresses": ["10.0.0.1", "10.0.0.3"], "port": 21234, "lost": [1]}
+    {"generation": 2, "places": [0, 2], "addresses": ["10.0.0.1", "10.0.0.3"], "port": 21234, "lost": [1],
+     "leaving": []}
 
 A rank's number is the index of its place. Here a rank reads that file, and leaves a world whose collectives hang.
 """
@@ -34,7 +35,11 @@ LEAVE = 1.0
 
 
 class WorldChanged(Exception):
-    """The supervisor has made a new world, with a rank more."""
+    """The supervisor has made a new world, with a rank more, or without one that leaves."""
+
+
+class Leaves(Exception):
+    """This rank's node is about to be taken: it ends here, and the others go on without it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class Generation:
     """Of the places' nodes; the first rank listens at the first one."""
     port: int
     lost: tuple[int, ...] = ()
-    """Places of the generation before that are lost; empty: it only grows, and the ranks leave it after a step."""
+    """Places of the generation before that are lost; empty: the ranks leave that one together, after a step."""
+    leaving: tuple[int, ...] = ()
+    """Places of the generation before whose ranks end, as their nodes are about to be taken."""
 
 
 class World:
@@ -61,6 +68,8 @@ class World:
         it has been in a world already."""
         self.local_rank = "0"
         """As the environment has it at first; a rank that is alone removes it from there."""
+        self._is_new = True
+        """Whether it has not been in a world yet: what the file says of its place is then of the rank before it."""
         self._in_use = False
         """Whether this rank is in a process group, whose connections may have to be closed."""
         self._addresses: set[str] = set()
@@ -84,7 +93,7 @@ class World:
             found = json.loads(self.file.read_text())
         except (FileNotFoundError, json.JSONDecodeError):
             return None
-        lists: dict[str, Any] = {name: tuple(found[name]) for name in ("places", "addresses", "lost")}
+        lists: dict[str, Any] = {name: tuple(found[name]) for name in ("places", "addresses", "lost", "leaving")}
         return Generation(**{**found, **lists})
 
     def is_newer(self) -> bool:
@@ -94,9 +103,12 @@ class World:
 
     def enter(self, beat: Callable[[], None], seconds: float) -> None:
         """Wait for a generation after this rank's own that has its place, and set the environment that
-        training.parallel.ranks.join reads. Calls `beat` meanwhile; ConnectionError if none comes in so many seconds."""
+        training.parallel.ranks.join reads. Calls `beat` meanwhile; ConnectionError if none comes in so many seconds,
+        Leaves if this rank is to end instead."""
         deadline = time.monotonic() + seconds
         while (newest := self._next()) is None:
+            if self._is_to_leave():
+                raise Leaves
             if time.monotonic() > deadline:
                 raise ConnectionError(f"no new world with place {self.place} in {seconds:.0f} s")
             beat()
@@ -113,9 +125,14 @@ class World:
         is_it = newest is not None and newest.generation > self.generation and self.place in newest.places
         return newest if is_it else None
 
+    def _is_to_leave(self) -> bool:
+        newest = None if self._is_new else self.newest()
+        return newest is not None and newest.generation > self.generation and self.place in newest.leaving
+
     def entered(self) -> None:
         """The rank is in a process group: from now on its connections are closed if it hangs in there."""
         self._in_use = self.waits = True
+        self._is_new = False
 
     def left(self) -> None:
         """The rank has left its process group."""

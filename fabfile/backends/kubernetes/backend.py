@@ -31,6 +31,7 @@ from fabfile.container.repository import job_image
 from fabfile.remote.deploy import deploy
 from fabfile.remote.fleet import Connections, apart
 from infra.inventory import KubeCluster
+from node.job import endings
 from node.job.spec import job_nodes
 
 _NOW_SECONDS = 5.0  # for the supervisor to end a job at once; then its pods are deleted
@@ -139,7 +140,7 @@ class KubernetesBackend(SshBackend):
             return
         self.api.delete(kube.JOB, job)
         reason = "stopped before it started" if record.started is None else "stopped at once"
-        self._record_end(job, Over(JobState.CANCELLED, reason))
+        self._record_end(job, Over(JobState.CANCELLED, reason, by=endings.SOMEBODY))
 
     def leftovers(self, job: str) -> dict[str, str]:
         """The training operator ends the pods of a finished job; those that it leaves are deleted here."""
@@ -193,7 +194,7 @@ class KubernetesBackend(SshBackend):
 
     def _record_end(self, job: str, over: Over) -> JobRecord:
         """Record how a job has ended; returns its record, which says otherwise if it was over already."""
-        record = self._head.ask("kube-over", self._folder_of(job), over.state, over.reason, str(over.code))
+        record = self._head.ask("kube-over", self._folder_of(job), over.state, over.reason, str(over.code), over.by)
         return JobRecord.from_record(record)
 
     def _log(self, request: LogRequest) -> Generator[LogPart, None, None]:

@@ -13,6 +13,7 @@ from fabfile.backends.base import JobRecord, JobState, OtherJob
 from fabfile.backends.kubernetes import api as kube
 from fabfile.backends.kubernetes import pods, reasons
 from fabfile.backends.kubernetes.api import Api
+from node.job import endings
 
 Object = dict[str, Any]
 
@@ -48,6 +49,7 @@ class Over:
     state: JobState
     reason: str
     code: int = 1
+    by: str = endings.MACHINES  # who has ended it
 
 
 def look(api: Api, stack: str) -> Seen:
@@ -68,9 +70,11 @@ def merged(record: JobRecord, seen: Seen, now: float | None = None) -> JobRecord
     if job is None:
         if (time.time() if now is None else now) - record.created < _TO_APPLY:
             return record
-        return Over(JobState.FAILED, "its PyTorchJob is gone: somebody has deleted it")
+        return Over(JobState.FAILED, "its PyTorchJob is gone: somebody has deleted it", by=endings.SOMEBODY)
     if (said := reasons.condition(job, "Failed")) is not None:
-        return Over(JobState.FAILED, reasons.failed(own) or said or "its PyTorchJob failed")
+        why = reasons.failed(own)
+        by = endings.PROGRAM if why.endswith(reasons.STARVED) else endings.MACHINES
+        return Over(JobState.FAILED, why or said or "its PyTorchJob failed", by=by)
     if reasons.condition(job, "Succeeded") is not None:
         return Over(JobState.FAILED, "its first pod has ended, and its supervisor has not recorded how the job did")
     why = reasons.pending(own, seen.events, record.id, _count(job))

@@ -13,6 +13,8 @@ _PASSING = ("ContainerCreating", "PodInitializing")
 _OF_NO_CONSEQUENCE = ("MissingClusterDNS", "DNSConfigForming")
 """Warnings after which a pod starts all the same."""
 _LONGEST = 240
+STARVED = "killed for want of memory (OOMKilled)"
+"""The end of what `failed` says of a pod that had too little memory."""
 _PULL = "Back-off pulling image"
 _REPEATED = re.compile(
     r"rpc error: code = \w+ desc = |(Failed to pull|failed to pull and unpack) image \"[^\"]*\": "
@@ -81,7 +83,7 @@ def failed(pods: Iterable[Object]) -> str:
         for container in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())):
             ended = (container.get("state") or {}).get("terminated") or {}
             if ended.get("reason") == "OOMKilled":
-                return f"{name}: killed for want of memory (OOMKilled)"
+                return f"{name}: {STARVED}"
             if code := ended.get("exitCode"):
                 said = f": {ended['message']}" if ended.get("message") else ""
                 return _line(f"{name}: exit code {code}{said}")

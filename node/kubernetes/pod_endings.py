@@ -32,7 +32,7 @@ _DISRUPTIONS = {
 """By the reason of the condition DisruptionTarget, which Kubernetes sets before it ends a pod."""
 
 
-class Endings:
+class PodEndings:
     """Watches the pods of a job, in a thread of its own, for as long as this process lives."""
 
     def __init__(self, api: Api, run_dir: Path, say: Callable[[str], None]) -> None:
