@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -13,13 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, RANK, Job, folder, listed, parts, process
-from on_host import members
+from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, LONG, RANK, Job, listed, parts, process
+from on_host import cut_power
 from polling import until
 from project import Project
 
 pytestmark = pytest.mark.faults
-LONG = ["model.dropout=0", "train.decay_steps=5000", "checkpoint.every=500"]
 
 
 def test_a_job_from_its_file_to_its_end(cluster: Project, start: Callable[..., Job], tmp_path: Path) -> None:
@@ -166,14 +164,6 @@ def test_launch_and_stop_again_and_again(cluster: Project) -> None:
     assert ports() == before
 
 
-def times(job: Job) -> dict[int, tuple[float, int, float]]:
-    """By step its Unix time, the number of ranks and the loss; every step is there once."""
-    lines = (folder(job.project, job.id, "node1") / "metrics.jsonl").read_text().splitlines()
-    found = [json.loads(line) for line in lines]
-    assert [line["step"] for line in found] == list(range(1, len(found) + 1))
-    return {line["step"]: (line["time"], len(line["rank_seconds"]), line["loss"]) for line in found}
-
-
 def test_what_cannot_be_elastic_is_refused(cluster: Project) -> None:
     for argv, line in (
         (["train.parallel=fsdp"], "train.parallel = fsdp; allowed in an elastic job: auto or ddp"),
@@ -181,14 +171,6 @@ def test_what_cannot_be_elastic_is_refused(cluster: Project) -> None:
     ):
         done = cluster.fab("train", "job.toml", "--elastic", *argv, code=2)
         assert done.stderr.startswith(line), done.stderr
-
-
-def says(job: Job, what: str) -> bool:
-    return what in job.text()
-
-
-def has_steps(job: Job, count: int) -> bool:
-    return len(times(job)) >= count
 
 
 def test_ranks_are_lost_and_join_again(cluster: Project, start: Callable[..., Job]) -> None:
@@ -199,27 +181,26 @@ def test_ranks_are_lost_and_join_again(cluster: Project, start: Callable[..., Jo
     for number, how in ((1, signal.SIGKILL), (0, signal.SIGKILL), (2, signal.SIGSTOP)):
         node = f"node{number + 1}"
         os.kill(process(cluster, node, RANK), how)
-        until(partial(says, job, f"rank {number} on {node} has joined: 3 ranks"), 60)
-        since = len(times(job))
-        until(partial(has_steps, job, since + 6), 60, "steps of three ranks")
+        until(partial(job.says, f"rank {number} on {node} has joined: 3 ranks"), 60)
+        since = len(job.times())
+        until(partial(job.has_steps, since + 6), 60, "steps of three ranks")
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
     assert job.state()["attempt"] == 1 and f"{job.id}: 3 ranks" in job.text() and "5 more may be lost" in job.text()
     assert parts(cluster, job.id) == []
-    seen = times(job)
+    seen = job.times()
     gaps = [after[0] - before[0] for before, after in zip(seen.values(), list(seen.values())[1:], strict=False)]
     assert max(gaps) < GO_ON
     counts = [one[1] for one in seen.values()]
     assert set(counts) == {2, 3} and counts[-1] == 3 and job.text().count("2 ranks of 3 go on") == 3
     fixed = start(f"train.steps={len(seen)}", *LONG, step=0)
     assert fixed.ends(240) == 0
-    undisturbed = times(fixed)
+    undisturbed = fixed.times()
     assert [one[2] for one in seen.values()] == pytest.approx([one[2] for one in undisturbed.values()], rel=1e-4)
 
 
 def test_a_dead_node_is_left_out_of_the_next_attempt(cluster: Project, start: Callable[..., Job]) -> None:
     job = start(ENDLESS, "--restarts", "1", step=8)
-    for pid in members(cluster.stack, "node3", "payload"):
-        os.kill(pid, signal.SIGKILL)
+    cut_power(cluster.stack, "node3")
     until(lambda: "attempt 2: 2 ranks on node1, node2" in job.text(), 40, "another attempt")
     until(lambda: "going on from step" in job.text(), 60, "it goes on")
     state = job.state()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from jobs_on_nodes import DATA, GONE_SECONDS, RANK, Job, Start, folder, parts, process
-from on_host import members
+from on_host import cut_power
 from polling import until
 from project import Project
 
@@ -147,9 +147,7 @@ def kill_mpirun(chain: Chain, node: str, during_a_save: bool) -> None:
 def kill_node(chain: Chain, node: str, during_a_save: bool) -> None:
     """All of its processes at once, as when the power goes; it comes back with an empty disk."""
     chain.moment(during_a_save, node)
-    for pid in members(chain.cluster.stack, node, "payload"):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    cut_power(chain.cluster.stack, node)
     ended(chain, rf"{node} \(rank {RANKS[node]}\) is cut off", *(other for other in RANKS if other != node))
     chain.cluster.fab("up", "--yes")
     chain.cluster.fab("wait")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import user_programs
 from jobs_on_nodes import ENDLESS, GO_ON, GONE_SECONDS, Job, folder, parts, starting
-from on_host import boots, members
+from on_host import boots, cut_power
 from polling import until
 from project import Project
 
@@ -93,8 +93,7 @@ def test_a_managed_job_gets_its_machine_again_and_ends_as_if_nothing_had_been(
     until(lambda: "step 100/" in first.read_text(), 300, lambda: f"step 100:\n{first.read_text()}")
     (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
     before = boots(cluster.stack)
-    for pid in members(cluster.stack, "node2", "payload"):
-        os.kill(pid, signal.SIGKILL)
+    cut_power(cluster.stack, "node2")
     os.killpg(manager.pid, signal.SIGKILL)
     states = {one["id"]: one["state"] for one in json.loads(cluster.fab("jobs", "--json").stdout)}
     assert states[job] == "RUNNING", "it needs no manager"
@@ -128,8 +127,7 @@ def test_a_managed_elastic_job_goes_on_from_memory_and_takes_the_new_machine_in(
     manager = manage(cluster, first, "smoke", *LONG, PATIENT, "--elastic")
     until(lambda: "step 100/" in first.read_text(), 300, lambda: f"step 100:\n{first.read_text()}")
     (job,) = re.findall(r"^(\S+-\d+): 3 ranks", first.read_text(), re.M)
-    for pid in members(cluster.stack, "node3", "payload"):
-        os.kill(pid, signal.SIGKILL)
+    cut_power(cluster.stack, "node3")
     until(lambda: "node3 replaced" in first.read_text(), 120, lambda: f"a new machine:\n{first.read_text()}")
     os.killpg(manager.pid, signal.SIGKILL)
 

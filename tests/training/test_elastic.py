@@ -33,9 +33,9 @@ class Supervisor:
         }
         self.group = start(job, run, size, keys, environment=self.environment)
 
-    def new_world(self, places: list[int]) -> None:
+    def new_world(self, places: list[int], leaving: Sequence[int] = ()) -> None:
         self.generation += 1
-        lost = [place for place in self.places if place not in places]
+        lost = [place for place in self.places if place not in (*places, *leaving)]
         port, self.places = free_port(), places
         world = {
             "generation": self.generation,
@@ -43,6 +43,7 @@ class Supervisor:
             "addresses": ["127.0.0.1"],
             "port": port,
             "lost": lost,
+            "leaving": list(leaving),
         }
         temporary = self.file.with_suffix(".tmp")
         temporary.write_text(json.dumps(world))
@@ -50,13 +51,17 @@ class Supervisor:
 
     def newcomer(self, place: int) -> Group:
         own = {**self.environment, "TRAINYARD_JOINS": "1", "RANK": str(place), "TRAINYARD_PLACE": str(place)}
+        self._beat_file(place).unlink()  # the rank before it may have waited for a world, too
         group = start(self.job, self.run, 1, self.keys, environment=own)
-        until(lambda: self.beat(place)["phase"] == "join")
+        until(lambda: self._beat_file(place).exists() and self.beat(place)["phase"] == "join")
         return group
 
     def beat(self, place: int) -> dict[str, object]:
-        found: dict[str, object] = json.loads((self.run / "heartbeat" / f"rank-{place}.json").read_text())
+        found: dict[str, object] = json.loads(self._beat_file(place).read_text())
         return found
+
+    def _beat_file(self, place: int) -> Path:
+        return self.run / "heartbeat" / f"rank-{place}.json"
 
     def step(self) -> int:
         lines = self.run / "metrics.jsonl"
@@ -97,3 +102,26 @@ def test_a_rank_is_lost_and_another_joins(
     far: dict[str, Any] = {"abs": 5e-3} if optimizer == "muon" else {"rel": 2e-5}  # Muon orthogonalises in bf16
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "fixed"), **far)
     assert (tmp_path / "run" / "checkpoints" / "step-000150").is_dir()
+
+
+@pytest.mark.parametrize("leaving", [[2], [1, 2], [0]], ids=["one", "all but one", "the first"])
+def test_ranks_leave_after_a_step_and_the_others_go_on_from_it(job: Path, tmp_path: Path, leaving: list[int]) -> None:
+    """They leave and end by themselves, and no step is done twice; later one joins."""
+    undisturbed = start(job, tmp_path / "fixed", 3, LONG)
+    supervisor = Supervisor(job, tmp_path / "run", 3, LONG)
+    until(lambda: supervisor.step() >= 5)
+    staying = [place for place in range(3) if place not in leaving]
+    supervisor.new_world(staying, leaving)
+    until(lambda: all(supervisor.group.processes[place].poll() == 0 for place in leaving))
+    until(lambda: all(supervisor.beat(place)["world"] == 1 for place in staying))
+    assert supervisor.step() < 140
+    newcomer = supervisor.newcomer(leaving[0])
+    supervisor.new_world(sorted([*staying, leaving[0]]))
+    assert newcomer.wait() == [0], newcomer.output() + supervisor.group.output()
+    assert supervisor.group.wait() == [0, 0, 0], supervisor.group.output()
+    undisturbed.done()
+    said = supervisor.group.output()
+    assert said.count(": its node is about to be taken") == len(leaving) and "has lost the others" not in said, said
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 151))
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "fixed"), rel=2e-5)
