@@ -112,7 +112,7 @@ def test_ranks_leave_after_a_step_and_the_others_go_on_from_it(job: Path, tmp_pa
     until(lambda: supervisor.step() >= 5)
     staying = [place for place in range(3) if place not in leaving]
     supervisor.new_world(staying, leaving)
-    until(lambda: all(supervisor.group.processes[place].poll() == 0 for place in leaving))
+    until(lambda: all(supervisor.group.processes[place].exitcode == 0 for place in leaving))
     until(lambda: all(supervisor.beat(place)["world"] == 1 for place in staying))
     assert supervisor.step() < 140
     newcomer = supervisor.newcomer(leaving[0])
