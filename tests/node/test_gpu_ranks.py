@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from fabfile import launchers
-from fabfile.launchers import HeadValues, Launch, gpu, mpirun, torchrun
+from fabfile.launchers import HeadValues, Launch, gpu, mpirun, nodes_to_text, torchrun
 from infra.inventory import Node
-from node.job import cores
+from node.job import cores, rank_wrapper
 
 P3DN = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_70", "efa_cards": 1, "efa_gbps": 100.0}
 P4D = {"slots": 8, "gpus": 8, "gpu_architecture": "sm_80", "efa_cards": 4, "efa_gbps": 400.0}
@@ -92,3 +94,32 @@ def test_the_numa_nodes_of_gpus_are_in_the_order_of_the_bus(tmp_path: Path) -> N
     (bus / "0000:00:16.0" / "numa_node").write_text("-1\n")
     assert cores.gpu_nodes(proc, bus) == [], "the kernel does not know"
     assert cores.gpu_nodes(tmp_path / "no-driver", bus) == []
+
+
+# --- what the ranks talk through ---
+
+
+@pytest.mark.parametrize(
+    ("profile", "said", "wanted"),
+    [
+        ("cuda", "", "nccl"),  # the record's own word is of the image's two ranks, which need no GPU
+        ("native", "", "gloo"),
+        ("cuda", "gloo", "gloo"),
+    ],
+)
+@pytest.mark.parametrize("number", ["PMI_RANK", "SLURM_PROCID"], ids=["mpirun", "srun"])
+def test_ranks_on_gpus_talk_through_nccl_by_their_nodes_record(
+    number: str, profile: str, said: str, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready.json"
+    ready.write_text(json.dumps({"profile": profile, "collectives": "gloo"}))
+    monkeypatch.setattr(rank_wrapper, "READY", ready)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, _cores: None)
+    monkeypatch.setenv("TRAINYARD_JOB", "demo-1")
+    monkeypatch.setenv("TRAINYARD_INTERFACE", "ens5")
+    monkeypatch.setenv("TRAINYARD_COLLECTIVES", said)
+    place = rank_wrapper.RankPlacement({number: "9", "TRAINYARD_NODES": nodes_to_text(nodes(2, P3DN))})
+    lines: list[str] = []
+    environment = rank_wrapper.from_node(place, lines.append)
+    assert (environment["TRAINYARD_NODE"], environment["TRAINYARD_COLLECTIVES"]) == ("node2", wanted)
+    assert environment["NCCL_SOCKET_IFNAME"] == "ens5" and lines[0].endswith(f"; {wanted} over ens5")
