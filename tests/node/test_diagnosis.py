@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.job.diagnosis import GRACE, START, Diagnosis, Outcome
+from node.job.diagnosis import GRACE, MPIRUN, START, Diagnosis, Outcome
 from node.job.expiry import Expiry
 
 NODES = ["node1", "node2", "node3"]
@@ -191,6 +191,19 @@ def test_mpirun_killed_or_failed_is_named() -> None:
     story.watch.noise = "node2: unknown host"
     story.watch.mpirun_ended(1, story.now)
     assert story.until_verdict(2) == Outcome(1, "mpirun ended with exit code 1: node2: unknown host")
+
+
+def test_a_launcher_that_ends_well_without_its_ranks_is_a_failure() -> None:
+    """srun says 0 where it could not open its output; the ranks' own ends are what counts."""
+    story = Story()
+    story.watch.program = "srun"
+    story.ended(0, 0, "done")
+    story.watch.mpirun_ended(0, story.now)
+    assert story.until_verdict(MPIRUN - 0.5) is None, "their ends may be heard of later"
+    assert story.until_verdict(1) == Outcome(1, "srun ended before the ranks did")
+    for number in (1, 2):
+        story.ended(number, 0, "done")
+    assert story.watch.verdict(story.now) == Outcome(0, "done"), "and not what it says of itself"
 
 
 def test_the_rank_that_is_furthest_behind_is_the_silent_one() -> None:
