@@ -1,6 +1,11 @@
 # shellcheck shell=bash
 # What the steps of profile cuda share.
 
+AMAZON=$PREFIX/opt/amazon # where EFA's installer puts libfabric, and NCCL's plugin for it
+
+# nccl_plugin: a library of aws-ofi-nccl, without which NCCL does not use EFA; empty if there is none.
+nccl_plugin() { find "$AMAZON/ofi-nccl" -name 'libnccl-net*.so' 2>/dev/null | sort | sed -n 1p || true; }
+
 # apt with its reason when it fails, waiting for another that runs, as in the step packages.
 gpu_apt() {
     local output until=$((SECONDS + 300))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from bootstrap_runner import BOOTSTRAP, VERSIONS_STEP, Machine
+from cuda_machine import with_cuda
 from limited_node import HOUR, Node
 
 
@@ -21,6 +22,12 @@ def machine(tmp_path: Path) -> Machine:
     machine.step("image/20-second", VERSIONS_STEP)
     machine.step("node/10-third", "echo three")
     return machine
+
+
+@pytest.fixture
+def gpus(machine: Machine) -> Machine:
+    """A machine with the files of profile cuda, but no steps of the others."""
+    return with_cuda(machine)
 
 
 @pytest.fixture

@@ -13,15 +13,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from bootstrap_runner import BOOTSTRAP, CUDA, VERSIONS_STEP, Machine, cuda_module
+from bootstrap_runner import BOOTSTRAP, CUDA, Machine, cuda_module
+from cuda_machine import SETTINGS, composed, step
 
 from infra import user_data
 from infra.config.settings import Settings, load
-
-
-def composed(profile: str) -> dict[str, str]:
-    return {name: content.decode() for name, content, _ in user_data._scripts(BOOTSTRAP, "aws-xeon", profile)}
-
 
 # --- laid over the rest ---
 
@@ -59,33 +55,6 @@ def test_the_archive_is_what_user_data_would_have_brought(good: dict[str, str]) 
     assert modes["bootstrap.sh"] == 0o755 and modes["lib.sh"] == 0o644
 
 
-@pytest.fixture
-def gpus(machine: Machine) -> Machine:
-    """A machine with the files of profile cuda, but no steps of the others."""
-    shutil.rmtree(machine.root / "bootstrap")
-    for name, content, mode in user_data._scripts(BOOTSTRAP, "aws-xeon", "cuda"):
-        path = machine.root / "bootstrap" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(int(mode, 8))
-    for path in (machine.root / "bootstrap/steps").glob("*/*"):
-        path.unlink()
-    machine.step("image/99-versions", VERSIONS_STEP)
-    machine.step("node/99-none", "true")
-    return machine
-
-
-SETTINGS = {
-    **{"TRAINYARD_PROFILE": "cuda", "TRAINYARD_CLUSTER": "aws-xeon", "TRAINYARD_GPU_ARCHITECTURE": "sm_70"},
-    **{"TRAINYARD_GPUS": "8", "TRAINYARD_EFA_CARDS": "1", "TRAINYARD_NVLINK": "true", "TRAINYARD_GPU_RDMA": "false"},
-}
-
-
-def step(gpus: Machine, name: str) -> None:
-    content = composed("cuda")[f"steps/{name}"]
-    (gpus.root / "bootstrap/steps" / name).write_text(content)
-
-
 def test_the_runner_takes_the_profile(gpus: Machine) -> None:
     assert gpus.boot(**SETTINGS).returncode == 0
     assert gpus.record("ready")["profile"] == "cuda"
@@ -111,11 +80,31 @@ def test_gpus_that_the_software_does_not_know_are_refused_first(gpus: Machine, g
     assert f"TRAINYARD_GPU_ARCHITECTURE is {why}" in str(gpus.record("failed")["reason"])
 
 
+def module(version: str, license_: str) -> str:
+    """modinfo on a machine with NVIDIA's kernel module."""
+    return f'[[ $* != *license* ]] || {{ echo "{license_}"; exit 0; }}\necho {version}'
+
+
+def test_the_open_kernel_module_is_refused_for_volta_and_nothing_else(gpus: Machine) -> None:
+    """ParallelCluster's own images have it: driver 580, which with this module shows no V100."""
+    step(gpus, "image/25-driver")
+    gpus.program("modinfo", module("580.126.18", "Dual MIT/GPL"))
+    assert gpus.boot(**SETTINGS).returncode == 1
+    failed = gpus.record("failed")
+    assert failed["step"] == "driver"
+    assert failed["reason"] == (
+        "this machine has NVIDIA's open kernel module (Dual MIT/GPL), which drives no Volta GPU: it needs the closed "
+        "one of branch 580 (aws-slurm: an image of stacks/aws-slurm-image.yaml)"
+    )
+    newer = {**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": "sm_80", "TRAINYARD_IMAGE": "key-2"}
+    assert gpus.boot(**newer).returncode == 0
+
+
 def test_a_driver_that_is_there_stays_unless_it_has_left_volta_behind(gpus: Machine) -> None:
     step(gpus, "image/25-driver")
-    gpus.program("modinfo", "echo 580.126.18")
+    gpus.program("modinfo", module("580.126.18", "NVIDIA"))
     assert gpus.boot(**SETTINGS).returncode == 0
-    gpus.program("modinfo", "echo 595.10.01")
+    gpus.program("modinfo", module("595.10.01", "NVIDIA"))
     assert gpus.boot(**SETTINGS, TRAINYARD_IMAGE="key-2").returncode == 1
     assert "driver 595.10.01, and only branch 580 still drives Volta" in str(gpus.record("failed")["reason"])
     newer = {**SETTINGS, "TRAINYARD_GPU_ARCHITECTURE": "sm_80", "TRAINYARD_IMAGE": "key-3"}
@@ -140,7 +129,7 @@ def test_volta_gets_closed_modules_and_newer_gpus_open_ones(gpus: Machine) -> No
     step(gpus, "image/25-driver")
     (gpus.root / "etc/os-release").write_text("ID=ubuntu\n")
     gpus.program("apt-get")
-    gpus.program("modinfo", f"test -e {gpus.root}/installed && echo 580.126.18")
+    gpus.program("modinfo", f"test -e {gpus.root}/installed || exit 1\n{module('580.126.18', 'NVIDIA')}")
     gpus.program("uname", f"touch {gpus.root}/installed; echo 6.14.0-1018-aws")
     for image, architecture, flavour in (("key-2", "sm_70", "server"), ("key-3", "sm_86", "server-open")):
         (gpus.root / "called").unlink(missing_ok=True)
@@ -150,14 +139,6 @@ def test_volta_gets_closed_modules_and_newer_gpus_open_ones(gpus: Machine) -> No
         (line,) = [line for line in gpus.called() if line.startswith("apt-get") and " install " in line]
         assert f"linux-modules-nvidia-580-{flavour}-6.14.0-1018-aws " in line
         assert f"nvidia-headless-no-dkms-580-{flavour} " in line
-
-
-def test_the_runtime_has_efas_plugin_and_none_of_intels_providers(gpus: Machine) -> None:
-    step(gpus, "image/81-runtime")
-    gpus.step("image/80-before", 'printf "PATH=/x\\nFI_PROVIDER_PATH=/v\\n" >"$RUNTIME_ENV"')
-    assert gpus.boot(**SETTINGS).returncode == 0
-    lines = (gpus.root / "etc/trainyard/runtime.env").read_text().splitlines()
-    assert lines[:2] == ["PATH=/x", "CUDA_DEVICE_ORDER=PCI_BUS_ID"]
 
 
 # --- torch's build ---
