@@ -151,7 +151,7 @@ main() {
     mkdir -p "$STATE" "$OPT" "${LOG%/*}" "${RUNTIME_ENV%/*}"
     exec 9>"$STATE/lock"
     flock --nonblock 9 || { say "another bootstrap is running"; exit 1; }
-    rm -f "$STATE/ready.json" "$STATE/failed.json"
+    rm -f "$STATE/ready.json" "$STATE/failed.json" "$STATE/gpus.json"
     : >"$STATE/progress.jsonl"
     trap on_exit EXIT
     trap 'exit 143' TERM INT

@@ -78,7 +78,8 @@ def image() -> None:
 def ready() -> None:
     baked = json.loads(read(IMAGE_JSON))
     record = WHO | {key: baked[key] for key in ("profile", "collectives", "image")}
-    record |= {"versions": baked["versions"] | system_versions(), "cpu": cpu(), "seconds": seconds()}
+    gpus = json.loads(read(STATE + "/gpus.json") or "{}")  # of cuda/gpus.py, which has looked at this boot
+    record |= {"versions": baked["versions"] | system_versions() | gpus, "cpu": cpu(), "seconds": seconds()}
     limits = read(STATE + "/limits").split()
     record |= {"limits": dict(item.split("=", 1) for item in limits), "time": time.time()}
     write(STATE + "/ready.json", record)

@@ -1,6 +1,7 @@
 """gpus.py RECORD: has this machine the GPUs, NVLinks and EFA cards that its settings say, and does torch run on them?
 
 Writes what it found to RECORD, and prints it in one line; or prints the first thing that is wrong, with exit code 1.
+record.py adds RECORD to the versions in ready.json, which `fab check` compares between the nodes.
 """
 
 import json
@@ -67,8 +68,8 @@ def efa_cards(text: str) -> int:
     )
 
 
-def check(wanted: dict[str, str]) -> dict[str, object]:
-    """What was found. Raises Wrong."""
+def check(wanted: dict[str, str]) -> dict[str, str]:
+    """What was found, in words. Raises Wrong."""
     count, architecture = int(wanted["GPUS"]), wanted["GPU_ARCHITECTURE"]
     seen = on_the_bus()
     if not seen:
@@ -88,13 +89,18 @@ def check(wanted: dict[str, str]) -> dict[str, object]:
         raise Wrong(f"NVLink is down: active links by GPU: {' '.join(map(str, links)) or 'none'}")
     efa = 0
     if expected := int(wanted.get("EFA_CARDS", "0")):
-        efa = efa_cards(run("/opt/amazon/efa/bin/fi_info", "-p", "efa"))
+        efa = efa_cards(run(f"{PREFIX}/opt/amazon/efa/bin/fi_info", "-p", "efa"))
         if efa != expected:
             raise Wrong(f"EFA is off: fi_info -p efa shows {efa} cards, and the machine should have {expected}")
     shown = run(f"{PREFIX}/opt/trainyard/venv/bin/python", "-I", "-c", EACH_GPU).strip()
     if shown != str(count):
         raise Wrong(f"torch computes on {shown} of {count} GPUs")
-    return {"gpus": each, "architecture": architecture, "nvlinks": links, "efa_cards": efa}
+    return {
+        "gpus": f"{count} x {each[0]['name']} ({architecture})",
+        "nvidia driver": each[0]["driver_version"],  # the one that runs, in place of the one that was installed
+        "nvlinks of each gpu": " ".join(map(str, links)) or "none",
+        "efa cards": str(efa),
+    }
 
 
 def main() -> int:
@@ -109,11 +115,7 @@ def main() -> int:
     path = Path(sys.argv[1])
     path.with_suffix(".new").write_text(json.dumps(found, indent=1) + "\n")
     path.with_suffix(".new").replace(path)
-    first = found["gpus"][0]  # type: ignore[index]
-    links = f"{sum(found['nvlinks'])} NVLinks up" if found["nvlinks"] else "no NVLink"  # type: ignore[call-overload]
-    print(
-        f"{wanted['GPUS']} x {first['name']}, driver {first['driver_version']}, {links}, {found['efa_cards']} EFA cards"
-    )
+    print(", ".join(f"{name}: {what}" for name, what in found.items()))
     return 0
 
 

@@ -4,6 +4,7 @@ Needs no GPU. Prints why not, and ends with exit code 1.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -38,7 +39,7 @@ def versions(built: list[str]) -> dict[str, str]:
     found = {name: version for name, version in packages.items() if name.startswith("nvidia-nccl-")}
     ask = ["modinfo", "--field", "version", "nvidia"]
     driver = subprocess.run(ask, capture_output=True, text=True).stdout.strip() if shutil.which("modinfo") else ""
-    efa = Path("/opt/amazon/efa_installed_packages")
+    efa = Path(os.environ.get("TRAINYARD_PREFIX") or "/", "opt/amazon/efa_installed_packages")
     installer = re.search(r"installer version: *(\S+)", efa.read_text()) if efa.exists() else None
     return {
         "cuda": torch.version.cuda or "none",

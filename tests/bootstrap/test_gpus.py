@@ -71,8 +71,12 @@ WANTED = {"GPUS": "2", "GPU_ARCHITECTURE": "sm_70", "NVLINK": "true", "EFA_CARDS
 
 
 def test_a_machine_that_is_what_it_should_be(p3dn: tuple[ModuleType, dict[str, str]]) -> None:
-    found = p3dn[0].check(WANTED)
-    assert (found["nvlinks"], found["efa_cards"], found["architecture"]) == ([2, 2], 1, "sm_70")
+    assert p3dn[0].check(WANTED) == {
+        "gpus": "2 x Tesla V100-SXM2-32GB (sm_70)",
+        "nvidia driver": "580.126.18",
+        "nvlinks of each gpu": "2 2",
+        "efa cards": "1",
+    }
 
 
 @pytest.mark.parametrize(
