@@ -71,6 +71,17 @@ def test_it_unpacks_the_bootstrap_and_runs_it(slurm: Settings, tmp_path: Path) -
         assert (tmp_path / "opt/trainyard/bootstrap" / path).is_file()
 
 
+def test_the_queue_does_not_compile_what_only_mpirun_starts(slurm: Settings, tmp_path: Path) -> None:
+    """At $31 an hour, at every start. All else that a golden image's builder runs is there, and nothing asks for it."""
+    run(script(slurm), "worker", tmp_path)
+    there = {path.name for path in (tmp_path / "opt/trainyard/bootstrap/steps/image").iterdir()}
+    all_steps = {name for name, _, _ in user_data._scripts(user_data.BOOTSTRAP, "aws-xeon", "cuda")}
+    baked = {name.rpartition("/")[2] for name in all_steps if name.startswith("steps/image/")}
+    assert baked - there == {"52-nccl-tests"} and {"25-driver", "26-efa", "50-torch", "91-record"} <= there
+    others = [path for path in (tmp_path / "opt/trainyard/bootstrap").rglob("*") if path.is_file()]
+    assert [path.name for path in others if "nccl-tests" in path.read_text()] == ["versions.env"], "where it is from"
+
+
 def test_the_head_has_no_gpu_and_makes_the_shared_folder(slurm: Settings, tmp_path: Path) -> None:
     run(script(slurm), "head", tmp_path, stub="install")
     assert values(tmp_path)["TRAINYARD_PROFILE"] == "native"

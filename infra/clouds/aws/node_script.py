@@ -22,6 +22,9 @@ USER = "ubuntu"
 """ParallelCluster's user on Ubuntu; its home is on the head's disk, and all nodes see it."""
 ENV = "/etc/trainyard.env"
 _ROLES = ("head", "worker")
+LEFT_OUT = (f"{user_data.ON_NODE}/steps/image/52-nccl-tests",)
+"""Steps that no machine here needs, and that each of the queue would run at every start: mpirun starts nccl-tests, and
+with Slurm `fab check` measures NCCL by an all-reduce of torch's own, which srun starts (node/probes/gpu_ranks.py)."""
 _COMMANDS = "salloc sbatch scancel scontrol sinfo squeue srun"
 """Of Slurm, which a login shell finds (/etc/profile.d/slurm.sh of ParallelCluster's cookbook), but neither a command
 over SSH, nor one by sudo, nor a rank's environment: these have /usr/local/bin."""
@@ -75,6 +78,8 @@ def _files(settings: Settings, role: str, facts: Mapping[str, object]) -> list[t
     own = replace(settings, profile=profile, idle_minutes=0, cloud=cloud)
     found = []
     for file in user_data.files_for_node(own, user_data.image_key(own), "", role, facts):
+        if file["path"] in LEFT_OUT:
+            continue
         content = str(file["content"])
         if file["path"] == ENV:
             content = "".join(line for line in content.splitlines(True) if not line.startswith("TRAINYARD_NODE="))
