@@ -114,7 +114,7 @@ def _along(run: JobRun) -> dict[str, list[float]]:
     total, before = 0.0, 0.0
     for point in run.points:
         if point.tokens and point.step and point.tokens_per_s:
-            took = point.steps * (point.tokens / point.step) / point.tokens_per_s
+            took = point.steps * (point.tokens / point.step) * run.own_share / point.tokens_per_s
             total, before = total + (took if point.step > before else 0.0), point.step
             found["step"].append(_short(point.step))
             found["time"].append(round(total, 1))

@@ -36,6 +36,9 @@ _RESULTS: tuple[tuple[str, Callable[[JobRun], float | None], Callable[[float | N
     ("cost", lambda run: run.cost, numbers.money),
 )
 
+_OF_CLUSTERS = {"tokens": "tokens, all clusters'", "tokens per second": "tokens per second, its own cluster's"}
+"""Names of those results that are not of the same tokens where several clusters train a job together."""
+
 
 def origin(run: JobRun) -> list[str]:
     """The run's nodes, time and precision, as far as known."""
@@ -74,7 +77,8 @@ def tiles(run: JobRun) -> list[tuple[str, str, str]]:
 
 def _of_training(run: JobRun) -> list[tuple[str, str, str]]:
     """The figures that only the trainer's jobs have."""
-    share, best = run.peak_share, ""
+    share, best, shared = run.peak_share, "", run.own_share < 1
+    speed = ("of this cluster" if shared else "", f"{numbers.percent(share)} of peak" if share else "")
     if run.best is not None:
         bits = run.best.bits_per_byte
         quality = f"{numbers.fixed(bits)} bits per byte, " if bits is not None else ""
@@ -83,8 +87,8 @@ def _of_training(run: JobRun) -> list[tuple[str, str, str]]:
         best = f"{quality}step {numbers.plain(run.best.step)}"
     return [
         ("steps", numbers.plain(run.last.step), f"of {numbers.plain(run.steps)}" if run.steps else ""),
-        ("tokens", numbers.count(run.tokens if run.points else None), ""),
-        ("tokens a second", numbers.count(run.speed), f"{numbers.percent(share)} of peak" if share else ""),
+        ("tokens", numbers.count(run.tokens if run.points else None), "of all clusters" if shared else ""),
+        ("tokens a second", numbers.count(run.speed), ", ".join(part for part in speed if part)),
         ("last loss", numbers.fixed(run.last.loss), ""),
         ("best validation", numbers.fixed(run.best.loss if run.best else None), best),
     ]
@@ -204,7 +208,8 @@ def results(runs: Sequence[JobRun]) -> list[list[str]]:
     for name, value, form in _RESULTS:
         values = [value(run) for run in runs]
         if any(one is not None for one in values):
-            rows.append([name, *map(form, values), *([numbers.change(*values)] if pair else [])])
+            shown = _OF_CLUSTERS.get(name, name) if any(run.own_share < 1 for run in runs) else name
+            rows.append([shown, *map(form, values), *([numbers.change(*values)] if pair else [])])
     return rows
 
 

@@ -201,6 +201,14 @@ class JobRun:
                     found.setdefault(node, []).append((point.step, tokens[node] / seconds))
         return found
 
+    @property
+    def own_share(self) -> float:
+        """The share of a step's tokens that this cluster trains on: 1 if no other one trains with it. Its tokens per
+        second are of these alone, while `Point.tokens` and the batch are all clusters'."""
+        block = number(self.config.get("model.block_size"))
+        windows = int((self.batch or 0) // block) if block else 0
+        return self._own_windows(windows) / windows if windows else 1.0
+
     def _own_windows(self, windows: int) -> int:
         """Of a step's windows, those that this cluster trains on, as the trainer splits them."""
         clusters, own = (int(number(self.config.get(f"outer.{name}")) or 1) for name in ("clusters", "cluster"))

@@ -11,7 +11,8 @@ from fab_command import fab
 from memory_backend import MemoryBackend
 
 from fabfile import backends
-from fabfile.report import details, load, page
+from fabfile.report import curves, details, load, page
+from fabfile.report.chart import chart_data
 from node import run_data
 
 
@@ -46,10 +47,29 @@ def test_what_was_exchanged_and_with_whom(run: Path) -> None:
     assert expected in html and "with the other clusters, not hidden behind the steps" in html
 
 
+def test_a_steps_time_is_that_of_the_clusters_own_tokens(run: Path) -> None:
+    """Its tokens per second are its own, the tokens all clusters': a step of one second takes one on the time axis."""
+    text = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(f'{text}\n[outer]\nclusters = 2\ncluster = 2\nshares = "3,1"\n')
+    alone = load.from_folder(run)
+    windows = int(alone.batch or 0) // int(alone.config["model.block_size"])
+    own = (windows - windows * 3 // 4) * alone.config["model.block_size"]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [{**line, "tokens_per_s": own / 1.0} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = load.from_folder(run)
+    assert chart_data([found], curves.charts_of([found]))["runs"][0]["time"] == [float(step) for step in range(1, 31)]
+    rows = {row[0] for row in details.results([found])}
+    assert {"tokens, all clusters'", "tokens per second, its own cluster's"} < rows
+    notes = {name: more for name, _, more in details.tiles(found)}
+    assert notes["tokens"] == "of all clusters" and notes["tokens a second"].startswith("of this cluster")
+
+
 def test_a_run_of_one_cluster_says_nothing_of_it(tmp_path: Path) -> None:
     run_folder.write(tmp_path / "demo-1", run_folder.metrics(30))
     found = load.from_folder(tmp_path / "demo-1")
     assert details.clusters(found) == "" and run_data.exchanged(tmp_path / "demo-1" / "metrics.jsonl") == {}
+    assert found.own_share == 1 and {"tokens", "tokens per second"} < {row[0] for row in details.results([found])}
     assert "Trained together" not in page.render([found])
 
 
