@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -94,21 +94,37 @@ def agree(chosen: Options, backend: Backend, mirror: str, nodes: int) -> Mapping
     facts = checked(chosen.stack)
     if not _usd(backend, nodes) and chosen.max_usd is not None:
         raise Exit(f"--max-usd: {chosen.stack} has no price, so that no sum is ever reached: leave it out", code=2)
+    hours = facts["max_hours"]
+    if hours and chosen.max_hours is not None and chosen.max_hours > hours:
+        why = f"the nodes of {chosen.stack} end {hours} h after their first boot (maxHours), and the job with them"
+        raise Exit(f"--max-hours {chosen.max_hours:g}: {why}", code=2)
     places = {name: values for name, values in chosen.places().items() if values}
+    _check_places(chosen.stack, facts, mirror, places)
+    others = "; without room there, in " if places else ""
+    others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
+    say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {chosen.bounds.shown()}")
+    if hours:
+        say(f"managed: each node ends {hours} h after its first boot (maxHours), the job with it: that is not undone")
+    if not chosen.yes:
+        ask("replace nodes without asking again?")
+    return facts
+
+
+def _check_places(stack: str, facts: Mapping[str, Any], mirror: str, places: Mapping[str, Sequence[str]]) -> None:
+    """Exit 2 unless the manager itself can have the stack's nodes made in all of these zones and types."""
     for name, values in places.items():
         if not facts["cloud"]:
-            raise Exit(f"--{name}: stack {chosen.stack} is no cloud's: it has no {KEYS[name]}", code=2)
+            raise Exit(f"--{name}: stack {stack} is no cloud's: it has no {KEYS[name]}", code=2)
+        cluster = load_any(stack, "")
+        if not isinstance(cluster, SshCluster) or cluster.queue is not None:
+            who = "Slurm's queue" if isinstance(cluster, SshCluster) else "their node group"
+            why = f"the machines of {stack}'s jobs are replaced by {who}, where the stack has them"
+            raise Exit(f"--{name}: {why}: leave it out", code=2)
         if mirror in NO_MIRROR:
             why = "all nodes are then made again, and the job goes on from the bucket: it has none"
             raise Exit(f"--{name}: {why}", code=2)
         for value in values:
-            pulumi_cli.ask(pulumi_cli.module("config.configure", chosen.stack, "--check", "--", KEYS[name], value))
-    others = "; without room there, in " if places else ""
-    others += ", ".join(f"{KEYS[name]} {value}" for name, values in places.items() for value in values)
-    say(f"managed: nodes of {chosen.stack} that are lost are made again{others}; {chosen.bounds.shown()}")
-    if not chosen.yes:
-        ask("replace nodes without asking again?")
-    return facts
+            pulumi_cli.ask(pulumi_cli.module("config.configure", stack, "--check", "--", KEYS[name], value))
 
 
 def _usd(backend: Backend, nodes: int) -> float:

@@ -12,8 +12,8 @@ from infra.errors import prints_json
 
 
 def of(settings: Settings) -> dict[str, Any]:
-    """{cluster, cloud, kubernetes, type, offered_by, place, keep_data}. `offered_by` is the key (zone or region) on
-    which the offer of the machine type depends."""
+    """{cluster, cloud, kubernetes, type, offered_by, place, keep_data, max_hours}. `offered_by` is the key (zone or
+    region) on which the offer of the machine type depends."""
     return {
         "cluster": settings.cluster,
         "cloud": settings.facts.name,
@@ -22,6 +22,7 @@ def of(settings: Settings) -> dict[str, Any]:
         "offered_by": settings.facts.offered_by,
         "place": settings.cloud.zone or settings.cloud.region or "the default region",
         "keep_data": settings.cloud.keep_data,
+        "max_hours": settings.max_hours,
     }
 
 

@@ -19,14 +19,29 @@ from fabfile.managed import replacement, start
 from fabfile.managed.replacement import NoRoom, NotReplaced, make_again
 from fabfile.managed.start import Options
 from fabfile.stacks import capacity, pulumi_cli, work_lost
-from infra.inventory import KubeCluster, Node, SshCluster
+from infra.inventory import KubeCluster, Node, Queue, SshCluster
 
 MINE = ("train", "smoke", "--managed", "--yes")
+OVER_SSH = SshCluster(name="local", nodes=(Node(name="node1", private_ip="127.0.0.1"),))
+WITH_QUEUE = replace(OVER_SSH, launcher="slurm", queue=Queue(name="gpu", nodes=2, node_prefix="gpu-dy-p3"))
+ON_KUBERNETES = KubeCluster(name="local", namespace="default", image="x", workers=3, gpus_per_worker=0)
+CHOSEN = Options(
+    stack="local",
+    inventory="",
+    detach=False,
+    every=None,
+    max_usd=None,
+    max_hours=None,
+    tries=None,
+    zones="",
+    types="",
+    yes=True,
+)
 
 
 @pytest.fixture(autouse=True)
 def free_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": ""})
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "", "max_hours": 0})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +81,42 @@ def test_a_sum_that_is_never_reached_is_refused(
 def test_other_places_need_a_bucket(
     backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws"})
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws", "max_hours": 24})
+    monkeypatch.setattr(start, "load_any", lambda _stack, _inventory: OVER_SSH)
     assert fab(*MINE, "--zones", "use1-az4") == 2
     assert "--zones: all nodes are then made again, and the job goes on from the bucket" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--zones", "--types"])
+@pytest.mark.parametrize("who", ["Slurm's queue", "their node group"])
+def test_other_places_are_refused_where_the_manager_makes_no_machines(
+    flag: str, who: str, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = ON_KUBERNETES if who == "their node group" else WITH_QUEUE
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws", "max_hours": 24})
+    monkeypatch.setattr(start, "load_any", lambda _stack, _inventory: cluster)
+    assert fab(*MINE, flag, "x", "checkpoint.mirror=s3://b/runs") == 2
+    why = f"the machines of local's jobs are replaced by {who}, where the stack has them: leave it out"
+    assert capsys.readouterr().err == f"{flag}: {why}\n" and backend.table == []
+
+
+def test_the_end_of_the_nodes_is_told_before_the_question(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(start, "checked", lambda _stack: {"cloud": "aws", "max_hours": 24})
+    monkeypatch.setattr(start, "load_any", lambda _stack, _inventory: OVER_SSH)
+    assert fab(*MINE, "--max-hours", "24.5") == 2
+    why = "the nodes of local end 24 h after their first boot (maxHours), and the job with them"
+    assert capsys.readouterr().err == f"--max-hours 24.5: {why}\n" and backend.table == []
+    told = []
+    chosen = replace(CHOSEN, max_hours=24.0, yes=False)
+    monkeypatch.setattr(start, "must_be_answerable", lambda _yes: None)
+    monkeypatch.setattr(start, "ask", lambda _question: told.append(capsys.readouterr().out))
+    with backend:
+        start.agree(chosen, backend, "", 3)
+    assert (
+        "managed: each node ends 24 h after its first boot (maxHours), the job with it: that is not undone" in told[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,27 +135,11 @@ def test_a_job_under_way_is_managed_unless_the_head_has_chosen_its_nodes(
     with backend:
         backend.submit(Submission(job=resolve("smoke", (), 2), nodes=2))
         backend.table = [replace(backend.table[0], **changes)]
-        chosen = Options(
-            stack="yard",
-            inventory="",
-            detach=False,
-            every=None,
-            max_usd=None,
-            max_hours=None,
-            tries=None,
-            zones="",
-            types="",
-            yes=True,
-        )
         if not is_refused:
-            assert start.known(chosen, backend, "smoke-1") == backend.table[0]
+            assert start.known(CHOSEN, backend, "smoke-1") == backend.table[0]
             return
         with pytest.raises(Exit, match=r"--managed: for jobs on the first nodes .* smoke-1 is on node"):
-            start.known(chosen, backend, "smoke-1")
-
-
-OVER_SSH = SshCluster(name="local", nodes=(Node(name="node1", private_ip="127.0.0.1"),))
-ON_KUBERNETES = KubeCluster(name="local", namespace="default", image="x", workers=3, gpus_per_worker=0)
+            start.known(CHOSEN, backend, "smoke-1")
 
 
 @pytest.mark.parametrize("words", [("train", "smoke"), ("train", "--resume", "smoke-1")])
