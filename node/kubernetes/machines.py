@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -49,6 +49,8 @@ class PodMachines:
         self.nodes: tuple[Node, ...] = (self._node(self._own, ""),)
         self._pods: dict[str, Connection] = {}
         """By the name of its node: the pods of the next attempt."""
+        self._say: Callable[[str], None] = print
+        """Writes into the job's log, once there is one."""
         self._listener: Listener | None = None
         self._pod_endings: PodEndings | None = None
         self._before: Address | None = None
@@ -72,6 +74,7 @@ class PodMachines:
     def wait(self, asked: Asked, log: Log) -> None:
         """Listen, and wait for the job's pods: for all of them, however long, or, if the job goes on after its first
         pod was lost, for those that come in time."""
+        self._say = log.say
         self._pod_endings = PodEndings(Api(), self._run_dir, log.say)
         self._before = Address.read(self._run_dir)
         self._listener = Listener(self._own, self._spec.node_count, log.say)
@@ -100,11 +103,15 @@ class PodMachines:
         return connection
 
     def link_again(self, spec: KeeperSpec, program: str, events: Events) -> Link | None:
-        """To the pod that Kubernetes has made in place of the one on this machine, or that has connected again."""
-        before = self._pods.get(spec.node)
-        found = next((each for each in self._there() if each is not before and each.pod.machine == spec.node), None)
-        if found is None:
+        """To the pod that Kubernetes has made in place of this node's, wherever, or that has connected again. The node
+        keeps its name for the rest of the attempt: the job's record and its ranks' places go by that."""
+        before = self._pods[spec.node]
+        is_its = [each for each in self._there() if each is not before and each.pod.index == before.pod.index]
+        if not is_its:
             return None
+        found = is_its[0]
+        if found.pod.machine != before.pod.machine:
+            self._say(f"{spec.node}: its pod is on {found.pod.machine} now; the job keeps the name")
         self._pods[spec.node] = found
         found.keep(spec, events)
         return found

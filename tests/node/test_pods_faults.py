@@ -165,21 +165,29 @@ def test_the_real_trainer_goes_on_from_its_checkpoint_with_a_pod_that_comes_agai
         assert "rank 1 on machine-1" in job.log or "machine-1 (rank 1) is cut off" in job.log
 
 
-def test_an_elastic_job_leaves_a_pod_that_kubernetes_ends_and_takes_the_next_one_in(tmp_path: Path) -> None:
-    """Between two steps of the real trainer: no attempt is started again, and no step is done twice."""
+@pytest.mark.parametrize(("machine", "then"), [("machine-2", "machine-5"), ("machine-1", "machine-1")])
+def test_an_elastic_job_leaves_a_pod_that_kubernetes_ends_and_takes_the_next_one_in(
+    machine: str, then: str, tmp_path: Path
+) -> None:
+    """Between two steps of the real trainer: no attempt is started again, and no step is done twice. The next pod is
+    on another machine, or beside another pod of the job, as the one before."""
     data = tmp_path / "tokens"
     data.mkdir()
     text = TINY.format(data=tiny_tokens(data)).replace("steps = 8", "steps = 100000").replace("every = 2", "every = 50")
     with job_of(tmp_path, elastic=True, restarts=1, job_toml=text, trainer=ROOT / "training") as job:
         lines = job.run_dir / "metrics.jsonl"
-        three(job, 0)
+        job.start(0)
+        job.start(1)
+        job.start(2, machine=machine)
         until(lambda: lines.exists() and len(lines.read_text().splitlines()) > 20, 120, job.everything)
         began = time.time()
         job.pods[2].send_signal(signal.SIGTERM)
         assert job.exits(2) == 143
-        until(lambda: "machine-2, which the job has left, is gone" in job.log, 15, job.everything)
-        job.start(2, machine="machine-2")
-        until(lambda: "rank 2 on machine-2 has joined: 3 ranks" in job.log, 120, job.everything)
+        name = job.state["nodes"][2]
+        until(lambda: f"{name}, which the job has left, is gone" in job.log, 15, job.everything)
+        job.start(2, machine=then)
+        until(lambda: f"rank 2 on {name} has joined: 3 ranks" in job.log, 120, job.everything)
+        assert (f"{name}: its pod is on {then} now; the job keeps the name" in job.log) == (machine != then)
         (job.run_dir / "stop.json").write_text('{"how": "stop"}')
         record = job.ends("CANCELLED")
         assert "is in the checkpoint" in record["reason"], record
