@@ -1,17 +1,40 @@
-"""EC2 announces two minutes ahead that it takes a Spot node. A rebalance recommendation does not count."""
+"""EC2 announces two minutes ahead that it takes a Spot node, and weeks ahead that it ends or reboots one for
+maintenance: of that only what begins within 15 minutes counts. A rebalance recommendation does not count.
+"""
 
 import json
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
+
+AHEAD = timedelta(minutes=15)
+ENDS = {
+    "instance-stop": "takes this node (instance-stop)",
+    "instance-retirement": "takes this node (instance-retirement)",
+    "instance-reboot": "reboots this node",
+    "system-reboot": "reboots this node's host",
+    "system-maintenance": "maintains this node's host",
+}
 
 
 def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
     token = ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
-    try:
-        answer = ask("/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token})
-    except HTTPError as error:
-        if error.code == 404:
-            return None  # nothing is planned
-        raise
-    return datetime.fromisoformat(json.loads(answer)["time"]), "EC2 takes this Spot node"
+
+    def planned(path: str) -> str:
+        try:
+            return ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": token})
+        except HTTPError as error:
+            if error.code == 404:
+                return ""  # nothing is planned
+            raise
+
+    found = []
+    if action := planned("spot/instance-action"):
+        found.append((datetime.fromisoformat(json.loads(action)["time"]), "EC2 takes this Spot node"))
+    for event in json.loads(planned("events/maintenance/scheduled") or "[]"):
+        if event["State"] == "active" and event["Code"] in ENDS:
+            at = parsedate_to_datetime(event["NotBefore"])
+            if at - datetime.now(UTC) < AHEAD:
+                found.append((at, f"EC2 {ENDS[event['Code']]}"))
+    return min(found, default=None)

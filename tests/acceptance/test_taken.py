@@ -33,6 +33,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(401, b"")
         elif self.path == "/latest/meta-data/spot/instance-action" and NOTICE.exists():
             self.answer(200, NOTICE.read_bytes())
+        elif self.path == "/latest/meta-data/events/maintenance/scheduled":
+            self.answer(200, b"[]")
         else:
             self.answer(404, b"")
     def answer(self, code, body):

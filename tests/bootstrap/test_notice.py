@@ -34,6 +34,8 @@ class Cloud:
 
     action: dict[str, str] | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
+    maintenance: list[dict[str, Any]] | None = None
+    """EC2's; None: it does not know the path."""
     broken: Answer | None = None
     refused: int = 0
     """How often it has answered while broken."""
@@ -56,6 +58,8 @@ class Cloud:
         if asked.path == "/latest/meta-data/spot/instance-action":
             self.looks += 1
             return Answer(body=json.dumps(self.action).encode()) if self.action else Answer(404)
+        if asked.path == "/latest/meta-data/events/maintenance/scheduled" and self.maintenance is not None:
+            return Answer(body=json.dumps(self.maintenance).encode())
         return Answer(404)
 
     def _azure(self, asked: Asked) -> Answer:
@@ -129,6 +133,49 @@ def test_ec2_says_that_it_takes_a_spot_node(tmp_path: Path) -> None:
         until(lambda: (tmp_path / "wall").exists())
         looks_again(cloud)
         assert (tmp_path / "wall").read_text() == "EC2 takes this Spot node at 12:03:05Z\n", "once"
+
+
+def maintenance(code: str, minutes: float, state: str = "active") -> dict[str, Any]:
+    """As EC2 documents it."""
+    at, until = (f"{datetime.now(UTC) + timedelta(minutes=m):%d %b %Y %H:%M:%S GMT}" for m in (minutes, minutes + 120))
+    return {
+        **{"NotBefore": at.lstrip("0"), "Code": code, "Description": "scheduled reboot", "State": state},
+        **{"EventId": "instance-event-0d59937288b749b32", "NotAfter": until.lstrip("0")},
+    }
+
+
+MAINTAINS = {
+    "instance-stop": "EC2 takes this node (instance-stop) at",
+    "instance-retirement": "EC2 takes this node (instance-retirement) at",
+    "instance-reboot": "EC2 reboots this node at",
+    "system-reboot": "EC2 reboots this node's host at",
+    "system-maintenance": "EC2 maintains this node's host at",
+}
+
+
+@pytest.mark.parametrize("code", MAINTAINS)
+def test_ec2_says_that_it_maintains_a_node(tmp_path: Path, code: str) -> None:
+    cloud = Cloud(maintenance=[maintenance(code, 14)])
+    with running(tmp_path, "aws-xeon", cloud):
+        until(lambda: bool(record(tmp_path)))
+        assert record(tmp_path)["why"].startswith(MAINTAINS[code])
+        assert 780 < record(tmp_path)["at"] - time.time() < 841
+        cloud.maintenance = [maintenance(code, 14, "canceled")]
+        until(lambda: not record(tmp_path))
+
+
+def test_of_ec2s_maintenance_only_what_begins_soon_counts_and_the_first_of_it(tmp_path: Path) -> None:
+    weeks = maintenance("instance-retirement", 14 * 24 * 60)
+    cloud = Cloud(maintenance=[weeks, maintenance("instance-stop", 1, "completed"), maintenance("unheard-of", 1)])
+    with running(tmp_path, "aws-xeon", cloud):
+        looks_again(cloud)
+        assert not record(tmp_path)
+        cloud.maintenance = [weeks, maintenance("system-reboot", 10), maintenance("instance-reboot", -1)]
+        until(lambda: record(tmp_path).get("why", "").startswith("EC2 reboots this node at"))
+        assert record(tmp_path)["at"] < time.time(), "it has begun"
+        soon = datetime.now(UTC) - timedelta(minutes=5)
+        cloud.action = {"action": "terminate", "time": f"{soon:%Y-%m-%dT%H:%M:%SZ}"}
+        until(lambda: record(tmp_path)["why"].startswith("EC2 takes this Spot node at"))
 
 
 ENDS = {
