@@ -107,7 +107,8 @@ class Supervisor:
             if nodes is None:
                 return
             if not nodes:
-                break
+                self._none_left(verdict, attempt)
+                return
             launch = launch.on(nodes, launch.attempt + 1)
             what = "restart" if resize is None else "going on"
             what += "" if launch.program else " from the last checkpoint"
@@ -123,6 +124,14 @@ class Supervisor:
         if verdict.cut_off and (why := self.machines.why(verdict.cut_off, has_gone=True)):
             verdict = replace(verdict, reason=f"{verdict.reason}; {why}")
         return attempt, verdict
+
+    def _none_left(self, verdict: Outcome, attempt: Attempt) -> None:
+        """Record the end of a job that would have gone on, but that has no node for it. One that was stopped only to
+        be moved has been cancelled by nobody."""
+        if attempt.stopping and attempt.expiry.cause is None and not self.asked():
+            self._over(Ending("FAILED", f"no node is left to go on with; {verdict.reason}"), 1)
+        else:
+            self._ended(verdict, attempt)
 
     def _ended(self, verdict: Outcome, attempt: Attempt) -> None:
         """Record the end of the job with its last attempt."""

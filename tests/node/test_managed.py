@@ -17,7 +17,8 @@ from pods import job_of
 from fabfile.launchers import Launch
 from infra.inventory import Node
 from node.job import files, managed
-from node.job.diagnosis import Outcome
+from node.job.diagnosis import STOPPED, Outcome
+from node.job.endings import Ending
 from node.job.log import Log
 from node.job.supervisor import Supervisor
 from node.job.time_limit import TimeLimit
@@ -168,6 +169,35 @@ def test_a_job_that_fails_on_the_node_that_it_is_to_leave_leaves_it_with_a_resta
     own._attempts(Launch(id="a-1", nodes=(head,)), restarts)
     assert asked == ([{"node2"}] if restarts else []) and seen[1] == left
     assert (managed.wanted(tmp_path) is None) == bool(restarts)
+
+
+@pytest.mark.parametrize(("how", "state", "by"), [("", "FAILED", "machines"), ("stop", "CANCELLED", "somebody")])
+def test_a_job_that_finds_no_node_to_go_on_with_was_cancelled_by_nobody(
+    how: str, state: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped to go on on all nodes; unless a user stops it meanwhile, its manager resumes it."""
+    files.write(tmp_path / "resize.json", {"without": []})
+    ended: list[Ending] = []
+
+    def resized(*_: object) -> tuple[Node, ...]:
+        if how:
+            files.write(tmp_path / "stop.json", {"how": how})
+        return ()
+
+    own: Any = object.__new__(Supervisor)
+    own.run_dir, own._now, own.limit = tmp_path, False, TimeLimit(0.0, 0.0)
+    own._decisions, own.log = SimpleNamespace(look=lambda: None), SimpleNamespace(say=lambda _text: None)
+    own.machines = SimpleNamespace(resized=resized, asked_to_end=lambda: None)
+    attempt = SimpleNamespace(
+        stopping="stop", worlds=None, expiry=SimpleNamespace(taken=set(), cause=None, reason="", announced=set)
+    )
+    monkeypatch.setattr(own, "_attempt", lambda *_: (attempt, Outcome(1, f"{STOPPED}; step 40 is in the checkpoint")))
+    monkeypatch.setattr(own, "_record", lambda *_: set())
+    monkeypatch.setattr(own, "_over", lambda ending, _code: ended.append(ending))
+    own._attempts(Launch(id="a-1", nodes=(Node(name="node1", private_ip="127.0.0.1"),)), 1)
+    assert [(one.state, one.by) for one in ended] == [(state, by)]
+    assert ended[0].reason.startswith("no node is left to go on with") == (state == "FAILED")
+    assert "step 40 is in the checkpoint" in ended[0].reason
 
 
 @pytest.mark.parametrize(("until", "goes_on"), [(60.0, False), (-1.0, True)])
