@@ -195,6 +195,10 @@ class Backend(JobFiles, Protocol):
     def mirror(self) -> str:
         """The folder in the cluster's bucket with a folder for each of its jobs; empty: it has no bucket."""
 
+    @property
+    def restarts(self) -> int:
+        """How often a job of the trainer's starts again after a loss if nobody has said how often."""
+
     def __enter__(self) -> Backend: ...
 
     def __exit__(self, *error: object) -> None: ...

@@ -37,6 +37,7 @@ class Submission:
     begun: Begun | None = None  # the job to go on with; None: a new one
     queue: bool = False  # wait for nodes that another job has
     restarts: int = 0  # how often to start again from the last checkpoint
+    after_losses_only: bool = False  # `restarts` are for lost ranks and machines: see JobSpec
     elastic: bool = False  # the ranks go on without those that are lost, and let others join
     time_limit: float = 0.0  # seconds until it must be over, with a checkpoint; 0: no limit
     prepare: str = "fab prepare JOB"  # the command that makes the job's data, for the message that they are missing

@@ -32,7 +32,8 @@ from fabfile.workdir import snapshot
         **HELP,
         "command": "the program and its arguments; after -- if one of these begins with a dash",
         "per": "slot: a process for each slot (the default); node: one on each node; head: one, on the first node",
-        "restarts": "how often to start again, in its directory as it was left, on the nodes that are left",
+        "restarts": "how often to start again, in its directory as it was left, on the nodes that are left; "
+        "default: 0, also on Kubernetes: what checkpoints the program has is not known",
         "time-limit": "30m, 12h, 2d: stop it before it has run for so long",
         "workdir": "the folder that goes along, without what git ignores; default: this one",
         "requirements": "a file of more Python packages, in pip's form",

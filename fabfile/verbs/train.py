@@ -39,7 +39,8 @@ LOSSES = 8
         "set": "section.key=value, over the file; also without --set",
         "resume": "go on with this job (its id, its number, latest) from its last checkpoint, with its own settings",
         "every": "show each Nth step; default: one live line on a terminal, all steps elsewhere",
-        "restarts": "how often to start again, from the last checkpoint and on the nodes that are left",
+        "restarts": "how often to start again, from the last checkpoint and on the nodes that are left; "
+        "default: 0, as nothing makes a lost node again; on Kubernetes, where pods come again, 3, after losses alone",
         "elastic": "a lost rank ends nothing: the others go on at once, and it joins again (--restarts times, or 8)",
         "launcher": "mpirun, or torchrun for one node; a cluster with Slurm has its own",
         "with": "another stack (or inventory file) that trains the same job; each by itself, they meet in a bucket",
@@ -65,7 +66,7 @@ def train(
     every: Annotated[int, AtLeast(1)] | None = None,
     queue: bool = False,
     dry_run: bool = False,
-    restarts: Annotated[int, AtLeast(0)] = 0,
+    restarts: Annotated[int, AtLeast(0)] | None = None,
     elastic: bool = False,
     launcher: str = "",
     time_limit: str = "",
@@ -91,10 +92,10 @@ def train(
     _check(job, resume, managed=managed, each=each, with_=bool(with_ or exchange), elastic=elastic)
     overrides = set_ or ()
     prepare = shlex.join(["fab", "prepare", job or "JOB", *overrides])
-    restarts = restarts or (manager.bounds.tries if managed else LOSSES if elastic else 0)
+    default = manager.bounds.tries if managed else LOSSES if elastic else None
     asked = Asked(
-        job=job, nodes=nodes, elastic=elastic, launcher=launcher, queue=queue, restarts=restarts, on_first=managed,
-        time_limit=seconds(time_limit, "--time-limit"), prepare=prepare,
+        job=job, nodes=nodes, elastic=elastic, launcher=launcher, queue=queue, on_first=managed, prepare=prepare,
+        restarts=default if restarts is None else restarts, time_limit=seconds(time_limit, "--time-limit"),
     )  # fmt: skip
     if each:
         sweep.train(stack, inventory, sweep.Wanted(overrides, asked.submission, every, detach, dry_run))
@@ -131,7 +132,8 @@ class Asked:
     elastic: bool
     launcher: str
     queue: bool
-    restarts: int
+    restarts: int | None
+    """None: as the cluster's backend has it."""
     time_limit: float
     on_first: bool
     prepare: str
@@ -142,7 +144,8 @@ class Asked:
             _submission(backend, wanted, self.job, overrides, self.nodes, elastic=self.elastic),
             launcher=self.launcher,
             queue=self.queue,
-            restarts=self.restarts,
+            restarts=backend.restarts if self.restarts is None else self.restarts,
+            after_losses_only=self.restarts is None,
             time_limit=self.time_limit,
             on_first=self.on_first,
             prepare=self.prepare,

@@ -17,6 +17,8 @@ MACHINES = "machines"
 """A rank or a node that was lost, killed from outside or silent, a full disk, a store that does not answer: also all
 that nobody has said more of."""
 
+WANT_OF_MEMORY = "was killed for want of memory"
+"""In the reason of a pod that the kernel has ended, with all that was in it, as it used more memory than it may."""
 REFUSED, FAULT = 2, 3
 """The trainer's exit codes (training/train.py) for bad input, and for what would come again. It ends with 1 if another
 rank, the network or a disk has failed."""

@@ -45,6 +45,9 @@ class JobSpec:
     """Seconds from its start after which the job must be over, a checkpoint included; 0: no limit."""
     restarts: int = 0
     """How often the job may be started again after a failure."""
+    after_losses_only: bool = False
+    """Whether that is only for ranks, pods and machines that are lost, as nobody has asked for restarts: not for what
+    its program would do again (node/job/endings.py)."""
     elastic: bool = False
     """Whether the job goes on without ranks that are lost, in the same attempt."""
     resume: str = ""

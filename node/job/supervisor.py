@@ -83,6 +83,9 @@ class Supervisor:
         if lost:
             self.log.say(f"error: {lost}")
         restarts = before.get("restarts_left", self.spec.restarts) - bool(lost)
+        if endings.WANT_OF_MEMORY in lost and self._restarts_are_for_losses():
+            self._over(Ending("FAILED", lost, endings.PROGRAM), 1)
+            return
         if restarts < 0:
             self._over(Ending("FAILED", f"{lost}, with no restart left"), 1)
             return
@@ -122,7 +125,7 @@ class Supervisor:
         attempt = Attempt(places.launcher(self.spec, launch.nodes), self.machines, launch, *of_log, restarts)
         verdict = attempt.run()
         if verdict.cut_off and (why := self.machines.why(verdict.cut_off, has_gone=True)):
-            verdict = replace(verdict, reason=f"{verdict.reason}; {why}")
+            verdict = replace(verdict, reason=f"{verdict.reason}; {why}", by_program=endings.WANT_OF_MEMORY in why)
         return attempt, verdict
 
     def _none_left(self, verdict: Outcome, attempt: Attempt) -> None:
@@ -159,12 +162,16 @@ class Supervisor:
 
     def _may_go_on(self, verdict: Outcome, attempt: Attempt) -> bool:
         """Whether another attempt may follow: this one failed, or was stopped because a cloud takes a node back. The
-        restarts of a managed job are for its machines' sake: not for what its program would do again."""
+        restarts that nobody has asked for are not for what its program would do again."""
         if not attempt.stopping:
-            return verdict.code == 1 and not (verdict.by_program and managed.is_held(self.run_dir))
+            return verdict.code == 1 and not (verdict.by_program and self._restarts_are_for_losses())
         unfinished = verdict.code == 1 or verdict.reason.startswith(STOPPED)
         cause = attempt.expiry.cause
         return unfinished and cause is not None and cause.by_cloud and not self.asked()
+
+    def _restarts_are_for_losses(self) -> bool:
+        """Whether they are for its machines' sake alone: of a managed job, and where they are the default."""
+        return self.spec.after_losses_only or managed.is_held(self.run_dir)
 
     def _may_be_resized(self, verdict: Outcome, attempt: Attempt) -> bool:
         """Whether the attempt has ended unfinished, and nobody wants the job to end."""

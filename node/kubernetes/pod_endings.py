@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from node.job import files
+from node.job.endings import WANT_OF_MEMORY
 from node.kubernetes.api import Api, ApiError, ChangedError, RefusedError
 from node.kubernetes.identity import Pod
 
@@ -88,7 +89,7 @@ def why_ends(pod: Mapping[str, Any]) -> str:
     for container in status.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("reason") == _OOM:
-            return f"its pod was killed for want of memory ({_OOM})"
+            return f"its pod {WANT_OF_MEMORY} ({_OOM})"
     for one in status.get("conditions") or ():
         if one.get("type") == "DisruptionTarget" and one.get("status") == "True":
             said = _DISRUPTIONS.get(one.get("reason") or "", f"its pod is ended: {one.get('reason')}")

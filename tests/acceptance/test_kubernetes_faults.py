@@ -49,7 +49,7 @@ def kill_pod(project: Project, pod: str) -> None:
 
 
 def test_a_killed_rank_is_named_and_nothing_is_left(cluster: Project, start: Start) -> None:
-    job = start(ENDLESS)
+    job = start(ENDLESS, "--restarts", "0")
     os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
     until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
     assert job.ends(60) == 1

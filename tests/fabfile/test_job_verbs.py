@@ -33,6 +33,36 @@ def test_a_dry_run_starts_nothing(backend: MemoryBackend, capsys: pytest.Capture
     assert capsys.readouterr().out == "would run smoke on 2 nodes\n" and backend.table == []
 
 
+@pytest.mark.parametrize(
+    ("words", "restarts", "after_losses_only"),
+    [
+        ([], 3, True),
+        (["--restarts", "0"], 0, False),
+        (["--restarts", "5"], 5, False),
+        (["--elastic"], 8, False),
+        (["--elastic", "--restarts", "0"], 0, False),
+    ],
+)
+def test_how_often_a_job_starts_again_is_the_clusters_unless_somebody_says_so(
+    words: list[str], restarts: int, after_losses_only: bool, backend: MemoryBackend
+) -> None:
+    backend.restarts = 3
+    assert fab("train", "smoke", *words) == 0
+    (asked,) = backend.asked
+    assert (asked.restarts, asked.after_losses_only) == (restarts, after_losses_only)
+
+
+def test_a_program_starts_again_only_if_somebody_says_so(
+    backend: MemoryBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is known of its checkpoints."""
+    backend.restarts = 3
+    monkeypatch.chdir(tmp_path)
+    assert fab("launch", "--", "true") == 0
+    assert fab("launch", "--restarts", "2", "--", "true") == 0
+    assert [(asked.restarts, asked.after_losses_only) for asked in backend.asked] == [(0, False), (2, False)]
+
+
 @pytest.mark.parametrize("code", [1, 137])
 def test_the_exit_code_of_a_failed_job_is_that_of_the_verb(
     code: int, backend: MemoryBackend, capsys: pytest.CaptureFixture[str]

@@ -228,6 +228,11 @@ def test_a_cluster_for_trainjobs_is_looked_at_and_gets_no_job(
 def test_a_job_from_its_dry_run_to_its_end(fab: Fab, kube: Kube, tmp_path: Path) -> None:
     done = fab("train", "smoke", "--dry-run")
     assert done.code == 0 and "kind: PyTorchJob" in done.out and not kube.applied and not kube.execs
+    again = "# after a lost rank, pod or machine the job goes on from the newest whole checkpoint, up to 3 times"
+    assert again in done.out
+    never, twice = (fab("train", "smoke", "--dry-run", "--restarts", number).out for number in "02")
+    assert "# a rank, pod or machine that is lost ends the job (--restarts N)" in never and again not in never
+    assert "# after a loss or failure the job goes on from the newest whole checkpoint, up to 2 times\n" in twice
     with KubernetesBackend(kube.cluster) as backend:
         from fabfile.backends.submission import Submission
         from fabfile.job_file import resolve

@@ -200,13 +200,15 @@ def test_a_job_that_finds_no_node_to_go_on_with_was_cancelled_by_nobody(
     assert "step 40 is in the checkpoint" in ended[0].reason
 
 
-@pytest.mark.parametrize(("until", "goes_on"), [(60.0, False), (-1.0, True)])
-def test_a_managed_jobs_restarts_are_not_for_what_its_program_would_do_again(
-    until: float, goes_on: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("until", "is_default", "goes_on"), [(60.0, False, False), (-1.0, False, True), (-1.0, True, False)]
+)
+def test_restarts_of_a_managed_job_and_by_default_are_not_for_what_its_program_would_do_again(
+    until: float, is_default: bool, goes_on: bool, tmp_path: Path
 ) -> None:
     files.write(tmp_path / "manager.json", {"who": "ann@laptop", "until": time.time() + until})
     own: Any = object.__new__(Supervisor)
-    own.run_dir = tmp_path
+    own.run_dir, own.spec = tmp_path, SimpleNamespace(after_losses_only=is_default)
     attempt: Any = SimpleNamespace(stopping="")
     nan = Outcome(1, "rank 0 on node1 ended with exit code 3: step 2: the loss is nan", by_program=True)
     assert own._may_go_on(nan, attempt) is goes_on

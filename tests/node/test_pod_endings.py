@@ -108,6 +108,26 @@ def test_an_api_that_refuses_is_complained_of_once_and_waited_for_by_nobody(
     assert said[0].startswith("warning: why pods of this job end is not known: the API refuses (403)")
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("index", [0, 1])
+def test_no_default_restart_follows_a_pod_that_wanted_too_much_memory(
+    server: PodApi, tmp_path: Path, index: int
+) -> None:
+    """It would again. The first pod's end the next one hears of."""
+    default: dict[str, Any] = {"restarts": 3, "after_losses_only": True}
+    with job_of(tmp_path, steps=5000, pods=2, environment=server.environment, **default) as job:
+        job.start(0)
+        job.start(1)
+        job.step(2)
+        server.happens("DELETED", f"pods-{os.getpid()}-{index}-{index + 1}", f"127.0.0.{11 + index}", **STARVED)
+        job.kill(index)
+        if not index:
+            job.start(0)
+        record = job.ends("FAILED")
+        assert record["reason"].endswith(KILLED), record
+        assert (record["attempt"], record["ended_by"]) == (1, "program"), job.everything()
+
+
 def test_a_lost_pod_is_named_with_its_rank_and_why(server: PodApi, tmp_path: Path) -> None:
     with job_of(tmp_path, steps=5000, pods=2, environment=server.environment) as job:
         job.start(0)

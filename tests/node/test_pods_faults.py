@@ -8,14 +8,19 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gloo_ranks import TINY, tiny_tokens
 from pods import PodsOfJob, job_of
 from polling import until
 
+from fabfile.backends.kubernetes.backend import KubernetesBackend
+
 pytestmark = pytest.mark.faults
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULT: dict[str, Any] = {"restarts": KubernetesBackend.restarts, "after_losses_only": True}
+"""What `fab train` asks for if nobody has said how often a job is to start again."""
 REJOIN = {"node/kubernetes/machines.py": ("REJOIN = 25.0", "REJOIN = 3.0")}
 
 
@@ -37,6 +42,35 @@ def test_a_killed_rank_costs_a_restart_and_no_time(tmp_path: Path) -> None:
         assert "error: rank 1 on machine-1 was killed by SIGKILL" in job.log
         assert "restart from the last checkpoint on 3 nodes; 0 more allowed" in job.log
         assert "rank 0 of 3 from step 5" in job.log or "rank 0 of 3 from step 10" in job.log
+
+
+def test_lost_pods_are_gone_on_after_without_a_word_from_the_user(tmp_path: Path) -> None:
+    """A worker's, a rank that is killed, then the first."""
+    with job_of(tmp_path, steps=60, **DEFAULT) as job:
+        three(job, 7)
+        job.kill(1)
+        job.start(1, machine="machine-7")
+        job.step(12, attempt=2)
+        os.kill(job.rank(2), signal.SIGKILL)
+        job.step(17, attempt=3)
+        job.kill(0)
+        job.start(0)
+        job.step(22, attempt=4)
+        assert job.ends("SUCCEEDED", 90)["restarts_left"] == 0
+
+
+@pytest.mark.parametrize(("settings", "attempts"), [(DEFAULT, 1), ({"restarts": 1}, 2)])
+def test_what_a_program_would_do_again_is_tried_again_only_if_somebody_has_asked_for_it(
+    tmp_path: Path, settings: dict[str, Any], attempts: int
+) -> None:
+    data = tmp_path / "tokens"
+    data.mkdir()
+    text = TINY.format(data=tiny_tokens(data)).replace("lr = 0.01", "lr = 1e30", 1)
+    with job_of(tmp_path, pods=1, job_toml=text, trainer=ROOT / "training", **settings) as job:
+        job.start(0)
+        record = job.ends("FAILED", 240)
+        assert "the loss is " in record["reason"] and record["ended_by"] == "program", record
+        assert record["attempt"] == attempts, job.everything()
 
 
 def test_without_a_restart_the_job_ends_with_the_culprit(tmp_path: Path) -> None:

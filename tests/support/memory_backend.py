@@ -62,6 +62,9 @@ class MemoryBackend:
     is_open: bool = False
     elastic: bool = False
     """Whether the job that was submitted last is so."""
+    restarts: int = 0
+    asked: list[Submission] = field(default_factory=list)
+    """What was submitted."""
 
     def __enter__(self) -> MemoryBackend:
         self.is_open = True
@@ -94,6 +97,7 @@ class MemoryBackend:
         )
         self.texts[id_] = submission.text
         self.elastic = submission.elastic
+        self.asked.append(submission)
         if submission.program:
             self.programs[id_] = submission.program
             self.table[-1] = replace(self.table[-1], program=submission.program.shell)

@@ -48,6 +48,10 @@ _ONLY_SHOWN = (
 class KubernetesBackend(SshBackend):
     """The jobs of a Kubernetes cluster."""
 
+    restarts = 3
+    """Kubernetes makes a lost pod again, so a job need not wait for its user. As often as torch's LaunchConfig does it;
+    a PyTorchJob's pods come again without a limit, a Job's six times, SkyPilot's managed jobs without one."""
+
     def __init__(self, cluster: KubeCluster, timeout: float = 10) -> None:
         if not (cluster.shared_dir and cluster.shared_claim):
             why = "jobs on Kubernetes need shared_dir and shared_claim, a volume that all pods share"

@@ -69,7 +69,17 @@ def shown(cluster: KubeCluster, view: SshCluster, submission: Submission) -> str
         raise Exit(str(error), code=2) from None
     manifest = yaml.safe_dump_all(_objects(cluster, _job(launch)), sort_keys=False, width=110, default_flow_style=None)
     ranks = launchers.shown(plan, where="the environment of each rank")
-    return f"{manifest}\n{ranks}\n{_VARIABLES}{over_ssh.job_file(launch, submission)}"
+    return f"{manifest}\n{ranks}\n{_VARIABLES}{_restarts(submission)}{over_ssh.job_file(launch, submission)}"
+
+
+def _restarts(submission: Submission) -> str:
+    """What the supervisor does after a loss or a failure, as a comment."""
+    if not submission.restarts:
+        return "# a rank, pod or machine that is lost ends the job (--restarts N)\n"
+    where = "from the newest whole checkpoint" if submission.job else "in its directory as it was left"
+    of_what = "lost rank, pod or machine" if submission.after_losses_only else "loss or failure"
+    default = ", the default (--restarts 0: never)" if submission.after_losses_only else ""
+    return f"# after a {of_what} the job goes on {where}, up to {submission.restarts} times{default}\n"
 
 
 def _objects(cluster: KubeCluster, job: PodJob) -> tuple[Object, ...]:

@@ -50,6 +50,9 @@ _QUIET_SECONDS = 600.0  # without a token, after which sampling is given up; inc
 class SshBackend:
     """The jobs of a cluster whose head is reached over SSH."""
 
+    restarts = 0
+    """Nobody makes a lost node again by itself: who is told of it chooses how to go on."""
+
     def __init__(self, cluster: SshCluster, timeout: float = 10) -> None:
         self.cluster = cluster
         self.name, self.host = cluster.name, cluster.head.name

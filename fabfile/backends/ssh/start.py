@@ -188,6 +188,7 @@ def spec_of(head: Head, submission: Submission, taken: Sequence[str], choice: Ch
         threads=submission.threads,
         time_limit=submission.time_limit,
         restarts=submission.restarts,
+        after_losses_only=submission.after_losses_only,
         resume=begun.id if begun else "",
         mirrored=bool(begun and begun.mirrored),
         taken=tuple(taken),
