@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,15 @@ pytest.importorskip("s3fs", reason="the buckets' libraries are not installed")
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> str:
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a run in a bucket whose server takes connections and says nothing, as behind a firewall."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listener.getsockname()[1]}")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setattr(mirror, "SAY", 0.2)
     monkeypatch.setattr(mirror, "ANSWER", 1.0)
-    return "s3://shelf/run"
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # open until the test ends: a closed one refuses
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield "s3://shelf/run"
 
 
 @pytest.mark.parametrize(("newest", "seconds"), [(8, 1), (-1, 2)])
