@@ -1,6 +1,8 @@
 """From `fab launch` to the program's first line, on warm nodes with an unchanged directory of 100 MB:
 `python tests/bench/bench_launch.py [--nodes 2] [--rounds 5]`. Needs root. The goal is 3 s on an idle machine.
 
+Fails if the median of the rounds is above it.
+
 Prints where the time goes: on this side until the job's record (scan, questions to the nodes), until its supervisor
 runs, until the keepers have copied the directory, and until the program's first line.
 """
@@ -12,6 +14,7 @@ import itertools
 import json
 import os
 import re
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -59,7 +62,9 @@ def main() -> int:
         rounds = [one(project, work) for _ in range(asked.rounds)]
         for seconds in sorted(rounds, key=lambda each: each[-1]):
             print("".join(f"{each:11.2f}" for each in seconds), flush=True)
-    return int(min(each[-1] for each in rounds) > GOAL)
+    median = statistics.median(each[-1] for each in rounds)
+    print(f"median {median:.2f} s (goal {GOAL:g} s)")
+    return int(median > GOAL)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def compared(project: Project, folder: Path, seconds: float, every: float, more:
     print(f"{len(killer.taken)} nodes taken: {', '.join(killer.taken)}; {disturbed.attempts()} attempts")
     print(f"tokens/s: {share:.2f} of the undisturbed (bound {BOUND}); losses apart by {apart:.2%} (bound {LOSS:.0%})")
     every_step = disturbed.steps_done() == list(range(1, steps + 1))
-    print(f"every step of 1 to {steps} is done: {every_step}")
+    print(f"every step of 1 to {steps} counts once: {every_step}; {disturbed.done_again()} were done again")
     return 0 if share >= BOUND and apart <= LOSS and every_step else 1
 
 
@@ -102,6 +102,11 @@ class Run:
         found = re.search(r"^(\S+-\d+): 3 ranks", self.log.read_text(), re.M)
         return found[1] if found else ""
 
+    @property
+    def folder(self) -> Path:
+        """Its run directory, on the head."""
+        return nodes.machine(self.project.stack, "node1").root / "home/trainyard/runs" / self.id
+
     def manager_dies(self) -> None:
         """SIGKILL for the operator's process; another one goes on ten seconds later."""
         os.killpg(self.fab.pid, signal.SIGKILL)
@@ -120,10 +125,21 @@ class Run:
         return found
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Of each step the line that counts: its last."""
-        home = nodes.machine(self.project.stack, "node1").root / "home/trainyard/runs"
-        lines = (home / self.id / "metrics.jsonl").read_text().splitlines()
-        return list({one["step"]: one for one in map(json.loads, lines)}.values())
+        """Of each step the line that counts: one that goes on from a checkpoint takes out those of later steps."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def done_again(self) -> int:
+        """Steps that were done more than once, by the job's log: what had been done beyond the checkpoint from which
+        an attempt went on."""
+        again = last = 0
+        for going_on, step in re.findall(r"\bgoing on from step (\d+)|\bstep (\d+)/\d+ loss ", self._log_text()):
+            begins_after = int(going_on) if going_on else int(step) - 1  # without a checkpoint: after 0
+            again += max(0, last - begins_after)
+            last = int(going_on or step)
+        return again
+
+    def _log_text(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
 
     def steps_done(self) -> list[int]:
         return sorted(one["step"] for one in self.metrics())

@@ -9,7 +9,7 @@ all 32 bits after each one. For the same reason all train with Muon and not with
 processes that know nothing of each other but the folder. Goal: a validation loss within 1 % of the synchronous run's,
 with at most 1/100 of the bytes that an all-reduce of the gradients would send between the clusters (each would send its
 4 bytes a parameter at every step); also if each cluster in turn is killed in the middle of its run and started again
-from its last checkpoint.
+from its last checkpoint. Fails if one of these runs misses it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ sys.path.insert(0, str(gpt2.ROOT / "tests" / "support"))
 from gloo_ranks import free_port
 
 CLUSTERS = 2
+GOAL, BYTES = 1.01, 0.01
+"""At most: the validation loss in proportion to the synchronous run's, and the bytes to an all-reduce's."""
 MODEL = ["model.n_layer=2", "model.n_head=2", "model.n_embd=64", "model.block_size=64", "train.eval_windows=384"]
 BATCH = ["train.micro_batch=24", "train.precision=fp32"]
 OPTIMIZER = ["train.optimizer=muon", "train.lr=5e-3", "train.muon_lr=0.02"]
@@ -131,7 +133,7 @@ def common(options: argparse.Namespace) -> list[str]:
     ]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=360)
     parser.add_argument("--batch", type=int, default=36864, help="tokens of a step of all clusters together")
@@ -155,10 +157,11 @@ def main() -> None:
             runs["each killed once"] = together(home / "killed", data, options, kills)
         synchronous.wait()
         alone.wait()
-        report(synchronous, alone, runs, options)
+        return report(synchronous, alone, runs, options)
 
 
-def report(synchronous: Cluster, alone: Cluster, runs: dict[str, list[Cluster]], options: argparse.Namespace) -> None:
+def report(synchronous: Cluster, alone: Cluster, runs: dict[str, list[Cluster]], options: argparse.Namespace) -> int:
+    """Print the figures; returns 1 if a run on the clusters misses a goal."""
     from safetensors import safe_open
 
     with safe_open(synchronous.run / "best" / "model.safetensors", "pt") as file:
@@ -170,11 +173,15 @@ def report(synchronous: Cluster, alone: Cluster, runs: dict[str, list[Cluster]],
     print(f"{'':20} {'validation loss':>16} {'of synchronous':>15} {'bytes between':>14} {'of all-reduce':>14}")
     print(f"{'synchronous':20} {loss:16.4f} {1:15.4f} {reduced / 1e6:11.1f} MB {1:14.5f}")
     print(f"{'one of them alone':20} {alone.loss():16.4f} {alone.loss() / loss:15.4f} {0:11.1f} MB {0:14.5f}")
+    missed = []
     for name, clusters in runs.items():
         sent, own = sum(each.sent() for each in clusters), clusters[0].loss()
         print(f"{name:20} {own:16.4f} {own / loss:15.4f} {sent / 1e6:11.1f} MB {sent / reduced:14.5f}")
+        missed += [name] if not (own / loss <= GOAL and sent / reduced <= BYTES) else []
+    print(f"above the goal ({GOAL:g} of the loss, {BYTES:g} of the bytes): {', '.join(missed) or 'none'}")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    main()
+    sys.exit(main())
