@@ -27,6 +27,9 @@ from infra.inventory import KubeCluster
 Object = dict[str, Any]
 
 DNS = "dns"
+OUT_OF_DISK = "out of disk"
+_FULL = "node.kubernetes.io/disk-pressure"
+"""The taint by which Kubernetes keeps pods from a machine with the condition DiskPressure."""
 _TORCH_SECONDS = 120.0
 _STARTS = f"{SYSTEM_PYTHON} -I -c 1 && {VENV}/python -c 'import torch; print(torch.__version__)'"
 _API_NAME = "kubernetes.default.svc"
@@ -112,12 +115,16 @@ def nodes(cluster: KubeCluster, api: Api) -> Verdict:
 
 
 def state(node: Object) -> str:
-    """A machine's state: ready, not ready, or cordoned, which is ready but takes no new pods, as `kubectl cordon` and
-    `kubectl drain` have it."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    if not any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions):
+    """A machine's state: ready, not ready, cordoned, which is ready but takes no new pods, as `kubectl cordon` and
+    `kubectl drain` have it, or out of disk, when its kubelet ends pods to make room."""
+    spec, conditions = node.get("spec") or {}, (node.get("status") or {}).get("conditions") or ()
+    true = {one.get("type") for one in conditions if one.get("status") == "True"}
+    if "Ready" not in true:
         return "not ready"
-    return "cordoned" if (node.get("spec") or {}).get("unschedulable") else "ready"
+    if spec.get("unschedulable"):
+        return "cordoned"
+    is_full = "DiskPressure" in true or any(one.get("key") == _FULL for one in spec.get("taints") or ())
+    return OUT_OF_DISK if is_full else "ready"
 
 
 def is_ready(node: Object) -> bool:

@@ -10,6 +10,7 @@ from fabfile.backends.base import Unreachable
 from fabfile.backends.kubernetes import machines
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
+from fabfile.check.kubernetes import OUT_OF_DISK
 from fabfile.managed.watch import Seen
 from fabfile.remote.ended import WHY, gone_machines
 from fabfile.remote.fleet import Fleet
@@ -65,4 +66,5 @@ def _machines(cluster: KubeCluster) -> list[Seen]:
         if gone := gone_machines(cluster):
             return [Seen(name, "gone", WHY) for name in gone]
         raise Unreachable(str(getattr(error, "message", None) or error)) from None
-    return [Seen(one["name"], one["state"], WHY if one["state"] == "gone" else "") for one in found]
+    whys = {"gone": WHY, OUT_OF_DISK: "its disk is full: Kubernetes reports DiskPressure"}
+    return [Seen(one["name"], one["state"], whys.get(one["state"], "")) for one in found]

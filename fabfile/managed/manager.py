@@ -126,7 +126,7 @@ class Manager:
         session = self.session
         if not session.head_name and session.facts["cloud"]:
             for name, why in lost.items():
-                self._say_once(name, f"{name}: {why}; its node group replaces it")
+                self._say_once(name, f"{name}: {why}; to replace it is its node group's")
             return {}
         head = session.head_name
         if head in lost and not session.survives_its_head:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 PATIENCE = {
     **{"gone": 0.0, "failed": 0.0, "disk": 3.0, "notice": 0.0, "down": 60.0, "not ready": 60.0, "booting": 300.0},
+    "out of disk": 360.0,  # its kubelet makes room, and takes the condition back five minutes after that
     "cordoned": math.inf,  # who has done that takes it back, or the machine away
 }
 """Seconds that a node may be so before it counts as lost: it may reboot, or its scheduler may notice late."""
@@ -18,7 +19,7 @@ SILENT = 90.0
 """The same for one that does not answer, if the job has not lost it."""
 CUT_OFF = 15.0
 """The same for one that does not answer, and that the job goes on without."""
-_ANSWERS = ("ready", "failed", "booting", "disk", "notice", "down", "cordoned")
+_ANSWERS = ("ready", "failed", "booting", "disk", "notice", "down", "cordoned", "out of disk")
 _TAKEN = ("takes", "deletes")
 """Words of a cloud's notice that ends a node for good; after a reboot or a move it is there again."""
 
@@ -29,7 +30,7 @@ class Seen:
 
     name: str
     state: str
-    """ready, gone, failed, booting, unreachable, unknown, down (Slurm), not ready or cordoned (Kubernetes)"""
+    """ready, gone, failed, booting, unreachable, unknown; Slurm's down; Kubernetes' not ready, out of disk, cordoned"""
     reason: str = ""
     notice: str = ""  # the cloud's announcement that it ends the node
     disk: str = ""  # why its disk cannot be written; empty: it can

@@ -166,6 +166,29 @@ def test_status_shows_machines_and_the_jobs_on_them(fab: Fab, kube: Kube) -> Non
     assert answer["machines"][1] == {"name": "machine2", "state": "ready", "gpus": "-", "jobs": "demo-1"}
 
 
+@pytest.mark.parametrize("by", ["condition", "taint"])
+def test_a_machine_whose_disk_is_full_is_shown_and_seen_by_the_manager(
+    by: str, fab: Fab, kube: Kube, has_software: None
+) -> None:
+    """Kubernetes puts no pods there, and ends those that are."""
+    full = machine("machine3")
+    full["status"]["conditions"].append({"type": "DiskPressure", "status": str(by == "condition")})
+    taint = {"key": "node.kubernetes.io/disk-pressure", "effect": "NoSchedule"}
+    full["spec"] = {"taints": [taint]} if by == "taint" else {}
+    well = machine("machine2")
+    well["status"]["conditions"].append({"type": "DiskPressure", "status": "False"})
+    well["spec"] = {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}
+    kube.put(full)
+    kube.put(well)
+    rows = [line.split() for line in fab("status").out.splitlines()]
+    assert ["machine3", "out", "of", "disk", "-", "-"] in rows and ["machine2", "ready", "-", "-"] in rows
+    said = lines(fab("check").out)["nodes"]
+    assert said.startswith("fail") and "2 of 3 machines are ready" in said and "machine3 is out of disk" in said
+    seen = {node.name: node for node in Look(kube.cluster).nodes()}
+    assert seen["machine2"].is_well and not seen["machine3"].is_well
+    assert seen["machine3"].reason == "its disk is full: Kubernetes reports DiskPressure"
+
+
 def test_a_machine_of_this_host_that_has_ended_is_known_before_its_api_knows(
     fab: Fab, kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

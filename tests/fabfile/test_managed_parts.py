@@ -132,6 +132,15 @@ def test_other_troubles_are_waited_for_in_their_own_time(node: Seen, why: str) -
     assert watch.lost([*WELL[:2], node], ALL, PATIENCE[kind]) == {"node3": why}
 
 
+def test_a_full_disk_on_kubernetes_has_time_to_be_emptied_and_is_then_a_loss() -> None:
+    """The kubelet removes images, and takes the condition back five minutes after there is room."""
+    watch = Watch()
+    seen = [*WELL[:2], Seen("node3", "out of disk", "its disk is full")]
+    assert watch.lost(seen, ALL, 0.0) == watch.lost(seen, ALL, 330.0) == {}
+    assert watch.lost(seen, ALL, 361.0) == {"node3": "its disk is full"}
+    assert watch.lost([seen[2]], ALL, 362.0) == {"node3": "its disk is full"}, "it is the API that answers"
+
+
 def test_a_cordoned_machine_is_nobodys_loss_and_of_no_use() -> None:
     """Somebody drains it, and takes it back or away; it counts as a node that answers."""
     cordoned = Seen("node3", "cordoned")
