@@ -23,7 +23,6 @@ from node.run_data import number
 
 MOST = 64  # most jobs of one sweep
 AT_ONCE = 6  # most jobs that are followed at the same time, each on a connection of its own
-ON_A_PAGE = 6  # most runs of one report
 
 
 @dataclass(frozen=True)
@@ -147,12 +146,12 @@ def _compare(
             worst = worst or (record.exit_code if record else None) or 1
     say(table(rows))
     ranked = sorted(zip(ids, losses, strict=True), key=lambda one: one[1][1] if one[1][1] is not None else float("inf"))
-    say(next_command(_report([job for job, _ in ranked][:ON_A_PAGE])))
+    say(next_command(_report([job for job, _ in ranked])))
     return worst
 
 
 def _report(ids: Sequence[str]) -> str:
-    return f"fab report {' '.join(ids[:ON_A_PAGE])}"
+    return f"fab report {' '.join(ids)}"
 
 
 def _last_losses(data: dict[str, Any]) -> tuple[float | None, float | None]:

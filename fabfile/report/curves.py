@@ -22,6 +22,17 @@ _MOST_NAMED = 4
 """Up to this many restarts are told one by one."""
 
 
+def drawn(runs: Sequence[JobRun]) -> list[JobRun]:
+    """The runs that are drawn, in their order: all, or the best of more than there are colours, by validation loss, or
+    where that is not known by the last loss, after those."""
+
+    def rank(index: int) -> tuple[bool, float]:
+        best, last = runs[index].best, runs[index].last.loss
+        return best is None, best.loss if best else float("inf") if last is None else last
+
+    return [runs[index] for index in sorted(sorted(range(len(runs)), key=rank)[: len(COLOURS)])]
+
+
 def _line(runs: Sequence[JobRun], index: int, points: Sequence[tuple[float, float]], **more: Any) -> ChartLine:
     """A line of the run with this index; named after its run if there are several."""
     of = runs[index].id if len(runs) > 1 else ""

@@ -213,6 +213,14 @@ def results(runs: Sequence[JobRun]) -> list[list[str]]:
     return rows
 
 
+def by_run(runs: Sequence[JobRun]) -> list[list[str]]:
+    """Many runs, each a row: what sets them apart and their results, below the names of these."""
+    different, _ = differences(runs)
+    columns = [*different, *results(runs)]
+    names, *rows = zip(*columns, strict=True)
+    return [["run", *names], *([run.id, *row] for run, row in zip(runs, rows, strict=True))]
+
+
 def differences(runs: Sequence[JobRun]) -> tuple[list[list[str]], int]:
     """(rows of a key and each run's value, for the keys that differ; the number of keys equal in all runs)."""
     settings = [_settings(run) for run in runs]

@@ -45,10 +45,13 @@ def _environment() -> Environment:
 
 
 def render(runs: Sequence[JobRun], *, refresh: int = 0) -> str:
-    """The HTML text. If `refresh` is above 0, the browser reloads it every `refresh` seconds."""
+    """The HTML text; of many runs all are in its table, and only the best are drawn. If `refresh` is above 0, the
+    browser reloads it every `refresh` seconds."""
     style, scripts = ([(_FOLDER / name).read_text(encoding="utf-8") for name in files] for files in (_STYLES, _SCRIPTS))
+    every, runs = runs, curves.drawn(runs)
     charts = curves.charts_of(runs)
     values = {
+        "every": every,
         "chart_data": chart_data(runs, charts) if charts else None,
         "drawings": {chart.title: (index, chart) for index, chart in enumerate(charts)},
         "hashes": [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],

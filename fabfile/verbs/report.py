@@ -15,9 +15,10 @@ from invoke.tasks import task
 from fabfile import backends
 from fabfile.output import say
 from fabfile.report import load, page
+from fabfile.report.curves import COLOURS
 from fabfile.report.run import JobRun
 
-MOST = 6  # most runs on one page: that many colours can be told apart
+MOST = 64  # most runs on one page, as of one sweep; of more than six the best six are drawn
 REFRESH = 15  # seconds between two writes of the page with --watch; the browser reloads it as often
 
 
@@ -53,7 +54,7 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
     announced = False
     while True:
         runs = _runs(wanted, stack, inventory)
-        path = Path(out or f"report-{'-and-'.join(run.id.replace(':', '-') for run in runs)}.html").expanduser()
+        path = Path(out or _name([run.id.replace(":", "-") for run in runs])).expanduser()
         under_way = [run.id for run in runs if run.ended is None]
         write(path, page.render(runs, refresh=REFRESH if watch and under_way else 0))
         if not (watch and under_way):
@@ -63,6 +64,12 @@ def _written(wanted: list[str], stack: str, inventory: str, out: str, *, watch: 
             say(f"open {path} in a browser: it follows {', '.join(under_way)} (Ctrl-C ends that)")
         announced = True
         time.sleep(REFRESH)
+
+
+def _name(ids: Sequence[str]) -> str:
+    """The page's own name; of many runs it has the first one only."""
+    named = ids if len(ids) <= len(COLOURS) else [ids[0], f"{len(ids) - 1}-more"]
+    return f"report-{'-and-'.join(named)}.html"
 
 
 def _runs(wanted: list[str], stack: str, inventory: str) -> list[JobRun]:

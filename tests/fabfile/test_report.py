@@ -74,6 +74,27 @@ def test_two_runs(run: JobRun, other: JobRun) -> None:
     assert "Nothing: configuration, nodes and versions are the same." in visible_text(page.render([run, run]))
 
 
+def test_of_more_runs_than_colours_all_are_in_the_table_and_the_best_six_are_drawn(tmp_path: Path) -> None:
+    runs = []
+    for number in range(1, 9):
+        lines = run_folder.metrics(20, lr=number / 1e4)
+        lines[-1]["val_loss"] = {3: 9.0, 5: 8.0}.get(number, 3 + number / 10)
+        runs.append(read(run_folder.write(tmp_path / f"demo-{number}", lines, lr=number / 1e4)))
+    left_out = {"demo-3", "demo-5"}
+    assert [run.id for run in runs if run not in curves.drawn(runs)] == sorted(left_out)
+    text = page.render(runs)
+    words = visible_text(text)
+    table = words.partition("Results")[2].partition("8 runs.")[0]
+    assert all(f"demo-{number} {number / 1e4:g} succeeded" in table for number in range(1, 9)), table
+    assert "run train.lr state duration" in table and "9.000" in table
+    assert "8 runs. Above and below this table are the 6 with the lowest validation loss." in words
+    others = words.replace(table, "")
+    assert not any(name in others for name in left_out) and "demo-8" in others
+    assert {line["name"].split()[0] for line in json.loads(Page(text).scripts[0])["charts"][0]["lines"]} == {
+        run.id for run in runs if run.id not in left_out
+    }
+
+
 def test_a_masked_model_has_perplexity_where_others_have_bits_per_byte(tmp_path: Path, other: JobRun) -> None:
     lines = run_folder.metrics(60)
     for line in lines:

@@ -39,6 +39,16 @@ def test_of_folders_that_were_fetched(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".report*"))
 
 
+def test_a_page_of_many_runs_has_a_short_name(tmp_path: Path) -> None:
+    for number in range(1, 8):
+        run_folder.write(tmp_path / f"runs/demo-{number}", run_folder.metrics(20))
+    names = [f"runs/demo-{number}" for number in range(1, 8)]
+    done = fab(tmp_path, *names)
+    assert done.returncode == 0 and "written: report-demo-1-and-6-more.html" in done.stdout, done.stderr
+    done = fab(tmp_path, *names, *[f"demo-{number}" for number in range(8, 66)])
+    assert (done.returncode, done.stderr.strip()) == (2, "65 runs: at most 64 on one page")
+
+
 def test_watch_follows_a_run_to_its_end(tmp_path: Path) -> None:
     folder = run_folder.write(tmp_path / "runs/demo-1", run_folder.metrics(20))
     over = json.loads((folder / "state.json").read_text())

@@ -41,6 +41,13 @@ def test_a_job_for_each_value_compared_at_the_end(backend: MemoryBackend, capsys
     assert lines[10] == "next: fab report smoke-2 smoke-1"
 
 
+def test_the_reports_command_names_all_jobs(backend: MemoryBackend, capsys: pytest.CaptureFixture[str]) -> None:
+    backend.data = {f"smoke-{number}": described(4 - number / 10) for number in range(1, 9)}
+    assert fab("train", "smoke", "train.seed=1,2,3,4,5,6,7,8", "--each") == 0
+    best_first = " ".join(f"smoke-{number}" for number in range(8, 0, -1))
+    assert capsys.readouterr().out.splitlines()[-1] == f"next: fab report {best_first}"
+
+
 def test_several_keys_are_combined() -> None:
     found = sweep.variants_of(["train.lr=1e-3,6e-4", "train.steps=10", "train.seed=1,2", 'outer.names="a,b"'])
     assert [each.own for each in found] == [
