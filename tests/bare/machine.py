@@ -36,6 +36,13 @@ BOOT_S = 60.0
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
+def close_home() -> None:
+    """Make the cache, for root alone: it holds root file systems with programs that run as this machine's own root, and
+    folders that every user of a machine may write."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    HOME.chmod(0o700)
+
+
 @dataclass(frozen=True)
 class BareMachine:
     """One machine; `name` is a key of RELEASES."""
@@ -62,6 +69,7 @@ class BareMachine:
 
     def make_root(self) -> Path:
         """The minimal root file system, from the cache or made now."""
+        close_home()
         target = HOME / "roots" / self.name
         if target.is_dir():
             return target

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import struct
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from infra.clouds.local import ids, paths, rootfs
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.errors import OperationError
 
+ROOT = Path(__file__).resolve().parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving files to others needs root")
 CAPABILITY = bytes.fromhex("0100000200200000000000000000000000000000")  # cap_net_raw=ep, as dpkg writes it for ping
 
@@ -91,10 +94,53 @@ def test_an_owner_that_no_machine_can_have_is_refused(root: Path) -> None:
 @as_root
 def test_everything_is_below_folders_of_roots_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    tmp_path.chmod(0o755)
     (tmp_path / "images").mkdir(mode=0o755)  # as an older version made it
     paths.close()
-    for folder in (paths.images(), paths.base("x").parent, paths.stack("x").parent):
+    assert {*paths.PARTS} == {folder.name for folder in tmp_path.iterdir()}
+    for folder in (tmp_path, *tmp_path.iterdir()):
         assert folder.stat().st_mode & 0o777 == 0o700, folder
+
+
+def test_a_named_folder_with_files_of_others_stays_open_and_ours_in_it_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    tmp_path.chmod(0o755)
+    (tmp_path / "lost+found").mkdir(mode=0o755)
+    paths.close()
+    assert [tmp_path.stat().st_mode & 0o777, (tmp_path / "lost+found").stat().st_mode & 0o777] == [0o755, 0o755]
+    assert {(tmp_path / part).stat().st_mode & 0o777 for part in paths.PARTS} == {0o700}
+
+
+def test_the_roots_of_bare_machines_are_made_in_a_closed_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not shifted: what is set-id in them has this machine's own root."""
+    monkeypatch.setenv("TRAINYARD_HOME", str(tmp_path))
+    spec = importlib.util.spec_from_file_location("bare_machine", ROOT / "tests/bare/machine.py")
+    assert spec and spec.loader
+    bare = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bare_machine", bare)
+    spec.loader.exec_module(bare)
+    modes = []
+
+    class Made(Exception):
+        pass
+
+    def make(*_: object, **__: object) -> None:
+        modes.append(bare.HOME.stat().st_mode & 0o777)
+        raise Made
+
+    monkeypatch.setattr(bare.system_command, "run_watched", make)
+    monkeypatch.setattr(bare.cgroup, "make", lambda *_: [])
+    for _ in ("none there", "one of an older version, open"):
+        with pytest.raises(Made):
+            bare.BareMachine("debian12").make_root()
+        bare.HOME.chmod(0o755)
+    (bare.HOME / "roots/debian12").mkdir()
+    bare.BareMachine("debian12").make_root()
+    assert [*modes, bare.HOME.stat().st_mode & 0o777] == [0o700] * 3
 
 
 # --- links that a machine's root has planted ---

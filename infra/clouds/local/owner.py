@@ -67,6 +67,7 @@ def taken(stack: str, whose: str) -> str:
 
 def claim(stack: str, stack_id: str) -> None:
     """Take the name. Raises OperationError if another user has it."""
+    paths.close()
     with operation.lock(paths.stack(stack)):
         if whose := stranger(stack, [stack_id]):
             raise OperationError(taken(stack, whose))

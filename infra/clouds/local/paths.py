@@ -10,8 +10,9 @@
         stacks/<stack>/slurm/...   what nodes with Slurm share: configuration, key, /fsx
         stacks/<stack>/kubernetes/...   likewise with Kubernetes: certificates, its objects, /fsx
 
-All are accessible to root only: the files in them belong to the machines' users, and some are set-id. Bases and
-images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is deleted by destroy.
+All are accessible to root only, and so is the folder above them: the files in them belong to the machines' users, and
+some are set-id. Bases and images are a cache that outlives stacks (`fab images`, `fab prune`). What is under stacks/ is
+deleted by destroy.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+PARTS = ("base", "images", "kubernetes", "stacks")
+
 
 def home() -> Path:
     """The top directory; TRAINYARD_HOME moves it to another disk."""
@@ -27,10 +30,18 @@ def home() -> Path:
 
 
 def close() -> None:
-    """Make the directories, accessible to root only; also corrects those that an older version left open."""
-    for name in ("base", "images", "kubernetes", "stacks"):
-        (home() / name).mkdir(parents=True, exist_ok=True)
-        (home() / name).chmod(0o700)
+    """Make the directories, accessible to root only; also corrects those that an older version left open.
+
+    The top one is closed before there is anything in it. One that TRAINYARD_HOME names stays open if other files are
+    there as well: it may be a disk's own folder, which others use.
+    """
+    top = home()
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if "TRAINYARD_HOME" not in os.environ or {path.name for path in top.iterdir()} <= {*PARTS, "bare"}:
+        top.chmod(0o700)
+    for name in PARTS:
+        (top / name).mkdir(mode=0o700, exist_ok=True)
+        (top / name).chmod(0o700)
 
 
 def base(key: str) -> Path:

@@ -117,6 +117,7 @@ def build(joins: Sequence[Path], say: Callable[[str], None], check_wanted: Calla
     checked = _reporting(say, check_wanted, began)
     scratch = paths.kubernetes() / f"{key()}.new"
     _remove(scratch)  # a killed build may have left one
+    paths.close()
     try:
         (scratch / "work").mkdir(parents=True)
         is_fetched = _fetch(scratch, say, check_wanted)
