@@ -164,6 +164,7 @@ def test_prune_removes_what_no_node_was_booted_from(home: Path) -> None:
 
 def test_prune_does_not_take_the_base_from_under_a_bake(home: Path) -> None:
     (home / "base/base1/rootfs").mkdir(parents=True)
-    with operation.lock(paths.images(), exclusive=True), pytest.raises(operation.LockBusy):
-        image_cache.prune()
+    for ask in (image_cache.unused, image_cache.prune):
+        with operation.lock(paths.images(), exclusive=True), pytest.raises(operation.LockBusy):
+            ask()
     assert (home / "base/base1/rootfs").is_dir()

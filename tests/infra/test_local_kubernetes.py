@@ -22,6 +22,7 @@ from infra.clusters import local
 from infra.config.settings import load
 from infra.config.values import SettingsError
 from infra.errors import OperationError, UsageError
+from infra.state import operation
 
 WITH = {"scheduler": "kubernetes", "memoryMb": "4096"}
 ADDRESS = "10.77.0.11"
@@ -131,6 +132,36 @@ def test_prune_keeps_the_programs_while_a_stack_has_nodes_with_them(home: Path) 
     folder.remove("lab")
     assert image_cache.prune() == ["kubernetes 0123"]
     assert not (paths.kubernetes() / "0123").exists()
+
+
+def test_prune_leaves_the_programs_that_a_stack_builds_or_has_just_built(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first build takes minutes, and until then the stack has nothing that shows what it wants."""
+    seen = []
+
+    def build(*_: object) -> None:
+        programs.folder().with_suffix(".new").mkdir()
+        for ask in (image_cache.unused, image_cache.prune):
+            with pytest.raises(operation.LockBusy, match=f"^{paths.kubernetes()}: "):
+                ask()
+        programs.folder().with_suffix(".new").rename(programs.folder())
+
+    monkeypatch.setattr(programs, "build", build)
+    monkeypatch.setattr(folder.images, "make", lambda: seen.append(image_cache_is_busy()))
+    monkeypatch.setattr(folder.cgroup, "make", lambda *_: [])
+    monkeypatch.setattr(folder.cgroup, "remove", lambda *_: None)
+    monkeypatch.setattr(folder, "_write", lambda _: seen.append(image_cache.prune()))
+    folder.KubernetesProvider().create({"stack": "lab", "nodes": "{}", "programs": ""})
+    assert seen == [True, []] and programs.folder().is_dir()
+
+
+def image_cache_is_busy() -> bool:
+    try:
+        image_cache.prune()
+    except operation.LockBusy:
+        return True
+    return False
 
 
 # --- the images ---

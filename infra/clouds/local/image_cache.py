@@ -14,6 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def _doomed() -> tuple[dict[str, str], list[Path]]:
     return doomed, [base for base in sorted((paths.home() / "base").glob("*")) if base.name not in needed]
 
 
-def unused() -> list[str]:
+def _unused() -> list[str]:
     """What `prune` would remove, as lines for the user."""
     doomed, bases = _doomed()
     images = [f"image {name} ({what})" for name, what in doomed.items()]
@@ -72,11 +74,29 @@ def _programs() -> list[Path]:
     return sorted(path for path in paths.kubernetes().glob("*") if path.is_dir())
 
 
+@contextmanager
+def _nothing_is_made() -> Iterator[None]:
+    """Hold the locks of bakes and of builds of Kubernetes: a base without an image, and programs without a stack, may
+    be theirs. LockBusy while one of them is at work."""
+    with (
+        operation.lock(paths.images(), exclusive=True, timeout=1.0),
+        operation.lock(paths.kubernetes(), exclusive=True, timeout=1.0),
+    ):
+        yield
+
+
+def unused() -> list[str]:
+    """What `prune` would remove, as lines for the user. Raises LockBusy while a stack makes any of it."""
+    if not paths.home().exists():
+        return []
+    with _nothing_is_made():
+        return _unused()
+
+
 def prune() -> list[str]:
-    """Remove what no stack uses; a base stays while an image needs it. Raises LockBusy while a stack is baking."""
-    # Bakes hold this lock; a base without an image may be theirs.
-    with operation.lock(paths.images(), exclusive=True, timeout=1.0):
-        removed = unused()
+    """Remove what no stack uses; a base stays while an image needs it. Raises LockBusy while a stack makes any."""
+    with _nothing_is_made():
+        removed = _unused()
         doomed, bases = _doomed()
         for name in doomed:
             image.remove(name)

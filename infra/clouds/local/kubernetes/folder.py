@@ -161,17 +161,20 @@ class KubernetesProvider(PlainProvider):
 
 
 def _make(stack: str) -> None:
-    """Make programs and images, unless they are there. One stack at a time: a second one waits, and then has them."""
-    if programs.are_there() and images.folder().exists():
-        return
+    """Make programs and images, unless they are there. One stack at a time: a second one waits, and then has them.
+
+    `fab prune` takes the same lock, and leaves the programs alone once the stack's folder is there.
+    """
     watch = operation.CancellationWatch()
     with image.one_at_a_time(paths.kubernetes(), "kubernetes: another stack is building", watch):
-        try:
-            programs.build(cgroup.make(stack, BUILDER), say, watch.check)
-        finally:
-            cgroup.kill(cgroup.unified(stack, BUILDER), timeout=10.0)
-            cgroup.remove(stack, BUILDER)
-        images.make()
+        if not (programs.are_there() and images.folder().exists()):
+            try:
+                programs.build(cgroup.make(stack, BUILDER), say, watch.check)
+            finally:
+                cgroup.kill(cgroup.unified(stack, BUILDER), timeout=10.0)
+                cgroup.remove(stack, BUILDER)
+            images.make()
+        path(stack).mkdir(parents=True, exist_ok=True)
 
 
 class Kubernetes(Resource, module="local", name="Kubernetes"):
