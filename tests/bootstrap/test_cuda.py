@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -204,13 +203,3 @@ def test_torch_comes_from_either_index_without_being_told(
     assert install.split()[-1] == wanted
     assert ("--index https://download.pytorch.org/whl/cu1" in install) == (answers == 0)
     assert any(f"torch_build.py {architecture}" in line for line in gpus.called())
-
-
-@pytest.mark.skipif("TRAINYARD_SLOW" not in os.environ, reason="downloads 4 GB: set TRAINYARD_SLOW=1")
-def test_torch_for_volta_is_in_the_default_index(tmp_path: Path) -> None:
-    """The promise of versions.env's TORCH_cuda_volta_default, by the package itself."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
-    python = tmp_path / "venv/bin/python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "torch==2.10.0"], check=True)
-    library = next((tmp_path / "venv").rglob("libtorch_cuda.so"))
-    assert b"sm_70" in subprocess.run(["strings", "-a", library], capture_output=True, check=True).stdout

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -52,16 +53,23 @@ class Machine:
         path.write_text(f'#!/usr/bin/env bash\nset -euo pipefail\n. "$BOOTSTRAP/lib.sh"\n{body}\n')
         path.chmod(0o755)
 
-    def boot(self, **settings: str) -> subprocess.CompletedProcess[str]:
+    def settings(self, **settings: str) -> None:
         lines = [f"{key}={value}\n" for key, value in (SETTINGS | settings).items() if value]
         (self.root / "etc/trainyard.env").write_text("".join(lines))
+
+    def boot(self, **settings: str) -> subprocess.CompletedProcess[str]:
+        self.settings(**settings)
         return self.run()
 
-    def run(self) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, environment: Mapping[str, str] | None = None, *, timeout: int = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """`environment`: more than its own, which knows no index, proxy or home."""
         # A systemctl of the test's own: it is about this root, and not about the machine that the tests run on.
-        environment = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "TRAINYARD_PREFIX": str(self.root)}
+        own = {"PATH": f"{self.root}/bin:{os.environ['PATH']}", "TRAINYARD_PREFIX": str(self.root)}
+        command = [self.root / "bootstrap/bootstrap.sh"]
         return subprocess.run(
-            [self.root / "bootstrap/bootstrap.sh"], env=environment, capture_output=True, text=True, timeout=60
+            command, env={**(environment or {}), **own}, capture_output=True, text=True, timeout=timeout
         )
 
     def program(self, name: str, body: str = "") -> None:

@@ -70,7 +70,7 @@ def test_torch_is_built_for_this_card(card: dict[str, Any], tmp_path: Path) -> N
     major, minor = card["capability"]
     versions = tmp_path / "versions.json"
     versions.write_text("{}")
-    program = [sys.executable, CUDA / "torch_build.py", f"sm_{major}{minor}", versions]
+    program = [sys.executable, str(CUDA / "torch_build.py"), f"sm_{major}{minor}", str(versions)]
     asked = subprocess.run(program, capture_output=True, text=True)
     assert asked.returncode == 0, f"{card['name']}: {asked.stdout}"
     found = json.loads(versions.read_text())
@@ -90,7 +90,7 @@ def test_the_nodes_own_check_finds_the_cards(card: dict[str, Any], tmp_path: Pat
     (tmp_path / "opt/trainyard/venv").symlink_to(sys.prefix)
     wanted = {"TRAINYARD_PREFIX": str(tmp_path), "TRAINYARD_GPUS": str(len(kinds))}
     environment = on_device.environment("cuda", TRAINYARD_GPU_ARCHITECTURE=kinds[0], **wanted)
-    program = [sys.executable, CUDA / "gpus.py", tmp_path / "gpus.json"]
+    program = [sys.executable, str(CUDA / "gpus.py"), str(tmp_path / "gpus.json")]
     checked = subprocess.run(program, env=environment, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert json.loads((tmp_path / "gpus.json").read_text())["architecture"] == kinds[0]
