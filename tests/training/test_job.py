@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from training import job as jobs
 from training.keys import JobError
+from training.optimizer import learning_rate
 
 JOBS = sorted((Path(jobs.__file__).parent / "jobs").glob("*.toml"))
 
@@ -38,6 +40,38 @@ def test_the_published_job_has_the_published_figures() -> None:
     assert (train.lr, train.min_lr, train.weight_decay, train.beta1, train.beta2) == (6e-4, 6e-5, 0.1, 0.9, 0.95)
     assert job.windows == 3 * 32
     assert train.micro_batch == 32 // 2
+
+
+PAPER = {
+    "large": {"n_layer": 24, "n_head": 16, "n_embd": 1024, "dropout": 0.1},
+    "base": {"lr": 6e-4, "warmup": 24_000},
+    "both": {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "clip": 0.0, "min_lr": 0.0},
+}
+"""RoBERTa's pretraining, https://arxiv.org/abs/1907.11692, table 9: "Gradient Clipping 0.0", "Learning Rate Decay
+Linear"; peak and warm-up of its large size are 4e-4 and 30k."""
+RECIPE = {"weight_decay": 0.01, "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-6, "clip": 0.0, "schedule": "polynomial"}
+"""https://github.com/facebookresearch/fairseq, examples/roberta/config/pretraining/base.yaml: adam_betas, adam_eps,
+clip_norm: 0, polynomial_decay, whose power is 1.0 and end_learning_rate 0.0 if nothing is said; tokens_per_sample: 512,
+sample_break_mode: complete, dropout and attention_dropout: 0.1; and for the base size:"""
+RECIPE_BASE = {"lr": 5e-4, "warmup": 10_000, "steps": 125_000, "global_batch_tokens": 8 * 16 * 16 * 512}
+
+
+def test_robertas_job_has_the_published_figures() -> None:
+    path = next(path for path in JOBS if path.stem == "roberta-large-wikitext103")
+    job = jobs.load(path)
+    model, train = vars(job.model), vars(job.train)
+    assert {key: model[key] for key in PAPER["large"]} == PAPER["large"] and job.model.block_size == 512
+    for published in (PAPER["base"], PAPER["both"], RECIPE):
+        assert {key: train[key] for key in published} == published
+    assert (job.train.power, job.data.documents) == (1.0, "lines")
+    assert (job.windows, job.train.micro_batch, job.train.steps) == (2 * 8 * 8, 8, 500), "2 p3dn, 8 windows a GPU"
+    rates = [learning_rate(job.train, step) for step in (500, 24_000, 262_000, 500_000)]
+    assert rates == pytest.approx([1.25e-5, 6e-4, 3e-4, 0.0]), "a straight line up, and one down"
+    head = path.read_text().partition("[data]")[0].replace("\n# ", " ")
+    assert "at 1.25e-5" in head and "train.lr=4e-4 train.warmup=30000" in head, "what it has otherwise is named"
+    (overrides,) = re.findall(r"recipe for the base size: (.*?)(?= The base)", head)
+    whole = vars(jobs.load(path, overrides.split()).train)
+    assert {key: whole[key] for key in RECIPE_BASE} == RECIPE_BASE
 
 
 @pytest.mark.parametrize(
