@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from fab_command import fab
 from memory_backend import CREATED, NODES, MemoryBackend
 
 from fabfile import backends, log_display
-from fabfile.backends.base import Backend, JobState
+from fabfile.backends.base import Backend, JobState, OtherJob
 from fabfile.job_file import resolve
 from node import run_data
 
@@ -192,6 +193,23 @@ def test_the_table_and_the_json_of_jobs(backend: MemoryBackend, capsys: pytest.C
         [*NODES],
         CREATED,
     )
+
+
+def test_slurms_number_of_our_own_jobs_stands_beside_others(
+    backend: MemoryBackend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fab("train", "smoke", "--detach")
+    backend.table[0] = replace(backend.table[0], slurm="41")
+    capsys.readouterr()
+    fab("jobs")
+    head, ours = (line.split() for line in capsys.readouterr().out.splitlines()[:2])
+    assert (head[:3], ours[:3]) == (["JOB", "SLURM", "STATE"], ["smoke-1", "41", "RUNNING"])
+    backend.others.append(
+        OtherJob(id="42", user="eve", name="theirs", state="PENDING", nodes="", count=2, submitted=CREATED)
+    )
+    fab("jobs")
+    _, ours, theirs = (line.split() for line in capsys.readouterr().out.splitlines()[:3])
+    assert ours[:3] == ["smoke-1", "41", "RUNNING"] and theirs[:3] == ["-", "42", "PENDING"]
 
 
 @pytest.mark.parametrize(("words", "reason"), [([], "stopped"), (["--now"], "stopped at once")])
