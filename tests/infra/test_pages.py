@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fabfile import program
 from fabfile.job_file import resolve
 from fabfile.token_sets import token_set
-from infra.clouds.aws import pcluster_config
+from infra.clouds.aws import pcluster_config, pcluster_image
 
 STACKS = Path(__file__).resolve().parents[2] / "stacks"
 PAGES = ("aws-xeon", "aws-gpu", "aws-slurm", "aws-eks", "azure-xeon")
@@ -68,3 +70,35 @@ def test_the_regions_that_aws_page_names_are_those_that_have_prices() -> None:
     (row,) = [line for line in text("aws-xeon").splitlines() if line.startswith("| `region`")]
     sentence = row.partition(": those that")[0].rpartition("|")[2]
     assert set(re.findall(r"[a-z]{2}-[a-z]+-[0-9]", sentence)) == priced
+
+
+def test_the_image_file_asks_for_nvidias_closed_kernel_module() -> None:
+    """With the open one, which ParallelCluster takes by itself, the V100 of a p3dn are not seen."""
+    assert f"--image-configuration {pcluster_image.CONFIGURATION} " in text("aws-slurm")
+    image = yaml.safe_load((STACKS.parent / pcluster_image.CONFIGURATION).read_text())
+    attributes = json.loads(image["DevSettings"]["Cookbook"]["ExtraChefAttributes"])
+    assert attributes == {"cluster": {"nvidia": {"kernel_open": "false"}}}, "a text, as ParallelCluster's own"
+    assert image["Build"]["Installation"]["NvidiaSoftware"] == {"Enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("page", "never", "first"),
+    [
+        (
+            "aws-gpu",
+            "What was never run: all that needs a GPU, an EFA card or an account of AWS.",
+            ("linux-modules-nvidia-580-server", "EFA's installer builds", "aws-ofi-nccl's plugin on a p3dn"),
+        ),
+        (
+            "aws-slurm",
+            "What was never run against a live account: all of it.",
+            ("`pcluster build-image` with the closed module", "modinfo -F license nvidia", "fi_info -p efa"),
+        ),
+    ],
+)
+def test_a_page_says_what_was_never_run_before_what_to_do(page: str, never: str, first: tuple[str, ...]) -> None:
+    """And at its end what to look at first with an account."""
+    words = " ".join(text(page).split())
+    assert never in words.partition("## From nothing to a trained model")[0]
+    look = words.partition("## What to look at first with a live account")[2]
+    assert all(thing in look for thing in first), look
