@@ -42,17 +42,42 @@ def quota(monkeypatch: pytest.MonkeyPatch, limit: float) -> Iterator[None]:
         yield
 
 
-def test_an_account_that_is_fit(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with quota(monkeypatch, 104):
-        found = aws.check(make("aws-xeon", baseImage=moto))
+TWO_LIMITS = {
+    "quota": "2 nodes need 192 vCPUs; the On-Demand limit of P instances is 192, others use 0",
+    "builder": "the image's builder (m6i.2xlarge) needs 8 vCPUs; the On-Demand limit is 192, others use 0",
+}
+ONE_LIMIT = {
+    "quota": "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
+}
+
+
+@pytest.mark.parametrize(("stack", "limit", "counted"), [("aws-xeon", 104, ONE_LIMIT), ("aws-gpu", 192, TWO_LIMITS)])
+def test_an_account_that_is_fit(
+    make: Make, moto: str, monkeypatch: pytest.MonkeyPatch, stack: str, limit: float, counted: dict[str, str]
+) -> None:
+    with quota(monkeypatch, limit):
+        found = aws.check(make(stack, baseImage=moto))
     undecided = finding(found, "rights")  # moto does not simulate policies: said, not taken for a yes
     assert undecided.state == "undecided" and undecided.mend
     assert {name for name, state in states(found).items() if state == "ok"} == {
-        *("sign-in", "region", "type", "zone", "quota", "image", "launch")
+        *("sign-in", "region", "type", "zone", "image", "launch", *counted)
     }
-    detail = "3 nodes and the image's builder (m7i.2xlarge) need 104 vCPUs; the On-Demand limit is 104, others use 0"
-    assert finding(found, "quota").detail == detail
+    assert {check: finding(found, check).detail for check in counted} == counted
     assert boto3.client("ec2").describe_instances()["Reservations"] == [], "nothing was launched"
+
+
+def test_gpus_count_in_the_limit_of_their_family(make: Make, moto: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch: dict[str, Any] = {"ImageId": moto, "InstanceType": "p3dn.24xlarge", "MinCount": 1, "MaxCount": 1}
+    ec2 = boto3.client("ec2")
+    ec2.run_instances(**launch, TagSpecifications=moto_cloud.tagged("instance", "aws-gpu"))
+    ec2.run_instances(**{**launch, "InstanceType": "p4d.24xlarge"})
+    ec2.run_instances(**{**launch, "InstanceType": "m6i.4xlarge"})
+    with quota(monkeypatch, 192):
+        found = aws.check(make("aws-gpu", baseImage=moto))
+    nodes, builder = finding(found, "quota"), finding(found, "builder")
+    assert nodes.state == "failed" and nodes.detail.endswith("others use 96"), "neither its own nor the m6i"
+    assert "--quota-code L-417A185B --desired-value 288 --region us-east-1" in nodes.mend
+    assert builder.state == "ok" and builder.detail.endswith("others use 16"), "no P instance"
 
 
 def test_a_quota_counts_what_others_run_and_not_the_stacks_own(
@@ -120,13 +145,14 @@ def baked(base: str, *tags: dict[str, str]) -> str:
     return str(made)
 
 
-def test_an_image_is_checked_as_up_will(make: Make, moto: str) -> None:
+@pytest.mark.parametrize("stack", ["aws-xeon", "aws-gpu"])
+def test_an_image_is_checked_as_up_will(make: Make, moto: str, stack: str) -> None:
     """Its own, and one that Trainyard has baked: not any that boots."""
     ours = baked(moto, {"Key": "trainyard-image", "Value": "0123456789abcdef"})
-    assert finding(aws.check(make("aws-xeon", image=ours)), "image").state == "ok"
-    untagged = finding(aws.check(make("aws-xeon", image=baked(moto))), "image")
+    assert finding(aws.check(make(stack, image=ours)), "image").state == "ok"
+    untagged = finding(aws.check(make(stack, image=baked(moto))), "image")
     assert untagged.state == "failed" and "it has no tag trainyard-image" in untagged.detail
-    theirs = finding(aws.check(make("aws-xeon", image=moto)), "image")
+    theirs = finding(aws.check(make(stack, image=moto)), "image")
     assert theirs.state == "failed" and "this account has no such image in us-east-1" in theirs.detail
 
 
@@ -135,23 +161,29 @@ def test_a_quota_that_cannot_be_asked_is_undecided(make: Make, moto: str) -> Non
     assert found.state == "undecided" and "servicequotas" in found.mend
 
 
-def test_a_zone_that_does_not_offer_the_type_names_those_that_do(make: Make, moto: str) -> None:
-    settings = make("aws-xeon", zone="use1-az3", baseImage=moto)
+@pytest.mark.parametrize(("stack", "machine"), [("aws-xeon", "m7i.8xlarge"), ("aws-gpu", "p3dn.24xlarge")])
+def test_a_zone_that_does_not_offer_the_type_names_those_that_do(
+    make: Make, moto: str, stack: str, machine: str
+) -> None:
+    settings = make(stack, zone="use1-az3", baseImage=moto)
     found = finding(aws.check(settings), "zone")
-    assert found.state == "failed" and found.detail.startswith("use1-az3 does not offer m7i.8xlarge; these do: use1-az")
+    assert found.state == "failed" and found.detail.startswith(f"use1-az3 does not offer {machine}; these do: use1-az")
     assert found.mend.startswith("fab config set zone use1-az")
     with pytest.raises(
-        UsageError, match=r"^zone: use1-az3 does not offer m7i\.8xlarge; .*; mend: fab config set zone use1-az"
+        UsageError, match=rf"^zone: use1-az3 does not offer {machine}; .*; mend: fab config set zone use1-az"
     ) as e:
         account.cheap(settings)
     assert "\n" not in str(e.value)
     assert set(aws.offers(settings)) >= {"use1-az6"} and "use1-az3" not in aws.offers(settings)
 
 
-def test_a_type_that_does_not_exist_ends_up_before_anything_is_made(make: Make, moto: str) -> None:
-    settings = make("aws-xeon", instanceType="m7i.9xlarge")
-    assert finding(aws.check(settings), "type").detail == "us-east-1 has no instance type m7i.9xlarge"
-    with pytest.raises(UsageError, match=r"^type: us-east-1 has no instance type m7i\.9xlarge"):
+@pytest.mark.parametrize(("stack", "machine"), [("aws-xeon", "m7i.9xlarge"), ("aws-gpu", "p3dn.9xlarge")])
+def test_a_type_that_does_not_exist_ends_up_before_anything_is_made(
+    make: Make, moto: str, stack: str, machine: str
+) -> None:
+    settings = make(stack, instanceType=machine)
+    assert finding(aws.check(settings), "type").detail == f"us-east-1 has no instance type {machine}"
+    with pytest.raises(UsageError, match=rf"^type: us-east-1 has no instance type {machine}"):
         account.cheap(settings)
 
 

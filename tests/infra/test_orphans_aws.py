@@ -9,7 +9,7 @@ import boto3
 import moto_cloud
 import pytest
 
-from infra.clouds.aws import api, orphans
+from infra.clouds.aws import api, machine_types, orphans
 from infra.clouds.aws.kinds import KINDS
 from infra.clouds.live_resource import LiveResource
 from infra.config.settings import Settings
@@ -18,15 +18,20 @@ from infra.errors import OperationError, UsageError
 UNSUPPORTED = "the answer is none of AWS's: is there such a call at this endpoint?"
 
 
-@pytest.fixture
-def settings(good: dict[str, str]) -> Settings:
-    return moto_cloud.settings_of("aws-xeon", good["publicKey"])
+@pytest.fixture(params=["aws-xeon", "aws-gpu"])
+def settings(good: dict[str, str], request: pytest.FixtureRequest) -> Settings:
+    return moto_cloud.settings_of(request.param, good["publicKey"])
 
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with moto_cloud.quick(monkeypatch) as endpoint:
         yield endpoint
+
+
+def make(settings: Settings, name: str = "yard") -> dict[str, str]:
+    """Everything of a stack of this kind, on machines of its type."""
+    return moto_cloud.make_stack(moto_cloud.Stack(name, machine=machine_types.name_of(settings)))
 
 
 def seen(things: list[LiveResource]) -> list[LiveResource]:
@@ -40,8 +45,8 @@ def named(things: list[LiveResource], made: dict[str, str]) -> set[str]:
 
 
 def test_everything_of_the_stack_is_found(account: str, settings: Settings) -> None:
-    made = moto_cloud.make_stack("yard")
-    moto_cloud.make_stack("yard-2")
+    made = make(settings)
+    make(settings, "yard-2")
     found = named(seen(orphans.find(settings)), made)
     implied = {"volume", "snapshot", "instance profile", "role", "network interface"}
     assert found == ({*made} - {"role"}) | implied
@@ -56,19 +61,20 @@ def test_what_cannot_be_listed_is_not_taken_for_none(account: str, settings: Set
 
 
 def test_running_machines_cost_and_stopped_ones_only_their_disks(account: str, settings: Settings) -> None:
-    moto_cloud.make_stack("yard")
+    make(settings)
     prices = {
         resource.what.split()[1]: resource.usd_per_hour
         for resource in orphans.find(settings)
         if resource.kind == "instance"
     }
     assert prices["(builder)"] == 0.0
-    assert prices["(node1)"] == prices["(node2)"] and (prices["(node1)"] or 0) > 1
+    least = {"aws-xeon": 1, "aws-gpu": 30}[settings.cluster]
+    assert prices["(node1)"] == prices["(node2)"] and (prices["(node1)"] or 0) > least
 
 
 def test_a_sweep_leaves_what_the_state_knows(account: str, settings: Settings) -> None:
     """Ids, not names: node2 was made twice by a killed `up`, and one of the two is nobody's."""
-    made = moto_cloud.make_stack("yard")
+    made = make(settings)
     again = boto3.client("ec2").run_instances(
         ImageId=made["image"],
         InstanceType="m7i.8xlarge",
@@ -83,8 +89,8 @@ def test_a_sweep_leaves_what_the_state_knows(account: str, settings: Settings) -
 
 
 def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(account: str, settings: Settings) -> None:
-    moto_cloud.make_stack("yard")
-    theirs = moto_cloud.make_stack("yard-2")
+    make(settings)
+    theirs = make(settings, "yard-2")
     moto_cloud.fill(theirs["bucket"])
     other = replace(settings, stack="yard-2")
     before = orphans.find(other)
@@ -95,7 +101,7 @@ def test_a_sweep_removes_all_of_a_stack_and_nothing_of_another(account: str, set
 
 
 def test_data_goes_only_when_asked_for(account: str, settings: Settings) -> None:
-    made = moto_cloud.make_stack("yard")
+    made = make(settings)
     moto_cloud.fill(made["bucket"])
     orphans.sweep(settings, [])
     (bucket,) = seen(orphans.find(settings))
@@ -107,7 +113,7 @@ def test_data_goes_only_when_asked_for(account: str, settings: Settings) -> None
 
 def test_an_images_snapshot_is_found_again_after_a_sweep_that_was_killed(account: str, settings: Settings) -> None:
     """EC2 gives an image's snapshot no tag: it gets one before its image goes."""
-    made = moto_cloud.make_stack("yard")
+    made = make(settings)
     place = orphans.place_of(settings)
     images = [resource for resource in orphans.find(settings) if resource.kind == "image"]
     (mapping,) = boto3.client("ec2").describe_images(ImageIds=[made["image"]])["Images"][0]["BlockDeviceMappings"]
@@ -125,7 +131,7 @@ def test_what_is_of_a_kind_that_nobody_lists_is_seen_by_the_index_of_tags(accoun
 
 
 def test_what_is_not_ours_in_our_network_is_seen_and_left(account: str, settings: Settings) -> None:
-    made, ec2 = moto_cloud.make_stack("yard"), boto3.client("ec2")
+    made, ec2 = make(settings), boto3.client("ec2")
     theirs = ec2.create_network_interface(SubnetId=made["subnet"])["NetworkInterface"]["NetworkInterfaceId"]
     found = {resource.owner: resource for resource in orphans.find(settings)}
     assert not found[theirs].ours and "without its tag" in found[theirs].what
@@ -134,7 +140,7 @@ def test_what_is_not_ours_in_our_network_is_seen_and_left(account: str, settings
 
 
 def test_one_thing_that_stays_keeps_no_other(account: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = moto_cloud.make_stack("yard")
+    made = make(settings)
 
     def refused(_place: object, _name: str) -> None:
         boto3.client("s3").get_object(Bucket="none-such-bucket", Key="x")

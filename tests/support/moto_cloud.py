@@ -87,6 +87,7 @@ class Stack:
     owner: str = "ada"
     stack_id: str = ""
     region: str = REGION
+    machine: str = "m7i.8xlarge"
 
     @property
     def unique(self) -> str:
@@ -179,7 +180,7 @@ def _machines(ec2: Any, made: dict[str, str], stack: Stack) -> None:
     for name in ("builder", "node1", "node2"):
         made[name] = ec2.run_instances(
             ImageId=base,
-            InstanceType="m7i.8xlarge",
+            InstanceType=stack.machine,
             MinCount=1,
             MaxCount=1,
             SubnetId=made["subnet"],
@@ -193,7 +194,7 @@ def _machines(ec2: Any, made: dict[str, str], stack: Stack) -> None:
     ec2.stop_instances(InstanceIds=[made["builder"]])
     made["template"] = ec2.create_launch_template(
         LaunchTemplateName=f"trainyard-{stack.unique}-node",
-        LaunchTemplateData={"InstanceType": "m7i.8xlarge", "ImageId": made["image"]},
+        LaunchTemplateData={"InstanceType": stack.machine, "ImageId": made["image"]},
         TagSpecifications=stack.tagged("launch-template"),
     )["LaunchTemplate"]["LaunchTemplateId"]
     made["disk"] = ec2.create_volume(
