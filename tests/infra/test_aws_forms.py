@@ -93,7 +93,7 @@ def test_all_that_a_stack_declares_has_a_form_that_aws_accepts(program: Program,
     assert aws_judge.declared(program(stack, LONG, **changed)) == []
 
 
-VALID = st.fixed_dictionaries(
+EVERY = st.fixed_dictionaries(
     {
         "nodes": st.integers(1, 40),
         "cidr": st.sampled_from(["10.0.0.0/23", "172.31.0.0/16", "192.168.4.0/22"]),
@@ -103,20 +103,27 @@ VALID = st.fixed_dictionaries(
         "monitoring": st.booleans(),
         "keepData": st.booleans(),
         "replaceNodes": st.booleans(),
-        "diskGb": st.integers(30, 16 * 1024),
-        "instanceType": st.sampled_from([name for name, known in machine_types.TYPES.items() if known.cluster]),
         "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
         "budgetUsd": st.integers(1, 10_000_000),
         "maxHours": st.integers(1, 24 * 31),
         "image": st.sampled_from(["bake", OURS]),
     }
 )
+LEAST_DISK_GB = {"aws-xeon": 30, "aws-gpu": 60}
 
 
+@pytest.mark.parametrize("stack", LEAST_DISK_GB)
 @settings(max_examples=15, deadline=None)
-@given(changed=VALID, name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True))
-def test_whatever_is_valid_here_is_valid_there(program: Program, changed: dict[str, Any], name: str) -> None:
-    assert aws_judge.declared(program("aws-xeon", name, **changed)) == []
+@given(data=st.data(), changed=EVERY, name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True))
+def test_whatever_is_valid_here_is_valid_there(
+    program: Program, stack: str, data: st.DataObject, changed: dict[str, Any], name: str
+) -> None:
+    types = [name for name, known in machine_types.CHOICES[stack].types.items() if known.cluster]
+    own = {
+        "instanceType": data.draw(st.sampled_from(types)),
+        "diskGb": data.draw(st.integers(LEAST_DISK_GB[stack], 16 * 1024)),
+    }
+    assert aws_judge.declared(program(stack, name, **changed, **own)) == []
 
 
 @pytest.mark.parametrize(
