@@ -1,6 +1,6 @@
 """A training step of Llama: the trainer against transformers' LlamaForCausalLM in the loop of its Trainer.
 
-    python tests/bench/bench_llama_step.py [--size small grouped] [--rows 4] [--steps 5] [--compile]
+    python tests/bench/bench_llama_step.py [--device cuda] [--size small grouped] [--rows 4] [--compile]
 
 Both sides train on the same batches: forward, backward, clipping and AdamW, in the same precision, in one process, step
 by step in turns. transformers' side does what its Trainer does in a step, with its defaults: the loss from labels that
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gpt2
+import step_device
 
 sys.path.insert(0, str(gpt2.ROOT))
 
@@ -127,25 +128,27 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
 
 
 def main() -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
-    lower = precision.candidates(device)[1]
-    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", nargs="+", default=["small"], choices=list(SIZES))
+    parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), help="1b on a GPU, else small")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--block", type=int, default=512)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--precision", nargs="+", default=["fp32", lower] if native else ["fp32"])
+    parser.add_argument("--precision", nargs="+")
     parser.add_argument("--compile", action="store_true", help="both sides by torch.compile")
     args = parser.parse_args()
+    device = step_device.chosen(args.device)
+    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
+    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    sizes = args.size or ["1b" if device.type == "cuda" else "small"]
+    precisions = args.precision or precision.candidates(device)[: 2 if native else 1]
     print(
         f"Llama, {'compiled' if args.compile else 'eager'}, median of {args.steps} steps in turns,"
         f" {torch.get_num_threads()} threads, {features}"
     )
     print(f"{'size':8} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
-    for size in args.size:
-        for name in args.precision:
+    for size in sizes:
+        for name in precisions:
             compare(size, name, args, device)
 
 

@@ -1,6 +1,6 @@
 """A training step of RoBERTa: the trainer against transformers' RobertaForMaskedLM in the loop of its Trainer.
 
-    python tests/bench/bench_roberta_step.py [--size base large small] [--rows 4] [--steps 5] [--dropout 0.1]
+    python tests/bench/bench_roberta_step.py [--device cuda] [--size base large] [--rows 4] [--steps 5] [--dropout 0.1]
 
 Both sides train on the same batches: the same windows with the same masks, forward, backward, clipping and AdamW, in
 the same precision, in one process, step by step in turns. transformers' side does what its Trainer does in a step, with
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import gpt2
+import step_device
 
 sys.path.insert(0, str(gpt2.ROOT))
 
@@ -138,24 +139,26 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
 
 
 def main() -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
-    lower = precision.candidates(device)[1]
-    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", nargs="+", default=["base"], choices=list(SIZES))
+    parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
+    parser.add_argument("--size", nargs="+", choices=list(SIZES), help="large on a GPU, else base")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--precision", nargs="+", default=["fp32", lower] if native else ["fp32"])
+    parser.add_argument("--precision", nargs="+")
     args = parser.parse_args()
+    device = step_device.chosen(args.device)
+    features = torch.cuda.get_device_name() if device.type == "cuda" else gpt2.features()
+    native = device.type == "cuda" or {"avx512_bf16", "amx_bf16"} & set(features.split())
+    sizes = args.size or ["large" if device.type == "cuda" else "base"]
+    precisions = args.precision or precision.candidates(device)[: 2 if native else 1]
     print(
         f"RoBERTa, dropout {args.dropout}, median of {args.steps} steps in turns,"
         f" {torch.get_num_threads()} threads, {features}"
     )
     print(f"{'size':6} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
-    for size in args.size:
-        for name in args.precision:
+    for size in sizes:
+        for name in precisions:
             compare(size, name, args, device)
 
 

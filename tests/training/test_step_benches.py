@@ -1,0 +1,62 @@
+"""The benches of a training step, up to the measurement: which device and which size they take, and what they say."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+BENCH = Path(__file__).resolve().parents[1] / "bench"
+
+
+@pytest.fixture(params=["roberta", "llama"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A bench that notes what it would measure, as `measured`."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    module = importlib.import_module(f"bench_{request.param}_step")
+    module.measured = []
+    note = lambda size, name, _args, device: module.measured.append((size, name, device.type))  # noqa: E731
+    monkeypatch.setattr(module, "compare", note)
+    return module
+
+
+def run(bench: Any, monkeypatch: pytest.MonkeyPatch, *words: str, card: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100-SXM2-32GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    bench.main()
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_is_one_line(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(bench, monkeypatch, "--device", "cuda", card=False)
+    out, error = capsys.readouterr()
+    assert (ended.value.code, out, len(error.splitlines())) == (2, "", 1)
+    assert error.startswith("--device cuda: no GPU here") and not bench.measured
+
+
+def test_without_a_gpu_it_says_that_the_cpu_is_measured(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(bench, monkeypatch, card=False)
+    assert capsys.readouterr().out.startswith("no GPU here: measured on the CPU\n")
+    small = {"bench_roberta_step": "base", "bench_llama_step": "small"}[bench.__name__]
+    assert bench.measured[0] == (small, "fp32", "cpu")
+
+
+def test_a_gpu_measures_the_large_size_in_both_precisions(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(bench, monkeypatch, card=True)
+    large = {"bench_roberta_step": "large", "bench_llama_step": "1b"}[bench.__name__]
+    assert bench.measured == [(large, "fp32", "cuda"), (large, "fp16", "cuda")]
+    assert "Tesla V100" in (out := capsys.readouterr().out) and "no GPU" not in out
+    run(bench, monkeypatch, "--device", "cpu", "--size", "small", "--precision", "fp32", card=True)
+    assert bench.measured[2:] == [("small", "fp32", "cpu")]
