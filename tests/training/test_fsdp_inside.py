@@ -99,7 +99,12 @@ def precisions(rank: int) -> None:
         return original(*arguments, **named)
 
     dist.reduce_scatter_single = summed
-    around_blocks(lambda block: [note("block", p.dtype) for p in block.parameters()] and None)
+
+    def computed(block: Any) -> None:
+        for parameter in block.parameters():
+            note("block", parameter.dtype)
+
+    around_blocks(computed)
 
 
 def test_bf16_computes_in_bf16_and_adds_gradients_up_in_fp32(job: Path, tmp_path: Path) -> None:
@@ -139,7 +144,7 @@ def gathers(rank: int) -> None:
         backward(*arguments, **named)
 
     dist.all_gather_single, torch.autograd.backward = gathered, ended
-    Sharded.wrap = wrapped  # type: ignore[method-assign]
+    Sharded.wrap = wrapped  # type: ignore[method-assign,assignment]
     around_blocks(lambda _block: events.append("block"))
 
 
