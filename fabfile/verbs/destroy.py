@@ -26,10 +26,10 @@ def destroy(
     """Remove the whole cluster, with what is on its disks; ends with an audit that must find nothing."""
     if keep_data and delete_data:
         raise Exit("--keep-data and --delete-data: only one of them", code=2)
-    must_be_answerable(yes)
     facts = orphans.facts_of(stack)
     removal.show_destroy(stack, facts)
     work_lost.say_of_destroy(stack)
+    must_be_answerable(yes)
     if not yes:
         ask(f"destroy stack {stack} and everything on its nodes?")
     keeps = keep_data or (facts["keep_data"] and not delete_data)

@@ -14,12 +14,12 @@ from fabfile.stacks import orphans, pulumi_cli, pulumi_lock, removal
 @task
 def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
-    must_be_answerable(yes)
     backend = pulumi_lock.backend_folder() if pulumi_cli.has_pulumi() else None
     if backend:
         pulumi_lock.repair_files(stack, backend)  # first: before, nothing of the state can be read
     facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
+    must_be_answerable(yes)
     if not yes:
         ask(f"free the lock of stack {stack} and remove what is not in its state?")
     if not pulumi_cli.has_pulumi():

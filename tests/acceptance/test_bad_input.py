@@ -59,8 +59,8 @@ def nothing_made(project: Project) -> None:
     assert not list((project.home / "state").rglob(f"*{project.stack}*")), "no stack in Pulumi's backend"
 
 
-def refused(project: Project, *verb: str, before: tuple[str, ...] = (), **env: str) -> str:
-    """The one line with which a verb refuses to begin."""
+def refused(project: Project, *verb: str, before: tuple[str, ...] = (), listed: str = "", **env: str) -> str:
+    """The one line with which a verb refuses to begin; `listed`: what it has listed before, for its question."""
     done = subprocess.run(
         [*before, "fab", *verb],
         cwd=project.root,
@@ -72,7 +72,7 @@ def refused(project: Project, *verb: str, before: tuple[str, ...] = (), **env: s
     )
     assert done.returncode == 2, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "Traceback" not in done.stdout
+    assert "Traceback" not in done.stdout and listed in done.stdout, done.stdout
     nothing_made(project)
     return done.stderr.strip()
 
@@ -193,16 +193,20 @@ def test_a_name_that_is_a_path_is_refused(verb: str, shared: Project) -> None:
     assert (shared.home / ".ssh" / "id_ed25519").exists(), "the operator's home is untouched"
 
 
-@pytest.mark.parametrize("verb", ["up", "destroy"])
-def test_a_question_that_nobody_can_answer_is_not_asked(verb: str, shared: Project) -> None:
+@pytest.mark.parametrize(
+    ("verb", "listed"),
+    [("up", ""), ("destroy", "it has no resources"), ("recover", "nothing of stack")],
+    ids=["up", "destroy", "recover"],
+)
+def test_a_question_that_nobody_can_answer_is_not_asked(verb: str, listed: str, shared: Project) -> None:
     if verb == "up" and not list(paths.images().glob("*/image.json")) and shutil.disk_usage("/").free < 20 * 2**30:
         pytest.skip("the pre-flight would refuse this machine's disk first")
-    assert refused(shared, verb).endswith("add --yes")
+    assert refused(shared, verb, listed=listed).endswith("add --yes")
 
 
 def test_a_question_without_any_input_is_not_asked(shared: Project) -> None:
     closed = ("sh", "-c", 'exec "$@" <&-', "sh")
-    assert refused(shared, "destroy", before=closed).endswith("add --yes")
+    assert refused(shared, "destroy", before=closed, listed="it has no resources").endswith("add --yes")
 
 
 # --- machines ---

@@ -126,6 +126,27 @@ def test_a_recovery_waits_for_what_a_cloud_still_lists(played: Played, monkeypat
     assert next(answers, None) is None, "one sweep, and two looks"
 
 
+@pytest.mark.parametrize(
+    ("verb", "listed"),
+    [
+        (destroying.destroy, ["destroy removes of stack yard:", "i-1", "i-2", "trainyard-yard"]),
+        (recovering.recover, ["not in the state of stack yard, and will be removed:", "i-2"]),
+    ],
+    ids=["destroy", "recover"],
+)
+def test_what_would_go_is_listed_also_where_nobody_can_answer(
+    verb: Any, listed: list[str], played: Played, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played.there.append(live_resource("instance", "i-2", 1.6))
+    before = list(played.there)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(Exit, match=r"^this asks before it changes anything, .*add --yes$") as no:
+        verb(Context(), stack="yard")
+    shown = capsys.readouterr().out
+    assert no.value.code == 2 and all(each in shown for each in listed), shown
+    assert played.ran == [] and played.there == before
+
+
 def test_both_ways_at_once_is_no_way(played: Played) -> None:
     with pytest.raises(Exit, match="only one of them") as no:
         destroy(keep_data=True, delete_data=True)
