@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +28,6 @@ LIMIT = 12.0
 """Seconds in which a verb must have ended; the tests' machine may be busy."""
 
 
-def tree(pid: int) -> list[int]:
-    pids = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
-    return [pid, *(each for child in pids for each in tree(int(child)))]
-
-
 class Frozen:
     """sshds that stop answering, and go on when the test is over."""
 
@@ -41,7 +35,7 @@ class Frozen:
         self._stopped: list[int] = []
 
     def freeze(self, server: sshd.Sshd) -> None:
-        for pid in reversed(tree(server.process.pid)):
+        for pid in reversed(server.processes()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
                 self._stopped.append(pid)

@@ -64,6 +64,15 @@ class Sshd:
     def log(self) -> str:
         return (self.folder / "log").read_text()
 
+    def processes(self) -> list[int]:
+        """Its own process, and below it those of its connections: since OpenSSH 9.8 each has several."""
+
+        def below(pid: int) -> list[int]:
+            found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+            return [pid, *(each for child in found for each in below(int(child)))]
+
+        return below(self.process.pid)
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait()
