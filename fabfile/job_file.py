@@ -8,11 +8,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from invoke.exceptions import Exit
 
 from fabfile.command_line import meant
 from fabfile.stacks.pulumi_cli import ROOT
+
+if TYPE_CHECKING:
+    from fabfile.backends.base import JobNode
 
 _JOBS = ROOT / "training" / "jobs"
 # In a process of its own: fabfile does not import the trainer, so an error there cannot break fab.
@@ -21,15 +25,19 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from training import job as jobs
+from training.parallel import sums
+ranks, memory, on_gpus = map(int, sys.argv[2].split(","))
 try:
     job = jobs.load(Path(sys.argv[1]), sys.argv[5:])
     if sys.argv[3] and not job.checkpoint.mirror:
         job = replace(job, checkpoint=replace(job.checkpoint, mirror=sys.argv[3]))
-    jobs.check_ranks(job, int(sys.argv[2]))
+    jobs.check_ranks(job, ranks)
     if sys.argv[4]:
         jobs.check_elastic(job)
+    line = sums.expected(job.model, job.train, ranks=ranks, memory=memory, on_gpu=bool(on_gpus))
 except jobs.JobError as error:
     sys.exit(f"{error}")
+print(line)
 print(job.to_toml())
 """
 
@@ -43,6 +51,22 @@ class Resolved:
     timeout: int
     threads: int  # of each rank; 0: one for each of its cores
     mirror: str  # the bucket's folder with a folder for each mirrored run; `none` or empty: no mirror
+    memory: str = ""  # the sum of what it needs and what the ranks have; empty: not known
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a job, as the inventory has them."""
+
+    count: int
+    memory: int = 0  # bytes of the one that has the fewest; 0: unknown
+    on_gpus: bool = False
+
+    @classmethod
+    def on(cls, nodes: Sequence[JobNode]) -> Ranks:
+        """Those on some machines."""
+        on_gpus = all(node.on_gpus for node in nodes)
+        return cls(sum(node.ranks for node in nodes), min(node.rank_memory for node in nodes), on_gpus)
 
 
 def find(given: str) -> Path:
@@ -57,20 +81,26 @@ def find(given: str) -> Path:
     raise Exit(f"there is no job {given!r}{near} ({known_jobs()}; or give a file)", code=2)
 
 
-def resolve(given: str, overrides: Sequence[str], ranks: int, mirror: str = "", *, elastic: bool = False) -> Resolved:
+def resolve(
+    given: str, overrides: Sequence[str], ranks: int | Ranks, mirror: str = "", *, elastic: bool = False
+) -> Resolved:
     """The job of a file, or of training/jobs by its name; Exit 2, with one line, if it is not valid, or cannot be
     `elastic`. `mirror` is where its checkpoints are copied, unless the job sets that itself."""
     path = find(given)
-    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), str(ranks), mirror, "1" * elastic, *overrides]
+    there = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+    facts = f"{there.count},{there.memory},{int(there.on_gpus)}"
+    argv = [sys.executable, "-c", _RESOLVE, str(path.absolute()), facts, mirror, "1" * elastic, *overrides]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Exit(done.stderr.strip().splitlines()[-1], code=2)
-    job = tomllib.loads(done.stdout)
+    memory, _, text = done.stdout.partition("\n")
+    job = tomllib.loads(text)
     # The launcher sets the run directory, on every node.
     if job["run"]["directory"]:
         raise Exit(f"run.directory = {job['run']['directory']}: fab gives every job its own: leave it out", code=2)
     train = job["train"]
-    return Resolved(done.stdout, job["run"]["name"], train["timeout"], train["threads"], job["checkpoint"]["mirror"])
+    mirror = job["checkpoint"]["mirror"]
+    return Resolved(text, job["run"]["name"], train["timeout"], train["threads"], mirror, memory)
 
 
 def known_jobs() -> str:

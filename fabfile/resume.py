@@ -16,7 +16,7 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import NO_MIRROR, Backend, JobState, find_job
 from fabfile.backends.submission import Begun
-from fabfile.job_file import Resolved, resolve
+from fabfile.job_file import Ranks, Resolved, resolve
 from fabfile.output import say
 
 
@@ -55,7 +55,9 @@ def nodes(begun: Begun, there: int, count: int) -> int:
     return chosen
 
 
-def settings(begun: Begun, job: str, overrides: Sequence[str], ranks: int, *, elastic: bool = False) -> Resolved:
+def settings(
+    begun: Begun, job: str, overrides: Sequence[str], ranks: int | Ranks, *, elastic: bool = False
+) -> Resolved:
     """The job's own settings with these overrides. Prints what they change, and which settings of a given file are
     ignored."""
     with tempfile.TemporaryDirectory() as folder:

@@ -33,6 +33,8 @@ def start(backend: Backend, submission: Submission, started: list[Submitted], ag
     """Prepare and submit. `started` gets the job, also if Ctrl-C comes during the submission. `again`: the command that
     waits for busy nodes, for a message; `what`: what runs, if that is not a rank for each slot."""
     try:
+        if submission.job and submission.job.memory:
+            say(submission.job.memory)
         backend.prepare(submission)
         with interrupted_later():
             started.append(backend.submit(submission))

@@ -68,6 +68,8 @@ class Node:
     gpus: Devices = 0
     gpu_architecture: GpuArchitecture = ""
     """Such as sm_70; empty: no GPUs, or unknown."""
+    gpu_memory_gb: Amount = 0.0
+    """Memory of each GPU in GiB; 0: unknown."""
     nvlink_gb_per_s: Amount = 0.0
     """GB/s that each GPU sends over its NVLinks; 0: it has none, or that is unknown."""
     efa_cards: Devices = 0
@@ -81,8 +83,8 @@ class Node:
     console: LocalPath = ""
     """File on the operator's machine with the node's console output; empty: none."""
     control_group: LocalPath = ""
-    """Control group below /sys/fs/cgroup of a node that runs on the operator's machine; when the node has ended, it has
-    no processes. Empty: the node runs elsewhere, and only SSH can tell."""
+    """Control group below /sys/fs/cgroup of a node on the operator's machine: without a process when the node has
+    ended. Empty: the node runs elsewhere, and only SSH can tell."""
 
     @property
     def address(self) -> str:
@@ -106,6 +108,7 @@ class Queue:
     cores_per_slot: Count = 1
     gpus: Devices = 0
     gpu_architecture: GpuArchitecture = ""
+    gpu_memory_gb: Amount = 0.0
     nvlink_gb_per_s: Amount = 0.0
     efa_cards: Devices = 0
     efa_gbps: Amount = 0.0
@@ -142,8 +145,7 @@ class SshCluster:
     """Bucket of the data set and the checkpoints (s3://, abfs://); empty: none."""
     hourly_usd: Amount = 0.0
     queue: Queue | None = None
-    """With launcher `slurm`: machines on demand run the jobs, and `nodes` is the head alone. None: the jobs run
-    on `nodes`."""
+    """With launcher `slurm`: machines on demand run the jobs, and `nodes` is the head alone. None: `nodes` run them."""
 
     @property
     def head(self) -> Node:
@@ -191,18 +193,18 @@ class KubeCluster:
     image: Image
     """Container image of the training job, with tag or digest; without either, the repository that has them."""
     job_kind: JobKind = "PyTorchJob"
-    """What a job is there. A TrainJob, of Kubeflow Trainer v2, is shown by a dry run, and not submitted."""
+    """A TrainJob, of Kubeflow Trainer v2, is shown by a dry run, and not submitted."""
     workers: Count
     """Machines that run jobs; every field that follows is of each."""
     gpus_per_worker: Devices
     gpu_architecture: GpuArchitecture = ""
+    gpu_memory_gb: Amount = 0.0
     nvlink_gb_per_s: Amount = 0.0
     efa_per_worker: Devices = 0
     efa_gbps: Amount = 0.0
     cores_per_worker: Annotated[int, Span(0, 1024)] = 0
     """Physical cores; 0: unknown."""
     memory_gb: Amount = 0.0
-    """Memory in GiB; 0: unknown."""
     shared_dir: SharedPath = ""
     """Where pods mount the storage that all share; empty: none."""
     shared_claim: HostName = ""
@@ -225,21 +227,20 @@ def to_json(cluster: Cluster) -> str:
     return json.dumps(to_object(cluster), indent=2)
 
 
-_OF_GPUS = ("gpu_architecture", "nvlink_gb_per_s", "efa_cards", "efa_gbps")
+_OF_GPUS = ("gpu_architecture", "gpu_memory_gb", "nvlink_gb_per_s", "efa_cards", "efa_gbps")
+_OF_KUBERNETES = ("kubeconfig", "software", "control_groups", "job_kind", "gpu_memory_gb")
 
 
 def to_object(cluster: Cluster) -> dict[str, Any]:
     """The inventory as a JSON object, to embed in another one."""
     fields = dataclasses.asdict(cluster)
-    if isinstance(cluster, KubeCluster):
-        usual = {"kubeconfig": "", "software": "", "control_groups": "", "job_kind": "PyTorchJob"}
-        fields = {key: value for key, value in fields.items() if value != usual.get(key)}  # older versions know none
-    if fields.get("queue") is None:  # as older versions write it, and read it
+    if fields.get("queue") is None:
         fields.pop("queue", None)
-    for node in fields.get("nodes", ()):
-        for key in _OF_GPUS:
-            if not node[key]:  # likewise: those versions know no GPUs' facts
-                del node[key]
+    parts = [(fields, _OF_KUBERNETES), (fields.get("queue", {}), ("gpu_memory_gb",))]
+    for part, names in [*parts, *((node, _OF_GPUS) for node in fields.get("nodes", ()))]:
+        for name in names:  # older versions, which may read this, do not know it
+            if part.get(name) in ("", 0, "PyTorchJob"):
+                del part[name]
     return {"schema": SCHEMA, "kind": cluster.kind, **fields}
 
 
@@ -265,9 +266,8 @@ def from_object(found: object, *, source: str = "inventory") -> Cluster:
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise InventoryError(f"{source}: schema = {schema!r}: must be a whole number; this trainyard writes {SCHEMA}")
     if schema > SCHEMA:
-        raise InventoryError(
-            f"{source}: schema {schema} is newer than schema {SCHEMA}, the newest that is read here: update trainyard"
-        )
+        newest = f"schema {SCHEMA}, the newest that is read here"
+        raise InventoryError(f"{source}: schema {schema} is newer than {newest}: update trainyard")
     if kind == SshCluster.kind:
         return _ssh_cluster(raw, source)
     if kind == KubeCluster.kind:

@@ -25,6 +25,8 @@ class MachineType:
     gpus: int = 0
     gpu_architecture: str = ""
     """GPU architecture for the choice of a torch build, such as sm_70; empty without GPUs."""
+    gpu_memory_gb: float = 0.0
+    """GiB of each GPU; 0: there is none, or that is unknown."""
     efa_cards: int = 0
     """Number of Elastic Fabric Adapters, AWS's network cards for collectives."""
     efa_gbps: float = 0.0

@@ -16,9 +16,9 @@ from training.compilation import CompileChoice
 from training.data.token_set import TokenSet
 from training.job import Job
 from training.models.base import Model
-from training.parallel import Parallelism, memory
-from training.parallel.memory import Plan
+from training.parallel import Parallelism, memory, sums
 from training.parallel.ranks import Ranks, run_on_first
+from training.parallel.sums import Plan
 from training.precision import PrecisionChoice
 from training.stepper import Stepper
 from training.store import mirror as mirrors
@@ -67,8 +67,9 @@ def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None, *, quiet:
 
 
 def _plan(job: Job, outline: Model, ranks: Ranks) -> Plan:
-    size, on_gpu = memory.size_of(outline, job.train.optimizer), ranks.device.type == "cuda"
-    return memory.plan(job.train, size, ranks=ranks.size, memory=memory.of_rank(ranks), on_gpu=on_gpu)
+    size = sums.size_of(job.model.architecture, outline.shape, job.train.optimizer)
+    on_gpu = ranks.device.type == "cuda"
+    return sums.plan(job.train, size, ranks=ranks.size, memory=memory.of_rank(ranks), on_gpu=on_gpu)
 
 
 def newest(job: Job, run: Path, ranks: Ranks, shared: bool, resume: bool, beat: Callable[[], None]) -> Saved | None:

@@ -133,7 +133,8 @@ class TrainSection:
     """Compile the model with torch.compile; auto: if that is faster in a short measurement on the nodes."""
     parallel: str = one_of("auto", "ddp", "fsdp")
     """ddp: every rank holds the whole model; fsdp: each holds a part of every parameter, gradient and moment; auto: ddp
-    if these fit into 0.7 of a rank's memory, else fsdp. The sum is printed before the first step."""
+    if these fit into 0.7 of a rank's memory, else fsdp. The sum is shown before the job starts, where the nodes' memory
+    and model.vocab_size are set, and made again before the first step."""
     replicas: int = at_least(1, 1)
     """With fsdp: how many groups of ranks each hold the whole model in parts, a node's ranks, say; divides the ranks.
     Above 1, auto is fsdp."""

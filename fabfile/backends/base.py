@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from invoke.exceptions import Exit
 
 from fabfile.backends.submission import Begun, Submission, Submitted
+from infra.inventory import Node
 
 LATEST = "latest"  # stands for the id of the newest job of a cluster
 WEIGHTS = "weights"  # folder of a run directory with its model in Hugging Face's layout
@@ -108,6 +109,16 @@ class JobNode:
     name: str
     ranks: int
     usd_per_hour: float = 0.0
+    rank_memory: int = (
+        0  # bytes that each rank has, by the inventory: a GPU's, or its share of the machine's; 0: unknown
+    )
+    on_gpus: bool = False
+
+    @classmethod
+    def of(cls, node: Node, usd_per_hour: float) -> JobNode:
+        """A machine of an inventory."""
+        gigabytes = node.gpu_memory_gb if node.gpus else node.memory_gb / node.slots
+        return cls(node.name, node.slots, usd_per_hour, int(gigabytes * 2**30), on_gpus=node.gpus > 0)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from invoke.tasks import task
 
 from fabfile import backends, clusters_together, sweep
 from fabfile import resume as resuming
-from fabfile.backends.base import Backend, JobNode, JobRecord, JobState, LogRequest
+from fabfile.backends.base import Backend, JobRecord, JobState, LogRequest
 from fabfile.backends.submission import Submission, Submitted
 from fabfile.clusters_together import Wanted
 from fabfile.command_line import AtLeast
-from fabfile.job_file import find, known_jobs, resolve
+from fabfile.job_file import Ranks, find, known_jobs, resolve
 from fabfile.log_display import show
 from fabfile.managed import start as managing
 from fabfile.managed.bounds import TRIES
@@ -234,17 +234,13 @@ def _submission(
     """A job from its file `job`, or, if a job is `wanted`, that one with its own settings."""
     if not wanted:
         chosen = choose(backend, count)
-        resolved = resolve(job, overrides, _ranks(chosen), backend.mirror, elastic=elastic)
+        resolved = resolve(job, overrides, Ranks.on(chosen), backend.mirror, elastic=elastic)
         return Submission(job=resolved, nodes=len(chosen), elastic=elastic)
     begun = resuming.begun(backend, wanted, job, overrides)
     there = backend.nodes()
     chosen = there[: resuming.nodes(begun, len(there), len(choose(backend, count)) if count else 0)]
-    settings = resuming.settings(begun, job, overrides, _ranks(chosen), elastic=elastic)
+    settings = resuming.settings(begun, job, overrides, Ranks.on(chosen), elastic=elastic)
     return Submission(job=settings, nodes=len(chosen), begun=begun, elastic=elastic)
-
-
-def _ranks(nodes: Sequence[JobNode]) -> int:
-    return sum(node.ranks for node in nodes)
 
 
 def end(job: JobRecord) -> None:

@@ -168,6 +168,7 @@ def _inventory(settings: Settings, endpoint: str, authority: str, repository: st
         workers=settings.nodes,
         gpus_per_worker=machine.gpus,
         gpu_architecture=machine.gpu_architecture,
+        gpu_memory_gb=machine.gpu_memory_gb,
         nvlink_gb_per_s=machine.nvlink_gb_per_s,
         efa_per_worker=machine.efa_cards,
         efa_gbps=machine.efa_gbps,

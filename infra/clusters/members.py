@@ -15,6 +15,7 @@ def facts(machine: MachineType) -> dict[str, Any]:
     return {
         **{"slots": machine.slots, "cores_per_slot": machine.cores_per_slot, "memory_gb": float(machine.memory_gb)},
         **{"gpus": machine.gpus, "gpu_architecture": machine.gpu_architecture},
+        "gpu_memory_gb": float(machine.gpu_memory_gb),
         **{"nvlink_gb_per_s": float(machine.nvlink_gb_per_s), "efa_cards": machine.efa_cards},
         "efa_gbps": float(machine.efa_gbps),
     }

@@ -129,6 +129,7 @@ def job_nodes(cluster: SshCluster) -> tuple[Node, ...]:
         cores_per_slot=queue.cores_per_slot,
         gpus=queue.gpus,
         gpu_architecture=queue.gpu_architecture,
+        gpu_memory_gb=queue.gpu_memory_gb,
         nvlink_gb_per_s=queue.nvlink_gb_per_s,
         efa_cards=queue.efa_cards,
         efa_gbps=queue.efa_gbps,

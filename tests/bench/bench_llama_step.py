@@ -27,7 +27,8 @@ from accelerate.state import AcceleratorState
 from training import optimizer as optimizers
 from training import precision
 from training.checkpoint.state import TrainingState
-from training.models.llama import Llama, Shape, intermediate_size
+from training.models.counts import intermediate_size
+from training.models.llama import Llama, Shape
 from training.parallel.ddp import OneRank
 from training.parallel.ranks import join
 from training.sections import TrainSection

@@ -38,7 +38,7 @@ def test_the_inventory_decides_who_runs_jobs() -> None:
         backends.of(kube)
     assert error.value.code == 2
     shared = backends.of(replace(kube, shared_dir="/fsx", shared_claim="fsx"))
-    assert isinstance(shared, KubernetesBackend) and shared.nodes()[0] == JobNode("worker-1", 8)
+    assert isinstance(shared, KubernetesBackend) and shared.nodes()[0] == JobNode("worker-1", 8, on_gpus=True)
 
 
 def test_a_record_that_is_none_is_refused() -> None:

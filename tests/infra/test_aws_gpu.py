@@ -68,6 +68,7 @@ def test_a_type_is_what_ec2_says(known: machine_types.InstanceType) -> None:
         known.memory_gb * 1024,
     )
     assert (gpus["Count"], gpus["Name"]) == (known.gpus, MODELS[known.name.partition(".")[0]][0])
+    assert gpus["MemoryInfo"]["SizeInMiB"] == known.gpu_memory_gb * 1024
     assert known.gpu_architecture == MODELS[known.name.partition(".")[0]][1]
     assert network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) == known.efa_cards
     if known.efa_cards:

@@ -63,6 +63,7 @@ class MemoryBackend:
     elastic: bool = False
     """Whether the job that was submitted last is so."""
     restarts: int = 0
+    rank_memory: int = 0
     asked: list[Submission] = field(default_factory=list)
     """What was submitted."""
 
@@ -76,7 +77,7 @@ class MemoryBackend:
     def reach(self) -> None: ...
 
     def nodes(self) -> tuple[JobNode, ...]:
-        return tuple(JobNode(name, 1, 1.0) for name in NODES)
+        return tuple(JobNode(name, 1, 1.0, self.rank_memory) for name in NODES)
 
     def plan(self, submission: Submission) -> str:
         return f"would run {submission.name} on {submission.nodes} nodes"

@@ -126,10 +126,10 @@ def counted(rank: int) -> None:
     """Writes how often gradients were sent in the whole run. SMALL: there is no room for whole gradients."""
     import torch.distributed as dist
 
-    from training.parallel import memory
+    from training.parallel import sums
 
     if "SMALL" in os.environ:
-        memory.ROOM = 0.0
+        sums.ROOM = 0.0
     original, calls = dist.reduce_scatter_single, [0]
 
     def count(*arguments: Any, **named: Any) -> Any:

@@ -16,7 +16,8 @@ from torch.nn import functional
 
 from training import job as jobs
 from training.models import elementwise, hugging_face
-from training.models.llama import Llama, Rotation, Shape, intermediate_size
+from training.models.counts import intermediate_size
+from training.models.llama import Llama, Rotation, Shape
 from training.sample import generate
 
 JOBS = Path(jobs.__file__).parent / "jobs"

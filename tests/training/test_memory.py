@@ -16,7 +16,7 @@ import torch
 from training.keys import JobError
 from training.models.gpt2 import GPT, Shape
 from training.parallel import memory
-from training.parallel.memory import Size, plan
+from training.parallel.sums import Size, plan, size_of
 from training.sections import TrainSection
 
 BILLION = 10**9
@@ -46,13 +46,14 @@ def test_the_bytes_are_those_of_the_real_tensors() -> None:
 
     for name in ("adamw", "muon"):
         model = GPT(Shape(n_layer=2, n_head=2, n_embd=32, block_size=16, vocab_size=67))
-        model.positions.weight.requires_grad_(False)
         optimizer = optimizers.build(model, replace(AUTO, optimizer=name))
         model(*model.batch(torch.zeros(1, 17, dtype=torch.int64), [0])).backward()
         optimizer.step()
         kept = list(model.parameters()) + [p.grad for p in model.parameters() if p.grad is not None]
         kept += [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-        assert memory.size_of(model, name).needed == sum(tensor.untyped_storage().nbytes() for tensor in kept), name
+        assert size_of("gpt2", model.shape, name).needed == sum(tensor.untyped_storage().nbytes() for tensor in kept), (
+            name
+        )
 
 
 def test_what_cannot_be_is_one_line() -> None:
@@ -120,7 +121,7 @@ def test_70b_is_planned_in_little_memory() -> None:
 import resource, torch
 from training.models import architecture
 from training.models.sharded_init import ShardedInit
-from training.parallel import memory
+from training.parallel import sums
 from training.parallel.shard import Shard
 from training.sections import TrainSection
 cls = architecture("llama")
@@ -128,8 +129,8 @@ sizes = dict(n_layer=80, n_head=64, n_kv_head=8, n_embd=8192, intermediate_size=
 shape = cls.shape_class(**sizes, block_size=4096, vocab_size=32000)
 with torch.device("meta"):
     outline = cls(shape)
-size = memory.size_of(outline, "adamw")
-plan = memory.plan(TrainSection(), size, ranks=64, memory=80 * 10**9, on_gpu=True)
+size = sums.size_of("llama", outline.shape, "adamw")
+plan = sums.plan(TrainSection(), size, ranks=64, memory=80 * 10**9, on_gpu=True)
 with ShardedInit(Shard(3, 64), keep=False):
     model = cls(shape)
 assert all(p.is_meta for p in model.parameters())

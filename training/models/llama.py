@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from training.models.base import Model
 from training.models.cache import Cache
+from training.models.counts import intermediate_size
 from training.models.cross_entropy import summed_cross_entropy
 from training.models.elementwise import rms_norm, turn
 
@@ -50,12 +51,6 @@ class Shape:
     @property
     def head_width(self) -> int:
         return self.n_embd // self.n_head
-
-
-def intermediate_size(n_embd: int) -> int:
-    """The width inside the MLP by Llama's rule: two thirds of 4 n_embd, rounded up to a multiple of 256. It is that of
-    7B and 13B; 70B has more."""
-    return -(-(8 * n_embd // 3) // 256) * 256
 
 
 class Rotation:

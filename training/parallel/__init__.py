@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from training.checkpoint.state import TrainingState
-    from training.parallel.memory import Plan
     from training.parallel.ranks import Ranks
     from training.parallel.shard import Shard
+    from training.parallel.sums import Plan
     from training.sections import TrainSection
 
 

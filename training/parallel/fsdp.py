@@ -26,9 +26,9 @@ from training import optimizer as optimizers
 from training.checkpoint.files import part_file
 from training.checkpoint.state import TrainingState
 from training.parallel import agreement, recompute
-from training.parallel.memory import Plan
 from training.parallel.ranks import Ranks
 from training.parallel.shard import Shard, local
+from training.parallel.sums import Plan
 from training.sections import TrainSection
 
 _COMPUTED_IN = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}

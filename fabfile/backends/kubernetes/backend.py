@@ -98,7 +98,7 @@ class KubernetesBackend(SshBackend):
 
     def nodes(self) -> tuple[JobNode, ...]:
         price = self.cluster.job_node_usd
-        return tuple(JobNode(node.name, node.slots, price) for node in job_nodes(self.cluster))
+        return tuple(JobNode.of(node, price) for node in job_nodes(self.cluster))
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self._of_jobs, self.cluster, submission)

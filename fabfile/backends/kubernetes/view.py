@@ -20,6 +20,7 @@ def of(cluster: KubeCluster) -> SshCluster:
         cores_per_slot=max(1, cluster.cores_per_worker // slots),
         gpus=cluster.gpus_per_worker,
         gpu_architecture=cluster.gpu_architecture,
+        gpu_memory_gb=cluster.gpu_memory_gb,
         nvlink_gb_per_s=cluster.nvlink_gb_per_s,
         efa_cards=cluster.efa_per_worker,
         efa_gbps=cluster.efa_gbps,

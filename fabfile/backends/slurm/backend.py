@@ -35,7 +35,7 @@ class SlurmBackend(SshBackend):
 
     def nodes(self) -> tuple[JobNode, ...]:
         price = self.cluster.job_node_usd
-        return tuple(JobNode(node.name, node.slots, price) for node in job_nodes(self.cluster))
+        return tuple(JobNode.of(node, price) for node in job_nodes(self.cluster))
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self.cluster, submission)

@@ -88,7 +88,7 @@ class SshBackend:
 
     def nodes(self) -> tuple[JobNode, ...]:
         price = self.cluster.job_node_usd
-        return tuple(JobNode(node.name, node.slots, price) for node in self.cluster.nodes)
+        return tuple(JobNode.of(node, price) for node in self.cluster.nodes)
 
     def plan(self, submission: Submission) -> str:
         return start.shown(self.cluster, submission)

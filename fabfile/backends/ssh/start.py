@@ -143,7 +143,8 @@ def job_file(launch: Launch, submission: Submission) -> str:
     """The end of a dry run: the job.toml, or what else a program gets."""
     program = submission.program
     if program is None:
-        return f"\n# {launch.run_dir}/job.toml\n{submission.text.rstrip()}"
+        memory = f"\n# {submission.job.memory}" if submission.job and submission.job.memory else ""
+        return f"{memory}\n# {launch.run_dir}/job.toml\n{submission.text.rstrip()}"
     places = process_environment(launch.nodes, program.per, 0)
     numbers = {name: f"${name}" for name in ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")}
     command = completed(program, launch.nodes, numbers)

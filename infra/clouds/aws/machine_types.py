@@ -4,14 +4,14 @@ Cores, memory and placement: EC2's DescribeInstanceTypes, as recorded by moto 5.
 number of cores that one processor of the family gives a guest (Ice Lake 8375C 32, Sapphire Rapids 8488C 48 and 6455B
 32, Granite Rapids 6975P-C 96; under GPUs Xeon 8175M and 8275CL 24, EPYC 7R32 and 7R13 and Xeon 8488C 48), as EC2 does
 not report it; on the node, `fab check` shows the actual NUMA nodes. Bare-metal types are left out: EC2 cannot switch
-off their hyper-threads. GPUs, EFA and its Gbit/s: the same record. NVLink: NVIDIA's data sheets of V100, A100, H100
-and H200.
+off their hyper-threads. GPUs, their memory, EFA and its Gbit/s: the same record. NVLink: NVIDIA's data sheets of V100,
+A100, H100 and H200.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from infra.config.settings import Settings
 from infra.config.values import SettingsError
@@ -70,6 +70,8 @@ class _Gpu:
     """A model of GPU, as a family of instances has it."""
 
     architecture: str
+    memory_gb: float
+    """GiB of each."""
     nvlink_gb_per_s: float = 0.0
     efa_gbps: dict[str, float] = field(default_factory=dict)
     """Gbit/s of all EFA cards of a size, for those that have any."""
@@ -94,6 +96,7 @@ def _gpu_family(
             numa_nodes=math.ceil(own / gpu.cores_per_socket),
             gpus=count,
             gpu_architecture=gpu.architecture,
+            gpu_memory_gb=gpu.memory_gb,
             nvlink_gb_per_s=gpu.nvlink_gb_per_s,
             efa_cards=round(gbps / gpu.card_gbps) if gpu.card_gbps else int(gbps > 0),
             efa_gbps=gbps,
@@ -108,19 +111,35 @@ _G_SIZES = {
     **{"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
 }
 _G_EFA = {"8xlarge": 25.0, "16xlarge": 25.0, "12xlarge": 40.0, "24xlarge": 50.0, "48xlarge": 100.0}
-_V100 = _Gpu(architecture="sm_70", nvlink_gb_per_s=150, efa_gbps={"24xlarge": 100}, card_gbps=100, cores_per_socket=24)
-_A100 = _Gpu(architecture="sm_80", nvlink_gb_per_s=300, efa_gbps={"24xlarge": 400}, card_gbps=100, cores_per_socket=24)
-_H100 = _Gpu(architecture="sm_90", nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=100)
-_H200 = _Gpu(architecture="sm_90", nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=200)
+_V100 = _Gpu(
+    architecture="sm_70",
+    memory_gb=32,
+    nvlink_gb_per_s=150,
+    efa_gbps={"24xlarge": 100},
+    card_gbps=100,
+    cores_per_socket=24,
+)
+_A100 = _Gpu(
+    architecture="sm_80",
+    memory_gb=40,
+    nvlink_gb_per_s=300,
+    efa_gbps={"24xlarge": 400},
+    card_gbps=100,
+    cores_per_socket=24,
+)
+_H100 = _Gpu(architecture="sm_90", memory_gb=80, nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=100)
+_H200 = _Gpu(architecture="sm_90", memory_gb=141, nvlink_gb_per_s=450, efa_gbps={"48xlarge": 3200}, card_gbps=200)
 GPU_TYPES: dict[str, InstanceType] = {
     **_gpu_family("p3dn", _V100, {"24xlarge": 8}, cores=48, gb=768),
     **_gpu_family("p4d", _A100, {"24xlarge": 8}, cores=48, gb=1152),
-    **_gpu_family("p4de", _A100, {"24xlarge": 8}, cores=48, gb=1152),
+    **_gpu_family("p4de", replace(_A100, memory_gb=80), {"24xlarge": 8}, cores=48, gb=1152),
     **_gpu_family("p5", _H100, {"48xlarge": 8}, cores=96, gb=2048),
     **_gpu_family("p5en", _H200, {"48xlarge": 8}, cores=96, gb=2048),
     # A10G and L4, over PCIe. EC2 lists no CPU options for g5.
-    **_gpu_family("g5", _Gpu(architecture="sm_86", efa_gbps=_G_EFA, cpu_options=False), _G_SIZES),
-    **_gpu_family("g6", _Gpu(architecture="sm_89", efa_gbps=_G_EFA), _G_SIZES),
+    **_gpu_family(
+        "g5", _Gpu(architecture="sm_86", memory_gb=22888 / 1024, efa_gbps=_G_EFA, cpu_options=False), _G_SIZES
+    ),
+    **_gpu_family("g6", _Gpu(architecture="sm_89", memory_gb=22888 / 1024, efa_gbps=_G_EFA), _G_SIZES),
 }
 
 
