@@ -23,7 +23,7 @@ OURS = (
 )
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The program, the engine, and what reads configuration: never the operator's side.
-    "infra": ("infra", "pulumi", "tomlkit", "yaml", "dill", "google.protobuf", "psutil"),
+    "infra": ("infra", "pulumi", "tomlkit", "yaml", "dill", "google.protobuf", "psutil", "zopfli"),
     "infra.errors": (),
     "infra.clouds.live_resource": (),
     "infra.clouds.finding": ("infra.config.values",),
@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "infra.training_operator": ("infra.errors",),
     "infra.job_account": (),
     "infra.user_data": (
-        *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml"),
+        *("infra.errors", "infra.config.settings", "infra.config.kinds", "infra.cloud_config", "yaml", "zopfli"),
     ),
     # A provider: its own SDK, never another provider.
     "infra.clouds.local": (*OURS, "infra.clouds.local", "pulumi", "cryptography", "yaml"),

@@ -8,15 +8,6 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from urllib.error import HTTPError
 
-AHEAD = timedelta(minutes=15)
-ENDS = {
-    "instance-stop": "takes this node (instance-stop)",
-    "instance-retirement": "takes this node (instance-retirement)",
-    "instance-reboot": "reboots this node",
-    "system-reboot": "reboots this node's host",
-    "system-maintenance": "maintains this node's host",
-}
-
 
 def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
     token = ask("/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"}, "PUT")
@@ -33,8 +24,7 @@ def notice(ask: Callable[..., str]) -> tuple[datetime | None, str] | None:
     if action := planned("spot/instance-action"):
         found.append((datetime.fromisoformat(json.loads(action)["time"]), "EC2 takes this Spot node"))
     for event in json.loads(planned("events/maintenance/scheduled") or "[]"):
-        if event["State"] == "active" and event["Code"] in ENDS:
-            at = parsedate_to_datetime(event["NotBefore"])
-            if at - datetime.now(UTC) < AHEAD:
-                found.append((at, f"EC2 {ENDS[event['Code']]}"))
+        at = parsedate_to_datetime(event["NotBefore"])
+        if event["State"] == "active" and at - datetime.now(UTC) < timedelta(minutes=15):
+            found.append((at, f"EC2 maintains this node ({event['Code']})"))
     return min(found, default=None)

@@ -144,13 +144,7 @@ def maintenance(code: str, minutes: float, state: str = "active") -> dict[str, A
     }
 
 
-MAINTAINS = {
-    "instance-stop": "EC2 takes this node (instance-stop) at",
-    "instance-retirement": "EC2 takes this node (instance-retirement) at",
-    "instance-reboot": "EC2 reboots this node at",
-    "system-reboot": "EC2 reboots this node's host at",
-    "system-maintenance": "EC2 maintains this node's host at",
-}
+MAINTAINS = ("instance-stop", "instance-retirement", "instance-reboot", "system-reboot", "system-maintenance")
 
 
 @pytest.mark.parametrize("code", MAINTAINS)
@@ -158,7 +152,7 @@ def test_ec2_says_that_it_maintains_a_node(tmp_path: Path, code: str) -> None:
     cloud = Cloud(maintenance=[maintenance(code, 14)])
     with running(tmp_path, "aws-xeon", cloud):
         until(lambda: bool(record(tmp_path)))
-        assert record(tmp_path)["why"].startswith(MAINTAINS[code])
+        assert record(tmp_path)["why"].startswith(f"EC2 maintains this node ({code}) at")
         assert 780 < record(tmp_path)["at"] - time.time() < 841
         cloud.maintenance = [maintenance(code, 14, "canceled")]
         until(lambda: not record(tmp_path))
@@ -166,12 +160,12 @@ def test_ec2_says_that_it_maintains_a_node(tmp_path: Path, code: str) -> None:
 
 def test_of_ec2s_maintenance_only_what_begins_soon_counts_and_the_first_of_it(tmp_path: Path) -> None:
     weeks = maintenance("instance-retirement", 14 * 24 * 60)
-    cloud = Cloud(maintenance=[weeks, maintenance("instance-stop", 1, "completed"), maintenance("unheard-of", 1)])
+    cloud = Cloud(maintenance=[weeks, maintenance("instance-stop", 1, "completed")])
     with running(tmp_path, "aws-xeon", cloud):
         looks_again(cloud)
         assert not record(tmp_path)
         cloud.maintenance = [weeks, maintenance("system-reboot", 10), maintenance("instance-reboot", -1)]
-        until(lambda: record(tmp_path).get("why", "").startswith("EC2 reboots this node at"))
+        until(lambda: record(tmp_path).get("why", "").startswith("EC2 maintains this node (instance-reboot)"))
         assert record(tmp_path)["at"] < time.time(), "it has begun"
         soon = datetime.now(UTC) - timedelta(minutes=5)
         cloud.action = {"action": "terminate", "time": f"{soon:%Y-%m-%dT%H:%M:%SZ}"}

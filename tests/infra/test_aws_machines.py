@@ -51,6 +51,15 @@ def test_making_the_image_has_time(program: Program) -> None:
     assert {node.timeouts["create"] for node in machines(ran)} == {"15m"}
 
 
+@pytest.mark.parametrize("profile", ["ipex", "native"])
+def test_the_builders_user_data_fits_with_room_for_what_each_stack_has_of_its_own(
+    program: Program, profile: str
+) -> None:
+    ran = program(profile=profile, collectives="gloo")
+    size = len(base64.b64decode(ran[stage(ran)["builder"]].inputs["userDataBase64"]))
+    assert size < aws_judge.USER_DATA_BYTES - 200
+
+
 def test_the_builder_lets_nobody_in_and_has_no_key(program: Program) -> None:
     ran = program()
     builder = ran[stage(ran)["builder"]].inputs
