@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ sys.exit({code})
 """
 
 
-def ran(folder: Path, *, code: int = 0, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+def ran(folder: Path, environment: Mapping[str, str] = {}, *, code: int = 0) -> tuple[int, list[dict[str, Any]]]:
     """The exit code of .ci/run in a checkout that has nothing else, and every call of `make`.
 
     The PATH that it sets is the machine's; `make` is put there by a copy that has one folder more in front, and is
@@ -51,7 +52,7 @@ def test_the_tests_get_nothing_of_the_callers_but_the_way_to_the_archives(tmp_pa
         "LC_ALL": "de_DE.UTF-8",
         "PULUMI_HOME": "/x",
     }
-    code, calls = ran(tmp_path, **way, **own)
+    code, calls = ran(tmp_path, {**way, **own})
     assert code == 0 and [call["words"][0] for call in calls] == ["test", "faults"]
     for call in calls:
         given = call["environment"]

@@ -15,7 +15,7 @@ from program_recorder import Ran, run
 
 from infra import inventory, training_operator
 from infra.clouds.kube_client import path_of
-from infra.clouds.local import host, image_cache, paths
+from infra.clouds.local import cgroup, host, image_cache, paths
 from infra.clouds.local.kubernetes import configuration, folder, images, layer, objects, pki, programs, published
 from infra.clouds.local.layer import Recipe
 from infra.clusters import local
@@ -138,7 +138,7 @@ def test_prune_leaves_the_programs_that_a_stack_builds_or_has_just_built(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first build takes minutes, and until then the stack has nothing that shows what it wants."""
-    seen = []
+    seen: list[Any] = []
 
     def build(*_: object) -> None:
         programs.folder().with_suffix(".new").mkdir()
@@ -148,9 +148,9 @@ def test_prune_leaves_the_programs_that_a_stack_builds_or_has_just_built(
         programs.folder().with_suffix(".new").rename(programs.folder())
 
     monkeypatch.setattr(programs, "build", build)
-    monkeypatch.setattr(folder.images, "make", lambda: seen.append(image_cache_is_busy()))
-    monkeypatch.setattr(folder.cgroup, "make", lambda *_: [])
-    monkeypatch.setattr(folder.cgroup, "remove", lambda *_: None)
+    monkeypatch.setattr(images, "make", lambda: seen.append(image_cache_is_busy()))
+    monkeypatch.setattr(cgroup, "make", lambda *_: [])
+    monkeypatch.setattr(cgroup, "remove", lambda *_: None)
     monkeypatch.setattr(folder, "_write", lambda _: seen.append(image_cache.prune()))
     folder.KubernetesProvider().create({"stack": "lab", "nodes": "{}", "programs": ""})
     assert seen == [True, []] and programs.folder().is_dir()

@@ -17,7 +17,7 @@ BENCH = Path(__file__).resolve().parents[1] / "bench"
 def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A bench that notes what it would measure, as `measured`."""
     monkeypatch.syspath_prepend(str(BENCH))
-    module = importlib.import_module(f"bench_{request.param}_step")
+    module: Any = importlib.import_module(f"bench_{request.param}_step")
     module.measured = []
     note = lambda size, name, _args, device: module.measured.append((size, name, device.type))  # noqa: E731
     monkeypatch.setattr(module, "compare", note)
