@@ -101,7 +101,8 @@ def notices(project: Project) -> dict[str, str]:
 def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     spot: Project, start: Callable[..., Job], notice: Callable[[str], str], node: str
 ) -> None:
-    job = start(ENDLESS, PATIENT)
+    spot.fab("run", "mkdir -p /tmp/shelf")
+    job = start(ENDLESS, PATIENT, "checkpoint.mirror=file:///tmp/shelf")
     at = notice(node)
     began = time.monotonic()
     why = f"{node}: EC2 takes this Spot node at {at}"
@@ -117,6 +118,8 @@ def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     there = spot.fab("run", f"ls runs/{job.id}/checkpoints").stdout
     step = f"step-{int(saved[1]):06d}"
     assert sorted(re.findall(rf"\[(node\d)\] {step}", there)) == ["node1", "node2", "node3"]
+    mirrored = spot.ssh("node1", f"ls /tmp/shelf/{job.id}/checkpoints/{step}").stdout
+    assert "manifest.json" in mirrored, "rank 0 has sent that step before the job ended"
 
     # While the notice stands, a job is not even started there; afterwards it goes on where it was.
     again = start("--resume", job.id, ENDLESS, PATIENT, step=0)

@@ -17,6 +17,8 @@ import torch
 from gloo_ranks import Group, lines, losses, start
 from polling import until
 
+from training.checkpoint import files as checkpoint
+
 pytestmark = pytest.mark.faults
 pytest_plugins = ["training_fixtures"]
 
@@ -68,6 +70,20 @@ def test_sigterm_to_one_rank_saves_and_stops_all(job: Path, tmp_path: Path) -> N
     last = lines(tmp_path / "run")[-1]["step"]
     assert f"stopped: step {last} is in the checkpoint" in group.output(0)
     assert (tmp_path / "run" / "checkpoints" / "latest").read_text() == f"{last}\n"
+
+
+def test_a_run_that_is_stopped_leaves_its_last_step_in_the_mirror(job: Path, tmp_path: Path) -> None:
+    """Of a node that its cloud takes nothing else is left: the step that the run says, whole, once the ranks ended."""
+    shelf = f"checkpoint.mirror=file://{tmp_path}/shelf"
+    group = start(job, tmp_path / "run", 2, ["train.steps=100000", "checkpoint.every=100000", shelf])
+    until(lambda: "step 3/" in group.output(0))
+    os.kill(group.processes[1].pid, signal.SIGTERM)
+    assert group.wait(60) == [0, 0]
+    last = lines(tmp_path / "run")[-1]["step"]
+    assert f"stopped: step {last} is in the checkpoint" in group.output(0)
+    there = tmp_path / "shelf/run/checkpoints"
+    assert [path.name for path in there.iterdir() if path.is_dir()] == [f"step-{last:06d}"]
+    checkpoint.verify(there / f"step-{last:06d}")
 
 
 def drift(rank: int) -> None:
