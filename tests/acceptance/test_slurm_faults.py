@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -27,6 +28,8 @@ some 5 s later, when they have imported torch."""
 SUPERVISOR = r"/usr/bin/python3 -I \S+/launch supervise"
 SLURMD = r"/usr/sbin/slurmd "
 ALL_IDLE = "sinfo --noheader --format='%D %T' || true"
+STEADY = "train.min_lr=0.0006"
+"""A learning rate that does not fall: the losses do not depend on the number of steps that are asked for."""
 
 
 @pytest.fixture(scope="module")
@@ -75,10 +78,38 @@ def test_a_fault_ends_the_job_everywhere(cluster: Project, start: Start, fault: 
     assert after.ends(120) == 0, after.text()
 
 
+def losses(project: Project, job: Job) -> list[float]:
+    return [line["loss"] for line in metrics(project, job.id)]
+
+
+def goes_on(project: Project, job: Job) -> None:
+    """From a checkpoint, for some steps at least."""
+    until(lambda: "going on from step" in job.text(), 60, lambda: f"it goes on:\n{job.text()}")
+    trains_on(project, job)
+
+
 def trains_on(project: Project, job: Job) -> None:
     step = metrics(project, job.id)[-1]["step"]
     until(lambda: metrics(project, job.id)[-1]["step"] > step + 20, 90, "it trains on")
     assert job.state()["state"] == "RUNNING"
+
+
+def test_after_each_fault_it_goes_on_to_the_losses_of_an_undisturbed_run(cluster: Project, start: Start) -> None:
+    """After a killed rank by itself, on the same nodes; after the others, which end the job, when it is resumed."""
+    job = start(ENDLESS, STEADY, "--restarts", "1", step=8)
+    kill_rank(cluster, job)
+    until(lambda: "attempt 2: 3 ranks on node1, node2, node3" in job.text(), 60, lambda: f"again:\n{job.text()}")
+    goes_on(cluster, job)
+    for fault in (kill_supervisor, kill_slurmstepd, cancel):
+        fault(cluster, job)
+        assert job.ends() == 1
+        job = start("--resume", job.id, step=0)
+        goes_on(cluster, job)
+    assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
+    found = losses(cluster, job)
+    undisturbed = start(STEADY, f"train.steps={len(found)}", step=0)
+    assert undisturbed.ends(300) == 0, undisturbed.text()
+    assert found == losses(cluster, undisturbed)
 
 
 def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, start: Start) -> None:
@@ -134,8 +165,7 @@ def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Projec
     again = start("checkpoint.every=2", "--resume", job.id, step=0)
     assert again.ends(120) == 0, again.text()
     assert re.search(r"going on from step \d+, verified on disk", again.text())
-    found, wanted = ([line["loss"] for line in metrics(cluster, each.id)] for each in (again, undisturbed))
-    assert found == wanted
+    assert losses(cluster, again) == losses(cluster, undisturbed)
 
 
 @pytest.mark.parametrize("which", [-1, 0], ids=["worker", "first"])
@@ -143,7 +173,7 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
     """Also when it is the one with the supervisor. slurmctld's own node does not run the job."""
     blocker = on_head(cluster, "sbatch --parsable --nodelist=node1 --chdir=/tmp --wrap='sleep 900'").strip()
     try:
-        job = start(ENDLESS, "--nodes", "2", "--restarts", "1", step=8)
+        job = start(ENDLESS, STEADY, "--nodes", "2", "--restarts", "1", step=8)
         names = job.state()["nodes"]
         assert sorted(names) == ["node2", "node3"]
         on_head(cluster, f"scancel {blocker}")
@@ -161,12 +191,28 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         until(lambda: "going on from step" in job.text(), 30, lambda: f"its log says so: {job.text()}")
         assert job.state()["attempt"] == 2
         assert "down" in on_head(cluster, f"sinfo --noheader --nodes={dead} --format=%T")
-        cluster.fab("stop", job.id, "--now", code=1)  # whether anything is left on the dead node, nobody can tell
+        cluster.fab("stop", job.id, code=1)  # whether anything is left on the dead node, nobody can tell
         until(lambda: not parts(cluster, job.id, *(name for name in NODES if name != dead)), GONE_SECONDS, "gone")
+        undisturbed = start(STEADY, "--nodes", "2", f"train.steps={len(losses(cluster, job))}", step=0)
+        assert undisturbed.ends(300) == 0, undisturbed.text()
+        assert losses(cluster, job) == losses(cluster, undisturbed)
     finally:
         on_head(cluster, f"scancel {blocker} || true")
         cluster.fab("up", "--yes")
         cluster.fab("wait")
+
+
+def test_a_small_roberta_from_its_text_to_a_filled_mask(cluster: Project, start: Start) -> None:
+    """Here, as it takes long."""
+    cluster.fab("prepare", "roberta-small", "--yes", timeout=300)
+    short = ["train.steps=40", "train.eval_every=20", "checkpoint.every=20"]
+    job = start(*short, file="roberta-small", step=0)
+    assert job.ends(240) == 0, job.text()
+    first, last = losses(cluster, job)[0], losses(cluster, job)[-1]
+    assert first == pytest.approx(math.log(1032), rel=0.05) and last < first - 0.3, "it learns how frequent tokens are"
+    assert "perplexity" in job.text()
+    filled = cluster.fab("sample", job.id, "--prompt", "import <mask>", timeout=240).stdout
+    assert filled.startswith("import ") and "<mask>" not in filled
 
 
 @pytest.mark.long

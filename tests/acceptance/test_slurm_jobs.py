@@ -114,6 +114,7 @@ def test_a_job_ends_with_a_checkpoint_before_its_time_is_over(cluster: Project, 
     expected = r"its time limit; stopped: step \d+ is in the checkpoint"
     assert state["state"] == "CANCELLED" and re.fullmatch(expected, state["reason"]), state
     assert state["ended"] - state["started"] < 40
+    until(lambda: parts(cluster, job.id) == [], GONE_SECONDS, "nothing of the job is left")
 
 
 def test_a_colleagues_job_is_listed_is_in_the_way_and_is_waited_for(cluster: Project, start: Start) -> None:
