@@ -69,7 +69,7 @@ class Chain:
 
     def moment(self, during_a_save: bool, node: str) -> None:
         """Until it is time for the next kill."""
-        begun = self.step()
+        begun = max(self.step(), 7)  # the first checkpoint, of step 6, is whole before the first kill
         wanted = begun + self.random.randrange(2, 14)
         until(lambda: self.step() >= min(wanted, STEPS - 8), 60, f"step {wanted}: {self.job and self.job.text()}")
         if during_a_save:
