@@ -67,7 +67,7 @@ def begin(job: Job, data: TokenSet, ranks: Ranks, saved: Saved | None, *, quiet:
 
 
 def _plan(job: Job, outline: Model, ranks: Ranks) -> Plan:
-    size = sums.size_of(job.model.architecture, outline.shape, job.train.optimizer)
+    size = memory.size_of(outline, job.train.optimizer)
     on_gpu = ranks.device.type == "cuda"
     return sums.plan(job.train, size, ranks=ranks.size, memory=memory.of_rank(ranks), on_gpu=on_gpu)
 

@@ -5,6 +5,7 @@ tests/training/test_counts.py compares it with the models themselves.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -20,8 +21,7 @@ class Counts(NamedTuple):
 def counts(architecture: str, shape: Any) -> Counts:
     """Of a model by its name in ARCHITECTURES. `shape` has the fields of the model's Shape, or is a job's [model]
     section with a vocab_size above 0; for roberta this has the special tokens, too."""
-    count: Counts = {"gpt2": _gpt2, "llama": _llama, "roberta": _roberta}[architecture](shape)
-    return count
+    return KNOWN[architecture](shape)
 
 
 def intermediate_size(n_embd: int) -> int:
@@ -56,3 +56,6 @@ def _roberta(shape: Any) -> Counts:
     head = width * width + width + 2 * width + shape.vocab_size  # a layer, a norm, and a bias for each token
     trained = embedded + shape.n_layer * block + head
     return Counts(trained + width, trained, shape.n_layer * matrices)  # the type of tokens, which is not trained
+
+
+KNOWN: dict[str, Callable[[Any], Counts]] = {"gpt2": _gpt2, "llama": _llama, "roberta": _roberta}

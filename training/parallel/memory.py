@@ -1,4 +1,4 @@
-"""How much memory a rank has, whether it is a GPU's or a share of its node's."""
+"""How much memory a rank has, whether it is a GPU's or a share of its node's, and the size of the model it trains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from training.models.base import Model
 from training.parallel.ranks import Ranks
+from training.parallel.sums import Size
 
 _NO_LIMIT = 1 << 60  # version 1 of the control groups writes a huge number for "no limit"
+
+
+def size_of(outline: Model, optimizer: str) -> Size:
+    """The size of any model, which may be on the meta device, for an optimizer by its name in a job."""
+    trained = [p for p in outline.parameters() if p.requires_grad]
+    blocks = {id(p) for p in outline.blocks.parameters() if p.dim() == 2}
+    by_muon = sum(p.numel() for p in trained if id(p) in blocks) if optimizer == "muon" else 0
+    return Size(sum(p.numel() for p in outline.parameters()), sum(p.numel() for p in trained), by_muon)
 
 
 def of_rank(ranks: Ranks, root: Path = Path("/")) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from training.keys import JobError
-from training.models.counts import counts
+from training.models.counts import KNOWN, counts
 from training.sections import ModelSection, TrainSection
 
 VALUE = 4
@@ -96,9 +96,9 @@ def size_of(architecture: str, shape: Any, optimizer: str) -> Size:
 
 
 def expected(model: ModelSection, train: TrainSection, *, ranks: int, memory: int, on_gpu: bool) -> str:
-    """The line of a job's plan, without its token set; empty if the vocabulary is that set's, or if the `memory` of a
-    rank is not known (0). JobError as `plan`."""
-    if not (model.vocab_size and memory):
+    """The line of a job's plan, without its token set; empty if the vocabulary is that set's, if the `memory` of a rank
+    is not known (0), or for a model without arithmetic. JobError as `plan`."""
+    if not (model.vocab_size and memory and model.architecture in KNOWN):
         return ""
     made = plan(train, size_of(model.architecture, model, train.optimizer), ranks=ranks, memory=memory, on_gpu=on_gpu)
     return made.line("fp32 or bf16" if train.precision == "auto" else train.precision, train.optimizer)
