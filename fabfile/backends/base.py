@@ -109,9 +109,7 @@ class JobNode:
     name: str
     ranks: int
     usd_per_hour: float = 0.0
-    rank_memory: int = (
-        0  # bytes that each rank has, by the inventory: a GPU's, or its share of the machine's; 0: unknown
-    )
+    rank_memory: int = 0  # bytes of each rank, by the inventory: a GPU's, or its share of the machine's; 0: unknown
     on_gpus: bool = False
 
     @classmethod
