@@ -13,6 +13,7 @@ import torch
 from training import job as jobs
 from training.models import architecture
 from training.models.counts import counts
+from training.parallel import memory
 from training.sections import ModelSection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +27,8 @@ def compare(model: ModelSection, vocabulary: int) -> int:
     shape = cls.shape_of(model, vocabulary)
     with torch.device("meta"):
         made = cls(shape)
-    every, trained = list(made.parameters()), [p for p in made.parameters() if p.requires_grad]
-    blocks = {id(p) for p in made.blocks.parameters() if p.dim() == 2}
-    real = tuple(sum(p.numel() for p in found) for found in (every, trained, [p for p in trained if id(p) in blocks]))
+    size = memory.size_of(made, "muon")
+    real = (size.parameters, size.trained, size.by_muon)
     assert counts(model.architecture, shape) == real
     assert not model.vocab_size or counts(model.architecture, model) == real
     return real[0]

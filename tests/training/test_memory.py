@@ -51,9 +51,9 @@ def test_the_bytes_are_those_of_the_real_tensors() -> None:
         optimizer.step()
         kept = list(model.parameters()) + [p.grad for p in model.parameters() if p.grad is not None]
         kept += [value for state in optimizer.state.values() for value in state.values() if value.dim()]
-        assert size_of("gpt2", model.shape, name).needed == sum(tensor.untyped_storage().nbytes() for tensor in kept), (
-            name
-        )
+        bytes_kept = sum(tensor.untyped_storage().nbytes() for tensor in kept)
+        assert size_of("gpt2", model.shape, name).needed == bytes_kept, name
+        assert memory.size_of(model, name).needed == bytes_kept, name
 
 
 def test_what_cannot_be_is_one_line() -> None:
