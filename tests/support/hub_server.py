@@ -77,6 +77,9 @@ class Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
+        if self.hub.closing.is_set():  # a server that has died: its open connections must not outlive it
+            self.close_connection = True
+            return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         path = unquote(urlsplit(self.path).path)
         if found := re.fullmatch(rf"/datasets/{self.hub.name}/resolve/[^/]+/(.+)", path):
