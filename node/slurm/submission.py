@@ -21,6 +21,8 @@ _NOW_SECONDS = 5.0
 """How long a supervisor has to end its job at once, before Slurm is asked to kill it."""
 _SECRETS = "WANDB_"
 _POLL = 0.1
+_SETTLED_SECONDS = 15.0
+"""How long Slurm has to let go of a job that has ended, or to hear again from nodes that it takes for silent."""
 SHORTEST = 2.0 * sbatch.EARLY
 """Seconds that a job without a limit of its own must have: at a quarter before the end, and Slurm's moment earlier, it
 is told; half a minute is left to begin in."""
@@ -67,12 +69,20 @@ def taken_secrets(spec: JobSpec) -> dict[str, str]:
 
 
 def refused(spec: JobSpec) -> str:
-    """Why the job cannot have its nodes now; empty if it can. One that may wait (`queue`) needs them only to exist."""
-    try:
-        states, queued = queue.nodes(partition(spec)), queue.jobs()
-    except SlurmError as error:
-        return f"Slurm: {error}"
-    return too_few(spec.node_count, states, queued, waits=spec.queue)
+    """Why the job cannot have its nodes now; empty if it can. One that may wait (`queue`) needs them only to exist.
+
+    Looks again for _SETTLED_SECONDS if no job has the nodes and none is out of service: the job before has just ended.
+    """
+    deadline = time.monotonic() + _SETTLED_SECONDS
+    while True:
+        try:
+            states, queued = queue.nodes(partition(spec)), queue.jobs()
+        except SlurmError as error:
+            return f"Slurm: {error}"
+        why = too_few(spec.node_count, states, queued, waits=spec.queue)
+        if not why or holders(queued) or broken(states) or time.monotonic() > deadline:
+            return why
+        time.sleep(_POLL)
 
 
 def wrong_limit(spec: JobSpec) -> str:
@@ -107,13 +117,23 @@ def _words(seconds: float) -> str:
 
 def too_few(wanted: int, states: Mapping[str, str], queued: Sequence[QueuedJob], *, waits: bool) -> str:
     """Which nodes are not free, and why, if fewer are than wanted; else empty."""
-    broken = {name: state for name, state in states.items() if state.lower().startswith(("down", "drain", "fail"))}
     free = [name for name, state in states.items() if queue.is_free(state)]
-    if len(free) >= wanted or (waits and len(states) - len(broken) >= wanted):
+    if len(free) >= wanted or (waits and len(states) - len(broken(states)) >= wanted):
         return ""
-    holders = [f"{job.nodes}: busy with {called(job)}" for job in queued if job.nodes]
-    out = [f"{name} is {state}" for name, state in broken.items()]
-    return f"{len(free)} of {len(states)} nodes free, {wanted} wanted; {'; '.join([*holders, *out]) or 'fab status'}"
+    held = [f"{job.nodes}: busy with {called(job)}" for job in holders(queued)]
+    out = broken(states) if held else [name for name in states if name not in free]
+    named = [f"{name} is {states[name]}" for name in out]
+    return f"{len(free)} of {len(states)} nodes free, {wanted} wanted; {'; '.join([*held, *named]) or 'fab status'}"
+
+
+def holders(queued: Sequence[QueuedJob]) -> list[QueuedJob]:
+    """The jobs that have nodes, and will have them longer than Slurm needs to clear up."""
+    return [job for job in queued if job.nodes and job.state != "COMPLETING"]
+
+
+def broken(states: Mapping[str, str]) -> list[str]:
+    """The nodes that are out of service until somebody does something about it."""
+    return [name for name, state in states.items() if state.lower().startswith(("down", "drain", "fail"))]
 
 
 def called(job: QueuedJob) -> str:

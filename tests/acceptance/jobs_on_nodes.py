@@ -155,7 +155,8 @@ def starting(cluster: Project, logs: Path) -> Iterator[Start]:
     def one(*argv: str, step: int = 3, file: str = "job.toml") -> Job:
         log = logs / f"{len(started)}.log"
         fab = cluster.start("train", file, *argv, log=log)
-        until(lambda: re.match(r"\S+-\d+:", log.read_text()) or fab.poll() is not None, 30, "the job has a number")
+        until(lambda: re.match(r"\S+-\d+:", log.read_text()) or fab.poll() is not None, 60, "the job has a number")
+        assert re.match(r"\S+-\d+:", log.read_text()), log.read_text()
         job = Job(cluster, log.read_text().partition(":")[0], fab, log)
         started.append(job)
         if step:

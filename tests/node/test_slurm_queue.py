@@ -135,6 +135,33 @@ def test_a_job_whose_nodes_are_taken_is_told_by_whom() -> None:
     )
 
 
+def test_nodes_that_nobody_has_are_waited_for_and_named_if_they_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `fab train a && fab train b` Slurm may not have let go of a, or not have heard of the nodes for a while."""
+    states = iter([{"node1": "allocated"}, {"node1": "completing*"}, {"node1": "idle*"}, {"node1": "idle"}])
+    ended = replace(job("7", "node1", "demo-1"), state="COMPLETING")
+    jobs = iter([[ended], [ended], [], []])
+    monkeypatch.setattr(queue, "nodes", lambda _partition: next(states))
+    monkeypatch.setattr(queue, "jobs", lambda: next(jobs))
+    spec = JobSpec(
+        name="a", job="", launcher="slurm", cluster=cluster(), timeout=60.0, runs="runs", code="/code", count=1
+    )
+    assert submission.refused(spec) == "" and list(states) == []
+    monkeypatch.setattr(submission, "_SETTLED_SECONDS", 0.3)
+    monkeypatch.setattr(queue, "nodes", lambda _partition: {"node1": "idle*", "node2": "idle"})
+    monkeypatch.setattr(queue, "jobs", list)
+    assert submission.refused(replace(spec, count=2)) == "1 of 2 nodes free, 2 wanted; node1 is idle*"
+
+
+def test_nodes_that_a_job_has_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission.time, "sleep", lambda _seconds: pytest.fail("waits for a job that runs"))
+    monkeypatch.setattr(queue, "nodes", lambda _partition: {"node1": "allocated"})
+    monkeypatch.setattr(queue, "jobs", lambda: [job("7", "node1", "demo-1")])
+    spec = JobSpec(
+        name="a", job="", launcher="slurm", cluster=cluster(), timeout=60.0, runs="runs", code="/code", count=1
+    )
+    assert submission.refused(spec) == "0 of 1 nodes free, 1 wanted; node1: busy with demo-1"
+
+
 def test_slurms_own_words_are_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid partition' >&2; exit 1\n")
