@@ -117,13 +117,22 @@ def parts(project: Project, job: str, *names: str) -> list[int]:
 
 def process(project: Project, node: str, words: str) -> int:
     """The one process of a node whose command line begins so."""
-    found = []
-    for pid in members(project.stack, node):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        if re.match(words, command):
-            found.append(pid)
+    found = processes(project, node, words)
     assert len(found) == 1, f"{words} on {node}: {found}"
     return found[0]
+
+
+def processes(project: Project, node: str, words: str) -> list[int]:
+    """The processes of a node whose command line begins so."""
+    found = []
+    for pid in members(project.stack, node):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it ended while we looked
+        if re.match(words, command):
+            found.append(pid)
+    return found
 
 
 RANK = r"/opt/trainyard/venv/bin/python -u -m training\.train "
