@@ -32,6 +32,9 @@ class Stop(Protocol):
     asked: bool
     step: int
 
+    def left(self) -> float:
+        """Seconds until this process is killed; `inf` if nobody has said."""
+
 
 class Loop:
     """One rank's training, from the newest checkpoint to the last step or to a stop."""
@@ -96,7 +99,7 @@ class Loop:
 
     def close(self) -> None:
         """Wait until the mirror has the last checkpoint or has reported why not."""
-        self.writer.finish_mirror(lambda: self._beat(self.state.step, "save"))
+        self.writer.finish_mirror(lambda: self._beat(self.state.step, "save"), self.stop.left)
 
     def _choose_compilation(self) -> compilation.CompileChoice:
         """Compile the model or not, as the job says or as a measurement shows; a resumed run does as before."""
@@ -163,7 +166,7 @@ class Loop:
         if a save has failed."""
         self.writer.saver.finish()
         self.writer.close_lines()
-        self.writer.finish_mirror(lambda: self._beat(self.state.step, "join"))
+        self.writer.finish_mirror(lambda: self._beat(self.state.step, "join"), self.stop.left)
         self.state.scaler = self.stepper.scaler_state()
         return carrying.of(self.state, self.batches.data, self.parallel, self.ranks.device, self.made)
 

@@ -124,7 +124,8 @@ class RunWriter:
         for tracker in self._stepper.accelerator.trackers:
             tracker.finish()
 
-    def finish_mirror(self, beat: Callable[[], None]) -> None:
-        """Wait until the mirror has the last checkpoint or has reported why not. Only rank 0 has a mirror."""
+    def finish_mirror(self, beat: Callable[[], None], left: Callable[[], float]) -> None:
+        """Wait until the mirror has the last checkpoint or has reported why not, at most for the seconds that are
+        `left`. Only rank 0 has a mirror."""
         if self._mirror is not None:
-            self._mirror.finish(beat)
+            self._mirror.finish(beat, left)

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,8 +163,18 @@ class StopRequest:
     def __init__(self) -> None:
         self.asked = False
         self.step = 0
+        self._stop_by = os.environ.get("TRAINYARD_STOP_BY", "")
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, self._ask)
+
+    def left(self) -> float:
+        """Seconds until this process is killed, or its node taken; `inf` if nobody has said (node/job/keeper.py)."""
+        if not self._stop_by:
+            return math.inf
+        try:
+            return float(json.loads(Path(self._stop_by).read_text())["by"]) - time.time()
+        except FileNotFoundError:
+            return math.inf  # somebody else has sent the signal
 
     def _ask(self, *_: object) -> None:
         self.asked = True

@@ -216,7 +216,7 @@ class Attempt:
         said = f"SIGTERM to its processes, and SIGKILL in {wait:g} s" if program else "a checkpoint first"
         self._stop_by, self._watch.is_stopping = now + wait, True
         self._log.say(f"stopping: {said}")
-        self._say("term")
+        self._say(f"term {min(wait, self.expiry.left(now)):.1f}")
 
     def _take(self, node: str, event: dict[str, Any] | None) -> None:
         now = time.monotonic()

@@ -48,6 +48,12 @@ class Expiry:
         """`NODE: why` of the node for which the job was stopped; empty if it was not stopped for one."""
         return f"{self.cause.node}: {self.cause.why}" if self.cause else ""
 
+    def left(self, now: float) -> float:
+        """Seconds until the node ends for which the job was stopped; `inf` if it was not, or if that has begun already
+        and nobody has said how long it takes."""
+        left = self.cause.at - now if self.cause else 0.0
+        return left if left > 0 else float("inf")
+
     def announced(self, seconds: float = float("inf"), now: float = 0.0) -> dict[str, str]:
         """Why their cloud is about to take nodes, by node; only those that it takes in so many seconds."""
         ends = [end for end in self._ends.values() if end.by_cloud and end.at - now < seconds]

@@ -36,6 +36,7 @@ counts the node as lost."""
 PROGRAM = "program.json"
 """In a run directory: the user's program that runs in the trainer's place; its record as Program.to_record makes it."""
 WORLD = "world.json"
+STOP_BY = "stop-by.json"
 """In the folder of a node's ranks: which ranks of an elastic job train together (training/parallel/world.py)."""
 JOB = Path("/var/lib/trainyard/job.json")
 """On a node: the job that it is busy with, for `fab status`."""

@@ -6,8 +6,9 @@ when the connection closes, or when the head has sent nothing for the length of 
 the job beside the ranks', its stdin and stdout are srun's, and the head is the job's first node. On Kubernetes, where
 the head is the job's first pod, they are a socket to that, and this program starts its node's ranks itself.
 
-stdin    a line of JSON: a KeeperSpec; then words: beat, term, end, and, where it starts the ranks, start ORDER (see
-         node/job/own_ranks.py); of an elastic job also kill RANK, and world WORLD (see training/parallel/world.py)
+stdin    a line of JSON: a KeeperSpec; then words: beat, term SECONDS (until the ranks are killed, or a node is taken),
+         end, and, where it starts the ranks, start ORDER (see node/job/own_ranks.py); of an elastic job also kill RANK,
+         and world WORLD (see training/parallel/world.py)
 stdout   lines of JSON: {"event": WORD, ...}; ready, beat, ends, notice, rank, step, stopped, log, usage, clean
 """
 
@@ -167,10 +168,11 @@ class Keeper:
             *words, rest = (rest + data).split(b"\n")
             for word in words:
                 verb, _, order = word.decode().partition(" ")
-                if order:
+                if verb == "term":  # not behind the orders, which may take their time
+                    files.write(self.folder / files.STOP_BY, {"by": time.time() + float(order)})
+                    self._term.set()
+                elif order:
                     self._orders.put((verb, order))
-            if b"term" in words:
-                self._term.set()
             if b"end" in words:
                 self._over.set()
                 return

@@ -59,6 +59,7 @@ def main(argv: list[str]) -> int:
     place = RankPlacement(os.environ)
     path, log = files_of(place)
     environment = {**os.environ, **from_node(place, log.line)}
+    environment["TRAINYARD_STOP_BY"] = str(path.parent / files.STOP_BY)
     if os.environ.get("TRAINYARD_ELASTIC"):
         environment |= {"TRAINYARD_WORLD": str(path.parent / files.WORLD), "TRAINYARD_PLACE": str(place.rank)}
     outlive_signals()

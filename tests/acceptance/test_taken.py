@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from jobs_on_nodes import ENDLESS, GO_ON, LONG, Job, folder, parts
+from jobs_on_nodes import ENDLESS, GO_ON, LONG, Job, folder, parts, process, processes
 from polling import until
 from project import ROOT, Project
 
@@ -76,11 +78,11 @@ def spot(cluster: Project) -> Project:
 
 
 @pytest.fixture
-def notice(spot: Project) -> Iterator[Callable[[str], str]]:
-    """Announce that a node is taken in two minutes; when, as it is said."""
+def notice(spot: Project) -> Iterator[Callable[..., str]]:
+    """Announce that a node is taken in two minutes, or so many seconds; when, as it is said."""
 
-    def announce(node: str) -> str:
-        at = time.time() + 120
+    def announce(node: str, seconds: float = 120) -> str:
+        at = time.time() + seconds
         action = {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))}
         encoded = base64.b64encode(json.dumps(action).encode()).decode()
         spot.ssh(node, f"echo {encoded} | base64 -d | sudo tee /run/instance-action.new >/dev/null &&"
@@ -99,7 +101,7 @@ def notices(project: Project) -> dict[str, str]:
 
 @pytest.mark.parametrize("node", ["node2", "node1"], ids=["worker", "head"])
 def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
-    spot: Project, start: Callable[..., Job], notice: Callable[[str], str], node: str
+    spot: Project, start: Callable[..., Job], notice: Callable[..., str], node: str
 ) -> None:
     spot.fab("run", "mkdir -p /tmp/shelf")
     job = start(ENDLESS, PATIENT, "checkpoint.mirror=file:///tmp/shelf")
@@ -132,8 +134,26 @@ def test_a_job_stops_with_a_checkpoint_before_one_of_its_nodes_is_taken(
     spot.fab("stop", job.id)
 
 
+def test_a_job_does_not_wait_for_a_bucket_that_hangs_until_its_node_is_taken(
+    spot: Project, start: Callable[..., Job], notice: Callable[..., str]
+) -> None:
+    """Within the 30 seconds that Azure leaves. What is not in the bucket is said."""
+    spot.fab("run", "mkdir -p /tmp/shelf")
+    job = start(ENDLESS, PATIENT, "checkpoint.mirror=file:///tmp/shelf", "checkpoint.every=5", step=12)
+    sender = r"\S+python\S* -m training\.store\.mirror_process "
+    until(lambda: processes(spot, "node1", sender), 30, "the mirror's process")
+    os.kill(process(spot, "node1", sender), signal.SIGSTOP)
+    notice("node1", 30)
+    until(lambda: job.state()["state"] == "CANCELLED", 28, "the job is stopped before that")
+    saved = re.search(r"stopped: step (\d+) is in the checkpoint", job.state()["reason"])
+    assert saved, job.state()["reason"]
+    job.ends()
+    step = f"checkpoint of step-{int(saved[1]):06d} on the nodes only; the newest that was sent is step-"
+    assert f"/{job.id}: no time is left for the upload: {step}" in spot.fab("logs", job.id).stdout
+
+
 def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
-    spot: Project, start: Callable[..., Job], notice: Callable[[str], str]
+    spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:
     job = start(ENDLESS, PATIENT, "--restarts", "1")
     notice("node3")
@@ -147,7 +167,7 @@ def test_with_restarts_a_job_goes_on_without_the_node_that_is_taken(
 
 
 def test_an_elastic_job_leaves_the_node_that_is_taken_and_goes_on_from_memory(
-    spot: Project, start: Callable[..., Job], notice: Callable[[str], str]
+    spot: Project, start: Callable[..., Job], notice: Callable[..., str]
 ) -> None:
     """Its ranks join again when the notice is withdrawn. For the head, which has the job's files, the job stops."""
     job = start("--elastic", "--restarts", "1", ENDLESS, *LONG, PATIENT, step=20)

@@ -66,6 +66,23 @@ def test_a_node_that_does_not_answer_is_named_while_others_do(tmp_path: Path, mo
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(("at", "seconds"), [(1_025.0, "25.0"), (1_200.0, "40.0"), (990.0, "40.0"), (None, "40.0")])
+def test_the_keepers_hear_how_long_the_ranks_have(
+    tmp_path: Path, at: float | None, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they are killed, or the node goes that is the cause; not if nobody has said when that is."""
+    launch = Launch(id="job-1", nodes=NODES, run_dir=str(tmp_path), code="/code")
+    anything: Any = Machines()
+    attempt = Attempt("mpirun", anything, launch, 10.0, Log(tmp_path / "log", "node1"), lambda: "", 0.0)
+    said: list[str] = []
+    monkeypatch.setattr(attempt, "_say", said.append)
+    if at is not None:
+        attempt.expiry.known("node1", at, "Azure takes this Spot node")
+        assert attempt.expiry.asked(1_000.0, said.append) == "stop"
+    attempt._ask_to_stop(1_000.0)
+    assert said[-1] == f"term {seconds}"
+
+
 class Worlds:
     """Of an elastic job that could lose any rank."""
 

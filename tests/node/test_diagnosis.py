@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -273,6 +274,7 @@ def test_a_job_is_stopped_at_once_for_a_node_that_its_cloud_takes_in_two_minutes
         "warning: node2: EC2 takes this Spot node at 12:03:05Z; before that the job is stopped with a checkpoint"
     ]
     assert expiry.reason == "node2: EC2 takes this Spot node at 12:03:05Z" and expiry.taken == {"node2"}
+    assert (expiry.left(1_001.0), expiry.left(1_121.0), Expiry().left(1_001.0)) == (119.0, math.inf, math.inf)
 
 
 def test_a_reboot_that_azure_announces_early_stops_the_job_five_minutes_before_and_not_at_all_if_withdrawn() -> None:

@@ -97,6 +97,17 @@ def test_the_keeper_tells_lines_steps_a_stop_and_the_end(tmp_path: Path, monkeyp
     wrapper.communicate()
 
 
+def test_the_keeper_hands_on_how_long_the_ranks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job=""))
+    holder.folder.mkdir(parents=True)
+    words = iter([b"beat\nterm 2", b"5.0\nend\n"])
+    monkeypatch.setattr(keeper.select, "select", lambda *_: ([0], [], []))
+    monkeypatch.setattr(keeper.os, "read", lambda *_: next(words))
+    holder._listen()
+    left = json.loads((holder.folder / "stop-by.json").read_text())["by"] - time.time()
+    assert 20 < left <= 25 and holder._term.is_set() and holder._orders.empty()
+
+
 def test_the_keeper_tells_when_its_node_ends_and_that_it_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ Kind = Literal["checkpoints", "best"]
 
 STALL_TIMEOUT = 90.0  # after this many seconds without progress the end of a job no longer waits for the mirror
 _POLL = 0.5
+_MARGIN = 5.0  # so many seconds before its process is killed, or its node taken, the end no longer waits either
 SAY = 3.0
 """Seconds after which a run that begins says that it waits for its bucket's first answer."""
 ANSWER = 30.0
@@ -47,6 +48,7 @@ class Mirror:
         self._waiting: dict[str, Path] = {}  # by kind, the newest folder that is not in the bucket yet
         self._failed: set[Path] = set()  # waiting folders whose last attempt failed; tried again with the next offer
         self._uploading: Path | None = None
+        self._sent = ""  # the newest checkpoint that was sent
         self._last_message = time.monotonic()
         self._process: subprocess.Popen[str] | None = None
         shutil.rmtree(self._links, ignore_errors=True)  # of an earlier process
@@ -68,8 +70,9 @@ class Mirror:
             self._failed.clear()
             self._changed.notify_all()
 
-    def finish(self, beat: Callable[[], None]) -> None:
-        """Wait until everything is in the bucket, or nothing has moved for STALL_TIMEOUT. Calls `beat` meanwhile."""
+    def finish(self, beat: Callable[[], None], left: Callable[[], float]) -> None:
+        """Wait until everything is in the bucket, nothing has moved for STALL_TIMEOUT, or only _MARGIN seconds are
+        `left`; what is not there then is said. Calls `beat` meanwhile."""
         with self._changed:
             self._failed.clear()  # a last attempt
             self._last_message = time.monotonic()
@@ -77,8 +80,9 @@ class Mirror:
             while self._next():
                 self._changed.wait(_POLL)
                 beat()
-                if time.monotonic() - self._last_message > STALL_TIMEOUT:
-                    self._say(f"warning: {self.url}: the upload is stuck: the last checkpoint is on the nodes only")
+                stuck = time.monotonic() - self._last_message > STALL_TIMEOUT
+                if stuck or left() < _MARGIN:
+                    self._say_unsent("the upload is stuck" if stuck else "no time is left for the upload")
                     break
             self._waiting.clear()
             process = self._process
@@ -86,6 +90,12 @@ class Mirror:
             process.kill()
             process.wait()
         shutil.rmtree(self._links, ignore_errors=True)
+
+    def _say_unsent(self, why: str) -> None:
+        """Called with the lock held, while something waits."""
+        unsent = " and ".join(_called(kind, folder) for kind, folder in self._waiting.items())
+        there = f"the newest that was sent is {self._sent}" if self._sent else "none was sent before"
+        self._say(f"warning: {self.url}: {why}: {unsent} on the nodes only; {there}")
 
     def _next(self) -> tuple[str, Path] | None:
         """Kind and folder of the next upload, or of the one in progress. Called with the lock held."""
@@ -103,11 +113,13 @@ class Mirror:
                 self._uploading = None
                 newest = self._waiting.get(kind) == folder
                 if problem and self._waiting:
-                    what = f"{'best model' if kind == 'best' else 'checkpoint'} of {folder.name}"
-                    self._say(f"warning: {what} is not mirrored, next attempt at the next one: {problem}")
+                    what = f"{_called(kind, folder)} is not mirrored"
+                    self._say(f"warning: {what}, next attempt at the next one: {problem}")
                     self._failed.add(folder)
                 elif newest:
                     del self._waiting[kind]
+                if not problem and kind == "checkpoints":
+                    self._sent = folder.name
                 if not (problem and newest):
                     shutil.rmtree(folder, ignore_errors=True)
                 self._changed.notify_all()
@@ -135,6 +147,10 @@ class Mirror:
             if "kind" in event:
                 return str(event["problem"])
         return f"its process ended with exit code {process.wait()}"
+
+
+def _called(kind: str, folder: Path) -> str:
+    return f"{'best model' if kind == 'best' else 'checkpoint'} of {folder.name}"
 
 
 def begin(run: Path) -> None:
