@@ -4,37 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import boundary
 import pytest
-from on_host import boots, members
+from boundary import as_root
 from project import Project
 
 from infra.clouds.local import ids, nodes, paths
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
-# open_by_handle_at from the root of the overlay, of the host's file systems that are mounted in the node, and a module.
-SYSCALLS = """
-import ctypes, os
-libc = ctypes.CDLL(None, use_errno=True)
-def call(name, *args):
-    done = libc.syscall(*args)
-    print(name, "refused" if done < 0 else "DONE", os.strerror(ctypes.get_errno()))
-handle = (ctypes.c_uint * 4)(8, 1, 2, 0)  # type 1 of 8 bytes: inode 2, the root of an ext4
-for place in ("/", "/run/host/incoming", "/dev/null"):
-    fd = os.open(place, os.O_RDONLY | os.O_PATH)
-    call("handle", 304, fd, handle, os.O_RDONLY)
-call("module", 175, b"x" * 64, 64, b"")
-call("kexec", 246, 0, 0, 0, 0)
-call("clock", 227, 0, (ctypes.c_long * 2)(0, 0))
-call("syslog", 103, 3, ctypes.create_string_buffer(4096), 4096)
-call("swap", 167, b"/swap", 0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -49,101 +33,46 @@ def cluster(make_shared_project: Callable[..., Project]) -> Iterator[Project]:
     assert project.remaining() == []
 
 
-def as_root(project: Project, script: str, node: str = "node1") -> subprocess.CompletedProcess[str]:
-    """Run a script as root of a node, by its user's sudo."""
-    return project.ssh(node, f"sudo bash -c {shlex.quote(script)} 2>&1", code=None)
-
-
-def mounts() -> list[list[str]]:
-    """This machine's mounts, each as the fields of mountinfo."""
-    return [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-
-
-def words(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line.removeprefix("[node1] ") for line in done.stdout.splitlines()]
-
-
 def test_every_process_of_a_node_is_without_rights_here(cluster: Project) -> None:
-    for pid in members(cluster.stack, "node1", "payload"):
-        uid = Path(f"/proc/{pid}").stat().st_uid
-        assert ids.FIRST <= uid < ids.FIRST + ids.COUNT, Path(f"/proc/{pid}/cmdline").read_bytes()
-    init = boots(cluster.stack)["node1"][0]
-    own = Path("/proc/self/ns/user").readlink()
-    assert Path(f"/proc/{init}/ns/user").readlink() != own
+    init = boundary.check_processes(cluster)
     bounding = next(line for line in Path(f"/proc/{init}/status").read_text().splitlines() if line.startswith("CapBnd"))
     assert not int(bounding.split()[1], 16) >> 27 & 1, "CAP_MKNOD"
-    assert "[node1] uid=0(root)" in as_root(cluster, "id").stdout, "and is root there all the same"
+    assert "uid=0(root)" in as_root(cluster, "id"), "and is root there all the same"
 
 
 def test_a_disk_of_this_machine_cannot_be_reached(cluster: Project) -> None:
-    root = next(
-        line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines() if line.split()[4] == "/"
-    )
-    major, minor = root[2].split(":")
-    for folder in ("/", "/tmp", "/dev", "/var/tmp"):
-        output = as_root(cluster, f"mknod {folder}/disk b {major} {minor} && head -c 1 {folder}/disk | wc -c")
-        assert output.returncode != 0 and "Operation not permitted" in output.stdout, output
-    for what in ("-t devtmpfs none", "-t ext4 /dev/vda", "-t ext4 /dev/sda1", "-o loop /etc/hostname"):
-        output = as_root(cluster, f"mount {what} /mnt")
-        assert output.returncode != 0, output
+    boundary.check_disks(partial(as_root, cluster), "/", "/tmp", "/dev", "/var/tmp")
     listed = as_root(cluster, "find / -xdev -type b; find /dev -type b; find /dev -type c -printf '%f\\n' | sort")
     devices = {"full", "null", "random", "tty", "urandom", "zero", "tun", "ptmx", "console"}
-    assert {line for line in words(listed) if line} <= devices | {str(number) for number in range(20)}
+    assert set(listed.split()) <= devices | {str(number) for number in range(20)}
 
 
 def test_a_device_file_in_its_root_is_dead(cluster: Project) -> None:
     """However it came there: made here, by this machine's root, in the layer that the node writes to."""
     upper = nodes.machine(cluster.stack, "node1").directory / "upper"
     os.mknod(upper / "srv-null", 0o020666, os.makedev(1, 3))  # what a link to /dev/null would show
-    assert "Permission denied" in as_root(cluster, "echo x > /srv-null").stdout
-    assert "DONE" in as_root(cluster, "echo x > /dev/null && echo DONE").stdout
+    assert "Permission denied" in as_root(cluster, "echo x > /srv-null")
+    assert "DONE" in as_root(cluster, "echo x > /dev/null && echo DONE")
 
 
-@pytest.mark.parametrize(
-    "file, text",
-    [
-        ("/proc/sys/kernel/core_pattern", "|/tmp/program"),
-        ("/proc/sys/kernel/modprobe", "/tmp/program"),
-        ("/proc/sys/vm/swappiness", "1"),
-        ("/proc/sysrq-trigger", "h"),
-        ("/sys/kernel/uevent_helper", "/tmp/program"),
-        ("/sys/kernel/mm/ksm/run", "1"),
-    ],
-)
-def test_the_kernel_cannot_be_set(file: str, text: str, cluster: Project) -> None:
-    before = Path(file).read_text() if Path(file).exists() and not file.endswith("trigger") else ""
-    for first in ("true", "mount -o remount,rw /proc/sys; mount -o remount,rw /sys", "mount -t sysfs x /sys"):
-        output = as_root(cluster, f"{first}; printf %s {shlex.quote(text)} > {file} && echo DONE")
-        assert "DONE" not in output.stdout, output
-    assert not before or Path(file).read_text() == before
+@pytest.mark.parametrize("file", boundary.SETTINGS)
+def test_the_kernel_cannot_be_set(file: str, cluster: Project) -> None:
+    boundary.check_settings(partial(as_root, cluster), file)
 
 
 def test_calls_for_this_machines_root_are_refused(cluster: Project) -> None:
-    output = words(as_root(cluster, f"python3 -c {shlex.quote(SYSCALLS)}"))
-    assert [line.split()[1] for line in output] == ["refused"] * 8, output
-    modules = as_root(cluster, "modprobe dummy || insmod /etc/hostname")
-    assert modules.returncode != 0
+    boundary.check_calls(partial(as_root, cluster))
 
 
 def test_its_own_limits_are_not_its_own_to_change(cluster: Project) -> None:
-    limits = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max", "pids.max", "devices.allow")
-    names = " -o ".join(f"-name {name}" for name in limits)
-    mounts = "for kind in memory cpu devices; do mkdir -p /mnt/$kind; mount -t cgroup -o $kind x /mnt/$kind; done"
-    found = f"find /sys/fs/cgroup /mnt -maxdepth 2 {names}"
-    output = as_root(cluster, f"{mounts}; for f in $({found}); do echo -1 > $f && echo DONE $f; done")
-    assert "DONE" not in output.stdout, output
-    as_root(cluster, "umount /mnt/*")
+    boundary.check_limits(cluster, partial(as_root, cluster))
 
 
 def test_other_nodes_and_their_keys_are_out_of_sight(cluster: Project) -> None:
     other = nodes.machine(cluster.stack, "node2")
-    key = (other.root / HOST_KEY).read_text()
-    outside = [str(other.root / HOST_KEY), str(other.directory / "upper" / HOST_KEY), str(paths.images())]
-    inside = [f"/proc/1/root{path}" for path in outside] + ["/run/host/incoming/x"]
-    for path in (*outside, *inside):
-        output = as_root(cluster, f"cat {path} || ls {path}")
-        assert output.returncode != 0 and key.splitlines()[1] not in output.stdout
-    seen = as_root(cluster, "cat /proc/[0-9]*/cmdline /proc/mounts | tr '\\0' ' '").stdout
+    boundary.check_out_of_sight(partial(as_root, cluster), other.root / HOST_KEY, other.directory / "upper" / HOST_KEY)
+    assert "DONE" not in as_root(cluster, "(cat /run/host/incoming/x || ls /run/host/incoming/x) && echo DONE")
+    seen = as_root(cluster, "cat /proc/[0-9]*/cmdline /proc/mounts | tr '\\0' ' '")
     assert str(other.directory) not in seen
 
 
@@ -163,7 +92,7 @@ def test_a_program_of_its_root_gives_nobody_rights_here(cluster: Project) -> Non
         line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {machine.root} " in line
     )
     assert {"nosuid", "nodev"} <= set(mounted.split()[5].split(","))
-    assert "[node1] 0" in cluster.ssh("node1", "/srv/id -u").stdout, "while it does work on the node, as sudo must"
+    assert "[node1] 0" in cluster.ssh("node1", "/srv/id -u"), "while it does work on the node, as sudo must"
 
 
 def test_links_that_it_plants_lead_nobody_astray(cluster: Project, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boundary
 import pytest
 import user_programs
 import yaml
@@ -26,7 +27,7 @@ from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts, process
 from polling import until
 from project import Project
 
-from infra.clouds.local.kubernetes import configuration, images
+from infra.clouds.local.kubernetes import configuration, folder, images
 
 pytestmark = pytest.mark.timeout(900)
 UNKNOWN = "Temporary failure in name resolution"
@@ -47,6 +48,36 @@ def test_the_cluster_is_what_the_verbs_say(cluster: Project) -> None:
     assert "check-" not in cluster.fab("jobs").stdout, "nothing is left of the job that measured"
     shown = cluster.fab("status").stdout
     assert all(re.search(rf"^{node} +ready", shown, re.MULTILINE) for node in NODES), shown
+
+
+def test_a_pod_with_all_rights_is_nobody_on_this_machine(cluster: Project) -> None:
+    """It becomes its machine's root, as privileged ones, which the cluster refuses, would be. And such a machine has
+    more than others: containers, programs that all stacks share, and folders of its own."""
+    rights = {"capabilities": {"add": ["ALL"]}, "runAsUser": 0}
+    volumes = [{"name": "usr", "hostPath": {"path": "/usr"}}]
+    mounts = [{"name": "usr", "mountPath": "/usr"}]
+    held = {"image": images.JOB, "imagePullPolicy": "Never", "command": ["/usr/bin/sleep", "600"]}
+    container = {**held, "name": "root", "securityContext": rights, "volumeMounts": mounts}
+    spec = {"nodeName": "node1", "hostPID": True, "hostNetwork": True, "containers": [container], "volumes": volumes}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "root"}, "spec": spec}
+    kubectl(cluster, "apply", "-f", "-", stdin=json.dumps(pod))
+
+    def shell(script: str) -> str:
+        spaces = ("--mount", "--uts", "--ipc", "--net", "--pid")
+        inside = ["bash", "-c", f"exec 2>&1; {script}; true"]
+        return kubectl(cluster, "exec", "root", "--", "/usr/bin/nsenter", "--target=1", *spaces, "--", *inside)
+
+    top = folder.path(cluster.stack)
+    hidden = top / "pki/node2/kubelet.key", top / "pki/ca.key", top / "admin.kubeconfig"
+    own = ("/fsx", "/var/lib/containerd", "/var/lib/kubelet", configuration.STATE)
+    try:
+        kubectl(cluster, "wait", "pod", "root", "--for=condition=Ready", "--timeout=30s")
+        assert shell("id -u; hostname").split() == ["0", "node1"]
+        boundary.check_all(
+            cluster, shell, *hidden, folders=own, read_only=(configuration.PROGRAMS, configuration.IMAGES)
+        )
+    finally:
+        kubectl(cluster, "delete", "pod", "root", "--grace-period=0", "--force")
 
 
 def looked_up(cluster: Project, name: str) -> str:

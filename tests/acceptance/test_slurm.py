@@ -6,15 +6,17 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
+import boundary
 import pytest
 from on_host import Traces, boots, members
 from polling import until
 from project import Project
 
 from infra.clouds.local import cgroup, nodes
-from infra.clouds.local.slurm import folder
+from infra.clouds.local.slurm import configuration, folder
 
 pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
 NODES = ("node1", "node2", "node3")
@@ -159,3 +161,10 @@ def test_a_dead_node_comes_back_idle_alone(slurm: Project, dead: str) -> None:
     assert int(on_head(slurm, "sbatch --parsable --wrap true").split()[0]) == number + 1
     # srun may have to wait for the job before, and says so on its standard error.
     assert sorted(on_head(slurm, "srun -N3 hostname 2>/dev/null").split()) == list(NODES)
+
+
+def test_root_of_a_node_with_slurm_is_nobody_on_this_machine(slurm: Project) -> None:
+    """What such a node has more than others: folders that all nodes share, and Slurm's own."""
+    hidden = nodes.machine(slurm.stack, "node2").root / "etc/munge/munge.key", folder.path(slurm.stack) / "munge.key"
+    shell = partial(boundary.as_root, slurm)
+    boundary.check_all(slurm, shell, *hidden, folders=("/fsx", configuration.STATE), read_only=("/etc/slurm",))
