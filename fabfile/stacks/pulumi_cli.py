@@ -227,12 +227,20 @@ def read_state_again() -> None:
 
 def stack_output(stack: str) -> str:
     """The stack's inventory, as JSON text; Exit 2 where it is not up."""
-    state = _state(stack)
-    if not state.exists and stack not in files():
-        raise unknown(stack)
-    if not state.inventory:
-        raise Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE)
-    return state.inventory
+    if not (found := _state(stack).inventory):
+        raise _not_up(stack)
+    return found
+
+
+def must_exist(stack: str) -> None:
+    """Exit 2 for a stack of which there is no state."""
+    if not exists(stack):
+        raise _not_up(stack)
+
+
+def _not_up(stack: str) -> Exit:
+    is_known = exists(stack) or stack in files()
+    return Exit(f"stack {stack} is not up; run: fab up --stack {stack}", code=USAGE) if is_known else unknown(stack)
 
 
 def exists(stack: str) -> bool:

@@ -69,6 +69,7 @@ def preview(_c: Context, stack: str = "") -> None:
 @task
 def refresh(_c: Context, stack: str = "") -> None:
     """Compare the state with what is really there: a node that died is noticed."""
+    pulumi_cli.must_exist(stack)
     pulumi_cli.run("refresh", stack, *pulumi_cli.YES)
     say(next_command("fab up  (brings back what is gone)"))
 

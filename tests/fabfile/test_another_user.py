@@ -57,3 +57,20 @@ def test_the_cache_is_roots(verb: str, user: dict[str, str]) -> None:
     assert (done.returncode, done.stdout) == (2, ""), done
     why = "is root's, as are the machines made from it: run this with sudo"
     assert done.stderr.splitlines() == [f"{user['TRAINYARD_HOME']} {why}"]
+
+
+@pytest.mark.parametrize("words", [("audit",), ("destroy", "--yes"), ("recover", "--yes")])
+def test_the_machines_are_roots(words: tuple[str, ...], user: dict[str, str]) -> None:
+    """Nothing of them is looked at, and nothing made."""
+    done = fab(user, *words)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.splitlines() == ["the machines of a local stack belong to root: run this with sudo"]
+    assert sorted(path.name for path in Path(user["TRAINYARD_HOME"]).iterdir()) == ["images"]
+
+
+@pytest.mark.parametrize("verb", ["status", "refresh", "wait", "jobs"])
+def test_a_cluster_of_root_is_not_up_for_others(verb: str, user: dict[str, str]) -> None:
+    """State is per user: what root has made is asked for by root."""
+    done = fab(user, verb)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.splitlines() == ["stack local is not up; run: fab up --stack local"]
