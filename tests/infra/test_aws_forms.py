@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from program_recorder import Ran, run
 
-from infra.clouds.aws import machine_types, names, zones
+from infra.clouds.aws import capacity, machine_types, names, zones
 from infra.config import stack_file
+from infra.config.keys import KEYS
 from infra.config.settings import ROOT, load
 from infra.prices import table
 
@@ -93,37 +94,79 @@ def test_all_that_a_stack_declares_has_a_form_that_aws_accepts(program: Program,
     assert aws_judge.declared(program(stack, LONG, **changed)) == []
 
 
-EVERY = st.fixed_dictionaries(
-    {
-        "nodes": st.integers(1, 40),
-        "cidr": st.sampled_from(["10.0.0.0/23", "172.31.0.0/16", "192.168.4.0/22"]),
-        "spot": st.booleans(),
-        "publicNodes": st.sampled_from(["head", "all"]),
-        "flowLogs": st.booleans(),
-        "monitoring": st.booleans(),
-        "keepData": st.booleans(),
-        "replaceNodes": st.booleans(),
-        "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
-        "budgetUsd": st.integers(1, 10_000_000),
-        "maxHours": st.integers(1, 24 * 31),
-        "image": st.sampled_from(["bake", OURS]),
+RESERVED, BLOCK = "cr-0123456789abcdef0", "cr-0123456789abcdef1"
+EVERY: dict[str, st.SearchStrategy[Any]] = {
+    "nodes": st.integers(1, 40),
+    "cidr": st.sampled_from(["10.0.0.0/23", "172.31.0.0/16", "192.168.4.0/22"]),
+    "spot": st.booleans(),
+    "publicNodes": st.sampled_from(["head", "all"]),
+    "flowLogs": st.booleans(),
+    "monitoring": st.booleans(),
+    "keepData": st.booleans(),
+    "replaceNodes": st.booleans(),
+    "adminCidr": st.sampled_from(["203.0.113.7/32", "198.51.100.0/24", "10.9.0.0/16"]),
+    "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
+    "alertEmail": st.from_regex(r"[A-Za-z0-9._%+-]{1,32}@[A-Za-z0-9-]{1,10}(\.[A-Za-z0-9-]{1,4}){1,2}", fullmatch=True),
+    "budgetUsd": st.integers(1, 10_000_000),
+    "maxHours": st.integers(1, 24 * 31),
+    "idleMinutes": st.integers(0, 24 * 60),
+    "image": st.sampled_from(["bake", OURS]),
+    "baseImage": st.sampled_from(["", "ami-0eeeeeeeeeeeeeeee"]),
+    "capacityReservation": st.sampled_from(["", "none", RESERVED, BLOCK]),
+}
+ONLY: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "aws-slurm": {
+        "nodes": st.integers(2, 40),
+        "publicNodes": st.just("head"),
+        "image": st.just(OURS),
+        "baseImage": st.just(""),
+        "capacityReservation": st.sampled_from(["", "none", RESERVED]),
+    },
+    "aws-eks": {
+        "nodes": st.integers(1, 20),
+        "cidr": st.sampled_from(["10.0.0.0/16", "172.31.0.0/16", "192.168.0.0/16"]),
+        "publicNodes": st.just("head"),
+        "idleMinutes": st.just(0),
+        "image": st.just("bake"),
+        "baseImage": st.just(""),
+    },
+}
+"""What a stack takes of EVERY, where that is not all."""
+LEAST_DISK_GB = {"aws-xeon": 30, "aws-gpu": 60, "aws-slurm": 80, "aws-eks": 80}
+# As the stack files have them, or in test_all_that_a_stack_declares_has_a_form_that_aws_accepts.
+FIXED = {"cluster", "profile", "collectives", "publicKey", "region", "zone", "cpus", "memoryMb", "scheduler"}
+
+
+def test_every_key_is_among_the_generated_settings() -> None:
+    assert {*EVERY, *FIXED, "instanceType", "diskGb"} == set(KEYS)
+
+
+def reservation(name: str, instance_type: str) -> dict[str, Any]:
+    """As EC2 describes one of these two, the first in a placement group."""
+    group = f"arn:aws:ec2:us-east-1:{ACCOUNT}:placement-group/old-group" if name == RESERVED else ""
+    return {
+        **{"State": "active", "InstanceType": instance_type, "AvailabilityZoneId": "use1-az6"},
+        **{"InstancePlatform": capacity.PLATFORM, "AvailableInstanceCount": 64, "PlacementGroupArn": group},
+        "ReservationType": "capacity-block" if name == BLOCK else "default",
     }
-)
-LEAST_DISK_GB = {"aws-xeon": 30, "aws-gpu": 60}
 
 
 @pytest.mark.parametrize("stack", LEAST_DISK_GB)
 @settings(max_examples=15, deadline=None)
-@given(data=st.data(), changed=EVERY, name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True))
-def test_whatever_is_valid_here_is_valid_there(
-    program: Program, stack: str, data: st.DataObject, changed: dict[str, Any], name: str
-) -> None:
+@given(data=st.data(), name=st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True))
+def test_whatever_is_valid_here_is_valid_there(program: Program, stack: str, data: st.DataObject, name: str) -> None:
     types = [name for name, known in machine_types.CHOICES[stack].types.items() if known.cluster]
     own = {
-        "instanceType": data.draw(st.sampled_from(types)),
-        "diskGb": data.draw(st.integers(LEAST_DISK_GB[stack], 16 * 1024)),
+        "instanceType": st.sampled_from(types),
+        "diskGb": st.integers(LEAST_DISK_GB[stack], 16 * 1024),
     }
-    assert aws_judge.declared(program(stack, name, **changed, **own)) == []
+    changed = data.draw(st.fixed_dictionaries({**EVERY, **ONLY.get(stack, {}), **own}))
+    if changed["capacityReservation"].startswith("cr-"):
+        changed["spot"] = False  # both are refused here
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(capacity, "_by_id", lambda _region, name: [reservation(name, changed["instanceType"])])
+        patch.setattr(capacity, "_running", lambda *_: [])
+        assert aws_judge.declared(program(stack, name, **changed)) == []
 
 
 @pytest.mark.parametrize(
