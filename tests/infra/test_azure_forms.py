@@ -19,6 +19,7 @@ from sample_inputs import public_key
 from infra.clouds.azure import listing, machine_types, untagged
 from infra.clusters import azure_xeon
 from infra.config import stack_file
+from infra.config.keys import KEYS
 from infra.config.settings import load
 from infra.config.values import SettingsError
 from infra.errors import UsageError
@@ -77,28 +78,37 @@ STACKS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 CIDRS = st.tuples(st.integers(10 << 24, (11 << 24) - 1), st.integers(16, 28)).map(
     lambda parts: str(ipaddress.ip_network(parts, strict=False))
 )
-SETTINGS = st.fixed_dictionaries(
-    {
-        "nodes": st.integers(1, 5),
-        "cidr": CIDRS,
-        "region": st.sampled_from(("eastus", "westus3", "westeurope")),
-        "zone": st.sampled_from(("", "1", "2", "3")),
-        "instanceType": st.sampled_from(sorted(machine_types.SIZES)),
-        "spot": st.booleans(),
-        "diskGb": st.integers(machine_types.BUILDER_DISK_GB, machine_types.MOST_DISK_GB),
-        "publicNodes": st.sampled_from(("head", "all")),
-        "image": st.sampled_from(("bake", BAKED)),
-        "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
-        "budgetUsd": st.integers(1, 10_000_000),
-        "maxHours": st.integers(0, 99_999),
-        "keepData": st.booleans(),
-        "flowLogs": st.booleans(),
-        "replaceNodes": st.booleans(),
-    }
-)
+CHOICES: dict[str, st.SearchStrategy[Any]] = {
+    "nodes": st.integers(1, 5),
+    "cidr": CIDRS,
+    "region": st.sampled_from(("eastus", "westus3", "westeurope")),
+    "zone": st.sampled_from(("", "1", "2", "3")),
+    "instanceType": st.sampled_from(sorted(machine_types.SIZES)),
+    "spot": st.booleans(),
+    "diskGb": st.integers(machine_types.BUILDER_DISK_GB, machine_types.MOST_DISK_GB),
+    "publicNodes": st.sampled_from(("head", "all")),
+    "image": st.sampled_from(("bake", BAKED)),
+    "owner": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.@_-]{0,62}", fullmatch=True),
+    "budgetUsd": st.integers(1, 10_000_000),
+    "alertEmail": st.from_regex(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,10}(\.[A-Za-z0-9-]{1,4}){1,2}", fullmatch=True),
+    "maxHours": st.integers(1, 24 * 31),
+    "idleMinutes": st.integers(0, 24 * 60),
+    "adminCidr": st.sampled_from(("203.0.113.7/32", "198.51.100.0/24", "198.51.100.6/31")),
+    "baseImage": st.sampled_from(("", "Canonical:ubuntu-24_04-lts:server:1.2", "debian:debian-12:12:0.1.2")),
+    "monitoring": st.booleans(),
+    "keepData": st.booleans(),
+    "flowLogs": st.booleans(),
+    "replaceNodes": st.booleans(),
+}
+# As the stack file has them, or empty.
+FIXED = {"cluster", "profile", "collectives", "publicKey", "cpus", "memoryMb", "scheduler", "capacityReservation"}
 
 
-@given(stack=STACKS, keys=SETTINGS)
+def test_every_key_is_among_the_generated_settings() -> None:
+    assert {*CHOICES, *FIXED} == set(KEYS)
+
+
+@given(stack=STACKS, keys=st.fixed_dictionaries(CHOICES))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 def test_azure_takes_whatever_valid_settings_make(key: Path, stack: str, keys: dict[str, Any]) -> None:
     """Settings that the program refuses, as 22 nodes in a /27, say so before anything is sent."""
