@@ -94,6 +94,7 @@ def good(cluster: SshCluster, found: Sequence[Event]) -> Iterator[str]:
     if count > 1:
         efa = all(over_efa(event) for event in found if len(event["nodes"]) > 1)
         yield "over EFA" if efa else "over TCP (these machines have no EFA)"
+    yield "by torch's all-reduce" if any("rank" in event for event in found) else "by nccl-tests"
 
 
 def bus(found: Sequence[Event], nodes: int) -> list[float]:

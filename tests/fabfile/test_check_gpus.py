@@ -122,7 +122,7 @@ def judged(*events: dict[str, Any], of: SshCluster | None = None) -> Verdict:
 def test_a_p3dn_that_is_well() -> None:
     one = judged(*(event(name, bus=130e9) for name in ("node1", "node2")), event("node1", "node2", bus=11.2e9))
     assert one.level == "pass"
-    assert one.found == "within a node bus 130 GB/s; all-reduce over 16 GPUs bus 11.2 GB/s; over EFA"
+    assert one.found == "within a node bus 130 GB/s; all-reduce over 16 GPUs bus 11.2 GB/s; over EFA; by nccl-tests"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_without_efa_in_the_machine_tcp_is_no_fault() -> None:
     one = judged(event("node1", "node2", bus=1.1e9, provider="", network="Socket"), of=g5)
     assert (one.level, one.found) == (
         "pass",
-        "all-reduce over 2 GPUs bus 1.1 GB/s; over TCP (these machines have no EFA)",
+        "all-reduce over 2 GPUs bus 1.1 GB/s; over TCP (these machines have no EFA); by nccl-tests",
     )
 
 
