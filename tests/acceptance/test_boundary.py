@@ -92,7 +92,7 @@ def test_a_program_of_its_root_gives_nobody_rights_here(cluster: Project) -> Non
         line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {machine.root} " in line
     )
     assert {"nosuid", "nodev"} <= set(mounted.split()[5].split(","))
-    assert "[node1] 0" in cluster.ssh("node1", "/srv/id -u"), "while it does work on the node, as sudo must"
+    assert "[node1] 0" in cluster.ssh("node1", "/srv/id -u").stdout, "while it does work on the node, as sudo must"
 
 
 def test_links_that_it_plants_lead_nobody_astray(cluster: Project, tmp_path: Path) -> None:

@@ -222,7 +222,9 @@ def test_gpus_are_measured_by_nccl_with_a_rank_for_each(kube: Kube) -> None:
     playing(kube, play)
     found = verdict(kube, GPUS)
     assert (found.check, found.level) == ("nccl", "pass"), found.line()
-    assert found.found.endswith("all-reduce over 24 GPUs bus 45.0 GB/s; 3 pairs bus 45.0 GB/s; over EFA; by torch's all-reduce"), found.line()
+    assert found.found.endswith(
+        "all-reduce over 24 GPUs bus 45.0 GB/s; 3 pairs bus 45.0 GB/s; over EFA; by torch's all-reduce"
+    ), found.line()
     program = checked._submission(kube.cluster, GPUS, "/x/launch").program
     assert program and program.per == "slot" and program.argv[2:4] == ("/x/launch", "gpu-ranks")
 

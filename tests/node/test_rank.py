@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -101,8 +102,8 @@ def test_the_keeper_hands_on_how_long_the_ranks_have(tmp_path: Path, monkeypatch
     holder = keeper.Keeper(KeeperSpec(id="job-1", node="node1", run_dir=str(tmp_path), job=""))
     holder.folder.mkdir(parents=True)
     words = iter([b"beat\nterm 2", b"5.0\nend\n"])
-    monkeypatch.setattr(keeper.select, "select", lambda *_: ([0], [], []))
-    monkeypatch.setattr(keeper.os, "read", lambda *_: next(words))
+    monkeypatch.setattr(select, "select", lambda *_: ([0], [], []))
+    monkeypatch.setattr(os, "read", lambda *_: next(words))
     holder._listen()
     left = json.loads((holder.folder / "stop-by.json").read_text())["by"] - time.time()
     assert 20 < left <= 25 and holder._term.is_set() and holder._orders.empty()

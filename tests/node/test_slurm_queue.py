@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,7 +154,7 @@ def test_nodes_that_nobody_has_are_waited_for_and_named_if_they_do_not_come(monk
 
 
 def test_nodes_that_a_job_has_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submission.time, "sleep", lambda _seconds: pytest.fail("waits for a job that runs"))
+    monkeypatch.setattr(time, "sleep", lambda _seconds: pytest.fail("waits for a job that runs"))
     monkeypatch.setattr(queue, "nodes", lambda _partition: {"node1": "allocated"})
     monkeypatch.setattr(queue, "jobs", lambda: [job("7", "node1", "demo-1")])
     spec = JobSpec(
