@@ -109,7 +109,10 @@ def running(root: Path, cluster: str, cloud: Cloud) -> Iterator[subprocess.Popen
 
 def record(root: Path) -> dict[str, Any]:
     path = root / "run/trainyard/notice.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
     return found
 
 

@@ -168,6 +168,8 @@ def test_those_not_used_for_long_go(image: Image, tmp_path: Path) -> None:
         os.utime(where.parent.resolve(), (time.time() - requirements.OLD - 60,) * 2)
     job = subprocess.Popen(["/bin/sleep", "60"], env={"PATH": f"{old}:/usr/bin:/bin"})
     try:
+        # The kernel shows a process' environment a moment after it has started.
+        until(lambda: str(old) in Path(f"/proc/{job.pid}/environ").read_text())
         assert image.ensure(folder, "base") == used and version(old, "extra") == "1.0", "a job runs in it"
     finally:
         job.kill()
