@@ -173,8 +173,8 @@ class StopRequest:
             return math.inf
         try:
             return float(json.loads(Path(self._stop_by).read_text())["by"]) - time.time()
-        except FileNotFoundError:
-            return math.inf  # somebody else has sent the signal
+        except OSError:
+            return math.inf  # somebody else has sent the signal, or the disk was full
 
     def _ask(self, *_: object) -> None:
         self.asked = True

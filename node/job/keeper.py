@@ -169,8 +169,9 @@ class Keeper:
             for word in words:
                 verb, _, order = word.decode().partition(" ")
                 if verb == "term":  # not behind the orders, which may take their time
-                    files.write(self.folder / files.STOP_BY, {"by": time.time() + float(order)})
                     self._term.set()
+                    with suppress(OSError):  # a full disk: the ranks then end as if nobody had said how long they have
+                        files.write(self.folder / files.STOP_BY, {"by": time.time() + float(order)})
                 elif order:
                     self._orders.put((verb, order))
             if b"end" in words:
