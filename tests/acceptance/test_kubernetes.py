@@ -64,7 +64,7 @@ def test_a_pod_with_all_rights_is_nobody_on_this_machine(cluster: Project) -> No
 
     def shell(script: str) -> str:
         spaces = ("--mount", "--uts", "--ipc", "--net", "--pid")
-        inside = ["bash", "-c", f"exec 2>&1; {script}; true"]
+        inside = [*boundary.OWN_MOUNTS, f"exec 2>&1; {script}; true"]
         return kubectl(cluster, "exec", "root", "--", "/usr/bin/nsenter", "--target=1", *spaces, "--", *inside)
 
     top = folder.path(cluster.stack)
