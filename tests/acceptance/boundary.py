@@ -45,8 +45,8 @@ _LIMITS = ("memory.limit_in_bytes", "memory.max", "cpu.cfs_quota_us", "cpu.max",
 Shell = Callable[[str], str]
 """Runs a script as root of node1; returns what it prints, errors among it."""
 OWN_MOUNTS = ("unshare", "--mount", "bash", "-c")
-"""Runs a script with the rights of whoever runs it. What it mounts is gone when it ends: without /sys/fs/cgroup, which a
-new /sys hides, a node's systemd starts nothing any more."""
+"""Runs a script with the rights of whoever runs it. What it mounts is gone when it ends: without /sys/fs/cgroup, which
+a new /sys hides, a node's systemd starts nothing any more."""
 
 
 def as_root(project: Project, script: str, node: str = "node1") -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,8 @@ def trainer_definitions() -> list[str]:
     return [f"{found['Dir']}/manifests/base/crds/trainer.kubeflow.org_{kind}.yaml" for kind in kinds]
 
 
-def other_inventory(project: Project, image: str, job_kind: JobKind = "PyTorchJob") -> str:
-    """A file with the stack's inventory, but for the image and the kind of job."""
+def other_inventory(project: Project, image: str, job_kind: JobKind = "PyTorchJob", **other: Any) -> str:
+    """A file with the stack's inventory, but for the image, the kind of job and these fields of a KubeCluster."""
     cluster = KubeCluster(
         name=project.stack,
         kubeconfig=str(folder.kubeconfig(project.stack)),
@@ -166,5 +167,5 @@ def other_inventory(project: Project, image: str, job_kind: JobKind = "PyTorchJo
         software=",".join(images.SOFTWARE),
     )
     file = project.root / "other.json"
-    file.write_text(to_json(cluster))
+    file.write_text(to_json(replace(cluster, **other)))
     return str(file)

@@ -17,7 +17,8 @@ from typing import Any
 import yaml
 
 from infra.clouds.live_resource import LiveResource
-from infra.clouds.local import orphans
+from infra.clouds.local import base_image, cgroup, orphans, paths
+from infra.clouds.local.nspawn import NspawnMachine
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -115,6 +116,21 @@ class Project:
     def remaining(self) -> list[LiveResource]:
         """What of the stack exists on this machine."""
         return orphans.find(self.stack)
+
+    def make_base(self) -> None:
+        """Make the base of all images, if this machine has none yet. It takes a minute or two, for which a test that
+        bounds a bake's time leaves no room."""
+        key = base_image.key()
+        if base_image.is_made(key):
+            return
+        machine = NspawnMachine(self.stack, "base", paths.node(self.stack, "base"))
+        work = machine.directory / "work"
+        work.mkdir(parents=True)
+        try:
+            base_image.make(key, work, cgroup.make(self.stack, machine.name), lambda: None)
+        finally:
+            machine.remove()
+            paths.tidy(self.stack)
 
     def clean(self) -> None:
         """Whatever a test did: nothing of its stack stays."""

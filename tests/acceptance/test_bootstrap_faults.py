@@ -89,6 +89,7 @@ def fault(shared: Project) -> Iterator[Fault]:
 
 def failed_up(project: Project, *, code: int = 1, bound: float = 90) -> str:
     """`up` fails within `bound` seconds, and nothing of a builder is left; what it said."""
+    project.make_base()
     began = time.monotonic()
     done = project.fab("up", "--yes", code=code, timeout=bound)
     print(f"up ended after {time.monotonic() - began:.1f} s")

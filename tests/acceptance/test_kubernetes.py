@@ -14,6 +14,7 @@ import boundary
 import pytest
 import user_programs
 import yaml
+from aws_xeon_program import OWN
 from jobs_on_kubernetes import (
     NODES,
     kubectl,
@@ -27,7 +28,10 @@ from jobs_on_nodes import ENDLESS, GONE_SECONDS, Start, listed, parts, process
 from polling import until
 from project import Project
 
+from infra.clouds.aws import eks_objects, machine_types
 from infra.clouds.local.kubernetes import configuration, folder, images
+from infra.config import stack_file
+from infra.config.settings import load
 
 pytestmark = pytest.mark.timeout(900)
 UNKNOWN = "Temporary failure in name resolution"
@@ -156,6 +160,32 @@ def test_a_trainjob_is_shown_as_trainers_definitions_want_it(cluster: Project) -
             kubectl(cluster, *strictly, "--dry-run=server", stdin=manifest.replace("name: job-1", "name: 1-job"))
     finally:
         kubectl(cluster, "delete", *files)
+
+
+@pytest.mark.parametrize("type_", ["p4d.24xlarge", "p5.48xlarge", "g5.xlarge"])
+def test_the_objects_of_aws_eks_are_what_a_real_api_server_takes(cluster: Project, type_: str) -> None:
+    """What `up` applies there, and a job on its machines, asked of the API server and of the operator's webhook.
+    Nothing of it is made: a dry run passes all that a real request passes, and is not stored."""
+    keys = {**stack_file.read("aws-eks"), "publicKey": str(cluster.home / ".ssh/id_ed25519.pub"), **OWN}
+    settings = load("aws-eks", {**keys, "instanceType": type_})
+    inside = [*eks_objects.objects(settings, "fs-0123456789abcdef0", "fs-0.fsx.us-east-1.amazonaws.com", "abcdefgh")]
+    wanted = [*inside, *eks_objects.operator()]
+    strictly = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "--dry-run=server", "-f", "-")
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted})
+    assert kubectl(cluster, *strictly, stdin=listed).count("(server dry run)") == len(wanted)
+    with pytest.raises(AssertionError, match=r"tolerance: field not declared in schema|unknown field .*tolerance"):
+        kubectl(cluster, *strictly, stdin=listed.replace('"tolerations"', '"tolerance"'))
+    machine = machine_types.of(settings)
+    gpus = {"gpus_per_worker": machine.gpus, "gpu_architecture": machine.gpu_architecture}
+    other = other_inventory(cluster, "trainyard.local/none:1", **gpus, efa_per_worker=machine.efa_cards, software="")
+    shown = cluster.fab("train", "job.toml", "--dry-run", "--inventory", other).stdout
+    manifest = shown.partition("\n\n")[0].replace("job-N", "job-1")
+    assert f"nvidia.com/gpu: '{machine.gpus}'" in manifest and ("vpc.amazonaws.com/efa" in manifest) == bool(
+        machine.efa_cards
+    )
+    assert kubectl(cluster, *strictly, stdin=manifest).count("(server dry run)") == 1
+    with pytest.raises(AssertionError, match=r"pytorchReplicaSpecs|denied|Invalid"):
+        kubectl(cluster, *strictly, stdin=manifest.replace("Master:", "Muster:"))
 
 
 def test_a_llama_in_shards_on_streamed_text_from_its_file_to_its_text(

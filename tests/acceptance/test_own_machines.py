@@ -12,7 +12,7 @@ import pytest
 import sshd
 from project import Project
 
-from infra.clouds.local import bake, base_image, cgroup, paths, rootfs
+from infra.clouds.local import bake, base_image, paths, rootfs
 from infra.clouds.local.nspawn import NspawnMachine
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # it installs torch, as a bake does
@@ -33,14 +33,10 @@ touch /etc/cloud/cloud-init.disabled
 @contextmanager
 def plain_debian(project: Project, port: int) -> Iterator[NspawnMachine]:
     """Booted from the base of all images, on this machine's network: it needs the package index."""
+    project.make_base()
     machine = NspawnMachine(project.stack, NAME, paths.node(project.stack, NAME))
-    key = base_image.key()
-    if not base_image.is_made(key):
-        work = machine.directory / "base"
-        work.mkdir(parents=True)
-        base_image.make(key, work, cgroup.make(project.stack, NAME), lambda: None)
     try:
-        machine.mount([paths.base(key) / "rootfs"])
+        machine.mount([paths.base(base_image.key()) / "rootfs"])
         public = (project.home / ".ssh/id_ed25519.pub").read_text().strip()
         machine.run_inside(["/bin/sh", "-euc", SET_UP.format(key=shlex.quote(public), port=port)])
         borrowed = {name: value for name, value in os.environ.items() if name.startswith(bake.INHERITED)}
