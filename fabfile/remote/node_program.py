@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fabfile.remote import wheel
+from fabfile.remote.boot import NEVER_BOOTSTRAPPED
 from fabfile.remote.command import Result, exit_status, last_words
 from fabfile.remote.fleet import Connected, Connections, results_of
 from fabfile.remote.known_hosts import SshError
@@ -21,6 +22,8 @@ from node import FOLDER
 
 MISSING = 78
 """Exit code of `command` on a node without the program (EX_CONFIG; no command of the program exits with it)."""
+NO_PYTHON = 79
+"""Exit code of `command` on a machine without Python, as a minimal Debian is before `fab bootstrap`."""
 _PUT_SECONDS = 60.0
 _OLD_DAYS = 14
 """Days that other versions stay: another checkout may be using this cluster. A running job has its own copy."""
@@ -50,9 +53,12 @@ def place() -> str:
 
 
 def command(*argv: str, python: str = "python3 -I -S", sudo: bool = False) -> str:
-    """Shell that runs one of the program's commands (see node/main.py); it exits with MISSING without the program."""
+    """Shell that runs one of the program's commands (see node/main.py); it exits with NO_PYTHON and a line that says so
+    where there is no Python, and with MISSING without the program."""
     before = "sudo -n " if sudo else ""
-    return f'P="{place()}"; [ -f "$P" ] || exit {MISSING}; exec {before}{python} "$P" {shlex.join(argv)}'
+    has_python = f"command -v {python.split()[0]} >/dev/null"
+    needed = f"{has_python} || {{ echo {shlex.quote(NEVER_BOOTSTRAPPED)} >&2; exit {NO_PYTHON}; }}"
+    return f'{needed}; P="{place()}"; [ -f "$P" ] || exit {MISSING}; exec {before}{python} "$P" {shlex.join(argv)}'
 
 
 def run(

@@ -132,9 +132,11 @@ def fitting(rows: list[list[str]], columns: int) -> tuple[list[list[str]], list[
 
 
 def _state(result: Result, answer: Mapping[str, Any]) -> tuple[str, str]:
-    """(state, detail); the state is ready, failed, booting, unreachable or unknown."""
+    """(state, detail); the state is ready, failed, booting, no node, unreachable or unknown."""
     if result.reason:
         return "unreachable", result.reason
+    if result.exited == node_program.NO_PYTHON:
+        return "no node", NEVER_BOOTSTRAPPED
     if not result.ok:
         return "unknown", result.why
     if answer["failed"]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import sshd
 from project import Project
 
-from infra.clouds.local import bake, base_image, paths, rootfs
+from infra.clouds.local import bake, base_image, ids, paths, rootfs
 from infra.clouds.local.nspawn import NspawnMachine
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # it installs torch, as a bake does
@@ -26,17 +28,34 @@ printf '%s\\n' {key} >~me/.ssh/authorized_keys
 chown me: ~me/.ssh/authorized_keys
 printf 'Port {port}\\nListenAddress 127.0.0.1\\n' >/etc/ssh/sshd_config.d/10-own.conf
 ssh-keygen -A >/dev/null
-touch /etc/cloud/cloud-init.disabled
 """
+PACKAGES = ("systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "ca-certificates")
+"""No Python, and nothing else of what makes a machine a node."""
+
+
+def install_debian(root: Path) -> None:
+    """Debian as its owner installs it, with this machine's way to the packages."""
+    options = base_image.apt_options()
+    suite = base_image.release()["VERSION_CODENAME"]
+    argv = [
+        *("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
+        *(f"--aptopt={line}" for line in options),
+        *(suite, str(root), *map(str, base_image.sources())),
+    ]
+    subprocess.run(argv, check=True, timeout=600)
+    (root / "etc/apt/apt.conf.d/90host").write_text("".join(f"{line}\n" for line in options))
+    rootfs.remove(root, "dev/*")  # device files; a machine gets its own /dev
+    ids.shift(root)
 
 
 @contextmanager
 def plain_debian(project: Project, port: int) -> Iterator[NspawnMachine]:
-    """Booted from the base of all images, on this machine's network: it needs the package index."""
-    project.make_base()
+    """Booted on this machine's network: it needs the package archives."""
     machine = NspawnMachine(project.stack, NAME, paths.node(project.stack, NAME))
     try:
-        machine.mount([paths.base(base_image.key()) / "rootfs"])
+        machine.directory.mkdir(parents=True)
+        install_debian(machine.directory / "debian")
+        machine.mount([machine.directory / "debian"])
         public = (project.home / ".ssh/id_ed25519.pub").read_text().strip()
         machine.run_inside(["/bin/sh", "-euc", SET_UP.format(key=shlex.quote(public), port=port)])
         borrowed = {name: value for name, value in os.environ.items() if name.startswith(bake.INHERITED)}
@@ -66,6 +85,7 @@ def test_a_plain_debian_becomes_a_node(make_project: Callable[..., Project]) -> 
         asked = project.fab("bootstrap", *target, code=2)
         assert "add --yes" in asked.stderr and f"{NAME}  127.0.0.1  debian" in asked.stdout
         assert not (machine.root / "opt/trainyard").exists(), "nothing was changed"
+        assert not (machine.root / "usr/bin/python3").exists(), "it has no Python before"
 
         done = project.fab("bootstrap", *target, "--yes", timeout=1200)
         assert "1 installed in" in done.stdout and "ready (" in done.stdout

@@ -15,6 +15,8 @@ import pytest
 import sshd
 
 from fabfile.output import duration, gigabytes, prefixed, table
+from fabfile.remote import node_program
+from fabfile.remote.boot import NEVER_BOOTSTRAPPED
 from fabfile.remote.command import Result
 from fabfile.remote.ended import WHY
 from fabfile.verbs.status import _HEADING, _money, _next, _of_queue, _row, describe, fitting, of_queue
@@ -65,8 +67,21 @@ def test_a_local_node_that_has_ended() -> None:
     row = describe(CLUSTER, ended, Result("node1", 255, reason="node1 (10.0.0.1:22): no answer"))
     assert (row["state"], row["reason"]) == ("gone", WHY)
     assert _next([row]).startswith("next: fab up")
+    bare = describe(CLUSTER, CLUSTER.head, Result("node1", node_program.NO_PYTHON, stderr=NEVER_BOOTSTRAPPED))
+    assert (bare["state"], bare["reason"]) == ("no node", NEVER_BOOTSTRAPPED)
+    assert _next([bare]).startswith("next: fab bootstrap")
     odd = describe(CLUSTER, CLUSTER.head, Result("node1", 127, stderr="bash: python3: not found\n"))
     assert (odd["state"], odd["reason"]) == ("unknown", "exit code 127: bash: python3: not found")
+
+
+def test_a_machine_without_python_says_so(tmp_path: Path) -> None:
+    """As minimal Debian is. The line is the shell's own, and comes before the program is looked for."""
+    line = node_program.command("status")
+    without = subprocess.run(["/bin/sh", "-c", line], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (without.returncode, without.stderr) == (node_program.NO_PYTHON, f"{NEVER_BOOTSTRAPPED}\n")
+    with_it = {"PATH": str(Path(sys.executable).parent), "TRAINYARD_PREFIX": str(tmp_path)}
+    missing = subprocess.run(["/bin/sh", "-c", line], env=with_it, capture_output=True, text=True)
+    assert (missing.returncode, missing.stderr) == (node_program.MISSING, "")
 
 
 def test_price_memory_and_job() -> None:
