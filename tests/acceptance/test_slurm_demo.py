@@ -1,4 +1,4 @@
-"""`fab demo` on Slurm, with a job that takes a minute: the steps from `up` to text, and nothing is left."""
+"""`fab demo` on Slurm, with a job that takes a minute, and with its own: from `up` to text, and nothing is left."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ STACK = "demo-slurm"
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., Project]) -> None:
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [("smoke", 20), pytest.param("demo", 600, marks=[pytest.mark.faults, pytest.mark.long])],
+    ids=["smoke", "demo"],
+)
+def test_the_demo_runs_on_slurm_and_leaves_nothing(make_project: Callable[..., Project], job: str, steps: int) -> None:
     if orphans.find(STACK):
         pytest.skip(f"this machine has a stack {STACK}, which is somebody's")
     project = make_project()
     try:
-        told = project.fab("demo", "--scheduler", "slurm", "--job", "smoke", timeout=600).stdout
+        told = project.fab("demo", "--scheduler", "slurm", "--job", job, timeout=840).stdout
         assert re.search(r"^pass +slurm +3 nodes: 3 idle$", told, re.MULTILINE), told
         assert re.search(r"^pass +munge ", told, re.MULTILINE), told
         assert re.search(r"^(pass|warn) +all-reduce .*all-reduce of \d+ MiB ", told, re.MULTILINE), "started by srun"
-        assert re.search(r"^smoke-1: 3 ranks on 3 nodes, as Slurm's job \d+$", told, re.MULTILINE), told
-        assert "[node1 rank=0] step 20/20 loss " in told and "\ndef " in told
+        assert re.search(rf"^{job}-1: 3 ranks on 3 nodes, as Slurm's job \d+$", told, re.MULTILINE), told
+        assert f"[node1 rank=0] step {steps}/{steps} loss " in told and "\ndef " in told
         assert re.search(r"^ranks in step +3 of 3, all with parameters \w+$", told, re.MULTILINE), told
         assert re.search(r"^bits per byte +\d\.\d+ on files that it never saw \(gzip", told, re.MULTILINE), told
         assert orphans.find(STACK) == []

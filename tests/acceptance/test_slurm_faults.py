@@ -106,10 +106,35 @@ def test_after_each_fault_it_goes_on_to_the_losses_of_an_undisturbed_run(cluster
         job = start("--resume", job.id, step=0)
         goes_on(cluster, job)
     assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
-    found = losses(cluster, job)
-    undisturbed = start(STEADY, f"train.steps={len(found)}", step=0)
+    has_undisturbed_losses(cluster, start, job)
+
+
+def has_undisturbed_losses(project: Project, start: Start, job: Job, *options: str) -> None:
+    """A job that did as many steps without a fault has the same ones. `options`: those of the job itself."""
+    found = losses(project, job)
+    undisturbed = start(STEADY, *options, f"train.steps={len(found)}", step=0)
     assert undisturbed.ends(300) == 0, undisturbed.text()
-    assert found == losses(cluster, undisturbed)
+    assert found == losses(project, undisturbed)
+
+
+def test_slurms_own_limit_ends_a_job_with_a_checkpoint_to_go_on_from(cluster: Project, start: Start) -> None:
+    """Slurm warns the batch script, and that the supervisor: here 30 s before the partition's 2 minutes, or up to a
+    minute earlier."""
+    options = ["--nodes", "1", "train.global_batch_tokens=7680"]
+    on_head(cluster, "sudo scontrol update PartitionName=nodes MaxTime=2")
+    try:
+        job = start(ENDLESS, STEADY, *options)
+        assert job.ends(150) == 1
+    finally:
+        on_head(cluster, "sudo scontrol update PartitionName=nodes MaxTime=INFINITE")
+    state = job.state()
+    step = re.fullmatch(r"Slurm's time limit; stopped: step (\d+) is in the checkpoint", state["reason"])
+    assert state["state"] == "CANCELLED" and step, (state, job.text())
+    assert state["ended"] - state["started"] < 120
+    until(lambda: not parts(cluster, job.id), GONE_SECONDS, "nothing of the job is left")
+    again = start("--resume", job.id, f"train.steps={int(step[1]) + 10}", step=0)
+    assert again.ends(120) == 0 and f"going on from step {step[1]}" in again.text(), again.text()
+    has_undisturbed_losses(cluster, start, again, *options)
 
 
 def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, start: Start) -> None:
@@ -136,8 +161,9 @@ def test_slurms_programs_may_die_and_start_anew_under_a_job(cluster: Project, st
 
 @pytest.mark.parametrize("node", ["node3", "node1"], ids=["worker", "first"])
 def test_a_node_whose_slurmd_does_not_come_back_is_named(cluster: Project, start: Start, node: str) -> None:
-    """Slurm then ends the job; the supervisor's own node it cannot reach, if that is the one."""
-    job = start(ENDLESS)
+    """Slurm then ends the job; the supervisor's own node it cannot reach, if that is the one. When slurmd is there
+    again, the job goes on."""
+    job = start(ENDLESS, STEADY, step=8)
     cluster.ssh(node, "sudo systemctl stop slurmd")
     try:
         assert job.ends(90) == 1
@@ -148,6 +174,10 @@ def test_a_node_whose_slurmd_does_not_come_back_is_named(cluster: Project, start
     finally:
         cluster.ssh(node, "sudo systemctl start slurmd")
     until(lambda: "3 idle" in on_head(cluster, ALL_IDLE), 60, "Slurm is idle again")
+    again = start("--resume", job.id, step=0)
+    goes_on(cluster, again)
+    assert "is in the checkpoint" in cluster.fab("stop", again.id).stdout
+    has_undisturbed_losses(cluster, start, again)
 
 
 def test_a_full_disk_of_a_node_is_said_and_the_job_goes_on_later(cluster: Project, start: Start) -> None:
@@ -194,9 +224,7 @@ def test_a_job_goes_on_with_a_spare_node_when_one_dies(cluster: Project, start: 
         assert "down" in on_head(cluster, f"sinfo --noheader --nodes={dead} --format=%T")
         cluster.fab("stop", job.id, code=1)  # whether anything is left on the dead node, nobody can tell
         until(lambda: not parts(cluster, job.id, *(name for name in NODES if name != dead)), GONE_SECONDS, "gone")
-        undisturbed = start(STEADY, "--nodes", "2", f"train.steps={len(losses(cluster, job))}", step=0)
-        assert undisturbed.ends(300) == 0, undisturbed.text()
-        assert losses(cluster, job) == losses(cluster, undisturbed)
+        has_undisturbed_losses(cluster, start, job, "--nodes", "2")
     finally:
         on_head(cluster, f"scancel {blocker} || true")
         cluster.fab("up", "--yes")
@@ -214,6 +242,15 @@ def test_a_small_roberta_from_its_text_to_a_filled_mask(cluster: Project, start:
     assert "perplexity" in job.text()
     filled, likeliest = cluster.fab("sample", job.id, "--prompt", "import <mask>", timeout=240).stdout.splitlines()
     assert filled.startswith("import") and "<mask>" not in filled and likeliest.startswith("<mask> 1: ")
+    few = ["train.steps=5", "train.warmup=1", "train.eval_every=5"]
+    by_nodes = []
+    for count in ("1", "2", "3"):
+        job = start(*few, "--nodes", count, file="roberta-small", step=0)
+        assert job.ends(120) == 0, job.text()
+        by_nodes.append(losses(cluster, job))
+    assert len(by_nodes[0]) == 5
+    for found in by_nodes[1:]:
+        assert found == pytest.approx(by_nodes[0], rel=2e-5), "masks depend on seed and step alone"
 
 
 @pytest.mark.long

@@ -16,12 +16,13 @@ from project import Project  # noqa: E402
 
 
 @contextmanager
-def ready(nodes: int, cidr: str) -> Iterator[tuple[Project, Path]]:
-    """The cluster, made by the embedded engine, and a folder for the bench's own files. Needs root."""
+def ready(nodes: int, cidr: str, **keys: object) -> Iterator[tuple[Project, Path]]:
+    """The cluster, made by the embedded engine with these keys of a stack, and a folder for the bench's own files.
+    Needs root."""
     with tempfile.TemporaryDirectory(prefix="trainyard-bench-") as folder:
         project = Project(Path(folder) / "trainyard", f"b{os.getpid() % 10000}", "embedded", cidr)
         try:
-            project.configure(nodes=nodes)
+            project.configure(nodes=nodes, **keys)
             project.fab("up", "--yes", timeout=900)
             project.fab("wait")
             yield project, Path(folder)
