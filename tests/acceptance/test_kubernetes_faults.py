@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import user_programs
-from jobs_on_kubernetes import kill_machine, kubectl, kubernetes_of_three, machine_of, metrics, state
+from jobs_on_kubernetes import (
+    kill_machine,
+    kubectl,
+    kubernetes_of_three,
+    machine_of,
+    metrics,
+    other_inventory,
+    state,
+)
 from jobs_on_nodes import ENDLESS, GONE_SECONDS, RANK, Job, Start, parts, process
 from on_host import members
 from polling import until
@@ -84,6 +93,34 @@ def test_lost_pods_come_again_and_the_losses_are_those_of_an_undisturbed_job(clu
     assert undisturbed.ends(300) == 0, undisturbed.text()
     wanted = {line["step"]: line["loss"] for line in metrics(cluster, undisturbed.id)}
     assert {line["step"]: line["loss"] for line in metrics(cluster, job.id)} == wanted
+
+
+def test_a_llama_in_shards_loses_a_rank_and_a_pod_and_goes_on_on_fewer_machines(cluster: Project, start: Start) -> None:
+    """By itself, on as many ranks, to the same losses; then, resumed on two, to the same but for rounding."""
+    options = ["train.min_lr=0.0006", "checkpoint.every=10"]
+    job = start(ENDLESS, *options, file="llama.toml", step=15)
+    os.kill(process(cluster, "node2", RANK), signal.SIGKILL)
+    trains_again(cluster, job, 2, AGAIN_SECONDS)
+    kubectl(cluster, "delete", "pod", f"{job.id}-worker-0", "--wait=false")
+    trains_again(cluster, job, 3, AGAIN_SECONDS)
+    assert "is in the checkpoint" in cluster.fab("stop", job.id).stdout
+    same = len(metrics(cluster, job.id))
+    resumed = start("--resume", job.id, "--nodes", "2", f"train.steps={same + 10}", step=0)
+    assert resumed.ends(180) == 0 and f"going on from step {same}" in resumed.text(), resumed.text()
+    undisturbed = start(*options, f"train.steps={same + 10}", file="llama.toml", step=0)
+    assert undisturbed.ends(300) == 0, undisturbed.text()
+    found, wanted = ([line["loss"] for line in metrics(cluster, each.id)] for each in (job, undisturbed))
+    assert found[:same] == wanted[:same]
+    assert len(found) == same + 10 and found[same:] == pytest.approx(wanted[same:], rel=2e-5)
+
+
+def test_an_image_that_is_not_there_is_named(cluster: Project) -> None:
+    """The verbs' own pod has it, too, and waits for it first."""
+    image = "trainyard.local/none:1"
+    refused = cluster.fab("train", "job.toml", "--inventory", other_inventory(cluster, image), code=1, timeout=180)
+    assert re.search(rf"does not run after \d+ s: image {image}: \w+", refused.stderr), refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert cluster.fab("jobs").returncode == 0, "with the right image again"
 
 
 def test_the_kubelet_and_the_api_may_be_away_while_a_job_trains(cluster: Project, start: Start) -> None:
