@@ -20,7 +20,7 @@ from fabfile.verbs.tunnel import tunnel
 
 
 def get(address: str, path: str = "/") -> bytes:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
         return bytes(answer.read())
 
 
