@@ -131,6 +131,16 @@ def test_scripts_of_the_bootstrap_can_be_run() -> None:
         assert path.read_bytes().startswith(b"#!") == bool(path.stat().st_mode & 0o100), path
 
 
+def test_git_ignores_what_the_verbs_write_where_they_are_called() -> None:
+    """`fab fetch` and `fab report`, in the checkout; and nothing of a like name elsewhere in it."""
+    files()  # skips where there is no git checkout
+    written = ["runs/demo-1/metrics.jsonl", "runs/demo-1/checkpoints/latest", "report-demo-1.html", "report-1.html"]
+    ours = ["fabfile/report/page.py", "tests/runs/x", "tests/report-1.html", "report.html"]
+    argv = ["git", "check-ignore", "--no-index", *written, *ours]
+    ignored = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert ignored == written
+
+
 LEAKS = {
     # A node has a home of root's, too.
     "a path of its writer's machine": r"(?<![\w.])/(work|home/[a-z]+|root(?!/\.(config|cache|ssh)\b))/\S",
