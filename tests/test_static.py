@@ -131,6 +131,16 @@ def test_scripts_of_the_bootstrap_can_be_run() -> None:
         assert path.read_bytes().startswith(b"#!") == bool(path.stat().st_mode & 0o100), path
 
 
+def test_git_ignores_what_the_verbs_write_where_they_are_called() -> None:
+    """`fab fetch` and `fab report`, in the checkout; and nothing of a like name elsewhere in it."""
+    files()  # skips where there is no git checkout
+    written = ["runs/demo-1/metrics.jsonl", "runs/demo-1/checkpoints/latest", "report-demo-1.html", "report-1.html"]
+    ours = ["fabfile/report/page.py", "tests/runs/x", "tests/report-1.html", "report.html"]
+    argv = ["git", "check-ignore", "--no-index", *written, *ours]
+    ignored = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    assert ignored == written
+
+
 LEAKS = {
     # A node has a home of root's, too.
     "a path of its writer's machine": r"(?<![\w.])/(work|home/[a-z]+|root(?!/\.(config|cache|ssh)\b))/\S",
@@ -194,3 +204,18 @@ def test_make_finds_roots_tools_as_an_ordinary_user() -> None:
     show = ["make", "--silent", "--eval", "show: ; @command -v chroot", "show"]
     done = subprocess.run(show, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "/usr/sbin/chroot", done.stderr
+
+
+def test_make_bench_runs_all_of_them_and_fails_if_one_has(tmp_path: Path) -> None:
+    """It went on to none after the first that was above its bound."""
+    for name, code in (("bench_first.py", 1), ("bench_second.py", 0)):
+        (tmp_path / name).write_text(f"print('measured {name}')\nraise SystemExit({code})\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").symlink_to(sys.executable)
+    (tmp_path / ".test").touch()
+    made = [f"--old-file={name}" for name in ("debian", "pulumi", f"{tmp_path}/.test")]
+    for benches, code in ((f"{tmp_path}/bench_*.py", 2), (f"{tmp_path}/bench_second.py", 0)):
+        argv = ["make", *made, "bench", f"VENV={tmp_path}", "SUDO=", f"BENCHES={benches}"]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code and "measured bench_second.py" in done.stdout, done.stdout + done.stderr
+        assert (f"above a bound, or failed: {tmp_path}/bench_first.py\n" in done.stderr) == (code == 2)

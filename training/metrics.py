@@ -6,6 +6,9 @@
 
 A masked model, whose loss is of the masked tokens only, has `perplexity` and `val_perplexity`, but no bits per byte.
 
+Of a long run both have the whole curve, thinned: metrics.jsonl in a file of bounded size (`Lines`), the trackers with
+about 45,000 of a million steps (`is_tracked`).
+
 `communication` is the time that the step waits after its own last gradient is ready, not what overlaps with the
 backward pass. `val_*` are in the lines of steps with a validation. Losses are in nats per token.
 """
@@ -24,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from training.keys import JobError
+
+_TRACKED_STEPS = 10_000
+"""Steps at the start of a run of which the trackers get every one."""
 
 
 class Clock:
@@ -163,6 +169,17 @@ def trackers(run: Path) -> list[Any]:
         check_wandb()
         found.append(WandBTracker("trainyard", dir=str(run), name=run.name))
     return found
+
+
+def is_tracked(line: Mapping[str, Any]) -> bool:
+    """Whether the trackers get this step's line: each until `_TRACKED_STEPS`, every second until twice that, every
+    fourth until four times that, and so on, and every one with a validation.
+
+    TensorBoard's events are only ever appended, so a long run's are thinned as they come: twice the steps add half of
+    `_TRACKED_STEPS`. The step alone decides, so that a resumed run goes on as before.
+    """
+    stride = 1 << (int(line["step"]) // _TRACKED_STEPS).bit_length()
+    return int(line["step"]) % stride == 0 or "val_loss" in line
 
 
 def flat(line: Mapping[str, Any]) -> dict[str, float]:

@@ -103,7 +103,8 @@ class RunWriter:
         if self._lines is not None:
             self._lines.write(line)
         if self._ranks.is_first:
-            self._stepper.accelerator.log(metrics.flat(line), step=self._state.step)
+            if metrics.is_tracked(line):
+                self._stepper.accelerator.log(metrics.flat(line), step=self._state.step)
             print(metrics.progress(line, self._job.train.steps, self._tokens), flush=True)
 
     def finish(self) -> None:

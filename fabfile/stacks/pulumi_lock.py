@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
@@ -24,25 +25,40 @@ from fabfile.stacks import pulumi_cli
 from fabfile.stacks.lock_text import is_alive
 
 
-def repair_files(stack: str, root: Path) -> None:
-    """Undo what a killed `pulumi` left half-written, and say so; until then every command of Pulumi's ends in "EOF".
+def half_written(stack: str, root: Path) -> dict[Path, Path | None]:
+    """The files that a killed `pulumi` left half-written, each with the backup that can take its place, or None for one
+    that Pulumi does not need. With them every command of Pulumi's ends in "EOF". `root` as from `backend_folder`.
 
     Its library rewrites the `.attrs` beside each file in place (they only have a content type and a hash, and may be
-    missing), the state itself by a rename, which a power cut can still lose: then its last backup takes its place.
-    Changes nothing while a process holds a lock of the stack. `root` as from `backend_folder`.
+    missing), the state itself by a rename, which a power cut can still lose. None of them counts while a process holds
+    a lock of the stack.
     """
     held, here = _locks(stack, root), socket.gethostname()
     if any(holder["hostname"] != here or is_alive(holder["pid"]) for holder in held):
-        return
-    for file in (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs")):
-        if _parsed(file) is None:
-            file.unlink()
-            say(f"{file}: a killed pulumi left it half-written: removed (Pulumi does not need it)")
+        return {}
+    attributes = (*root.glob("stacks/**/*.attrs"), *root.glob("locks/**/*.attrs"))
+    found: dict[Path, Path | None] = {file: None for file in attributes if _parsed(file) is None}
     for state in root.glob(f"stacks/*/{escape(stack)}.json"):
         backup = state.with_name(f"{state.name}.bak")
         if _parsed(state) is None and _parsed(backup) is not None:
-            shutil.copyfile(backup, state)
-            say(f"{state}: half-written: replaced by Pulumi's backup of the state before")
+            found[state] = backup
+    return found
+
+
+def say_half_written(found: Mapping[Path, Path | None]) -> None:
+    """Print each of these files, and how `repair_files` repairs it."""
+    for file, backup in found.items():
+        how = "replaced by Pulumi's backup of the state before" if backup else "removed (Pulumi does not need it)"
+        say(f"{file}: a killed pulumi left it half-written; it will be {how}")
+
+
+def repair_files(stack: str, root: Path) -> None:
+    """Repair the files that are half-written now."""
+    for file, backup in half_written(stack, root).items():
+        if backup:
+            shutil.copyfile(backup, file)
+        else:
+            file.unlink()
 
 
 def free(stack: str, root: Path | None) -> None:

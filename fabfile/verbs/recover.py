@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from invoke.context import Context
 from invoke.exceptions import Exit
 from invoke.tasks import task
@@ -16,7 +18,7 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     """After a killed `up`: free the lock of a dead holder, repair the state, remove what no state knows."""
     backend = pulumi_lock.backend_folder() if pulumi_cli.has_pulumi() else None
     if backend:
-        pulumi_lock.repair_files(stack, backend)  # first: before, nothing of the state can be read
+        _repair_files(stack, backend, yes)
     facts = orphans.facts_of(stack)
     removal.show_recover(stack, facts)
     must_be_answerable(yes)
@@ -40,6 +42,19 @@ def recover(_c: Context, stack: str = "", yes: bool = False) -> None:
     if stays:
         raise Exit(removal.remains(stack, stays, "the list says why"), code=1)
     say(next_command("fab up, or fab destroy"))
+
+
+def _repair_files(stack: str, backend: Path, yes: bool) -> None:
+    """Repair what a killed `pulumi` left half-written, after a question of its own: until then the state cannot be
+    read, and what else would change not be listed."""
+    found = pulumi_lock.half_written(stack, backend)
+    if not found:
+        return
+    pulumi_lock.say_half_written(found)
+    must_be_answerable(yes)
+    if not yes:
+        ask(f"repair {'this file' if len(found) == 1 else 'these files'}? Then the state of stack {stack} can be read")
+    pulumi_lock.repair_files(stack, backend)
 
 
 @task

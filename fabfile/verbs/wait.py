@@ -119,7 +119,7 @@ def _console_tail(node: Node) -> list[str]:
         return []
     try:
         with Path(node.console).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONSOLE_BYTES))  # the console log has no size limit
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _CONSOLE_BYTES))  # it may have many MiB
             lines = file.read(_CONSOLE_BYTES).decode(errors="replace").splitlines()
             tail = [line.rstrip()[:_CONSOLE_WIDTH] for line in lines if line.strip()][-_CONSOLE_LINES:]
     except OSError as error:

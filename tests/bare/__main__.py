@@ -6,7 +6,7 @@
 
 The steps: `demo` (make demo, as root), `test` (make test: on Debian 12 as root, on Debian 13 as a user with sudo),
 `user` (make demo, as that user). Each log is under the cache's logs/. What cannot run on a machine in a machine is in
-DOES_NOT_NEST.
+DOES_NOT_NEST; what a test finds missing there by itself, and skips, is printed after `make test`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,16 @@ def passes(machine: BareMachine, step: str) -> bool:
     say(f"{machine.name}: {STEPS[step]} as {user}: exit code {code}, {time.monotonic() - began:.0f} s")
     if code != 0:
         print("\n".join(log.read_text(errors="replace").splitlines()[-30:]), flush=True)
+    elif step == "test":
+        for each in skipped(log):
+            say(f"{machine.name}: {each}")
     return code == 0
+
+
+def skipped(log: Path) -> list[str]:
+    """The lines of pytest's summary that name skipped tests, with the reason."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [line for line in lines if line.startswith("SKIPPED ")] or ["pytest skipped nothing"]
 
 
 def last_line(log: Path) -> str:

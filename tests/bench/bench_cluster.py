@@ -2,6 +2,8 @@
 
 The reference, measured in the same run, is what anybody could do without Trainyard: mount the same image, write
 the same seed, start systemd-nspawn with the same range of ids, and wait for the same ready record. Needs root.
+
+Ends with exit code 1, after the whole table, if a row is above its bound.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Report:
     """Rows of the table, printed as they come."""
 
     reference: dict[str, float] = field(default_factory=dict)
+    is_over: bool = False
+    """Whether a row is above its bound."""
 
     def head(self) -> None:
         print(f"{'':24} {'engine':10} {'seconds':>8} {'by hand':>8} {'ratio':>6}  bound", flush=True)
@@ -49,6 +53,7 @@ class Report:
         by_hand = self.reference.get(what)
         beside = f"{by_hand:8.1f} {seconds / by_hand:6.2f}" if by_hand else f"{'-':>8} {'-':>6}"
         verdict = "" if seconds <= bound else "  OVER"
+        self.is_over |= seconds > bound
         print(f"{what:24} {engine:10} {seconds:8.1f} {beside}  {bound:.0f} s{verdict}", flush=True)
 
 
@@ -79,7 +84,7 @@ def main() -> int:
         finally:
             for project in projects.values():
                 project.clean()
-    return 0
+    return int(report.is_over)
 
 
 def timed(work: Callable[[], object]) -> float:

@@ -9,9 +9,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
+from apt_lists import lists_held, real_apt
 from bootstrap_runner import BOOTSTRAP, CUDA, Machine, cuda_module
 from cuda_machine import SETTINGS, composed, step
 
@@ -138,6 +140,46 @@ def test_volta_gets_closed_modules_and_newer_gpus_open_ones(gpus: Machine) -> No
         (line,) = [line for line in gpus.called() if line.startswith("apt-get") and " install " in line]
         assert f"linux-modules-nvidia-580-{flavour}-6.14.0-1018-aws " in line
         assert f"nvidia-headless-no-dkms-580-{flavour} " in line
+
+
+@pytest.fixture
+def driverless(gpus: Machine) -> Machine:
+    """A machine whose driver is to be installed, with the real apt."""
+    real_apt(gpus)
+    step(gpus, "image/25-driver")
+    (gpus.root / "etc/os-release").write_text("ID=ubuntu\n")
+    gpus.program("modinfo", f"grep -q ' install ' {gpus.root}/called || exit 1\n{module('580.126.18', 'NVIDIA')}")
+    return gpus
+
+
+def test_the_lock_of_the_package_lists_is_waited_for(driverless: Machine) -> None:
+    """apt itself waits for dpkg's lock only."""
+    with lists_held(driverless, 4):
+        began = time.monotonic()
+        done = driverless.boot(**SETTINGS)
+        assert done.returncode == 0, done.stdout
+        assert time.monotonic() - began >= 3
+    assert "Could not get lock" in (driverless.root / "var/log/trainyard-bootstrap.log").read_text()
+    calls = [line for line in driverless.called() if line.startswith("apt-get ")]
+    assert sum(" update" in line for line in calls) >= 2 and sum(" install " in line for line in calls) == 1
+
+
+def test_a_lock_that_is_never_given_back_is_the_reason(driverless: Machine) -> None:
+    functions = driverless.root / "bootstrap/gpu.sh"
+    assert "SECONDS + 300" in functions.read_text()
+    functions.write_text(functions.read_text().replace("SECONDS + 300", "SECONDS + 3"))
+    with lists_held(driverless, 60) as holder:
+        assert driverless.boot(**SETTINGS).returncode == 1
+        holder.kill()
+    failed = driverless.record("failed")
+    assert failed["step"] == "driver" and "apt-get update: E: Could not get lock" in str(failed["reason"])
+
+
+def test_what_apt_complains_of_otherwise_is_said_at_once(driverless: Machine) -> None:
+    driverless.program("apt-get", "echo 'E: Unable to locate package nvidia-utils'; exit 100")
+    assert driverless.boot(**SETTINGS).returncode == 1
+    assert driverless.record("failed")["reason"] == "apt-get update: E: Unable to locate package nvidia-utils"
+    assert sum(line.startswith("apt-get ") for line in driverless.called()) == 1, "it is not asked again"
 
 
 # --- torch's build ---

@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from apt_lists import lists_held, real_apt
 from bootstrap_runner import BOOTSTRAP, Machine
 
 
@@ -77,49 +77,17 @@ def test_somebody_s_own_machine_is_updated_as_before_and_no_job_is_restarted(mac
 
 
 @pytest.fixture
-def packages(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine that lacks a package, with the real apt under this root: without a source, and so without network."""
-    apt = shutil.which("apt-get", path="/usr/bin:/bin")
-    if not apt:
-        pytest.skip("no apt on this machine")
+def packages(machine: Machine) -> Machine:
+    """A machine that lacks a package."""
     machine.copy_step("image/20-packages")
-    for folder in ("state/lists/partial", "cache/archives/partial", "etc"):
-        (machine.root / "apt" / folder).mkdir(parents=True)
-    (machine.root / "apt/status").touch()
-    (machine.root / "apt/config").write_text(
-        f'Dir::State "{machine.root}/apt/state"; Dir::State::status "{machine.root}/apt/status";\n'
-        f'Dir::Cache "{machine.root}/apt/cache"; Dir::Etc "{machine.root}/apt/etc"; APT::Sandbox::User "";\n'
-        "APT::Update::Post-Invoke {}; APT::Update::Post-Invoke-Success {}; DPkg::Post-Invoke {};\n"
-    )
+    real_apt(machine)
     machine.program("dpkg-query", "echo un")
     machine.program("apt-cache")
-    real = (
-        f'[[ "$*" != *update* ]] || APT_CONFIG={machine.root}/apt/config exec {apt} -c {machine.root}/apt/config "$@"'
-    )
-    machine.program("apt-get", real)
     return machine
 
 
-HOLD = """
-import fcntl, sys, time
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("held", flush=True)
-time.sleep(float(sys.argv[2]))
-"""
-
-
-def hold(machine: Machine, seconds: float) -> subprocess.Popen[str]:
-    """Another apt, as far as a lock is concerned."""
-    lock = machine.root / "apt/state/lists/lock"
-    argv = [sys.executable, "-c", HOLD, str(lock), str(seconds)]
-    holder = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-    assert holder.stdout and holder.stdout.readline() == "held\n"
-    return holder
-
-
 def test_the_lock_of_the_package_lists_is_waited_for(packages: Machine) -> None:
-    with hold(packages, 4):
+    with lists_held(packages, 4):
         began = time.monotonic()
         done = packages.boot(TRAINYARD_MODE="bake")
         assert done.returncode == 0, done.stdout
@@ -133,7 +101,7 @@ def test_the_lock_of_the_package_lists_is_waited_for(packages: Machine) -> None:
 def test_a_lock_that_is_never_given_back_is_the_reason(packages: Machine) -> None:
     step = packages.root / "bootstrap/steps/image/20-packages"
     step.write_text(step.read_text().replace("LOCK_SECONDS:-300", "LOCK_SECONDS:-3"))
-    with hold(packages, 60) as holder:
+    with lists_held(packages, 60) as holder:
         assert packages.boot(TRAINYARD_MODE="bake").returncode == 1
         holder.kill()
     failed = packages.record("failed")

@@ -36,6 +36,8 @@ class Played:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ran: list[str] = []
+        self.lines: list[list[str]] = []
+        """Each verb with its words."""
         self.stacks: set[str] = set()
         self.codes: dict[str, int] = {}
         self.there: list[dict[str, Any]] = []
@@ -48,6 +50,7 @@ class Played:
 
     def verb(self, argv: Sequence[str], stack: str) -> int:
         self.ran.append(argv[0])
+        self.lines.append(list(argv))
         self.stacks.add(stack)
         return self.codes.get(argv[0], 0)
 
@@ -62,6 +65,17 @@ def test_a_demo_goes_through_its_story_and_leaves_no_lock(played: Played, tmp_pa
     demo.demo(Context())
     assert played.ran == [*(argv[0] for _, argv in demo.story("demo")), "destroy"] and played.stacks == {"demo"}
     assert not (tmp_path / ".trainyard" / "demo.lock").exists()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_log_gets_every_tenth_step_and_a_terminal_its_live_line(
+    terminal: bool, played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "is_terminal", lambda file: terminal and file is sys.stdout)
+    demo.demo(Context(), job="smoke")
+    train = next(line for line in played.lines if line[0] == "train")
+    assert train == ["train", "smoke", *([] if terminal else ["--every", "10"])]
+    assert not any("--every" in line for line in played.lines if line is not train), "no other verb takes it"
 
 
 def test_the_same_demo_on_slurm_has_a_stack_of_its_own(played: Played) -> None:

@@ -9,14 +9,19 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from invoke.context import Context
 from invoke.exceptions import Exit
 from polling import until
 
-from fabfile.stacks import pulumi_cli, pulumi_lock
+from fabfile import question
+from fabfile.stacks import orphans, pulumi_cli, pulumi_lock
+from fabfile.verbs import recover as recovering
 
 pytestmark = pytest.mark.skipif(not shutil.which("pulumi"), reason="no pulumi on this machine")
 
@@ -81,18 +86,15 @@ def lock(backend: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("stack", ["mine", "other"])
-def test_an_empty_file_of_attributes_ends_every_command_and_is_removed(
-    backend: Path, stack: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_file_of_attributes_ends_every_command_and_is_removed(backend: Path, stack: str) -> None:
     broken = state_of(backend, stack, ".attrs")
     broken.write_text("")
     with pytest.raises(Exit, match=r"EOF.*fab recover --stack mine"):
         pulumi_cli.exists("mine")
+    assert pulumi_lock.half_written("mine", backend) == {broken: None}
     pulumi_lock.repair_files("mine", backend)
-    assert str(broken) in capsys.readouterr().out
     assert pulumi_cli.exists("mine") and pulumi_cli.exists("other")
-    pulumi_lock.repair_files("mine", backend)
-    assert capsys.readouterr().out == "", "what is well stays"
+    assert pulumi_lock.half_written("mine", backend) == {}
 
 
 @pytest.mark.parametrize("remains", [0, 100])
@@ -110,8 +112,55 @@ def test_nothing_is_repaired_while_pulumi_is_at_work(backend: Path, holder: dict
     broken = state_of(backend, "mine", ".attrs")
     broken.write_text("")
     lock(backend, json.dumps(holder))
+    assert pulumi_lock.half_written("mine", backend) == {}
     pulumi_lock.repair_files("mine", backend)
     assert broken.exists()
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n", 1), ("", 2)], ids=["no", "nobody"])
+def test_a_recovery_repairs_nothing_before_it_is_told_to(
+    answer: str, code: int, backend: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nobody can answer it says that it asks before it changes anything; after a no, that nothing was changed."""
+    attributes, state = state_of(backend, "other", ".attrs"), state_of(backend, "mine")
+    for broken in (attributes, state):
+        broken.write_text("")
+    files = {path: path.read_bytes() for path in backend.rglob("*") if path.is_file()}
+    asked: list[str] = []
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: bool(answer)))
+    monkeypatch.setattr(question, "input", lambda text: asked.append(text) or answer, raising=False)
+    with pytest.raises(Exit) as no:
+        recovering.recover(Context(), stack="mine")
+    assert no.value.code == code and len(asked) == code % 2
+    assert capsys.readouterr().out.splitlines() == [
+        f"{attributes}: a killed pulumi left it half-written; it will be removed (Pulumi does not need it)",
+        f"{state}: a killed pulumi left it half-written; it will be replaced by Pulumi's backup of the state before",
+    ]
+    assert files == {path: path.read_bytes() for path in backend.rglob("*") if path.is_file()}
+
+
+def test_a_recovery_asks_about_the_files_and_then_about_the_rest(
+    backend: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state_of(backend, "mine").write_text("")
+    shown: list[str] = []
+
+    def answered(text: str) -> str:
+        shown.append(capsys.readouterr().out + text)
+        return "y" if len(shown) == 1 else "n"
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(question, "input", answered, raising=False)
+    monkeypatch.setattr(orphans, "facts_of", lambda _stack: {"cloud": ""})
+    monkeypatch.setattr(orphans, "find", lambda *_: [])
+    with pytest.raises(Exit, match="nothing was changed"):
+        recovering.recover(Context(), stack="mine")
+    files, rest = shown
+    assert files.endswith(
+        "backup of the state before\nrepair this file? Then the state of stack mine can be read [y/N] "
+    )
+    assert rest.startswith("nothing of stack mine is outside its state\nfree the lock of stack mine and remove ")
+    assert pulumi_cli.exists("mine")
 
 
 def test_a_killed_holder_whose_parent_did_not_wait_for_it_has_ended(backend: Path) -> None:

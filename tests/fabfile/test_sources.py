@@ -218,3 +218,22 @@ def test_the_addresses_are_tiktokens_own() -> None:
     for name, paths in vocabulary.FILES.items():
         source = inspect.getsource(getattr(openai_public, name))
         assert all(f"https://{vocabulary.HOST}/{path}" in source for path in paths), name
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_copy_to_a_node_that_was_made_again_names_what_introduces_it(
+    is_known: bool, yard: sshd.Yard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what ssh itself says there of a key that it does not know; not where the copy fails for another reason."""
+    port = sshd.free_port()
+    cluster = yard.cluster(*(yard.start(f"127.0.0.{n + 1}", port).node(f"node{n}") for n in (1, 2)))
+    node1, node2 = cluster.nodes
+    keys = tmp_path / "keys"
+    keys.write_text(f"[{node2.address}]:{port} {node2.host_key}\n" if is_known else "")
+    options = f"-o BatchMode=yes -o IdentityFile=none -o StrictHostKeyChecking=yes -o UserKnownHostsFile='{keys}'"
+    with Fleet(cluster) as fleet, pytest.raises(Exit) as no:
+        token_set.run(fleet, [node1], f"ssh {options} -p {port} {node2.address} true || exit 1")
+    shown = capsys.readouterr()
+    assert no.value.code == 1 and "node1: " in shown.err
+    hints = [line for line in shown.err.splitlines() if line.endswith("do not know its key yet; run: fab wait")]
+    assert len(hints) == (0 if is_known else 1) and ("verification failed" in shown.err) != is_known

@@ -12,9 +12,10 @@ import pytest
 from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import question, targets
+from fabfile import question
 from fabfile.stacks import capacity, pulumi_cli, work_lost
 from fabfile.verbs import up as verbs
+from infra.inventory import Node, SshCluster, to_json
 
 FILE = "config:\n  trainyard:nodes: 3  # as I like it\n"
 PREFLIGHT: dict[str, Any] = {"facts": {"cloud": "", "kubernetes": False}, "bill": {}, "plugins": []}
@@ -42,7 +43,6 @@ class Played:
         monkeypatch.setattr(verbs, "announce", lambda _bill: None)
         monkeypatch.setattr(verbs, "must_be_answerable", lambda _yes: None)
         monkeypatch.setattr(capacity, "up", self.up)
-        monkeypatch.setattr(targets, "renew_files", lambda _stack: None)
         monkeypatch.setattr(work_lost, "say_of_up", lambda *_: None)
 
     def ask(self, argv: Sequence[str], **_more: str) -> str:
@@ -72,12 +72,12 @@ class Played:
 
 
 @pytest.fixture
-def embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+def embedded(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path, monkeypatch, pulumi=False)
 
 
 @pytest.fixture
-def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+def pulumi(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path, monkeypatch, pulumi=True)
 
 
@@ -155,6 +155,25 @@ def test_a_preview_shows_what_up_would_do_and_changes_nothing(pulumi: Played) ->
 def test_an_up_that_is_done_says_what_is_next(pulumi: Played, capsys: pytest.CaptureFixture[str]) -> None:
     up(yes=True)
     assert pulumi.nodes == "2" and capsys.readouterr().out.rstrip().endswith("next: fab wait")
+
+
+@pytest.mark.parametrize("engine", ["pulumi", "embedded"])
+def test_after_an_up_plain_ssh_reads_where_the_nodes_are_now(
+    engine: str, request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the files that `fab ssh-config` wrote before."""
+    played = request.getfixturevalue(engine)
+
+    def inventory(_stack: str) -> str:
+        assert played.seen, "the nodes are asked for after the change"
+        return to_json(SshCluster(name="yard", nodes=(Node(name="node1", private_ip="10.0.0.9", role="head"),)))
+
+    monkeypatch.setattr(pulumi_cli, "stack_output", inventory)
+    config = home / ".trainyard/yard/ssh_config"
+    config.parent.mkdir(parents=True)
+    config.write_text("Host node1\n    HostName 10.0.0.1\n")
+    up(yes=True)
+    assert "HostName 10.0.0.9" in config.read_text() and "10.0.0.1\n" not in config.read_text()
 
 
 def test_nobody_waits_for_the_boot_of_nodes_of_kubernetes(

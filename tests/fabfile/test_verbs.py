@@ -177,6 +177,8 @@ def test_a_job_from_its_text_to_its_model(node: Node, tmp_path: Path) -> None:
 
     node.fab("fetch", "smoke-1")
     assert list(Path("runs/smoke-1/checkpoints").glob("step-*/model.safetensors"))
+    if find_spec("tensorboard"):
+        assert list(Path("runs/smoke-1/tensorboard").rglob("events.out.tfevents.*")), "as the README says"
     assert node.fab("sample", "1", prompt="the quick", tokens=12).startswith("the quick")
     node.fab("report", "runs/smoke-1", out="page.html")
     assert "<svg" in Path("page.html").read_text()

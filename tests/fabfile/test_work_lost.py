@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import played_stack
 import pytest
+from invoke.context import Context
 from invoke.exceptions import Exit
 
-from fabfile import targets
+from fabfile import question, targets
 from fabfile.backends.base import JobRecord
 from fabfile.backends.ssh import head
 from fabfile.backends.ssh.backend import SshBackend
 from fabfile.remote.fleet import Fleet
 from fabfile.remote.known_hosts import SshError
-from fabfile.stacks import pulumi_cli, work_lost
+from fabfile.stacks import capacity, pulumi_cli, work_lost
+from fabfile.verbs import destroy as destroying
+from fabfile.verbs import up as updating
 
 RECORDS = [
     {"id": "demo-1", "state": "SUCCEEDED", "nodes": ["node1", "node2", "node3"], "created": 1.0},
@@ -64,6 +70,57 @@ def test_a_node_takes_the_run_of_a_job_that_had_no_head_with_it(
     work_lost.say_of_up("yard", "")
     (_, _, runs) = capsys.readouterr().out.splitlines()
     assert runs.startswith("runs on their disks go with them: demo-3  ")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a verb had printed when it asked, or when Pulumi's `up` did for it; the answer is no."""
+    before: list[str] = []
+
+    def no(*_: object) -> str:
+        before.append(capsys.readouterr().out)
+        return "n"
+
+    def declined(*_: object) -> capacity.Update:
+        no()
+        return capacity.Update(1, False)
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(question, "input", no, raising=False)
+    monkeypatch.setattr(updating, "pulumi_up", declined)
+    return before
+
+
+@pytest.mark.parametrize("engine", ["pulumi", "embedded"])
+def test_up_says_what_is_lost_before_it_asks(
+    engine: str, up: None, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Preview(monkeypatch, engine, ANSWERS[engine])
+    monkeypatch.setattr(updating, "checked", lambda _stack: {"cloud": "", "kubernetes": False})
+    monkeypatch.setattr(pulumi_cli, "run", lambda *_words: None)
+    monkeypatch.setattr(pulumi_cli, "follow", lambda _argv: pytest.fail("it went on"))
+    with pytest.raises(Exit) as no:
+        updating.up(Context(), stack="yard")
+    assert no.value.code == 1
+    (shown,) = asked
+    assert "this `up` removes or replaces node2, node3\n" in shown
+    assert "job demo-2 is RUNNING on node1, node2: it ends with them\n" in shown
+    monkeypatch.setattr(work_lost, "nodes_that_go", lambda *_: ["node1"])
+    with pytest.raises(Exit):
+        updating.up(Context(), stack="yard")
+    assert "runs on their disks go with them: demo-1, demo-2  (fab fetch" in asked[1]
+
+
+def test_destroy_says_what_is_lost_before_it_asks(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    there = played_stack.Played(monkeypatch)
+    monkeypatch.setattr(pulumi_cli, "stack_output", lambda _stack: inventory_of(3))
+    monkeypatch.setattr(work_lost, "jobs_of", lambda _backend: JOBS)
+    with pytest.raises(Exit, match="nothing was changed") as no:
+        destroying.destroy(Context(), stack="yard")
+    assert no.value.code == 1 and there.ran == []
+    (shown,) = asked
+    assert "job demo-2 is RUNNING on node1, node2: it ends with them\n" in shown
+    assert "runs on their disks go with them: demo-1, demo-2  (fab fetch" in shown
 
 
 class Preview:

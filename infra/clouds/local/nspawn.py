@@ -67,7 +67,7 @@ class NspawnMachine:
 
     @property
     def console(self) -> Path:
-        """The file with what it writes on its console."""
+        """The file with what it writes on its console: the last 16 MiB or so, as keep.sh cuts it."""
         return self.directory / "console.log"
 
     @property
@@ -132,11 +132,13 @@ class NspawnMachine:
             "--rlimit=RLIMIT_NICE=40",
             *("--boot", f"--machine={self.unique_name}", f"--directory={self.root}", *options, *init),
         ]
+        keeps = (self.group, self.console)
         argv = system_command.in_groups(
-            self._apart(["sh", "-euc", KEEPER_SCRIPT, "keep.sh", str(self.group), *nspawn], containers=containers),
+            self._apart(["sh", "-euc", KEEPER_SCRIPT, "keep.sh", *map(str, keeps), *nspawn], containers=containers),
             joins,
         )
-        with self.console.open("wb") as console:
+        self.console.unlink(missing_ok=True)
+        with self.console.open("ab") as console:  # or what follows a cut would be written where it would have been
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=console, stderr=console, start_new_session=True, cwd="/"
             )
