@@ -3,7 +3,7 @@
 #   make install what both set up first: Debian packages, .venv, pulumi, an SSH key
 #   make demo    a cluster of three real machines on this one, used and taken down again
 #   make test    lint, types, unit tests, and the acceptance tests on real machines
-#   make faults  the long part: kills, hangs, full disks, broken bootstraps
+#   make faults  the long part: kills, hangs, full disks, broken bootstraps, and whole runs that take minutes
 #   make bench   times, each as a ratio against a reference of the same run
 #   make bare    make demo and make test on minimal Debian 12 and 13 machines, booted on this one for that
 #
@@ -42,11 +42,11 @@ demo: install
 
 test: DEBIAN += $(DEBIAN_TEST)
 test: debian $(VENV)/.test pulumi
-	@$(SUDO) $(VENV)/bin/pytest -m "not faults" $(PYTEST_ARGS)
+	@$(SUDO) $(VENV)/bin/pytest -m "not faults and not slow" $(PYTEST_ARGS)
 
 faults: DEBIAN += $(DEBIAN_TEST)
 faults: debian $(VENV)/.test pulumi
-	@$(SUDO) $(VENV)/bin/pytest -m faults $(PYTEST_ARGS)
+	@$(SUDO) $(VENV)/bin/pytest -m "faults or slow" $(PYTEST_ARGS)
 
 # All of them run; those above a bound are named at the end.
 bench: debian $(VENV)/.test pulumi

@@ -62,7 +62,7 @@ def test_the_tests_get_nothing_of_the_callers_but_the_way_to_the_archives(tmp_pa
         assert given["HOME"].startswith(f"{tmp_path}/tmp.") and given["HOME"] == calls[0]["environment"]["HOME"]
         assert not Path(given["HOME"]).exists(), "it is removed at the end"
     assert calls[0]["home"] == [], "empty, when the tests begin"
-    assert calls[1]["words"][1].endswith('-m "faults and not long"')
+    assert calls[1]["words"][1].endswith('-m "(faults or slow) and not long"')
 
 
 def test_what_failed_is_run_once_more_and_has_to_pass(tmp_path: Path) -> None:

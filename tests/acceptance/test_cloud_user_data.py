@@ -27,7 +27,7 @@ from infra.clouds.local import bake, cgroup, image, paths
 from infra.clouds.local.nspawn import NspawnMachine
 from infra.config import stack_file
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # bakes, two of them
 
 CLOUDS: dict[str, type[Kind]] = {"aws-xeon": Amazon, "azure-xeon": Azure}
 

@@ -14,7 +14,7 @@ from project import Project
 from fabfile.remote.ended import WHY
 from infra.clouds.local import cgroup, nodes
 
-pytestmark = pytest.mark.timeout(1500)  # a bake, where nobody has baked yet
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]  # a bake, where nobody has baked yet
 
 
 def test_every_verb_sees_a_dead_node_and_says_what_mends_it(any_project: Project) -> None:

@@ -182,6 +182,7 @@ def published(request: pytest.FixtureRequest, make_shared_project: Callable[...,
         yield project
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # the published number of tokens, twice, three nodes, beside the tests of another worker
 def test_the_published_job_in_its_shape(published: Project) -> None:
     """Ten iterations at once; and again with a stop in the second half, gone on with from step 5: the same losses to
