@@ -180,7 +180,7 @@ def test_the_objects_of_aws_eks_are_what_a_real_api_server_takes(cluster: Projec
     with pytest.raises(AssertionError, match=r"tolerance: field not declared in schema|unknown field .*tolerance"):
         kubectl(cluster, *strictly, stdin=listed.replace('"tolerations"', '"tolerance"'))
     machine = machine_types.of(settings)
-    gpus = {"gpus_per_worker": machine.gpus, "gpu_architecture": machine.gpu_architecture}
+    gpus: dict[str, Any] = {"gpus_per_worker": machine.gpus, "gpu_architecture": machine.gpu_architecture}
     other = other_inventory(cluster, "trainyard.local/none:1", **gpus, efa_per_worker=machine.efa_cards, software="")
     shown = cluster.fab("train", "job.toml", "--dry-run", "--inventory", other).stdout
     manifest = shown.partition("\n\n")[0].replace("job-N", "job-1")
