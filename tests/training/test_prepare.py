@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from training.data import readers, token_set
 from training.data import tokenizer as text
 from training.data.encode import Division
 from training.data.readers import passages
-from training.data.sources import walk
+from training.data.sources import corpus, walk
 from training.data.vocabulary import PATTERNS, Vocabulary
 from training.progress import Progress, duration
 
@@ -150,6 +151,19 @@ def test_every_kind_of_source_gives_the_same_tokens(folder: Path, ranks: Path, t
     assert done.returncode == 0, done.stderr
     one, other = contents(tmp_path / "files"), contents(tmp_path / "out")
     assert one["train.bin"] == other["train.bin"] and one["val.bin"] == other["val.bin"]
+
+
+@pytest.mark.parametrize("more", [{}, {"split": "test", "revision": "v2"}])
+def test_a_data_set_of_the_hub_is_loaded_in_the_config_that_is_named(monkeypatch: Any, more: dict[str, str]) -> None:
+    name, config = "Salesforce/wikitext", "wikitext-103-raw-v1"
+    asked: list[tuple[Any, ...]] = []
+    fake = SimpleNamespace(
+        disable_progress_bars=lambda: None, load_dataset=lambda *words, **options: asked.append((words, options))
+    )
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    corpus([f"hf:{name}:{config}", f"hf:{name}"], stream=True, **more)
+    options = {"split": "train", "revision": None, "streaming": True} | more
+    assert asked == [((name, config), options), ((name, None), options)]
 
 
 def test_a_large_vocabulary_is_uint32(learned: Vocabulary, folder: Path, tmp_path: Path) -> None:
