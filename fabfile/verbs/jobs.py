@@ -14,7 +14,7 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 from fabfile import backends
-from fabfile.backends.base import JobNode, JobRecord, LogRequest, OtherJob, find_job
+from fabfile.backends.base import Backend, JobNode, JobRecord, LogRequest, OtherJob, find_job
 from fabfile.command_line import AtLeast
 from fabfile.log_display import show
 from fabfile.output import duration, next_command, say, table
@@ -22,6 +22,10 @@ from fabfile.output import duration, next_command, say, table
 _HEADING = ["JOB", "STATE", "NODES", "ATTEMPT", "AGE", "TOOK", "COST", "REASON"]
 _REASON = 60
 _POLL = 0.3
+_CHECKPOINT = 150.0
+"""Seconds that the trainer has when its job is stopped, at most: train.timeout, 120, and the supervisor's 30 more."""
+_TO_END = 90.0
+"""Seconds beside these in which a supervisor hears that its job is to stop, ends what is left and records it."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -135,8 +139,7 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
         else:
             backend.stop(before.id, now=now)
             say(f"{before.id}: asked to stop")
-            while not (after := find_job(backend, before.id)).state.is_final:
-                time.sleep(_POLL)
+            after = _awaited(backend, before, now=now)
             say(f"{after.id} {after.state}: {after.reason}")
         leftovers = backend.leftovers(before.id)
     for name, what in leftovers.items():
@@ -146,3 +149,18 @@ def stop(_c: Context, job: str, now: bool = False, stack: str = "", inventory: s
     say(f"nothing of {before.id} is left on {len(backend.nodes())} nodes")
     verb = "launch" if before.program else "train"
     say(next_command(f"fab {verb} --resume {before.id}   (files: fab fetch {before.id})"))
+
+
+def _awaited(backend: Backend, job: JobRecord, *, now: bool) -> JobRecord:
+    """The record of a job that was asked to stop, when it is over. Exit 1 if its end takes longer than it may: its
+    supervisor hangs, or it is still at what comes before its ranks, such as a program's packages."""
+    program = backend.begun(job.id).program if job.program else None
+    seconds = _TO_END + (0.0 if now else program.grace if program else _CHECKPOINT)
+    deadline = time.monotonic() + seconds
+    while not (after := find_job(backend, job.id)).state.is_final:
+        if time.monotonic() > deadline:
+            waited = f"{job.id} is {after.state} {seconds:.0f} s after it was asked to stop"
+            how = f"its log: fab logs {job.id} --rank -" if now else f"to end it at once: fab stop {job.id} --now"
+            raise Exit(f"{waited}: {how}", code=1)
+        time.sleep(_POLL)
+    return after

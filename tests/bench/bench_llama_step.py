@@ -5,6 +5,7 @@
 Both sides train on the same batches: forward, backward, clipping and AdamW, in the same precision, in one process, step
 by step in turns. transformers' side does what its Trainer does in a step, with its defaults: the loss from labels that
 it shifts itself, attention by scaled_dot_product_attention, and torch's fused AdamW. The ratio is of the medians.
+Exit code 1 if one of the size SMALL is below GOAL.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from training.stepper import Stepper
 
 SIZES = {"small": (6, 8, 8, 512), "grouped": (6, 8, 2, 512), "medium": (12, 12, 12, 768), "1b": (22, 32, 4, 2048)}
 """Layers, heads, heads of keys, width."""
+SMALL, GOAL = "small", 1.15
+"""The size that has a goal, and the least ratio of the speeds, ours to theirs."""
 VOCABULARY = 32_000
 TRAIN = TrainSection(lr=3e-4)
 
@@ -94,8 +97,8 @@ def theirs(shape: Shape, mixed: str, device: torch.device, compiled: bool) -> Ca
     return step
 
 
-def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
-    """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> float:
+    """Print a row: the tokens a second of both sides' steps, taken in turns, and their ratio, which is returned."""
     AcceleratorState._reset_state(reset_partial_state=True)  # accelerate has one precision per process, else
     layers, heads, groups, width = SIZES[size]
     shape = Shape(
@@ -121,14 +124,16 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
             seconds[side].append(time.perf_counter() - begun)
     medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
     speeds = {side: args.rows * args.block / median for side, median in medians.items()}
+    ratio = speeds["ours"] / speeds["theirs"]
     print(
         f"{size:8} {args.rows}x{args.block} {name:5} {speeds['theirs']:14.0f} {speeds['ours']:10.0f}"
-        f" {medians['theirs'] / medians['ours']:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
+        f" {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
         flush=True,
     )
+    return ratio
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
     parser.add_argument("--size", nargs="+", choices=list(SIZES), help="1b on a GPU, else small")
@@ -148,10 +153,11 @@ def main() -> None:
         f" {torch.get_num_threads()} threads, {features}"
     )
     print(f"{'size':8} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
-    for size in sizes:
-        for name in precisions:
-            compare(size, name, args, device)
+    measured = [(size, name, compare(size, name, args, device)) for size in sizes for name in precisions]
+    missed = [f"{size} in {name}" for size, name, ratio in measured if size == SMALL and ratio < GOAL]
+    print(f"below the goal ({GOAL:g} at the size {SMALL}): {', '.join(missed) or 'none'}")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,11 +5,13 @@
 Both sides train on the same batches: the same windows with the same masks, forward, backward, clipping and AdamW, in
 the same precision, in one process, step by step in turns. transformers' side does what its Trainer does in a step, with
 its defaults: labels for all places, -100 where nothing is masked, and torch's fused AdamW. The ratio is of the medians.
+Exit code 1 if one is below GOAL.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
@@ -39,6 +41,8 @@ SIZES = {"small": (4, 4, 256), "base": (12, 12, 768), "large": (24, 16, 1024)}
 BLOCK, VOCABULARY = 512, 50_257
 LINE = 130
 """Mean tokens of a line of made-up text: wikitext's paragraphs have about as many, and so windows are as full."""
+GOAL = 1.2
+"""The least ratio of the speeds, ours to theirs."""
 TRAIN = TrainSection(lr=6e-4, beta2=0.98, epsilon=1e-6, weight_decay=0.01)
 
 
@@ -111,8 +115,8 @@ def theirs(
     return step
 
 
-def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> None:
-    """Print a row: the median seconds of both sides' steps, taken in turns, and their ratio."""
+def compare(size: str, name: str, args: argparse.Namespace, device: torch.device) -> float:
+    """Print a row: the tokens a second of both sides' steps, taken in turns, and their ratio, which is returned."""
     AcceleratorState._reset_state(reset_partial_state=True)  # accelerate has one precision per process, else
     layers, heads, width = SIZES[size]
     shape = Shape(n_layer=layers, n_head=heads, n_embd=width, block_size=BLOCK, vocab_size=VOCABULARY + 8)
@@ -130,15 +134,16 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
             losses[side].append(sides[side](batch))
             seconds[side].append(time.perf_counter() - begun)
     medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
-    tokens = args.rows * BLOCK
+    tokens, ratio = args.rows * BLOCK, medians["theirs"] / medians["ours"]
     print(
         f"{size:6} {args.rows}x{BLOCK} {name:5} {tokens / medians['theirs']:14.0f} {tokens / medians['ours']:10.0f}"
-        f" {medians['theirs'] / medians['ours']:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
+        f" {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
         flush=True,
     )
+    return ratio
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", choices=step_device.CHOICES)
     parser.add_argument("--size", nargs="+", choices=list(SIZES), help="large on a GPU, else base")
@@ -157,10 +162,11 @@ def main() -> None:
         f" {torch.get_num_threads()} threads, {features}"
     )
     print(f"{'size':6} {'tokens':5} {'':5} {'their tok/s':>14} {'our tok/s':>10} {'ratio':>6}")
-    for size in sizes:
-        for name in precisions:
-            compare(size, name, args, device)
+    pairs = itertools.product(sizes, precisions)
+    missed = [f"{size} in {name}" for size, name in pairs if compare(size, name, args, device) < GOAL]
+    print(f"below the goal ({GOAL:g}): {', '.join(missed) or 'none'}")
+    return int(bool(missed))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

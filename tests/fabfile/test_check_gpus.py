@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,6 +236,43 @@ def test_a_measurement_that_hangs_ends_in_its_time(
     monkeypatch.setattr(cleanup, "kill", lambda _unit: held[-1].kill())
     probe(monkeypatch, cluster(2, slots=1, gpus=1), pair_seconds=0.3)
     assert lines(capsys)[0]["failed"] == "no result in 0 s"
+
+
+ALL_REDUCE = """#!{python}
+import json, os, sys
+print(json.dumps({{"argv": sys.argv[1:], "environment": dict(os.environ)}}))
+"""
+"""In nccl-tests' place: says what it was started with."""
+
+
+@pytest.mark.parametrize(
+    ("written", "libraries"),
+    [("LD_LIBRARY_PATH=/torch/nccl/lib:/cuda/lib64\n", "/torch/nccl/lib:/cuda/lib64:/efa/lib"), (None, "/efa/lib")],
+)
+def test_nccl_tests_are_started_with_their_libraries_and_say_what_nccl_uses(
+    written: str | None, libraries: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "all_reduce_perf"
+    program.write_text(ALL_REDUCE.format(python=sys.executable))
+    program.chmod(0o755)
+    if written is not None:
+        (tmp_path / "environment").write_text(written)  # as bootstrap/cuda's step writes it
+    monkeypatch.setattr(nccl, "TESTS", tmp_path)
+    monkeypatch.setattr(nccl, "PROGRAM", program)
+    before = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/efa/lib", "FI_PROVIDER": "efa", "NCCL_DEBUG": "WARN"}
+    done = subprocess.run(nccl.command(), env=before, capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    given = {name: value for name, value in found["environment"].items() if name not in ("PATH", "PWD", "LC_CTYPE")}
+    assert given == {
+        "LD_LIBRARY_PATH": libraries,
+        "FI_PROVIDER": "efa",  # NCCL's, as of the plan; MPI's own is TCP
+        "I_MPI_OFI_LIBRARY_INTERNAL": "0",
+        "I_MPI_OFI_PROVIDER": "tcp",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET,GRAPH,ENV",
+    }
+    words = dict(zip(found["argv"][::2], found["argv"][1::2], strict=True))
+    assert words == {"-b": "64M", "-e": "256M", "-f": "2", "-n": "10", "-w": "3", "-g": "1", "-c": "1"}
 
 
 def test_only_a_cluster_of_gpus_is_checked_with_nccl(monkeypatch: pytest.MonkeyPatch) -> None:

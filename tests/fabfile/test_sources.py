@@ -83,6 +83,16 @@ def test_a_folder_of_this_machine_becomes_a_token_set(head: Head, capsys: pytest
     assert "node1 has them already" in capsys.readouterr().out
 
 
+def test_wikitext_as_published_becomes_a_token_set_of_its_training_text(head: Head) -> None:
+    (head.here / "wikitext-103-raw").mkdir()
+    for split, count in (("train", 300), ("valid", 20), ("test", 20)):
+        lines = "".join(f" The {split} fox jumps over {number} lazy dogs . \n" for number in range(count))
+        (head.here / f"wikitext-103-raw/wiki.{split}.raw").write_text(lines)
+    head.prepare("wikitext-103-raw", "data.documents=lines")
+    splits = tokens.open(head.home / "set", verify=True).manifest["splits"]
+    assert sum(facts["documents"] for facts in splits.values()) == 300
+
+
 def test_a_folder_that_is_streamed_is_brought_and_read_where_it_then_is(
     head: Head, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,8 +7,9 @@ moto runs no custom resource: the stacks here are empty ones with the names and 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import boto3
@@ -17,6 +18,7 @@ import pytest
 from moto_cloud import Stack
 
 from infra.clouds.aws import lustre, orphans
+from infra.clouds.aws.place import INSIDE_TAG
 from infra.clouds.live_resource import LiveResource
 from infra.config.settings import Settings
 
@@ -36,14 +38,39 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield endpoint
 
 
-def make(*, cluster: bool = True) -> dict[str, str]:
-    """The stacks, the file system, a policy, a machine of the queue, a log: name -> id."""
+def holding(name: str, inside: str = EMPTY) -> str:
+    """A template with one nested stack, of the template `inside`."""
+    boto3.client("s3").put_object(Bucket="templates", Key=name, Body=inside.encode())
+    url = f"https://templates.s3.amazonaws.com/{name}"
+    return json.dumps({"Resources": {name: {"Type": "AWS::CloudFormation::Stack", "Properties": {"TemplateURL": url}}}})
+
+
+@pytest.fixture
+def nested(account: str) -> None:
+    """Stacks in stacks. moto makes and deletes them; CloudFormation says of each its parent and the root, too, and
+    gives it the root's tags."""
+    boto3.client("s3").create_bucket(Bucket="templates")
+
+    def complete(parsed: dict[str, Any], **_: object) -> None:
+        there = {item["StackName"]: item for item in parsed.get("Stacks", ())}
+        for name in sorted(there):  # PARENT-NAME-RANDOM: after its parent
+            if parent := there.get(name.rsplit("-", 2)[0]):
+                root = parent.get("RootId", parent["StackId"])
+                there[name] |= {"ParentId": parent["StackId"], "RootId": root, "Tags": parent["Tags"]}
+
+    boto3.DEFAULT_SESSION.events.register("after-call.cloudformation.DescribeStacks", complete)
+
+
+def make(*, cluster: bool = True, templates: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """The stacks, the file system, a policy, a machine of the queue, a log: name -> id. `templates`: of the stacks that
+    are not empty, by name."""
     cfn, ec2, made = boto3.client("cloudformation"), boto3.client("ec2"), {}
     own = [{"Key": "parallelcluster:cluster-name", "Value": CLUSTER}]
     stacks = {"provider": ("-pcluster", []), **({"around": ("-cluster", []), "cluster": ("", own)} if cluster else {})}
     for name, (end, more) in stacks.items():
         tags = [*YARD.tags(), *more]
-        made[name] = cfn.create_stack(StackName=f"{CLUSTER}{end}", TemplateBody=EMPTY, Tags=tags)["StackId"]
+        body = templates.get(name, EMPTY)
+        made[name] = cfn.create_stack(StackName=f"{CLUSTER}{end}", TemplateBody=body, Tags=tags)["StackId"]
     subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     made["system"] = boto3.client("fsx").create_file_system(
         FileSystemType="LUSTRE",
@@ -109,6 +136,28 @@ def test_a_sweep_removes_the_cluster_before_all_else(account: str, settings: Set
         live for live in look(settings).values() if live.kind in ("CloudFormation stack", "file system", "policy")
     ]
     assert made["log"] in order and made["policy"] in order
+
+
+def test_a_stack_in_a_stack_is_its_roots_and_removed_with_it(nested: None, settings: Settings) -> None:
+    """Removed by itself it would leave a root that CloudFormation cannot change any more, and cannot always delete."""
+    deleted: list[str] = []
+    boto3.DEFAULT_SESSION.events.register(
+        "provide-client-params.cloudformation.DeleteStack", lambda params, **_: deleted.append(params["StackName"])
+    )
+    queues = holding("QueueGroup0", holding("Queue1"))
+    made = make(templates={"provider": holding("PclusterPolicies"), "cluster": queues})
+    stacks = boto3.client("cloudformation").describe_stacks()["Stacks"]
+    inner = {item["StackName"].split("-")[-2]: item["StackId"] for item in stacks if "ParentId" in item}
+    assert inner.keys() == {"PclusterPolicies", "QueueGroup0", "Queue1"} and len(stacks) == 6
+    listed = {id_ for id_, live in look(settings).items() if live.kind == "CloudFormation stack"}
+    assert listed == {made["provider"], made["around"], made["cluster"]}
+    there = orphans.place_of(settings, claim(settings))
+    holders = {name: there.holder({INSIDE_TAG: id_}) for name, id_ in inner.items()}  # of what was made in them
+    roots = {"PclusterPolicies": made["provider"], "QueueGroup0": made["cluster"], "Queue1": made["cluster"]}
+    assert holders == roots
+    orphans.sweep(settings, [], claim=claim(settings))
+    assert deleted == [made["around"], made["cluster"], made["provider"]]
+    assert boto3.client("cloudformation").describe_stacks()["Stacks"] == []
 
 
 def test_without_its_stack_a_machine_is_nobodys(account: str, settings: Settings) -> None:

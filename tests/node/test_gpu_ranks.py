@@ -96,6 +96,38 @@ def test_the_numa_nodes_of_gpus_are_in_the_order_of_the_bus(tmp_path: Path) -> N
     assert cores.gpu_nodes(tmp_path / "no-driver", bus) == []
 
 
+@pytest.mark.parametrize("rank", range(8))
+def test_a_rank_is_pinned_to_the_cores_of_its_gpus_numa_node(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine whose driver and bus say that the first four GPUs are on the second socket."""
+    proc, bus = tmp_path / "gpus", tmp_path / "devices"
+    for number in range(8):
+        name = f"0000:00:{number + 16:x}.0"
+        (proc / name).mkdir(parents=True)
+        (bus / name).mkdir(parents=True)
+        (bus / name / "numa_node").write_text(f"{int(number < 4)}\n")
+    gpu_nodes = cores.gpu_nodes
+    pinned: list[tuple[int, list[int]]] = []
+    monkeypatch.setattr(rank_wrapper, "READY", tmp_path / "none")
+    monkeypatch.setattr(cores, "gpu_nodes", lambda: gpu_nodes(proc, bus))
+    monkeypatch.setattr(cores, "topology", lambda: TWO_SOCKETS)
+    monkeypatch.setattr(cores, "is_shared", lambda: False)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, which: pinned.append((pid, list(which))))
+    monkeypatch.setenv("TRAINYARD_JOB", "demo-1")
+    monkeypatch.setenv("TRAINYARD_INTERFACE", "ens5")
+    for kept in ("TRAINYARD_COLLECTIVES", "TRAINYARD_THREADS"):
+        monkeypatch.delenv(kept, raising=False)
+    facts = {**P3DN, "cores_per_slot": 6}
+    place = rank_wrapper.RankPlacement({"PMI_RANK": str(8 + rank), "TRAINYARD_NODES": nodes_to_text(nodes(2, facts))})
+    lines: list[str] = []
+    environment = rank_wrapper.from_node(place, lines.append)
+    first = (24 if rank < 4 else 0) + 6 * (rank % 4)
+    assert pinned == [(0, list(range(first, first + 6)))], "of its own process"
+    assert lines[0].startswith(f"on node2: 6 threads on cores {first}-{first + 5};")
+    assert environment["OMP_NUM_THREADS"] == "6"
+
+
 # --- what the ranks talk through ---
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import getpass
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from played_slurm import Slurm, record, row
 from small_cluster import cluster
 
 from node import status
@@ -26,65 +26,7 @@ from node.slurm import others, records
 from node.slurm.allocation import Allocation
 from node.slurm.queue import Fate
 
-ROW = "{number}|{state}|{user}|2|node[1-2]|1795340150|1795340151|{reason}|trainyard:{job}|{job}"
 FAILED_BY_KILL = "JobName=a-1 JobState=FAILED Reason=None Restarts=0 ExitCode=0:9 BatchHost=node2 Comment=trainyard:a-1"
-
-
-class Slurm:
-    """squeue and scontrol, whose answers a test chooses."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.queue()
-        self.job("")
-
-    def queue(self, *rows: str) -> None:
-        self._program("squeue", "\n".join(rows))
-
-    def sinfo(self, *rows: str) -> None:
-        self._program("sinfo", "\n".join(rows))
-
-    def job(self, text: str) -> None:
-        self._program("scontrol", text)
-
-    def down(self) -> None:
-        for name in ("squeue", "scontrol", "sinfo"):
-            self._write(name, "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
-
-    def _program(self, name: str, text: str) -> None:
-        (self._folder / f"{name}.out").write_text(text + "\n" if text else "")
-        invalid = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
-        scontrol = name == "scontrol" and not text
-        self._write(
-            name, invalid if scontrol else f'echo "$@" >>{self._folder}/{name}.log; cat {self._folder}/{name}.out'
-        )
-
-    def _write(self, name: str, line: str) -> None:
-        (self._folder / name).write_text(f"#!/bin/sh\n{line}\n")
-        (self._folder / name).chmod(0o755)
-
-    def asked(self, name: str) -> str:
-        return files.text(self._folder / f"{name}.log")
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return Slurm(folder)
-
-
-def record(runs: Path, job: str = "a-1", **changes: Any) -> Path:
-    run_dir = runs / job
-    run_dir.mkdir(parents=True, exist_ok=True)
-    state = {"id": job, "state": "RUNNING", "reason": "", "nodes": ["node1"], "created": 0.0, "started": 1.0}
-    files.write(run_dir / "state.json", {**state, "slurm": "7", **changes})
-    return run_dir
-
-
-def row(state: str = "RUNNING", reason: str = "None", number: str = "7", job: str = "a-1", user: str = "") -> str:
-    return ROW.format(number=number, state=state, user=user or getpass.getuser(), reason=reason, job=job)
 
 
 def test_a_job_that_slurm_runs_is_as_its_record_says(tmp_path: Path, slurm: Slurm) -> None:
@@ -207,6 +149,23 @@ def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason:
     assert (found.state, found.by) == (state, by) and re.match(reason, found.reason)
 
 
+def allocation() -> Allocation:
+    """That of a-1, on two nodes, without Slurm's environment."""
+    ours, spec = object.__new__(Allocation), SimpleNamespace(id="a-1", cluster=cluster(2))
+    ours.__dict__ = {"_spec": spec, "_parent": os.getppid(), "number": "7", "requeued": 0, "nodes": spec.cluster.nodes}
+    return ours
+
+
+def test_slurm_is_told_of_dead_nodes_by_its_administrator_and_why_it_does_not_take_it(slurm: Slurm) -> None:
+    """Only root, or SlurmUser, may set a node's state; sudo must not ask for a password that nobody can give."""
+    slurm.program("sudo")
+    assert allocation().tell_down(("node3", "node2")) == ""
+    words = ["-n", "scontrol", "update", "nodename=node2,node3", "state=down", "reason=trainyard: no answer to a-1"]
+    assert slurm.asked("sudo").splitlines() == words
+    slurm.program("sudo", "echo 'slurm_update error: Invalid node name specified' >&2; exit 1")
+    assert allocation().tell_down({"node4"}) == "Invalid node name specified"
+
+
 @pytest.mark.parametrize(
     ("text", "state", "reason"),
     [
@@ -224,9 +183,7 @@ def test_why_a_job_ended_without_a_record(fate: Fate | None, state: str, reason:
 def test_why_slurm_ends_a_job(slurm: Slurm, text: str, state: str, reason: str) -> None:
     slurm.job(f"JobName=a-1 Comment=trainyard:a-1 ExitCode=0:0 BatchHost=node1 {text}")
     slurm.sinfo("node1|allocated|nodes*", "node2|down*|nodes*", "node3|down|nodes*")
-    ours = object.__new__(Allocation)  # without Slurm's environment
-    spec: Any = SimpleNamespace(id="a-1", cluster=cluster(2))
-    ours.__dict__ = {"_spec": spec, "_parent": os.getppid(), "number": "7", "requeued": 0, "nodes": spec.cluster.nodes}
+    ours = allocation()
     by = endings.SOMEBODY if "limit" in reason or "scancel" in reason else endings.MACHINES
     assert ours.ended_by() == Ending(state, reason, by)
     assert ours.taken_for_dead() == (reason if "NodeDown" in text else "")

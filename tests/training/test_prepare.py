@@ -9,6 +9,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from training.data import readers, token_set
 from training.data import tokenizer as text
 from training.data.encode import Division
 from training.data.readers import passages
+from training.data.sources import corpus, walk
 from training.data.vocabulary import PATTERNS, Vocabulary
 from training.progress import Progress, duration
 
@@ -87,6 +89,35 @@ def test_lines_are_documents_where_that_is_asked_for(
     assert run("--out", tmp_path / "out", *arguments) == 2, "whole documents are another set"
 
 
+@pytest.mark.parametrize("suffix", ["raw", "tokens"])
+@pytest.mark.parametrize("below", [".", "wikitext-103"])
+def test_of_wikitext_as_published_the_training_file_alone_is_read(
+    tmp_path: Path, ranks: Path, suffix: str, below: str
+) -> None:
+    folder = tmp_path / "archive" / below
+    folder.mkdir(parents=True)
+    for split in ("test", "train", "valid"):
+        text = "".join(f" = {split} {number} = \n \n A line of {split} . \n" for number in range(20))
+        (folder / f"wiki.{split}.{suffix}").write_text(text)
+    (folder / "README.txt").write_text("About the test text.")
+    arguments = ["--lines", "--ranks", ranks, "--val-fraction", 0.2]
+    assert run("--out", tmp_path / "folder", *arguments, tmp_path / "archive") == 0
+    assert run("--out", tmp_path / "file", *arguments, folder / f"wiki.train.{suffix}") == 0
+    one, other = contents(tmp_path / "folder"), contents(tmp_path / "file")
+    assert one["train.bin"] == other["train.bin"] and one["val.bin"] == other["val.bin"]
+    opened = token_set.open(tmp_path / "folder", verify=True)
+    documents = [*documents_of(opened, "train"), *documents_of(opened, "val")]
+    assert len(documents) == 40 and all(b"train" in document for document in documents)
+
+
+def test_of_both_kinds_of_wikitext_in_one_folder_one_is_read(tmp_path: Path) -> None:
+    for name in ("wiki.train.tokens", "wiki.train.raw"):
+        (tmp_path / name).write_text(" one line \n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "a.txt").touch()
+    assert list(walk(tmp_path)) == [tmp_path / "wiki.train.raw"], "the same text twice would be trained on twice"
+
+
 def sources(folder: Path, kind: str) -> list[str]:
     """The same documents as another kind of source; one that datasets reads too."""
     originals = [path.read_bytes().decode() for path in sorted(folder.rglob("*.*"))]
@@ -120,6 +151,19 @@ def test_every_kind_of_source_gives_the_same_tokens(folder: Path, ranks: Path, t
     assert done.returncode == 0, done.stderr
     one, other = contents(tmp_path / "files"), contents(tmp_path / "out")
     assert one["train.bin"] == other["train.bin"] and one["val.bin"] == other["val.bin"]
+
+
+@pytest.mark.parametrize("more", [{}, {"split": "test", "revision": "v2"}])
+def test_a_data_set_of_the_hub_is_loaded_in_the_config_that_is_named(monkeypatch: Any, more: dict[str, str]) -> None:
+    name, config = "Salesforce/wikitext", "wikitext-103-raw-v1"
+    asked: list[tuple[Any, ...]] = []
+    fake = SimpleNamespace(
+        disable_progress_bars=lambda: None, load_dataset=lambda *words, **options: asked.append((words, options))
+    )
+    monkeypatch.setitem(sys.modules, "datasets", fake)
+    corpus([f"hf:{name}:{config}", f"hf:{name}"], stream=True, **more)
+    options = {"split": "train", "revision": None, "streaming": True} | more
+    assert asked == [((name, config), options), ((name, None), options)]
 
 
 def test_a_large_vocabulary_is_uint32(learned: Vocabulary, folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from training.manifest import TokenError
 pytest_plugins = ["corpus_fixtures"]
 
 
-CASES = 24
+CASES = 25
 
 
 def refuse(*_: Any) -> Any:
@@ -26,10 +26,11 @@ def refuse(*_: Any) -> Any:
 
 
 def bad(tmp_path: Path, ranks: Path) -> dict[str, tuple[list[Any], str]]:
-    for name in ("empty", "nothing", "latin", "rows", "torn"):
+    for name in ("empty", "nothing", "held", "latin", "rows", "torn"):
         (tmp_path / name).mkdir()
     (tmp_path / "ok.txt").write_text("text " * 50)
     (tmp_path / "empty" / "a.txt").touch()
+    (tmp_path / "held" / "wiki.test.raw").write_text(" one line \n another \n")
     (tmp_path / "latin" / "a.txt").write_bytes("né".encode("latin-1"))
     (tmp_path / "rows" / "a.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
     (tmp_path / "rows" / "b.jsonl").write_text('{"text": "a"}\n{"text": \n')
@@ -44,7 +45,8 @@ def bad(tmp_path: Path, ranks: Path) -> dict[str, tuple[list[Any], str]]:
     return {
         "missing path": ([*own, tmp_path / "nowhere"], "nowhere: No such file"),
         "glob that matches nothing": ([*own, tmp_path / "*.xyz"], "no file matches"),
-        "folder without text": ([*own, tmp_path / "nothing"], ".txt in this folder"),
+        "folder without text": ([*own, tmp_path / "nothing"], ".txt or wiki.train.raw in this folder"),
+        "WikiText's other files": ([*own, tmp_path / "held"], "wiki.train.raw in this folder"),
         "empty corpus": ([*own, tmp_path / "empty"], "no text"),
         "one document": ([*own, tmp_path / "ok.txt"], "a single document"),
         "not UTF-8": ([*own, "--val-fraction", 0, tmp_path / "latin"], "a.txt: not UTF-8"),

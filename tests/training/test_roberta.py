@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from torch.nn import functional
 from training import optimizer as optim
 from training.data import order
 from training.keys import JobError
-from training.models import cross_entropy, hugging_face
+from training.models import cross_entropy, hugging_face, roberta
 from training.models.roberta import PAD, Roberta, Shape
 from training.models.weight_files import WeightsError
 from training.sections import ModelSection, TrainSection
@@ -120,6 +121,24 @@ def test_the_loss_is_that_of_the_masked_tokens_only() -> None:
     found = torch.autograd.grad(loss, [p for p in ours.parameters() if p.requires_grad])
     for got, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_masked_places_alone_go_through_the_output_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 places two or three: the output layer is most of a small model's work."""
+    ours = model().train()
+    rows: list[tuple[Any, ...]] = []
+
+    def loss(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        rows.append((len(hidden), len(weight), len(targets)))
+        return cross_entropy.summed_cross_entropy(hidden, weight, targets, bias)
+
+    monkeypatch.setattr(roberta, "summed_cross_entropy", loss)
+    ours.out_dense.register_forward_hook(lambda _layer, given, _made: rows.append(tuple(given[0].shape)))
+    tokens, seeds, places, targets = ours.batch(windows(ours), [1, 2, 3])
+    ours(tokens, seeds, places, targets).backward()
+    masked = len(places)
+    assert 0 < masked < tokens.numel() / 4
+    assert rows == [(masked, 32), (masked, 75, masked)]
 
 
 def test_the_sliced_loss_has_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:

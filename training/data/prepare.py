@@ -26,7 +26,7 @@ from training.data import vocabulary
 from training.data.encode import Division, Encoder, batches, uniform, units
 from training.data.prepare_journal import PrepareJournal
 from training.data.readers import INVALID, SourceError
-from training.data.sources import SUFFIXES, Corpus, corpus
+from training.data.sources import SUFFIXES, WIKITEXT, Corpus, corpus
 from training.data.token_set import little_endian
 from training.data.tokenizer import EngineError, Gigatoken, Tiktoken
 from training.data.vocabulary import NAMES, PATTERNS, Vocabulary, VocabularyError
@@ -38,7 +38,8 @@ from training.streams import ordered_map
 SOURCES = f"""\
 sources:
   FILE                .jsonl: one document a line; .parquet: one a row; anything else is one document
-  FOLDER              every {" ".join(SUFFIXES)} below it, by name
+  FOLDER              every {" ".join(SUFFIXES)} below it, by name; of WikiText as
+                      published, a folder with {" or ".join(WIKITEXT)}, that file alone
   'GLOB'              every file that matches, whatever it is called; ** goes through folders
   hf:NAME[:CONFIG]    a data set of the Hugging Face hub
 

@@ -1,6 +1,7 @@
 """Reads files, folders, globs and data sets of the Hugging Face hub as one stream of documents.
 
-The stream is the same each time it is read, so that a killed prepare can continue: folders are walked by name.
+The stream is the same each time it is read, so that a killed prepare can continue: folders are walked by name. Of
+WikiText's folder, as it is published, the training file alone is read: its others are what a model of it is tested on.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from training.data.readers import Document, Reading, SourceError, lines, read, r
 ROWS = 256  # rows of a data set that are read at a time
 # The files of a folder that are read. A file given by its name or by a glob is read whatever its suffix.
 SUFFIXES = (".jsonl", ".md", ".ndjson", ".parquet", ".py", ".txt")
+# The training file of WikiText as published, beside wiki.valid.* and wiki.test.*: the raw text, or split into words.
+WIKITEXT = ("wiki.train.raw", "wiki.train.tokens")
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Files:
             names.update(f"{name}\0{status.st_size}\0".encode("utf-8", "surrogateescape"))
             times.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
         if not files:
-            nothing = f"no {', '.join(SUFFIXES)} in this folder" if is_folder else "no file matches"
+            nothing = f"no {', '.join(SUFFIXES)} or {WIKITEXT[0]} in this folder" if is_folder else "no file matches"
             raise SourceError(f"{self.argument}: {nothing}")
         return Facts(files, size, newest, names.hexdigest(), times.hexdigest())
 
@@ -77,12 +80,16 @@ class Files:
 
 
 def walk(folder: Path) -> Iterator[Path]:
-    """The files with SUFFIXES at any depth, by name, without hidden ones; links to folders are not followed.
-    SourceError."""
+    """The files with SUFFIXES at any depth, by name, without hidden ones; links to folders are not followed. Of a
+    folder with one of WIKITEXT the first of those alone, and nothing below it. SourceError."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
         raise SourceError(f"{folder}: {error.strerror}") from error
+    published = [entry for name in WIKITEXT for entry in entries if entry.name == name and entry.is_file()]
+    if published:
+        yield Path(published[0].path)
+        return
     for entry in entries:
         if entry.name.startswith("."):
             continue

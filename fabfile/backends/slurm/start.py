@@ -29,6 +29,9 @@ _VARIABLES = """
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
 # before it, a step on each node that watches the ranks: srun ... launch keep
 """
+_SIGNAL = f"""# --signal is what the head submits, unless its partition gives a job that asks for no time less than
+# {sbatch.WARNING * 4 // 60} minutes, which a dry run does not ask: then it is a quarter of that time.
+"""
 
 
 def check_launcher(submission: Submission) -> None:
@@ -58,7 +61,8 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def shown(cluster: SshCluster, submission: Submission) -> str:
-    """The batch script as it is submitted, and the srun that it ends in. Exit 2 for what cannot work."""
+    """The batch script as it is submitted, and the srun that it ends in. Nobody is asked for it: of what the head asks
+    Slurm for, it says how the head's script may differ. Exit 2 for what cannot work."""
     check_launcher(submission)
     check_data(cluster, submission)
     launch = launch_of(cluster, submission)
@@ -80,8 +84,9 @@ def shown(cluster: SshCluster, submission: Submission) -> str:
         raise Exit(str(error), code=2) from None
     text = sbatch.script(batch).rstrip()
     srun = launchers.shown(plan, where="the ranks' environment on the job's first node")
+    found = _VARIABLES if submission.time_limit else _VARIABLES + _SIGNAL
     job = over_ssh.job_file(launch, submission)
-    return f"# sbatch {launch.run_dir}/{sbatch.SCRIPT}\n{text}\n\n{srun}\n{_VARIABLES}{job}"
+    return f"# sbatch {launch.run_dir}/{sbatch.SCRIPT}\n{text}\n\n{srun}\n{found}{job}"
 
 
 def has_shared_data(cluster: SshCluster, submission: Submission) -> bool:
