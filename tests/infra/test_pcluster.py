@@ -35,7 +35,7 @@ EXPLAINED = {
 """Findings that ask for no other configuration: (validator, what its message ends with) -> why."""
 
 
-RESERVED = {
+RESERVED: dict[str, Any] = {
     **{"CapacityReservationId": "cr-0123456789abcdef0", "State": "active", "InstancePlatform": "Linux/UNIX"},
     **{"InstanceType": "p3dn.24xlarge", "TotalInstanceCount": 2, "InstanceMatchCriteria": "targeted"},
 }
