@@ -35,11 +35,22 @@ EXPLAINED = {
 """Findings that ask for no other configuration: (validator, what its message ends with) -> why."""
 
 
-def order(slurm_keys: dict[str, str], *, synthesise: bool = False, **changed: Any) -> dict[str, Any]:
+RESERVED: dict[str, Any] = {
+    **{"CapacityReservationId": "cr-0123456789abcdef0", "State": "active", "InstancePlatform": "Linux/UNIX"},
+    **{"InstanceType": "p3dn.24xlarge", "TotalInstanceCount": 2, "InstanceMatchCriteria": "targeted"},
+}
+GROUP = {"PlacementGroupArn": "arn:aws:ec2:us-east-1:123456789012:placement-group/room"}
+
+
+def order(
+    slurm_keys: dict[str, str], *, synthesise: bool = False, reservation: str = "", group: str = "", **changed: Any
+) -> dict[str, Any]:
+    """What the judge is asked. `reservation`, `group`: as in Parts."""
     own = {**slurm_keys, "image": pcluster_environment.OWN, **{key: as_text(value) for key, value in changed.items()}}
     wanted = replace(settings(own), stack="aws-slurm", stack_id="0123abcd")
     image = None if wanted.image == "bake" else "@image@"
-    parts = pcluster_config.Parts(**{name: f"@{name}@" for name in PARTS}, image=image)
+    reserved = {"reservation": reservation, "group_name": group}
+    parts = pcluster_config.Parts(**{name: f"@{name}@" for name in PARTS}, image=image, **reserved)
     return {
         "name": parallel_cluster.name(wanted),
         "configuration": pcluster_config.configuration(wanted, parts),
@@ -71,6 +82,52 @@ def test_no_validator_finds_anything_unexplained(
     program: Path, slurm_keys: dict[str, str], changed: dict[str, Any]
 ) -> None:
     assert unexplained(pcluster_environment.judge(program, order(slurm_keys, **changed))["findings"]) == []
+
+
+def in_a_reservation(keys: dict[str, str], group: str = "", **facts: Any) -> dict[str, Any]:
+    """Two p3dn in a capacity reservation, of which EC2 says these `facts`, too."""
+    asked = order(keys, nodes=3, reservation=RESERVED["CapacityReservationId"], group=group)
+    return {**asked, "reservation": {**RESERVED, **(GROUP if group else {}), **facts}}
+
+
+@pytest.mark.parametrize("group", ["", "room"], ids=["outside of a placement group", "in one"])
+def test_a_queue_in_a_capacity_reservation_is_taken(program: Path, slurm_keys: dict[str, str], group: str) -> None:
+    asked = in_a_reservation(slurm_keys, group)
+    queue = asked["configuration"]["Scheduling"]["SlurmQueues"][0]
+    assert "CapacityReservationTarget" in queue["ComputeResources"][0]
+    found = unexplained(pcluster_environment.judge(program, asked)["findings"])
+    # One made outside of a placement group cannot be used inside of one.
+    told = [] if group else [("EfaPlacementGroupValidator", "WARNING", "Placement group is disabled")]
+    assert [(name, level, message[:27]) for name, level, message in found] == told
+
+
+def test_a_reservation_that_the_queue_does_not_fit_into_is_found(program: Path, slurm_keys: dict[str, str]) -> None:
+    asked = in_a_reservation(slurm_keys, "room", TotalInstanceCount=1)
+    (found,) = unexplained(pcluster_environment.judge(program, asked)["findings"])
+    assert found[:2] == ["CapacityReservationSizeValidator", "ERROR"]
+
+
+def stringified(value: Any) -> Any:
+    """As CloudFormation gives a custom resource its properties: all numbers and booleans are text.
+    https://github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/1037"""
+    match value:
+        case dict():
+            return {key: stringified(each) for key, each in value.items()}
+        case list():
+            return [stringified(each) for each in value]
+        case bool():
+            return str(value).lower()
+    return str(value)
+
+
+def test_what_cloudformation_makes_of_it_is_the_same_configuration(program: Path, slurm_keys: dict[str, str]) -> None:
+    plain = order(slurm_keys, idleMinutes=0, monitoring=True)
+    text = {**plain, "configuration": stringified(plain["configuration"])}
+    queue = text["configuration"]["Scheduling"]["SlurmQueues"][0]
+    assert queue["ComputeResources"][0]["MaxCount"] == "2" and queue["Networking"]["AssignPublicIp"] == "false"
+    one, other = (pcluster_environment.judge(program, asked) for asked in (plain, text))
+    assert unexplained(other["findings"]) == [] and other["findings"] == one["findings"]
+    assert other["read"] == one["read"], "numbers are numbers, and false is not a text that is true"
 
 
 def test_the_suppressed_validator_is_needed_and_refuses_p3dn_for_its_driver_alone(

@@ -3,7 +3,9 @@
     python pcluster_judge.py < ORDER > ANSWER       with AWS_ENDPOINT_URL, where an empty account is
 
 ORDER: {"name", "configuration", "suppress", "synthesise"}; in the configuration, @head_subnet@ and the like stand for
-what is made in the account first. ANSWER: {"findings": [[validator, level, message]], "templates": {name: template}}.
+what is made in the account first. "reservation": a capacity reservation there, as EC2 describes it, but for its zone.
+ANSWER: {"findings": [[validator, level, message]], "read": the configuration as ParallelCluster has read it,
+"templates": {name: template}}.
 With {"image_configuration"} instead: the findings about a configuration of `pcluster build-image`.
 """
 
@@ -77,6 +79,20 @@ def _file_system(vpc: str, subnet: str, card: str) -> str:
     return name
 
 
+def _reserve(reservation: dict[str, Any], subnet: str) -> None:
+    """A capacity reservation in the subnet's zone, and its placement group. moto has neither: what EC2 would tell of
+    them is told here."""
+    from pcluster.aws.aws_resources import CapacityReservationInfo
+    from pcluster.aws.ec2 import Ec2Client
+
+    (there,) = boto3.client("ec2").describe_subnets(SubnetIds=[subnet])["Subnets"]
+    facts = {**reservation, "AvailabilityZone": there["AvailabilityZone"]}
+    known = {facts["CapacityReservationId"]: CapacityReservationInfo(facts)}
+    Ec2Client.describe_capacity_reservations = lambda _self, ids: [known[id_] for id_ in ids]
+    groups = [facts["PlacementGroupArn"].rpartition("/")[2]] if "PlacementGroupArn" in facts else []
+    Ec2Client.describe_placement_group = lambda _self, name: groups[groups.index(name)]
+
+
 def judged(order: dict[str, Any]) -> dict[str, Any]:
     from pcluster.config.common import TypeMatchValidatorsSuppressor
     from pcluster.models.s3_bucket import S3Bucket
@@ -84,10 +100,13 @@ def judged(order: dict[str, Any]) -> dict[str, Any]:
     from pcluster.validators.common import ValidatorContext
 
     made = make(order["image"])
+    if "reservation" in order:
+        _reserve(order["reservation"], made["queue_subnet"])
     text = json.dumps(order["configuration"])
     for name, value in made.items():
         text = text.replace(f"@{name}@", value)
-    config = ClusterSchema(cluster_name=order["name"]).load(json.loads(text))
+    schema = ClusterSchema(cluster_name=order["name"])
+    config = schema.load(json.loads(text))
     types = {entry.removeprefix("type:") for entry in order["suppress"]}
     suppressors = {TypeMatchValidatorsSuppressor(types)} if types else None
     found = config.validate(suppressors, ValidatorContext())
@@ -101,7 +120,19 @@ def judged(order: dict[str, Any]) -> dict[str, Any]:
         template, _assets = CDKTemplateBuilder().build_cluster_template(config, bucket, order["name"], "judged")
         answer["templates"] = {"cluster": template, **_nested(made["bucket"])}
         answer["made"] = made
+    answer["read"] = _read(config, schema, made)
     return answer
+
+
+def _read(config: Any, schema: Any, made: dict[str, str]) -> Any:
+    """The configuration as ParallelCluster has read it, with what was made in the account as the order has it."""
+    dumped = schema.dump(config)
+    networking = dumped["HeadNode"]["Networking"]
+    networking["ElasticIp"] = config.head_node.networking.headnode_elastic_ip  # a text until it is used
+    text = json.dumps(dumped, default=str)
+    for name, value in made.items():
+        text = text.replace(value, f"@{name}@")
+    return json.loads(text)
 
 
 def _nested(bucket: str) -> dict[str, Any]:

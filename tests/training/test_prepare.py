@@ -154,7 +154,7 @@ def test_every_kind_of_source_gives_the_same_tokens(folder: Path, ranks: Path, t
 
 
 @pytest.mark.parametrize("more", [{}, {"split": "test", "revision": "v2"}])
-def test_a_data_set_of_the_hub_is_loaded_in_the_config_that_is_named(monkeypatch: Any, more: dict[str, str]) -> None:
+def test_a_data_set_of_the_hub_is_loaded_in_the_config_that_is_named(monkeypatch: Any, more: dict[str, Any]) -> None:
     name, config = "Salesforce/wikitext", "wikitext-103-raw-v1"
     asked: list[tuple[Any, ...]] = []
     fake = SimpleNamespace(
