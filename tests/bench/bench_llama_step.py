@@ -123,10 +123,9 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
             losses[side].append(sides[side](windows))
             seconds[side].append(time.perf_counter() - begun)
     medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
-    speeds = {side: args.rows * args.block / median for side, median in medians.items()}
-    ratio = speeds["ours"] / speeds["theirs"]
+    tokens, ratio = args.rows * args.block, medians["theirs"] / medians["ours"]
     print(
-        f"{size:8} {args.rows}x{args.block} {name:5} {speeds['theirs']:14.0f} {speeds['ours']:10.0f}"
+        f"{size:8} {args.rows}x{args.block} {name:5} {tokens / medians['theirs']:14.0f} {tokens / medians['ours']:10.0f}"
         f" {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
         flush=True,
     )
