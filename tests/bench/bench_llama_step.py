@@ -125,8 +125,8 @@ def compare(size: str, name: str, args: argparse.Namespace, device: torch.device
     medians = {side: statistics.median(values[1:]) for side, values in seconds.items()}  # the first sets up memory
     tokens, ratio = args.rows * args.block, medians["theirs"] / medians["ours"]
     print(
-        f"{size:8} {args.rows}x{args.block} {name:5} {tokens / medians['theirs']:14.0f} {tokens / medians['ours']:10.0f}"
-        f" {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
+        f"{size:8} {args.rows}x{args.block} {name:5} {tokens / medians['theirs']:14.0f}"
+        f" {tokens / medians['ours']:10.0f} {ratio:6.2f}   losses {losses['theirs'][0]:.3f} {losses['ours'][0]:.3f}",
         flush=True,
     )
     return ratio
