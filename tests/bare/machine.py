@@ -229,11 +229,14 @@ class BareMachine:
             *("--service-type=exec", "bash", "-lc", line),
         ]
         with log.open("wb") as file, subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file) as ran:
-            while True:
-                try:
-                    return ran.wait(each)
-                except subprocess.TimeoutExpired:
-                    on_progress()
+            try:
+                while True:
+                    try:
+                        return ran.wait(each)
+                    except subprocess.TimeoutExpired:
+                        on_progress()
+            finally:
+                ran.terminate()  # interrupted: what it runs ends with the machine
 
     def stop(self) -> None:
         """End it, whatever runs in it, and remove everything of it but the cache."""
