@@ -156,8 +156,8 @@ KEYS = {
     "flowLogs": Key(False, "Whether the network's traffic is logged, at a price", on="clouds"),
     "monitoring": Key(
         False,
-        "Whether each node sends its CPU, memory and network to CloudWatch once a minute, at a price; Azure "
-        "Monitor has them in any case, for nothing",
+        "Whether each node sends its CPU, memory and network to CloudWatch once a minute, at a price; "
+        "without memory on aws-slurm and aws-eks; Azure Monitor has them in any case, for nothing",
         on="clouds",
     ),
     "capacityReservation": Key(
