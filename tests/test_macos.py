@@ -236,8 +236,8 @@ from typing import Any
 from infra.state import operation
 operation.end_with_engine()
 watch = operation.CancellationWatch()
-print(os.getpid(), flush=True)
 with operation.lock(Path(sys.argv[1])):  # with nothing under way it would just end
+    print(os.getpid(), flush=True)
     try:
         while True:
             watch.check()
