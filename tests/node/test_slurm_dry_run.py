@@ -99,5 +99,6 @@ def test_a_dry_run_says_how_a_short_limit_of_the_partition_changes_the_script(
         played(monkeypatch, limit)
         script, text = shown(there, asked(tmp_path))
         assert submitted(there, asked(tmp_path)) == script.replace("B:USR1@120", f"B:USR1{signal}"), limit
-        assert "less than\n# 8 minutes, which a dry run does not ask: then it is a quarter of that time." in text
+        said = "under\n# 8 minutes, a job without a --time-limit is submitted with a --signal of a quarter of it."
+        assert said in text
     assert "8 minutes" not in shown(there, asked(tmp_path, time_limit=240.0))[1], "there is no such line then"

@@ -29,8 +29,8 @@ _VARIABLES = """
 # interface for gloo, nccl and libfabric, the rank's cores of a NUMA node, with ccl its worker's core.
 # before it, a step on each node that watches the ranks: srun ... launch keep
 """
-_SIGNAL = f"""# --signal is what the head submits, unless its partition gives a job that asks for no time less than
-# {sbatch.WARNING * 4 // 60} minutes, which a dry run does not ask: then it is a quarter of that time.
+_SIGNAL = f"""# A dry run does not ask Slurm for the partition's time limit. If that is under
+# {sbatch.WARNING * 4 // 60} minutes, a job without a --time-limit is submitted with a --signal of a quarter of it.
 """
 
 
@@ -61,8 +61,8 @@ def launch_of(cluster: SshCluster, submission: Submission) -> Launch:
 
 
 def shown(cluster: SshCluster, submission: Submission) -> str:
-    """The batch script as it is submitted, and the srun that it ends in. Nobody is asked for it: of what the head asks
-    Slurm for, it says how the head's script may differ. Exit 2 for what cannot work."""
+    """The batch script as it is submitted, and the srun that it ends in. Slurm is not asked: a
+    comment in the output says where its answers would change the script. Exit 2 for what cannot work."""
     check_launcher(submission)
     check_data(cluster, submission)
     launch = launch_of(cluster, submission)
