@@ -15,6 +15,7 @@ from fabfile.backends.kubernetes import pods, pytorchjob, reasons, trainjob, vie
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
+from fabfile.backends.kubernetes.nodes import has, is_ready, state
 from fabfile.backends.kubernetes.pod_template import PodJob
 from fabfile.check import all_reduce_in_pods as all_reduce
 from fabfile.check.measurement import GPUS, LINKS
@@ -27,9 +28,6 @@ from infra.inventory import KubeCluster
 Object = dict[str, Any]
 
 DNS = "dns"
-OUT_OF_DISK = "out of disk"
-_FULL = "node.kubernetes.io/disk-pressure"
-"""The taint by which Kubernetes keeps pods from a machine with the condition DiskPressure."""
 _TORCH_SECONDS = 120.0
 _STARTS = f"{SYSTEM_PYTHON} -I -c 1 && {VENV}/python -c 'import torch; print(torch.__version__)'"
 _API_NAME = "kubernetes.default.svc"
@@ -112,30 +110,6 @@ def nodes(cluster: KubeCluster, api: Api) -> Verdict:
         )
         problems.insert(0, Problem("fail", f"{what}{': ' if why else ''}{why}", _DESCRIBE))
     return judge("nodes", problems, f"{len(fit)} ready{of_each}")
-
-
-def state(node: Object) -> str:
-    """A machine's state: ready, not ready, cordoned, which is ready but takes no new pods, as `kubectl cordon` and
-    `kubectl drain` have it, or out of disk, when its kubelet ends pods to make room."""
-    spec, conditions = node.get("spec") or {}, (node.get("status") or {}).get("conditions") or ()
-    true = {one.get("type") for one in conditions if one.get("status") == "True"}
-    if "Ready" not in true:
-        return "not ready"
-    if spec.get("unschedulable"):
-        return "cordoned"
-    is_full = "DiskPressure" in true or any(one.get("key") == _FULL for one in spec.get("taints") or ())
-    return OUT_OF_DISK if is_full else "ready"
-
-
-def is_ready(node: Object) -> bool:
-    """Whether a machine is ready, and takes pods."""
-    return state(node) == "ready"
-
-
-def has(node: Object, resource: str) -> int:
-    """How many of a resource a machine has for pods."""
-    text = str(((node.get("status") or {}).get("allocatable") or {}).get(resource) or "0")
-    return int(text) if text.isdecimal() else 0
 
 
 def claim(cluster: KubeCluster, api: Api) -> Verdict:

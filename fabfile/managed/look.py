@@ -10,7 +10,7 @@ from fabfile.backends.base import Unreachable
 from fabfile.backends.kubernetes import machines
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
-from fabfile.check.kubernetes import OUT_OF_DISK
+from fabfile.backends.kubernetes.nodes import OUT_OF_DISK
 from fabfile.managed.watch import Seen
 from fabfile.remote.ended import WHY, gone_machines
 from fabfile.remote.fleet import Fleet

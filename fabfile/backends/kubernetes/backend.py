@@ -18,8 +18,9 @@ from invoke.exceptions import Exit
 
 from fabfile.backends.base import JobNode, JobRecord, JobState, LogLine, LogPart, LogRequest, OtherJob, Unreachable
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import jobs, pods, reasons, start, view
+from fabfile.backends.kubernetes import jobs, nodes, pods, reasons, start, view, waiting
 from fabfile.backends.kubernetes.api import Api
+from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.backends.kubernetes.head_pod import HeadPods
 from fabfile.backends.kubernetes.jobs import Over, Seen
 from fabfile.backends.slurm import start as as_slurm
@@ -116,7 +117,10 @@ class KubernetesBackend(SshBackend):
         self._taken = [] if submission.begun else self.mirrored(submission.mirror)
 
     def submit(self, submission: Submission) -> Submitted:
-        return start.create(self.api, self._of_jobs, self._head, submission, self._taken)
+        ended = [job.id for job in super().jobs() if job.state.is_final]
+        that_wait = jobs.that_wait(self._look(), ended)
+        apart_from = waiting.never_beside(submission.nodes, self._machines(), that_wait)
+        return start.create(self.api, self._of_jobs, self._head, submission, self._taken, apart_from)
 
     def jobs(self) -> list[JobRecord]:
         seen = self._look()  # before the records, see Seen
@@ -172,6 +176,16 @@ class KubernetesBackend(SshBackend):
     def _of_jobs(self) -> KubeCluster:
         """The cluster with the very image that a job gets that starts now. Exit 2 if there is none."""
         return replace(self.kube, image=job_image(self.kube))
+
+    def _machines(self) -> int:
+        """How many machines take pods now, of those that the cluster has for jobs; all of these, if the operator may
+        not list Kubernetes' nodes."""
+        try:
+            return min(self.kube.workers, sum(nodes.is_ready(node) for node in self.api.list("Node")))
+        except KubeError as error:
+            if error.code != 403:
+                raise
+            return self.kube.workers
 
     def _look(self) -> Seen:
         return jobs.look(self.api, self.kube.name)

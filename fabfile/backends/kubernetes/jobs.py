@@ -11,7 +11,7 @@ from typing import Any
 
 from fabfile.backends.base import JobRecord, JobState, OtherJob
 from fabfile.backends.kubernetes import api as kube
-from fabfile.backends.kubernetes import pods, reasons
+from fabfile.backends.kubernetes import pods, reasons, waiting
 from fabfile.backends.kubernetes.api import Api
 from node.job import endings
 
@@ -77,7 +77,7 @@ def merged(record: JobRecord, seen: Seen, now: float | None = None) -> JobRecord
         return Over(JobState.FAILED, why or said or "its PyTorchJob failed", by=by)
     if reasons.condition(job, "Succeeded") is not None:
         return Over(JobState.FAILED, "its first pod has ended, and its supervisor has not recorded how the job did")
-    why = reasons.pending(own, seen.events, record.id, _count(job))
+    why = waiting.said(reasons.pending(own, seen.events, record.id, _count(job)), record.id, seen.pods)
     if record.state == JobState.PENDING:
         return replace(record, reason=why or "its pods start")
     return replace(record, reason=why) if why else record
@@ -95,9 +95,22 @@ def taken(seen: Seen, ended: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def that_wait(seen: Seen, ended: Sequence[str]) -> list[tuple[str, int]]:
+    """Our jobs that have not got all of their machines, oldest first, each with its number of pods."""
+    have, wanted = waiting.placed(seen.pods), taken(seen, ended)
+    ours = sorted((job for job in seen.jobs if _label(job, pods.JOB) in wanted), key=_created)
+    found = [(_label(job, pods.JOB), _count(job)) for job in ours]
+    return [(id_, count) for id_, count in found if have[id_] < count]
+
+
 def others(seen: Seen, stack: str) -> list[OtherJob]:
     """The PyTorchJobs of the namespace that are none of this cluster's: somebody applied them by hand."""
     return [_other(job) for job in seen.jobs if _label(job, pods.STACK) != stack]
+
+
+def _created(job: Object) -> str:
+    """RFC 3339, which sorts as text."""
+    return str(job["metadata"].get("creationTimestamp") or "")
 
 
 def _count(job: Object) -> int:

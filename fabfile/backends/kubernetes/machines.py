@@ -9,7 +9,7 @@ from typing import Any
 
 from invoke.exceptions import Exit
 
-from fabfile.backends.kubernetes import pods, reasons
+from fabfile.backends.kubernetes import nodes, pods, reasons
 from fabfile.backends.kubernetes.api import Api
 from fabfile.backends.kubernetes.errors import KubeError
 from fabfile.check import kubernetes as rules
@@ -70,8 +70,8 @@ def found_by(cluster: KubeCluster, api: Api) -> list[dict[str, str]]:
     for node in api.list("Node"):
         name = str(node["metadata"]["name"])
         jobs = {_job(pod) for pod in own if reasons.machine(pod) == name and reasons.is_alive(pod)}
-        state = "gone" if name in gone else rules.state(node)
-        gpus = str(rules.has(node, pods.GPU) or "-")
+        state = "gone" if name in gone else nodes.state(node)
+        gpus = str(nodes.has(node, pods.GPU) or "-")
         found.append({"name": name, "state": state, "gpus": gpus, "jobs": ", ".join(sorted(jobs - {""}))})
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fabfile.backends.kubernetes import pods
+from fabfile.backends.kubernetes import pods, waiting
 from fabfile.backends.kubernetes.pods import EFA, GPU, JOB, STACK
 from fabfile.launchers import SYSTEM_PYTHON
 from infra.inventory import KubeCluster
@@ -42,6 +42,8 @@ class PodJob:
     """The node program (see node/main.py), on the shared volume."""
     all_get_secrets: bool = False
     """Whether every pod gets the job's secrets: those of a user's program, and not a tracker's key."""
+    never_beside: tuple[str, ...] = ()
+    """The jobs beside which it has no machines: see waiting.py."""
 
 
 def labels(cluster: KubeCluster, job: str) -> dict[str, str]:
@@ -63,23 +65,24 @@ def template(cluster: KubeCluster, job: PodJob, container: str, *, gets_secrets:
     """The template of pods. `container`: the name that the operator wants their container to have."""
     return {
         "metadata": {"labels": labels(cluster, job.id)},
-        "spec": _pod(cluster, _container(cluster, job, container, gets_secrets=gets_secrets)),
+        "spec": _pod(cluster, job, _container(cluster, job, container, gets_secrets=gets_secrets)),
     }
 
 
-def _pod(cluster: KubeCluster, container: Object) -> Object:
+def _pod(cluster: KubeCluster, job: PodJob, container: Object) -> Object:
     shared = pods.common(cluster)
     memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
     one_per_machine = {
         "labelSelector": {"matchExpressions": [{"key": JOB, "operator": "Exists"}]},
         "topologyKey": "kubernetes.io/hostname",
     }
+    rules = [one_per_machine, *([waiting.rule(job.never_beside)] if job.never_beside else [])]
     return {
         **shared,
         "volumes": [*shared["volumes"], memory],
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "tolerations": [{"key": GPU, "operator": "Exists"}, *pods.gone_quickly()],
-        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [one_per_machine]}},
+        "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": rules}},
         "containers": [container],
     }
 

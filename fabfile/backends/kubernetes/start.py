@@ -97,15 +97,22 @@ def refuse_busy(wanted: int, there: int, taken: dict[str, int]) -> None:
         raise CannotStart(f"{free} of {there} machines free, {wanted} wanted; busy with {holders}")
 
 
-def create(api: Api, cluster: KubeCluster, head: Head, submission: Submission, taken: Sequence[str]) -> Submitted:
-    """Create the job's number and directory on the head, then its PyTorchJob; its id must not be in `taken`. If the API
-    refuses it, Exit 1, and nothing is left of it."""
+def create(
+    api: Api,
+    cluster: KubeCluster,
+    head: Head,
+    submission: Submission,
+    taken: Sequence[str],
+    never_beside: Sequence[str] = (),
+) -> Submitted:
+    """Create the job's number and directory on the head, then its PyTorchJob; its id must not be in `taken`.
+    `never_beside`: as in PodJob. If the API refuses it, Exit 1, and nothing is left of it."""
     spec = over_ssh.spec_of(head, submission, taken)
     price = launch_of(head.cluster, submission).usd_per_hour
     spec = replace(spec, launcher=KUBERNETES, cluster=head.cluster, count=submission.nodes)
     answer = over_ssh.ask_to_create(head, replace(spec, price_per_hour=price), secrets={})
     launch = replace(launch_of(head.cluster, submission), id=answer["id"], code=head.folder)
-    job = _job(replace(launch, run_dir=f"{spec.runs}/{launch.id}"))
+    job = replace(_job(replace(launch, run_dir=f"{spec.runs}/{launch.id}")), never_beside=tuple(never_beside))
     try:
         _apply(api, cluster, job, over_ssh.secrets(submission))
     except KubeError as error:
